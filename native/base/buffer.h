@@ -1,0 +1,75 @@
+// Aligned memory for payloads, reused.
+//
+// A Buffer owns its bytes and gives them back to its pool when it goes. The pool keeps freed buffers of the sizes that
+// come again and again (segments), so that a running job allocates nothing. Not thread-safe: one pool belongs to one
+// machine.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace shoal {
+
+class BufferPool;
+
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    Buffer gone(std::move(other));
+    swap(gone);
+    return *this;
+  }
+  ~Buffer();
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  friend class BufferPool;
+  void swap(Buffer& other) noexcept {
+    std::swap(pool_, other.pool_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
+
+  BufferPool* pool_ = nullptr;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// Must outlive its buffers.
+class BufferPool {
+ public:
+  static constexpr std::size_t alignment = 64;
+
+  // Keeps at most `kept_bytes` of freed memory for reuse.
+  explicit BufferPool(std::size_t kept_bytes) : kept_limit_(kept_bytes) {}
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+  ~BufferPool();
+
+  // Uninitialised memory of at least one byte, aligned to `alignment`.
+  Buffer take(std::size_t bytes);
+
+  // Bytes in buffers that are out at present, for limits and tests.
+  std::size_t taken_bytes() const { return taken_; }
+
+ private:
+  friend class Buffer;
+  void give_back(std::byte* data, std::size_t size);
+
+  std::size_t kept_limit_;
+  std::size_t kept_ = 0;
+  std::size_t taken_ = 0;
+  std::map<std::size_t, std::vector<std::byte*>> free_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,38 @@
+// Everything that has a limit, and its name.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace shoal::limits {
+
+// Shards begin at multiples of this many bytes of an operation's buffer: a cache line, and a whole number of elements
+// of every dtype.
+inline constexpr std::size_t shard_alignment = 64;
+
+// The longest name of an operation, in bytes of UTF-8.
+inline constexpr std::size_t name_bytes = 1024;
+
+// The most dimensions of an array.
+inline constexpr std::size_t dimensions = 32;
+
+// The longest text of a failure or an abort; longer ones are cut.
+inline constexpr std::size_t text_bytes = 16 * 1024;
+
+// The most ranks of a job.
+inline constexpr std::size_t world_size = 16 * 1024;
+
+// The most groups that a node may announce to one server.
+inline constexpr std::size_t groups = 16 * 1024;
+
+// The most names that a node's operations may have over the life of a job, over all groups.
+inline constexpr std::size_t names = 1024 * 1024;
+
+// The most failed operations that a server remembers for members that have not called them yet.
+inline constexpr std::size_t tombstones = 64 * 1024;
+
+// The largest segment, and the largest contribution that may travel inside an opening.
+inline constexpr std::size_t segment_bytes = 16 * 1024 * 1024;
+inline constexpr std::size_t inline_bytes = 1024 * 1024;
+
+}  // namespace shoal::limits

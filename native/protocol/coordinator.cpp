@@ -1,0 +1,195 @@
+#include "protocol/coordinator.h"
+
+#include <map>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "base/limits.h"
+#include "wire/bytes.h"
+
+namespace shoal {
+
+using wire::Header;
+using wire::Type;
+
+namespace {
+
+// How long a report waits for the concerned rank's own word: it may have left, or have a better reason.
+constexpr Time report_wait = second / 2;
+
+Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
+
+}  // namespace
+
+class Coordinator::Impl {
+ public:
+  Impl(const JobConfig& config, Wire& world) : config_(config), world_(world), members_(config.size()) {}
+
+  void attach_node(LinkId link, std::uint32_t rank) {
+    members_[rank].link = link;
+    links_[link].rank = rank;
+  }
+
+  Placement on_header(LinkId link, const Header& header) {
+    LinkState& from = links_.at(link);
+    const bool known = header.type == Type::leave || header.type == Type::report || header.type == Type::abort;
+    if (!known || header.epoch != 0) {
+      return {refused(std::string(wire::name_of(header.type)) + " is not for the coordinator"), nullptr};
+    }
+    const std::size_t most = header.type == Type::leave ? 0 : limits::text_bytes + 16;
+    if (header.length > most) {
+      return {refused(std::string(wire::name_of(header.type)) + " of " + std::to_string(header.length) + " bytes"),
+              nullptr};
+    }
+    from.header = header;
+    from.payload.resize(header.length);
+    return {{}, from.payload.data()};
+  }
+
+  Status on_payload(LinkId link) {
+    LinkState& from = links_.at(link);
+    switch (from.header.type) {
+      case Type::leave:
+        members_[from.rank].left = true;
+        break;
+      case Type::abort:
+        lose_rank(from.rank, Code::aborted,
+                  rank_text(from.rank) + " ended with an error: " + wire::text_of(from.payload));
+        break;
+      default: {
+        wire::Loss loss;
+        if (Status status = wire::decode(from.payload, loss); !status.ok()) {
+          return status;
+        }
+        return hear_report(from.rank, loss);
+      }
+    }
+    end_if_all_gone();
+    return {};
+  }
+
+  void on_lost(LinkId link, const Status& why) {
+    const std::uint32_t rank = links_.at(link).rank;
+    links_.erase(link);
+    members_[rank].link.reset();
+    if (!members_[rank].left) {
+      lose_rank(rank, Code::peer_lost,
+                rank_text(rank) + " is lost: its connection to " + rank_text(0) + " ended (" + why.message + ")");
+    }
+    end_if_all_gone();
+  }
+
+  void on_time(Time now) {
+    now_ = now;
+    while (!reports_.empty() && reports_.begin()->first <= now) {
+      const Report report = reports_.begin()->second;
+      reports_.erase(reports_.begin());
+      const std::string text =
+          " is lost: " + rank_text(report.by) + " cannot reach it (" + report.loss.status.message + ")";
+      if (report.loss.kind == wire::Loss::Kind::server) {
+        lose_server(report.loss.index, "server " + config_.server_names[report.loss.index] + text);
+      } else if (!members_[report.loss.index].left) {
+        lose_rank(report.loss.index, Code::peer_lost, rank_text(report.loss.index) + text);
+      }
+    }
+    end_if_all_gone();
+  }
+
+  Time deadline() const { return reports_.empty() ? never : reports_.begin()->first; }
+
+ private:
+  struct Member {
+    std::optional<LinkId> link;
+    bool left = false;
+    bool lost = false;
+  };
+  struct LinkState {
+    std::uint32_t rank = 0;
+    Header header;
+    wire::Bytes payload;
+  };
+  struct Report {
+    std::uint32_t by = 0;
+    wire::Loss loss;
+  };
+
+  Status hear_report(std::uint32_t by, wire::Loss loss) {
+    const std::size_t count = loss.kind == wire::Loss::Kind::rank ? config_.size() : config_.servers();
+    if (loss.index >= count) {
+      return refused("REPORT of something that does not exist");
+    }
+    // One report of a thing is enough, whoever made it.
+    if (reported_.emplace(loss.kind, loss.index).second) {
+      reports_.emplace(now_ + report_wait, Report{by, std::move(loss)});
+    }
+    return {};
+  }
+
+  void lose_rank(std::uint32_t rank, Code code, std::string text) {
+    if (std::exchange(members_[rank].lost, true)) {
+      return;
+    }
+    announce({wire::Loss::Kind::rank, rank, Status::error(code, std::move(text), static_cast<std::int32_t>(rank))});
+  }
+
+  void lose_server(std::uint32_t index, std::string text) {
+    if (!lost_servers_.insert(index).second) {
+      return;
+    }
+    announce({wire::Loss::Kind::server, index, Status::error(Code::peer_lost, std::move(text))});
+  }
+
+  void announce(const wire::Loss& loss) {
+    for (const Member& member : members_) {
+      if (member.link) {
+        wire::Bytes bytes = wire::encode(loss);
+        const Header header{.type = Type::lost, .length = static_cast<std::uint32_t>(bytes.size())};
+        world_.send(*member.link, header, std::move(bytes), {}, 0);
+      }
+    }
+  }
+
+  void end_if_all_gone() {
+    for (const Member& member : members_) {
+      if (!member.left && !member.lost) {
+        return;
+      }
+    }
+    if (std::exchange(ended_, true)) {
+      return;
+    }
+    for (const Member& member : members_) {
+      if (member.link) {
+        world_.send(*member.link, {.type = Type::ended}, {}, {}, 0);
+      }
+    }
+  }
+
+  std::string rank_text(std::uint32_t rank) const {
+    return "rank " + std::to_string(rank) + " (" + config_.hosts[rank] + ")";
+  }
+
+  const JobConfig config_;
+  Wire& world_;
+  Time now_ = 0;
+  std::vector<Member> members_;  // by rank
+  std::unordered_map<LinkId, LinkState> links_;
+  std::multimap<Time, Report> reports_;
+  std::set<std::pair<wire::Loss::Kind, std::uint32_t>> reported_;
+  std::set<std::uint32_t> lost_servers_;
+  bool ended_ = false;
+};
+
+Coordinator::Coordinator(const JobConfig& config, Wire& world) : impl_(std::make_unique<Impl>(config, world)) {}
+Coordinator::~Coordinator() = default;
+void Coordinator::attach_node(LinkId link, std::uint32_t rank) { impl_->attach_node(link, rank); }
+Placement Coordinator::on_header(LinkId link, const Header& header) { return impl_->on_header(link, header); }
+Status Coordinator::on_payload(LinkId link) { return impl_->on_payload(link); }
+void Coordinator::on_sent(Token /*token*/) {}
+void Coordinator::on_lost(LinkId link, const Status& why) { impl_->on_lost(link, why); }
+void Coordinator::on_time(Time now) { impl_->on_time(now); }
+Time Coordinator::deadline() const { return impl_->deadline(); }
+
+}  // namespace shoal

@@ -1,0 +1,46 @@
+#include "protocol/job.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/limits.h"
+
+namespace shoal {
+
+std::string problem_with(const JobConfig& config) {
+  const auto servers = config.weights.size();
+  if (config.hosts.empty() || config.hosts.size() > limits::world_size) {
+    return "a job has 1 to " + std::to_string(limits::world_size) + " ranks, not " +
+           std::to_string(config.hosts.size());
+  }
+  if (config.server_names.size() != servers || config.server_ranks.size() != servers) {
+    return "names, ranks and weights of the servers have different lengths";
+  }
+  const bool ranks_exist = std::all_of(config.server_ranks.begin(), config.server_ranks.end(), [&](std::int32_t rank) {
+    return rank >= -1 && rank < static_cast<std::int32_t>(config.hosts.size());
+  });
+  if (!ranks_exist) {
+    return "a server is said to be in a rank that does not exist";
+  }
+  if (std::accumulate(config.weights.begin(), config.weights.end(), std::uint64_t{0}) == 0) {
+    return "no server has a weight above zero";
+  }
+  if (config.segment == 0 || config.segment % limits::shard_alignment != 0 || config.segment > limits::segment_bytes) {
+    return "the segment size must be a multiple of " + std::to_string(limits::shard_alignment) + " up to " +
+           std::to_string(limits::segment_bytes) + ", not " + std::to_string(config.segment);
+  }
+  if (config.credit < config.segment) {
+    return "the credit (" + std::to_string(config.credit) + " bytes) must be at least a segment (" +
+           std::to_string(config.segment) + ")";
+  }
+  if (config.small > config.segment || config.small > limits::inline_bytes) {
+    return "small operations (up to " + std::to_string(config.small) + " bytes) must fit into a segment (" +
+           std::to_string(config.segment) + ") and into an opening (" + std::to_string(limits::inline_bytes) + ")";
+  }
+  if (config.open_limit == 0) {
+    return "open_limit must be at least 1";
+  }
+  return "";
+}
+
+}  // namespace shoal

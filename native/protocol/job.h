@@ -1,0 +1,30 @@
+// What the coordinator decided at `init`, equal on every node and server (docs/protocol.md, section 3).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace shoal {
+
+struct JobConfig {
+  std::vector<std::string> hosts;          // by rank: the name of its machine, for messages
+  std::vector<std::string> server_names;   // by server index (lanes included): where it is, for messages
+  std::vector<std::int32_t> server_ranks;  // by server index: the rank whose process holds it, -1: dedicated
+  std::vector<std::uint32_t> weights;      // by server index: its share of every operation
+  std::uint32_t segment = 0;               // bytes; a multiple of limits::shard_alignment
+  std::uint32_t credit = 0;                // bytes per node and server; at least a segment
+  std::uint32_t eager = 0;                 // bytes of unanswered inline data per node and server
+  std::uint32_t small = 0;                 // operations of at most so many bytes live on their home server alone
+  std::uint32_t open_limit = 0;            // operations open at once per node
+
+  std::uint32_t size() const { return static_cast<std::uint32_t>(hosts.size()); }
+  std::uint32_t servers() const { return static_cast<std::uint32_t>(weights.size()); }
+  friend bool operator==(const JobConfig&, const JobConfig&) = default;
+};
+
+// Empty if the configuration can be worked with, otherwise what is wrong with it.
+std::string problem_with(const JobConfig& config);
+
+}  // namespace shoal

@@ -1,0 +1,24 @@
+// How operations and groups are named on the wire, and where operations live: docs/protocol.md, sections 6 and 7.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/hash.h"
+#include "protocol/job.h"
+
+namespace shoal {
+
+// `made`: how often this (ranks, name) was made before.
+Hash128 group_id(const std::vector<std::uint32_t>& ranks, const std::string& name, std::uint64_t made);
+
+// The group of all ranks.
+Hash128 world_group_id(std::uint32_t size);
+
+Hash128 operation_key(const Hash128& group, const std::string& name, std::uint32_t occurrence);
+
+// The home server: one of those with a weight above zero.
+std::uint32_t home_of(const Hash128& key, const JobConfig& config);
+
+}  // namespace shoal

@@ -1,0 +1,128 @@
+// The seam between the protocol and the world.
+//
+// Server, node and coordinator are machines: events come in, actions go out. A machine opens no socket, reads no clock,
+// starts no thread and takes no lock; a driver (TCP, simulation) owns it, calls it from one thread at a time, and
+// carries out its actions. The same machine therefore runs on a real network and on a simulated one.
+//
+// The order of events on one link:
+//   attach → (on_header → payload is written to the place returned → on_payload)* → on_lost
+// on_payload is called for empty payloads too. Nothing is called for a link after on_lost or after the
+// machine closed it.
+//
+// Actions may be carried out at once or later, but never by calling the machine back from within the call: events that
+// they cause (on_sent, on_summed, frames over a link in memory) come after the current event has returned.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "base/types.h"
+#include "wire/frame.h"
+#include "wire/opening.h"
+
+namespace shoal {
+
+// A link is known by a number that the driver chooses, unique within one driver.
+using LinkId = std::uint32_t;
+
+// Nanoseconds on the driver's clock, which only goes forward.
+using Time = std::int64_t;
+inline constexpr Time never = std::numeric_limits<Time>::max();
+inline constexpr Time second = 1'000'000'000;
+
+// Names an action, so that the machine knows which one has ended. 0: the machine does not want to know.
+using Token = std::uint64_t;
+
+using wire::Bytes;
+
+// Where the payload of a header goes. With a status that is not ok the frame is refused: the driver closes the link
+// and calls on_lost with that status.
+struct Placement {
+  Status status;
+  std::byte* memory = nullptr;
+};
+
+// One sum (native/reduce/reduce.h) to be carried out.
+struct Sum {
+  std::byte* destination = nullptr;
+  std::vector<const std::byte*> sources;
+  std::size_t count = 0;
+  DType dtype = DType::none;
+  Operator op = Operator::none;
+  double divisor = 1;
+  Token token = 0;  // on_summed(token) follows, always
+};
+
+// Actions of every machine.
+class Wire {
+ public:
+  virtual ~Wire() = default;
+
+  // Sends header, `owned`, then `borrowed`, after everything sent on this link before. header.length must be the sum of
+  // both sizes; the driver fills in the check. `borrowed` stays valid until on_sent(token) or until the link
+  // is gone. on_sent is called when the last byte has been handed to the network, and also, for frames never sent,
+  // when the link is lost (after on_lost) or closed.
+  virtual void send(LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte> borrowed,
+                    Token token) = 0;
+
+  // The memory borrowed by frames with this token, on any link, is about to go: the driver copies what it still needs
+  // of it before it returns. The frames are sent as before, and on_sent still comes. (For operations that fail.)
+  virtual void detach(Token token) = 0;
+
+  // Ends a link at once; on_lost is not called for it. Frames still queued are thrown away.
+  virtual void close(LinkId link) = 0;
+};
+
+// Actions of a server.
+class ServerWorld : public Wire {
+ public:
+  virtual void sum(Sum sum) = 0;
+};
+
+// Actions of a node.
+class NodeWorld : public Wire {
+ public:
+  // The handle is done. Called once for each submitted operation.
+  virtual void finish(std::uint64_t handle, Status status) = 0;
+
+  // Memory for the output of an operation whose size is only now known (`block_bytes` from each member, in
+  // the group's order, one after the other). Belongs to the handle.
+  virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;
+
+  // Please connect to this rank's node; attach_peer or peer_unreachable follows.
+  virtual void connect(std::uint32_t rank) = 0;
+
+  // Something that a person should read: who is late.
+  virtual void warn(std::string text) = 0;
+
+  // Every rank has left or is lost: no link is needed any more.
+  virtual void ended() = 0;
+};
+
+// Events of every machine.
+class Machine {
+ public:
+  virtual ~Machine() = default;
+
+  // A header has arrived and its check was right. The memory returned holds header.length bytes and stays valid
+  // until on_payload or on_lost.
+  virtual Placement on_header(LinkId link, const wire::Header& header) = 0;
+
+  // The payload of the last header is in its place. An error: as in Placement.
+  virtual Status on_payload(LinkId link) = 0;
+
+  virtual void on_sent(Token token) = 0;
+  virtual void on_summed(Token /*token*/) {}
+  virtual void on_lost(LinkId link, const Status& why) = 0;
+
+  // The time is `now`. Called before the other events of a round, and when deadline() has come.
+  virtual void on_time(Time now) = 0;
+  virtual Time deadline() const = 0;
+};
+
+}  // namespace shoal

@@ -1,0 +1,434 @@
+// The node machine's events: links, headers and payloads, losses and goodbyes. How operations are sent and ended is in
+// node_operations.cpp, blocks between nodes in node_exchange.cpp.
+#include "protocol/node.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "base/limits.h"
+#include "protocol/node_impl.h"
+#include "wire/bytes.h"
+
+namespace shoal {
+
+using wire::Header;
+using wire::Type;
+
+namespace {
+
+Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
+
+// on_sent of LEAVE; operations have their numbers as tokens, which never get there.
+constexpr Token goodbye = ~Token{0};
+
+}  // namespace
+
+Node::Node(const JobConfig& config, std::uint32_t rank, NodeWorld& world, BufferPool& pool)
+    : impl_(std::make_unique<Impl>(config, rank, world, pool)) {}
+Node::~Node() = default;
+void Node::attach_server(LinkId link, std::uint32_t index) { impl_->attach_server(link, index); }
+void Node::attach_coordinator(LinkId link) { impl_->attach_coordinator(link); }
+void Node::attach_peer(LinkId link, std::uint32_t rank) { impl_->attach_peer(link, rank); }
+void Node::peer_unreachable(std::uint32_t rank, const std::string& why) { impl_->report_rank(rank, why); }
+std::uint32_t Node::make_group(std::vector<std::uint32_t> ranks, const std::string& name) {
+  return impl_->make_group(std::move(ranks), name);
+}
+void Node::submit(Submission submission) { impl_->submit(std::move(submission)); }
+void Node::leave() { impl_->leave(); }
+bool Node::left() const { return impl_->left(); }
+void Node::abort(const std::string& reason) { impl_->abort(reason); }
+Placement Node::on_header(LinkId link, const Header& header) { return impl_->on_header(link, header); }
+Status Node::on_payload(LinkId link) { return impl_->on_payload(link); }
+void Node::on_sent(Token token) { impl_->on_sent(token); }
+void Node::on_lost(LinkId link, const Status& why) { impl_->on_lost(link, why); }
+void Node::on_time(Time now) { impl_->on_time(now); }
+Time Node::deadline() const { return impl_->deadline(); }
+std::size_t Node::open_operations() const { return impl_->open_operations(); }
+
+Node::Impl::Impl(const JobConfig& config, std::uint32_t rank, NodeWorld& world, BufferPool& pool)
+    : config_(config), rank_(rank), world_(world), pool_(pool), servers_(config.servers()), peers_(config.size()) {
+  std::vector<std::uint32_t> all(config.size());
+  std::iota(all.begin(), all.end(), 0U);
+  make_group(std::move(all), "");
+  for (node::ServerLink& server : servers_) {
+    server.credit = config.credit;
+  }
+}
+
+void Node::Impl::attach_server(LinkId link, std::uint32_t index) {
+  servers_[index].link = link;
+  links_[link] = LinkState{LinkState::Kind::server, index, {}, {}};
+}
+
+void Node::Impl::attach_coordinator(LinkId link) {
+  coordinator_ = link;
+  links_[link] = LinkState{LinkState::Kind::coordinator, 0, {}, {}};
+}
+
+void Node::Impl::attach_peer(LinkId link, std::uint32_t rank) {
+  peers_[rank].link = link;
+  links_[link] = LinkState{LinkState::Kind::peer, rank, {}, {}};
+  std::vector<std::uint64_t> waiting;
+  for (const auto& [exchange, number] : exchanges_) {
+    waiting.push_back(number);
+  }
+  std::sort(waiting.begin(), waiting.end());
+  for (std::uint64_t number : waiting) {
+    Operation& operation = *find(number);
+    if (const auto member = operation.group->index_of(rank)) {
+      start_blocks(operation, *member);
+    }
+  }
+}
+
+Placement Node::Impl::on_header(LinkId link, const Header& header) {
+  LinkState& state = links_.at(link);
+  Status status;
+  if (header.epoch != 0) {
+    status = refused("epoch " + std::to_string(header.epoch) + " has not been announced");
+  } else if (state.kind == LinkState::Kind::server) {
+    status = check_server_header(state, header);
+  } else if (state.kind == LinkState::Kind::peer) {
+    status = check_peer_header(state, header);
+  } else if (header.type != Type::lost && header.type != Type::ended) {
+    status = refused(std::string(wire::name_of(header.type)) + " from the coordinator");
+  } else if (header.length > limits::text_bytes + 16) {
+    status = refused("a loss of " + std::to_string(header.length) + " bytes");
+  }
+  if (!status.ok()) {
+    return {std::move(status), nullptr};
+  }
+  state.header = header;
+  state.payload = header.length > 0 ? pool_.take(header.length) : Buffer();
+  return {{}, state.payload.data()};
+}
+
+Status Node::Impl::check_server_header(const LinkState& link, const Header& header) {
+  const std::size_t size = config_.size();
+  const auto at_most = [&header](std::size_t limit) {
+    return header.length <= limit
+               ? Status{}
+               : refused(std::string(wire::name_of(header.type)) + " of " + std::to_string(header.length) + " bytes");
+  };
+  if (header.type != Type::grant && (header.operation == 0 || header.operation >= next_number_)) {
+    return refused(std::string(wire::name_of(header.type)) + " for operation " + std::to_string(header.operation) +
+                   ", which was never opened");
+  }
+  Operation* operation = find(header.operation);
+  const bool takes_part =
+      operation != nullptr && std::any_of(operation->parts.begin(), operation->parts.end(),
+                                          [&link](const Part& part) { return part.server == link.index; });
+  if (operation != nullptr && !takes_part && header.type != Type::grant) {
+    return refused(std::string(wire::name_of(header.type)) + " for '" + operation->name +
+                   "' from a server that has no part in it");
+  }
+  switch (header.type) {
+    case Type::result:
+      return operation == nullptr || operation->failed_here ? at_most(std::max(config_.segment, config_.small))
+                                                            : check_result(*operation, link.index, header);
+    case Type::admit:
+    case Type::grant:
+      return at_most(0);
+    case Type::fail:
+      return at_most(limits::text_bytes + 8);
+    case Type::sizes:
+      return at_most(8 + 8 * size);
+    case Type::late:
+      return at_most(4 * size);
+    default:
+      return refused(std::string(wire::name_of(header.type)) + " from a server");
+  }
+}
+
+Status Node::Impl::check_result(Operation& operation, std::uint32_t server, const Header& header) const {
+  const Part& part = operation.part_of(server);
+  const auto wrong = [&operation] {
+    return refused("RESULT of '" + operation.name + "' that is not the next segment");
+  };
+  if (part.done || (header.length > 0 && header.dtype != operation.submission.dtype)) {
+    return wrong();
+  }
+  if (operation.gathers()) {
+    const bool whole = operation.exchange.through_home && header.length == operation.wanted.size();
+    return whole && header.length <= config_.small ? Status{} : wrong();
+  }
+  const Range segment{part.answered, std::min(part.answered + config_.segment, part.shard.end)};
+  const Range expected = intersection(segment, operation.wanted);
+  const bool next = header.length == expected.size() &&
+                    header.offset == (expected.empty() ? segment.begin : expected.begin) &&
+                    ((header.flags & wire::flag_last) != 0) == (segment.end == part.shard.end);
+  return next ? Status{} : wrong();
+}
+
+Status Node::Impl::on_payload(LinkId link) {
+  LinkState& state = links_.at(link);
+  Status status;
+  switch (state.kind) {
+    case LinkState::Kind::server:
+      status = receive_from_server(state);
+      break;
+    case LinkState::Kind::coordinator:
+      status = receive_from_coordinator(state);
+      break;
+    case LinkState::Kind::peer:
+      status = receive_from_peer(state);
+      break;
+  }
+  state.payload = Buffer();
+  return status;
+}
+
+Status Node::Impl::receive_from_server(LinkState& link) {
+  node::ServerLink& from = servers_[link.index];
+  from.credit += link.header.credit;
+  if (from.credit > config_.credit) {
+    return refused("more credit than was spent");
+  }
+  if (link.header.type == Type::result) {
+    ++from.results;
+    from.last_result = now_;
+  }
+  if (link.header.type == Type::sizes) {
+    return receive_sizes(link.header.operation, link);
+  }
+  Operation* operation = find(link.header.operation);
+  Status status;
+  // Frames for operations that have ended count for their credit only.
+  if (operation != nullptr && link.header.type == Type::fail) {
+    status = receive_failure(*operation, link);
+  } else if (operation != nullptr && !operation->failed_here) {
+    switch (link.header.type) {
+      case Type::admit:
+        operation->part_of(link.index).admitted = true;
+        operation->progress = now_;
+        from.admitted.push_back(operation->number);
+        break;
+      case Type::result:
+        receive_result(*operation, link);
+        break;
+      case Type::late:
+        status = receive_late(*operation, link);
+        break;
+      default:
+        break;
+    }
+  }
+  pump(link.index);
+  return status;
+}
+
+void Node::Impl::receive_result(Operation& operation, LinkState& link) {
+  operation.progress = now_;
+  if (link.index == operation.home) {
+    answered_eager(operation);
+  }
+  Part& part = operation.part_of(link.index);
+  const Header& header = link.header;
+  if (header.length > 0) {
+    // The first moment at which the result replaces the contribution: it is whole.
+    std::memcpy(operation.submission.output + (header.offset - operation.wanted.begin), link.payload.data(),
+                header.length);
+  }
+  part.answered = std::min(part.answered + config_.segment, part.shard.end);
+  part.done = (header.flags & wire::flag_last) != 0;
+  end_if_done(operation);
+}
+
+Status Node::Impl::receive_failure(Operation& operation, const LinkState& link) {
+  wire::Failure failure;
+  const wire::ConstBytes payload(link.payload.data(), link.payload.size());
+  if (Status status = wire::decode(payload, failure); !status.ok()) {
+    return status;
+  }
+  if (link.index != operation.home) {
+    return refused("FAIL of '" + operation.name + "' from a server that is not its home");
+  }
+  failure.status.message = std::string(name_of(operation.submission.collective)) + " " + failure.status.message;
+  end(operation, std::move(failure.status));
+  return {};
+}
+
+Status Node::Impl::receive_late(Operation& operation, const LinkState& link) {
+  std::vector<std::uint32_t> ranks;
+  const wire::ConstBytes payload(link.payload.data(), link.payload.size());
+  if (Status status = wire::decode_ranks(payload, ranks); !status.ok()) {
+    return status;
+  }
+  std::string names;
+  for (std::uint32_t rank : ranks) {
+    if (rank >= config_.size()) {
+      return refused("LATE with a rank that does not exist");
+    }
+    names += (names.empty() ? "" : ", ") + rank_text(rank);
+  }
+  operation.late = names + " had not called it";
+  world_.warn(describe(operation) + " on " + rank_text(rank_) + " is waiting for " + names +
+              (ranks.size() == 1 ? ", which has not called it yet" : ", which have not called it yet"));
+  return {};
+}
+
+Status Node::Impl::receive_from_coordinator(LinkState& link) {
+  if (link.header.type == Type::ended) {
+    ended_ = true;
+    world_.ended();
+    return {};
+  }
+  wire::Loss loss;
+  const wire::ConstBytes payload(link.payload.data(), link.payload.size());
+  if (Status status = wire::decode(payload, loss); !status.ok()) {
+    return status;
+  }
+  if (loss.kind == wire::Loss::Kind::server) {
+    break_job(std::move(loss.status));
+  } else if (loss.index < config_.size()) {
+    lost_rank(loss.index, std::move(loss.status));
+  }
+  return {};
+}
+
+void Node::Impl::lost_rank(std::uint32_t rank, Status why) {
+  lost_.emplace(rank, why);
+  bool held_server = rank == rank_;
+  for (std::uint32_t i = 0; i < config_.servers(); ++i) {
+    held_server = held_server || (config_.weights[i] > 0 && config_.server_ranks[i] == static_cast<std::int32_t>(rank));
+  }
+  if (held_server) {
+    break_job(std::move(why));
+    return;
+  }
+  std::vector<std::uint64_t> concerned;
+  for (const auto& [number, operation] : operations_) {
+    if (operation->group->index_of(rank)) {
+      concerned.push_back(number);
+    }
+  }
+  std::sort(concerned.begin(), concerned.end());
+  for (std::uint64_t number : concerned) {
+    end(*find(number), why);
+  }
+}
+
+void Node::Impl::break_job(Status why) {
+  if (broken_.ok()) {
+    broken_ = why;
+  }
+  std::vector<std::uint64_t> numbers;
+  for (const auto& [number, operation] : operations_) {
+    numbers.push_back(number);
+  }
+  std::sort(numbers.begin(), numbers.end());
+  for (std::uint64_t number : numbers) {
+    end(*find(number), why);
+  }
+}
+
+void Node::Impl::on_lost(LinkId link, const Status& why) {
+  const auto found = links_.find(link);
+  const LinkState::Kind kind = found->second.kind;
+  const std::uint32_t index = found->second.index;
+  links_.erase(found);
+  switch (kind) {
+    case LinkState::Kind::server:
+      servers_[index].link.reset();
+      if (config_.server_ranks[index] >= 0) {
+        report(1, static_cast<std::uint32_t>(config_.server_ranks[index]), why.message);
+      } else {
+        report(2, index, why.message);
+      }
+      break;
+    case LinkState::Kind::peer:
+      peers_[index].link.reset();
+      report(1, index, why.message);
+      break;
+    case LinkState::Kind::coordinator:
+      coordinator_.reset();
+      if (!goodbye_said_) {
+        break_job(Status::error(Code::peer_lost,
+                                rank_text(0) + " is lost, and with it the job: its connection to " + rank_text(rank_) +
+                                    " ended (" + why.message + ")",
+                                0));
+      }
+      if (!ended_) {
+        ended_ = true;
+        world_.ended();
+      }
+      break;
+  }
+}
+
+void Node::Impl::report_rank(std::uint32_t rank, const std::string& why) { report(1, rank, why); }
+
+// Tells the coordinator, who decides. Not after goodbye: links may end then.
+void Node::Impl::report(std::uint8_t kind, std::uint32_t index, const std::string& why) {
+  if (goodbye_said_ || !coordinator_) {
+    return;
+  }
+  wire::Loss loss;
+  loss.kind = static_cast<wire::Loss::Kind>(kind);
+  loss.index = index;
+  loss.status = Status::error(Code::peer_lost, why);
+  wire::Bytes bytes = wire::encode(loss);
+  const Header header{.type = Type::report, .length = static_cast<std::uint32_t>(bytes.size())};
+  world_.send(*coordinator_, header, std::move(bytes), {}, 0);
+}
+
+void Node::Impl::on_sent(Token token) {
+  if (token == goodbye) {
+    --goodbyes_unsent_;
+    return;
+  }
+  Operation* operation = find(token);
+  if (operation != nullptr && operation->unsent > 0) {
+    --operation->unsent;
+    end_exchange_if_done(*operation);
+  }
+}
+
+void Node::Impl::on_time(Time now) {
+  now_ = now;
+  while (!checks_.empty() && checks_.begin()->first <= now) {
+    Operation& operation = *find(checks_.begin()->second);
+    check_again(operation, never);
+    check_progress(operation);
+  }
+}
+
+void Node::Impl::leave() {
+  leaving_ = true;
+  say_goodbye_if_done();
+}
+
+void Node::Impl::say_goodbye_if_done() {
+  if (!leaving_ || goodbye_said_ || !operations_.empty()) {
+    return;
+  }
+  goodbye_said_ = true;
+  for (std::uint32_t server = 0; server < config_.servers(); ++server) {
+    if (servers_[server].link) {
+      ++goodbyes_unsent_;
+      send_to_server(server, {.type = Type::leave}, {}, {}, goodbye);
+    }
+  }
+  if (coordinator_) {
+    ++goodbyes_unsent_;
+    world_.send(*coordinator_, {.type = Type::leave}, {}, {}, goodbye);
+  }
+}
+
+void Node::Impl::abort(const std::string& reason) {
+  const std::string text = reason.substr(0, limits::text_bytes);
+  if (coordinator_ && !goodbye_said_) {
+    wire::Bytes bytes;
+    wire::append_text(bytes, text);
+    const Header header{.type = Type::abort, .length = static_cast<std::uint32_t>(bytes.size())};
+    ++goodbyes_unsent_;
+    world_.send(*coordinator_, header, std::move(bytes), {}, goodbye);
+  }
+  leaving_ = true;
+  goodbye_said_ = true;
+  break_job(Status::error(Code::aborted, "this rank ends with an error: " + text, static_cast<std::int32_t>(rank_)));
+}
+
+}  // namespace shoal

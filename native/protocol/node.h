@@ -1,0 +1,74 @@
+// The node's machine: opens operations, sends contributions in every server's order and within its credit, puts
+// results where they belong, exchanges blocks with other nodes, and ends every handle exactly once.
+// docs/protocol.md, sections 7 and 8.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "protocol/job.h"
+#include "protocol/machine.h"
+
+namespace shoal {
+
+// One operation as the application submits it. Arrays must stay as they are until the handle is finished.
+struct Submission {
+  std::uint64_t handle = 0;  // the caller's name for it
+  Collective collective = Collective::none;
+  std::uint32_t group = 0;  // from make_group; 0: all ranks
+  std::string name;         // empty: matched by the group's sequence
+  Operator op = Operator::none;
+  DType dtype = DType::none;
+  std::uint32_t root = 0;            // index in the group
+  std::vector<std::int64_t> shape;   // of this rank's array
+  std::vector<std::int64_t> splits;  // all-to-all: bytes for each member
+  const std::byte* input = nullptr;  // may equal output
+  std::size_t input_bytes = 0;
+  std::byte* output = nullptr;  // null: the machine asks for memory when the size is known
+  std::size_t output_bytes = 0;
+  Time timeout = 0;     // without progress; must be above 0
+  std::string failure;  // not empty: failed on this rank before it began; only group and name count
+};
+
+class Node final : public Machine {
+ public:
+  Node(const JobConfig& config, std::uint32_t rank, NodeWorld& world, BufferPool& pool);
+  ~Node() override;
+
+  void attach_server(LinkId link, std::uint32_t index);
+  void attach_coordinator(LinkId link);
+  void attach_peer(LinkId link, std::uint32_t rank);
+  void peer_unreachable(std::uint32_t rank, const std::string& why);
+
+  // `ranks`: members in order, this rank among them (checked by the caller). Returns the group's number.
+  std::uint32_t make_group(std::vector<std::uint32_t> ranks, const std::string& name);
+
+  // The handle finishes later, in another event, even when the submission is refused.
+  void submit(Submission submission);
+
+  // Says goodbye as soon as no operation is open; nothing may be submitted after it.
+  void leave();
+  // Goodbye has been said and handed to the network.
+  bool left() const;
+  // This rank ends with an error: everyone is told, every handle ends.
+  void abort(const std::string& reason);
+
+  Placement on_header(LinkId link, const wire::Header& header) override;
+  Status on_payload(LinkId link) override;
+  void on_sent(Token token) override;
+  void on_lost(LinkId link, const Status& why) override;
+  void on_time(Time now) override;
+  Time deadline() const override;
+
+  std::size_t open_operations() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace shoal

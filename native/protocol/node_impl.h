@@ -1,0 +1,127 @@
+// The node machine's parts: node.cpp turns events into calls of these, node_operations.cpp submits, sends and ends
+// operations, node_exchange.cpp moves blocks between nodes.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "protocol/node.h"
+#include "protocol/node_state.h"
+
+namespace shoal {
+
+class Node::Impl {
+ public:
+  Impl(const JobConfig& config, std::uint32_t rank, NodeWorld& world, BufferPool& pool);
+
+  // Events (node.cpp).
+  void attach_server(LinkId link, std::uint32_t index);
+  void attach_coordinator(LinkId link);
+  void attach_peer(LinkId link, std::uint32_t rank);
+  void report_rank(std::uint32_t rank, const std::string& why);
+  Placement on_header(LinkId link, const wire::Header& header);
+  Status on_payload(LinkId link);
+  void on_sent(Token token);
+  void on_lost(LinkId link, const Status& why);
+  void on_time(Time now);
+  Time deadline() const { return checks_.empty() ? never : checks_.begin()->first; }
+  void leave();
+  bool left() const { return goodbye_said_ && goodbyes_unsent_ == 0; }
+  void abort(const std::string& reason);
+
+  // Operations (node_operations.cpp).
+  std::uint32_t make_group(std::vector<std::uint32_t> ranks, const std::string& name);
+  void submit(Submission submission);
+  std::size_t open_operations() const { return operations_.size(); }
+
+ private:
+  using Operation = node::Operation;
+  using Group = node::Group;
+  using Part = node::Part;
+  using Block = node::Block;
+  using LinkState = node::LinkState;
+
+  // Frames (node.cpp).
+  Status check_server_header(const LinkState& link, const wire::Header& header);
+  Status check_result(Operation& operation, std::uint32_t server, const wire::Header& header) const;
+  Status check_peer_header(const LinkState& link, const wire::Header& header);
+  Status receive_from_server(LinkState& link);
+  Status receive_from_coordinator(LinkState& link);
+  Status receive_from_peer(LinkState& link);
+  void receive_result(Operation& operation, LinkState& link);
+  Status receive_failure(Operation& operation, const LinkState& link);
+  Status receive_late(Operation& operation, const LinkState& link);
+  void lost_rank(std::uint32_t rank, Status why);
+  void break_job(Status why);
+  void report(std::uint8_t kind, std::uint32_t index, const std::string& why);
+  void say_goodbye_if_done();
+
+  // Operations (node_operations.cpp).
+  Status problem_with(const Submission& submission) const;
+  void finish_alone(const Submission& submission);
+  void plan(Operation& operation);
+  void open(Operation& operation, const wire::Opening& opening);
+  void announce(std::uint32_t server, std::uint32_t group);
+  void pump(std::uint32_t server);
+  void answered_eager(Operation& operation);
+  // Ends the handle and forgets the operation.
+  void end(Operation& operation, Status status);
+  void end_if_done(Operation& operation);
+  void check_progress(Operation& operation);
+  void check_again(Operation& operation, Time when);
+  void send_to_server(std::uint32_t server, wire::Header header, wire::Bytes owned = {},
+                      std::span<const std::byte> borrowed = {}, Token token = 0);
+  std::string describe(const Operation& operation) const;
+  std::string rank_text(std::uint32_t rank) const;
+
+  // Blocks (node_exchange.cpp).
+  Status receive_sizes(std::uint64_t number, const LinkState& link);
+  Status start_exchange(Operation& operation, const wire::Sizes& sizes, bool through_home);
+  void start_blocks(Operation& operation, std::size_t member);
+  void pump_block(Operation& operation, std::size_t member);
+  Status receive_grant(std::uint32_t rank, const wire::Header& header);
+  void receive_block(std::uint32_t rank, LinkState& link);
+  void end_exchange_if_done(Operation& operation);
+  Operation* exchanging(std::uint64_t exchange);
+  bool heard(std::uint64_t exchange) const;
+  void send_to_peer(std::uint32_t rank, wire::Header header, std::span<const std::byte> borrowed = {}, Token token = 0);
+
+  Operation* find(std::uint64_t number);
+
+  const JobConfig config_;
+  const std::uint32_t rank_;
+  NodeWorld& world_;
+  BufferPool& pool_;
+  Time now_ = 0;
+
+  std::vector<node::ServerLink> servers_;  // by index
+  std::vector<node::PeerLink> peers_;      // by rank
+  std::optional<LinkId> coordinator_;
+  std::unordered_map<LinkId, LinkState> links_;
+
+  std::vector<std::unique_ptr<Group>> groups_;              // by number; 0: all ranks
+  std::unordered_map<Hash128, std::uint64_t> made_;         // how often (ranks, name) was made
+  std::unordered_map<Hash128, std::uint32_t> occurrences_;  // by key of occurrence 0
+
+  std::unordered_map<std::uint64_t, std::unique_ptr<Operation>> operations_;  // by number
+  std::uint64_t next_number_ = 1;
+  std::set<std::pair<Time, std::uint64_t>> checks_;
+
+  std::unordered_map<std::uint64_t, std::uint64_t> exchanges_;  // exchange → number
+  // Grants that came before SIZES: (exchange, rank) → bytes.
+  std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint64_t> early_grants_;
+
+  std::map<std::uint32_t, Status> lost_;  // ranks
+  Status broken_;                         // not ok: nothing works any more
+  bool leaving_ = false;
+  bool goodbye_said_ = false;
+  std::size_t goodbyes_unsent_ = 0;
+  bool ended_ = false;
+};
+
+}  // namespace shoal

@@ -1,0 +1,367 @@
+// A node's operations: how they are opened, sent, and ended. docs/protocol.md, section 7.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "base/limits.h"
+#include "protocol/keys.h"
+#include "protocol/node_impl.h"
+
+namespace shoal {
+
+using wire::Header;
+using wire::Type;
+
+namespace {
+
+// The name of operations without one. No user's operation may have it.
+constexpr const char* unnamed = "#";
+
+// How long a node waits for the home's word once it has asked it to fail an operation.
+constexpr Time last_word = 2 * second;
+
+std::uint64_t rows_of(const Submission& submission) {
+  return submission.shape.empty() ? 0 : static_cast<std::uint64_t>(submission.shape[0]);
+}
+
+}  // namespace
+
+namespace node {
+
+std::optional<std::size_t> Group::index_of(std::uint32_t rank) const {
+  const auto found = std::find(ranks.begin(), ranks.end(), rank);
+  if (found == ranks.end()) {
+    return std::nullopt;
+  }
+  return static_cast<std::size_t>(found - ranks.begin());
+}
+
+bool Operation::gathers() const {
+  return submission.collective == Collective::all_gather || submission.collective == Collective::all_to_all;
+}
+
+bool Operation::contributes() const {
+  switch (submission.collective) {
+    case Collective::broadcast:
+      return group->own == submission.root;
+    case Collective::barrier:
+    case Collective::none:
+      return false;
+    default:
+      return true;
+  }
+}
+
+Part& Operation::part_of(std::uint32_t server) {
+  return *std::lower_bound(parts.begin(), parts.end(), server,
+                           [](const Part& part, std::uint32_t index) { return part.server < index; });
+}
+
+bool Operation::done() const {
+  return !failed_here && std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.done; });
+}
+
+}  // namespace node
+
+std::uint32_t Node::Impl::make_group(std::vector<std::uint32_t> ranks, const std::string& name) {
+  auto group = std::make_unique<Group>();
+  // Group 0 has the id that every server knows.
+  const bool world = groups_.empty();
+  const std::uint64_t made = world ? 0 : ++made_[group_id(ranks, name, 0)];
+  group->id = group_id(ranks, name, made);
+  group->ranks = std::move(ranks);
+  group->own = group->index_of(rank_).value_or(0);
+  groups_.push_back(std::move(group));
+  return static_cast<std::uint32_t>(groups_.size() - 1);
+}
+
+Status Node::Impl::problem_with(const Submission& submission) const {
+  const auto wrong = [](std::string what) { return Status::error(Code::failed_on_rank, std::move(what)); };
+  if (!broken_.ok()) {
+    return broken_;
+  }
+  if (leaving_) {
+    return Status::error(Code::cancelled, "this rank has left the job (shoal.shutdown() was called)");
+  }
+  if (submission.group >= groups_.size()) {
+    return wrong("there is no group " + std::to_string(submission.group));
+  }
+  if (submission.name == unnamed || submission.name.size() > limits::name_bytes) {
+    return wrong("a name has 1 to " + std::to_string(limits::name_bytes) + " bytes and is not '#'");
+  }
+  if (submission.shape.size() > limits::dimensions) {
+    return wrong("arrays have at most " + std::to_string(limits::dimensions) + " dimensions");
+  }
+  for (std::uint32_t rank : groups_[submission.group]->ranks) {
+    const auto lost = lost_.find(rank);
+    if (lost != lost_.end()) {
+      return lost->second;
+    }
+  }
+  if (occurrences_.size() >= limits::names) {
+    return Status::error(Code::limit, "operations have had more than " + std::to_string(limits::names) +
+                                          " different names: use the same names in every step");
+  }
+  return {};
+}
+
+void Node::Impl::submit(Submission submission) {
+  if (Status problem = problem_with(submission); !problem.ok()) {
+    world_.finish(submission.handle, std::move(problem));
+    return;
+  }
+  Group& group = *groups_[submission.group];
+  if (group.ranks.size() == 1) {
+    finish_alone(submission);
+    return;
+  }
+  auto made = std::make_unique<Operation>();
+  Operation& operation = *made;
+  operation.number = next_number_++;
+  operation.group = &group;
+  operation.name = submission.name.empty() ? unnamed : submission.name;
+  operation.submission = std::move(submission);
+  operation.progress = now_;
+
+  const std::uint32_t occurrence = occurrences_[operation_key(group.id, operation.name, 0)]++;
+  wire::Opening opening;
+  opening.key = operation_key(group.id, operation.name, occurrence);
+  opening.occurrence = occurrence;
+  operation.home = home_of(opening.key, config_);
+
+  Submission& s = operation.submission;
+  Status failure;
+  if (!s.failure.empty()) {
+    failure = Status::error(Code::failed_on_rank, s.failure, static_cast<std::int32_t>(rank_));
+  } else if (operations_.size() >= config_.open_limit) {
+    failure = Status::error(Code::limit,
+                            "more than " + std::to_string(config_.open_limit) + " operations are open at once on " +
+                                rank_text(rank_) + ": wait for some of them",
+                            static_cast<std::int32_t>(rank_));
+  }
+  if (!failure.ok()) {
+    // The others are told through the home, if there is room for that.
+    operation.failed_here = true;
+    opening.failed = true;
+    opening.text = failure.message;
+    world_.finish(s.handle, std::move(failure));
+    if (operations_.size() >= 2 * static_cast<std::size_t>(config_.open_limit)) {
+      return;
+    }
+  } else {
+    opening.collective = s.collective;
+    opening.op = s.op;
+    opening.dtype = s.dtype;
+    opening.root = s.root;
+    opening.shape = s.shape;
+    opening.splits = s.splits;
+    check_again(operation, now_ + s.timeout);
+  }
+  operations_.emplace(operation.number, std::move(made));
+  plan(operation);
+  opening.bytes = operation.bytes;
+  open(operation, opening);
+}
+
+void Node::Impl::finish_alone(const Submission& submission) {
+  if (!submission.failure.empty()) {
+    world_.finish(submission.handle,
+                  Status::error(Code::failed_on_rank, submission.failure, static_cast<std::int32_t>(rank_)));
+    return;
+  }
+  std::byte* output = submission.output;
+  const bool gathers =
+      submission.collective == Collective::all_gather || submission.collective == Collective::all_to_all;
+  if (output == nullptr && gathers) {
+    output = world_.allocate_output(submission.handle, {submission.input_bytes});
+  }
+  if (output != submission.input && submission.input_bytes > 0) {
+    std::memmove(output, submission.input, submission.input_bytes);
+  }
+  world_.finish(submission.handle, {});
+}
+
+// Which servers work on it, and what of the result is wanted.
+void Node::Impl::plan(Operation& operation) {
+  const Submission& s = operation.submission;
+  const bool receives_only = s.collective == Collective::broadcast && !operation.contributes();
+  operation.bytes = operation.failed_here ? 0 : receives_only ? s.output_bytes : s.input_bytes;
+  if (operation.bytes <= config_.small || operation.gathers()) {
+    operation.parts.push_back(Part{operation.home, {0, operation.bytes}, 0, 0, false, false});
+  } else {
+    for (std::uint32_t server = 0; server < config_.servers(); ++server) {
+      const Range shard = shard_of(operation.bytes, config_.weights, server);
+      if (!shard.empty() || server == operation.home) {
+        operation.parts.push_back(Part{server, shard, shard.begin, shard.begin, false, false});
+      }
+    }
+  }
+  switch (s.collective) {
+    case Collective::reduce_scatter:
+      operation.wanted = chunk_of(operation.bytes, rows_of(s), operation.group->ranks.size(), operation.group->own);
+      break;
+    case Collective::broadcast:
+      operation.wanted = operation.contributes() ? Range{} : Range{0, operation.bytes};
+      break;
+    default:
+      operation.wanted = {0, operation.bytes};
+  }
+}
+
+void Node::Impl::open(Operation& operation, const wire::Opening& opening) {
+  const Submission& s = operation.submission;
+  node::ServerLink& home = servers_[operation.home];
+  wire::Opening sent = opening;
+  sent.group = operation.group->id;
+  sent.name = operation.name;
+  std::span<const std::byte> data;
+  if (!operation.failed_here && operation.contributes() && operation.bytes <= config_.small &&
+      home.eager + operation.bytes <= config_.eager) {
+    data = {s.input, static_cast<std::size_t>(operation.bytes)};
+    operation.eager = static_cast<std::uint32_t>(operation.bytes);
+    home.eager += operation.bytes;
+    sent.inline_bytes = operation.eager;
+  }
+  // Nodes visit servers in an order rotated by their rank.
+  const std::size_t count = operation.parts.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint32_t server = operation.parts[(i + rank_) % count].server;
+    announce(server, operation.submission.group);
+    send_to_server(server, {.type = Type::open, .operation = operation.number}, wire::encode(sent), data,
+                   operation.number);
+  }
+}
+
+void Node::Impl::announce(std::uint32_t server, std::uint32_t group) {
+  if (group == 0 || !servers_[server].announced.insert(group).second) {
+    return;
+  }
+  const Group& members = *groups_[group];
+  send_to_server(server, {.type = Type::group}, wire::encode(wire::GroupMembers{members.id, members.ranks}));
+}
+
+// Spends credit on admitted operations, in the server's order.
+void Node::Impl::pump(std::uint32_t server) {
+  node::ServerLink& link = servers_[server];
+  while (!link.admitted.empty()) {
+    Operation* operation = find(link.admitted.front());
+    if (operation == nullptr || operation->part_of(server).sent == operation->part_of(server).shard.end) {
+      link.admitted.pop_front();
+      continue;
+    }
+    Part& part = operation->part_of(server);
+    const std::uint64_t length = std::min<std::uint64_t>(config_.segment, part.shard.end - part.sent);
+    if (link.credit < length) {
+      return;
+    }
+    link.credit -= length;
+    const Header header{
+        .type = Type::data, .dtype = operation->submission.dtype, .operation = operation->number, .offset = part.sent};
+    const std::byte* data = operation->submission.input + part.sent;
+    part.sent += length;
+    send_to_server(server, header, {}, {data, static_cast<std::size_t>(length)}, operation->number);
+  }
+}
+
+void Node::Impl::answered_eager(Operation& operation) {
+  servers_[operation.home].eager -= std::exchange(operation.eager, 0);
+}
+
+void Node::Impl::end_if_done(Operation& operation) {
+  if (operation.done()) {
+    end(operation, {});
+  }
+}
+
+void Node::Impl::end(Operation& operation, Status status) {
+  const std::uint64_t number = operation.number;
+  if (status.ok()) {
+    // The home keeps what others may still fail.
+    if (operation.gathers() ? !operation.exchange.through_home : operation.bytes > config_.small) {
+      send_to_server(operation.home, {.type = Type::drop, .operation = number});
+    }
+  } else {
+    world_.detach(number);
+    for (const Part& part : operation.parts) {
+      send_to_server(part.server, {.type = Type::drop, .operation = number});
+    }
+  }
+  answered_eager(operation);
+  check_again(operation, never);
+  if (operation.exchange.id != 0) {
+    exchanges_.erase(operation.exchange.id);
+  }
+  if (!operation.failed_here) {
+    world_.finish(operation.submission.handle, std::move(status));
+  }
+  operations_.erase(number);
+  say_goodbye_if_done();
+}
+
+void Node::Impl::check_again(Operation& operation, Time when) {
+  if (operation.check_at != never) {
+    checks_.erase({operation.check_at, operation.number});
+  }
+  operation.check_at = when;
+  if (when != never) {
+    checks_.insert({when, operation.number});
+  }
+}
+
+void Node::Impl::check_progress(Operation& operation) {
+  const Time timeout = operation.submission.timeout;
+  if (operation.timed_out) {
+    std::string text = describe(operation) + " made no progress, and its home " + config_.server_names[operation.home] +
+                       " did not answer";
+    text += operation.late.empty() ? "" : "; last heard: " + operation.late;
+    end(operation, Status::error(Code::timeout, std::move(text)));
+    return;
+  }
+  // Where it waits for its turn, the progress of those before it counts.
+  Time progress = operation.progress;
+  for (const Part& part : operation.parts) {
+    if (part.admitted && !part.done) {
+      progress = std::max(progress, servers_[part.server].last_result);
+    }
+  }
+  if (progress + timeout > now_) {
+    check_again(operation, progress + timeout);
+    return;
+  }
+  const auto tenths = static_cast<std::uint64_t>(timeout / (second / 10));
+  Status why = Status::error(Code::timeout,
+                             describe(operation) + " made no progress on " + rank_text(rank_) + " for " +
+                                 std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s",
+                             static_cast<std::int32_t>(rank_));
+  operation.timed_out = true;
+  check_again(operation, now_ + last_word);
+  send_to_server(operation.home, {.type = Type::fail, .operation = operation.number},
+                 wire::encode(wire::Failure{std::move(why)}));
+}
+
+void Node::Impl::send_to_server(std::uint32_t server, Header header, wire::Bytes owned,
+                                std::span<const std::byte> borrowed, Token token) {
+  node::ServerLink& to = servers_[server];
+  if (!to.link) {
+    return;
+  }
+  header.length = static_cast<std::uint32_t>(owned.size() + borrowed.size());
+  header.acknowledged = to.results;
+  world_.send(*to.link, header, std::move(owned), borrowed, token);
+}
+
+std::string Node::Impl::describe(const Operation& operation) const {
+  return std::string(name_of(operation.submission.collective)) + " '" + operation.name + "'";
+}
+
+std::string Node::Impl::rank_text(std::uint32_t rank) const {
+  return "rank " + std::to_string(rank) + " (" + config_.hosts[rank] + ")";
+}
+
+Node::Impl::Operation* Node::Impl::find(std::uint64_t number) {
+  const auto found = operations_.find(number);
+  return found == operations_.end() ? nullptr : found->second.get();
+}
+
+}  // namespace shoal

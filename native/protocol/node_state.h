@@ -1,0 +1,108 @@
+// What a node knows: groups, operations, links. Private to the node's machine.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/hash.h"
+#include "protocol/layout.h"
+#include "protocol/machine.h"
+#include "protocol/node.h"
+
+namespace shoal::node {
+
+struct Group {
+  Hash128 id;
+  std::vector<std::uint32_t> ranks;
+  std::size_t own = 0;  // this rank's index
+
+  std::optional<std::size_t> index_of(std::uint32_t rank) const;
+};
+
+// What one server does for an operation. Segments are sent and answered in ascending order:
+//   shard.begin ≤ answered ≤ sent ≤ shard.end for those who contribute.
+struct Part {
+  std::uint32_t server = 0;
+  Range shard;
+  std::uint64_t sent = 0;
+  std::uint64_t answered = 0;
+  bool admitted = false;
+  bool done = false;
+};
+
+// A block of an all-gather or all-to-all that goes to or comes from one member.
+//   moved ≤ granted ≤ range.size()
+struct Block {
+  Range range;  // in the input or the output
+  std::uint64_t granted = 0;
+  std::uint64_t moved = 0;
+
+  bool done() const { return moved == range.size(); }
+};
+
+struct Exchange {
+  std::uint64_t id = 0;
+  std::vector<Block> incoming;  // by member
+  std::vector<Block> outgoing;
+  bool sizes_known = false;
+  bool through_home = false;  // a RESULT with everything follows
+
+  bool done() const;
+};
+
+struct Operation {
+  std::uint64_t number = 0;
+  Submission submission;
+  Group* group = nullptr;
+  std::string name;
+  std::uint32_t home = 0;
+  bool failed_here = false;  // opened as failed: the handle is done, the home's FAIL ends the rest
+  std::vector<Part> parts;   // in ascending order of servers
+  std::uint64_t bytes = 0;   // of the operation's buffer
+  Range wanted;              // of the result
+  std::uint32_t eager = 0;   // bytes of inline data without an answer
+  Exchange exchange;         // all-gather, all-to-all
+  std::size_t unsent = 0;    // its frames to peers that have been handed to the driver and not yet to the network
+
+  Time progress = 0;
+  Time check_at = never;
+  bool timed_out = false;  // the home has been asked to fail it
+  std::string late;        // who is missing, as last heard
+
+  bool gathers() const;
+  bool contributes() const;
+  Part& part_of(std::uint32_t server);
+  bool done() const;
+};
+
+struct ServerLink {
+  std::optional<LinkId> link;
+  std::uint64_t credit = 0;
+  std::uint64_t eager = 0;             // bytes of inline data without an answer
+  std::deque<std::uint64_t> admitted;  // numbers in the server's order; ended ones are passed over
+  std::uint32_t results = 0;           // RESULT frames received, modulo 2^32
+  Time last_result = 0;
+  std::uint64_t exchange_heard = 0;             // the highest exchange in a SIZES from it
+  std::unordered_set<std::uint32_t> announced;  // groups
+};
+
+struct PeerLink {
+  std::optional<LinkId> link;
+  bool connecting = false;
+};
+
+// A link as the driver knows it, and the frame that is being received on it.
+struct LinkState {
+  enum class Kind { server, coordinator, peer };
+  Kind kind = Kind::server;
+  std::uint32_t index = 0;
+  wire::Header header;
+  Buffer payload;
+};
+
+}  // namespace shoal::node

@@ -1,0 +1,408 @@
+// The server machine's events: links, headers and payloads. What they mean for an operation is in
+// server_operations.cpp.
+#include "protocol/server.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/limits.h"
+#include "protocol/keys.h"
+#include "protocol/server_impl.h"
+#include "wire/bytes.h"
+
+namespace shoal {
+
+using server::Contribution;
+using server::Group;
+using server::Member;
+using wire::Header;
+using wire::Type;
+
+namespace {
+
+Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
+
+}  // namespace
+
+Server::Server(const JobConfig& config, std::uint32_t index, ServerWorld& world, BufferPool& pool)
+    : impl_(std::make_unique<Impl>(config, index, world, pool)) {}
+Server::~Server() = default;
+void Server::attach_node(LinkId link, std::uint32_t rank) { impl_->attach_node(link, rank); }
+Placement Server::on_header(LinkId link, const Header& header) { return impl_->on_header(link, header); }
+Status Server::on_payload(LinkId link) { return impl_->on_payload(link); }
+void Server::on_sent(Token token) { impl_->on_sent(token); }
+void Server::on_summed(Token token) { impl_->on_summed(token); }
+void Server::on_lost(LinkId link, const Status& /*why*/) { impl_->on_lost(link); }
+void Server::on_time(Time now) { impl_->on_time(now); }
+Time Server::deadline() const { return impl_->deadline(); }
+std::size_t Server::operations() const { return impl_->operations(); }
+
+Server::Impl::Impl(const JobConfig& config, std::uint32_t index, ServerWorld& world, BufferPool& pool)
+    : config_(config),
+      index_(index),
+      world_(world),
+      pool_(pool),
+      nodes_(config.size()),
+      world_group_(world_group_id(config.size())) {
+  auto all = std::make_unique<Group>();
+  all->ranks.resize(config.size());
+  std::iota(all->ranks.begin(), all->ranks.end(), 0U);
+  groups_.emplace(world_group_, std::move(all));
+}
+
+void Server::Impl::attach_node(LinkId link, std::uint32_t rank) {
+  node(rank).link = link;
+  ranks_.emplace(link, rank);
+}
+
+Placement Server::Impl::on_header(LinkId link, const Header& header) {
+  NodeState& from = node(rank_of(link));
+  if (Status status = check_header(from, header); !status.ok()) {
+    return {std::move(status), nullptr};
+  }
+  from.acknowledged = header.acknowledged;
+  from.header = header;
+  from.payload = header.length > 0 ? pool_.take(header.length) : Buffer();
+  return {{}, from.payload.data()};
+}
+
+Status Server::Impl::check_header(const NodeState& from, const Header& header) const {
+  if (header.epoch != 0) {
+    return refused("epoch " + std::to_string(header.epoch) + " has not been announced");
+  }
+  if (from.left) {
+    return refused(std::string(wire::name_of(header.type)) + " after LEAVE");
+  }
+  const std::uint32_t unacknowledged = from.results_sent - from.acknowledged;
+  if (header.acknowledged - from.acknowledged > unacknowledged) {
+    return refused("acknowledges results that were not sent");
+  }
+  const auto at_most = [&header](std::size_t limit) {
+    return header.length <= limit
+               ? Status{}
+               : refused(std::string(wire::name_of(header.type)) + " of " + std::to_string(header.length) +
+                         " bytes, at most " + std::to_string(limit) + " are allowed");
+  };
+  switch (header.type) {
+    case Type::open:
+      if (from.operations.count(header.operation) > 0) {
+        return refused("opens operation " + std::to_string(header.operation) + " twice");
+      }
+      // Openings that have failed may come on top of those within the limit: they tell the others.
+      if (from.operations.size() >= 2 * static_cast<std::size_t>(config_.open_limit)) {
+        return refused("opens more than " + std::to_string(config_.open_limit) + " operations at once");
+      }
+      return at_most(wire::opening_limit(config_.size(), config_.small));
+    case Type::data:
+      return check_data(from, header);
+    case Type::fail:
+      return at_most(limits::text_bytes + 8);
+    case Type::group:
+      if (groups_.size() >= limits::groups) {
+        return refused("announces more than " + std::to_string(limits::groups) + " groups");
+      }
+      return at_most(24 + 4 * static_cast<std::size_t>(config_.size()));
+    case Type::drop:
+    case Type::leave:
+      return at_most(0);
+    default:
+      return refused(std::string(wire::name_of(header.type)) + " is not for a server");
+  }
+}
+
+Status Server::Impl::check_data(const NodeState& from, const Header& header) const {
+  const auto found = from.operations.find(header.operation);
+  if (found == from.operations.end()) {
+    return refused("DATA for operation " + std::to_string(header.operation) + ", which is not open");
+  }
+  if (header.length > config_.segment || from.outstanding + header.length > config_.credit) {
+    return refused("DATA of " + std::to_string(header.length) + " bytes is beyond the credit of " +
+                   std::to_string(config_.credit));
+  }
+  const Operation& operation = *operations_.at(found->second);
+  if (operation.state == Operation::State::failed) {
+    return {};  // was on its way; thrown away by receive_data
+  }
+  const auto rank = static_cast<std::uint32_t>(&from - nodes_.data());
+  const std::size_t index = *operation.group->index_of(rank);
+  const Member& member = operation.members[index];
+  if (operation.state != Operation::State::flowing || member.inlined || !operation.is_contributor(index)) {
+    return refused("DATA for '" + operation.name() + "', which was not asked for");
+  }
+  if (header.dtype != operation.attributes().dtype) {
+    return refused(std::string("DATA in ") + name_of(header.dtype) + " for '" + operation.name() + "'");
+  }
+  const std::uint64_t end = std::min<std::uint64_t>(member.next + config_.segment, operation.shard.end);
+  if (header.offset != member.next || header.offset + header.length != end || header.length == 0) {
+    return refused("DATA for '" + operation.name() + "' is not the next segment");
+  }
+  return {};
+}
+
+Status Server::Impl::on_payload(LinkId link) {
+  const std::uint32_t rank = rank_of(link);
+  switch (node(rank).header.type) {
+    case Type::open:
+      return receive_open(rank);
+    case Type::data:
+      return receive_data(rank);
+    case Type::fail:
+      return receive_fail(rank);
+    case Type::group:
+      return receive_group(rank);
+    case Type::drop:
+      receive_drop(rank);
+      return {};
+    case Type::leave:
+      receive_leave(rank);
+      return {};
+    default:
+      return refused("unexpected frame");
+  }
+}
+
+Status Server::Impl::receive_open(std::uint32_t rank) {
+  NodeState& from = node(rank);
+  wire::Opening opening;
+  std::size_t inline_offset = 0;
+  const wire::ConstBytes payload(from.payload.data(), from.payload.size());
+  if (Status status = wire::decode(payload, opening, inline_offset); !status.ok()) {
+    return status;
+  }
+  const auto group = groups_.find(opening.group);
+  if (group == groups_.end()) {
+    return refused("OPEN of '" + opening.name + "' in a group that was not announced");
+  }
+  const std::optional<std::size_t> index = group->second->index_of(rank);
+  if (!index) {
+    return refused("OPEN of '" + opening.name + "' in a group that this rank is not a member of");
+  }
+  if (opening.inline_bytes > config_.small || from.eager + opening.inline_bytes > config_.eager) {
+    return refused("inline data of '" + opening.name + "' is beyond the eager limit of " +
+                   std::to_string(config_.eager));
+  }
+  if (opening.collective == Collective::broadcast && opening.root >= group->second->ranks.size()) {
+    return refused("OPEN of '" + opening.name + "' with a root that is not in the group");
+  }
+  const bool splits_fit =
+      opening.collective != Collective::all_to_all || opening.failed ||
+      (opening.splits.size() == group->second->ranks.size() &&
+       std::all_of(opening.splits.begin(), opening.splits.end(), [](auto s) { return s >= 0; }) &&
+       std::accumulate(opening.splits.begin(), opening.splits.end(), std::uint64_t{0}) == opening.bytes);
+  if (!splits_fit) {
+    return refused("OPEN of '" + opening.name + "' with splits that do not add up");
+  }
+  if (tombstones_ > limits::tombstones) {
+    return Status::error(Code::limit, "more than " + std::to_string(limits::tombstones) +
+                                          " operations have failed that some of their ranks never called");
+  }
+  const bool lives_at_home = opening.failed || opening.bytes <= config_.small ||
+                             opening.collective == Collective::all_gather ||
+                             opening.collective == Collective::all_to_all;
+  if (lives_at_home && home_of(opening.key, config_) != index_) {
+    return refused("OPEN of '" + opening.name + "', whose home is another server");
+  }
+  Operation& operation = find_or_make(opening, *group->second);
+  if (operation.group != group->second.get()) {
+    return refused("OPEN of '" + opening.name + "' in another group than the key says");
+  }
+  Member& member = operation.members[*index];
+  if (member.opened) {
+    return refused("opens '" + opening.name + "' twice");
+  }
+  member.opened = true;
+  member.number = from.header.operation;
+  // Inline data is the whole contribution; one that contributes nothing sends none.
+  member.inlined = opening.inline_bytes == opening.bytes && opening.bytes <= config_.small;
+  if (opening.inline_bytes != 0 && !member.inlined) {
+    return refused("OPEN of '" + opening.name + "' with a part of its data");
+  }
+  from.eager += opening.inline_bytes;
+  member.eager = opening.inline_bytes;
+  from.operations.emplace(member.number, operation.serial);
+  member.inline_data = Contribution{std::move(from.payload), nullptr, 0};
+  member.inline_data.data = member.inline_data.buffer.data() + inline_offset;
+  if (opening.inline_bytes == 0) {
+    member.inline_data = Contribution{};
+  }
+  member.opening = std::move(opening);
+  ++operation.opened;
+  opened(operation, *index);
+  return {};
+}
+
+Status Server::Impl::receive_data(std::uint32_t rank) {
+  NodeState& from = node(rank);
+  const std::optional<Place> at = place(rank, from.header.operation);
+  const std::uint32_t bytes = from.header.length;
+  if (!at || at->operation->state == Operation::State::failed) {
+    from.payload = Buffer();
+    grant(rank, bytes);
+    return {};
+  }
+  Operation& operation = *at->operation;
+  from.outstanding += bytes;
+  operation.members[at->member].next += bytes;
+  const std::uint64_t number = (from.header.offset - operation.shard.begin) / config_.segment;
+  Contribution contribution{std::move(from.payload), nullptr, bytes};
+  contribution.data = contribution.buffer.data();
+  add_contribution(operation, number, at->member, std::move(contribution));
+  return {};
+}
+
+Status Server::Impl::receive_fail(std::uint32_t rank) {
+  NodeState& from = node(rank);
+  wire::Failure failure;
+  const wire::ConstBytes payload(from.payload.data(), from.payload.size());
+  if (Status status = wire::decode(payload, failure); !status.ok()) {
+    return status;
+  }
+  const std::optional<Place> at = place(rank, from.header.operation);
+  if (!at || at->operation->state == Operation::State::failed || !at->operation->home) {
+    return {};  // has ended in the meantime, and the node hears of that
+  }
+  Operation& operation = *at->operation;
+  if (failure.status.code == Code::timeout) {
+    const std::vector<std::uint32_t> absent = missing(operation);
+    if (!absent.empty()) {
+      failure.status.message += ": " + server::ranks_text(absent, config_) + " had not called it";
+    }
+  }
+  fail(operation, std::move(failure.status));
+  return {};
+}
+
+Status Server::Impl::receive_group(std::uint32_t rank) {
+  NodeState& from = node(rank);
+  wire::GroupMembers members;
+  const wire::ConstBytes payload(from.payload.data(), from.payload.size());
+  if (Status status = wire::decode(payload, members); !status.ok()) {
+    return status;
+  }
+  if (members.ranks.empty() || std::any_of(members.ranks.begin(), members.ranks.end(),
+                                           [this](std::uint32_t member) { return member >= config_.size(); })) {
+    return refused("GROUP of ranks that do not exist");
+  }
+  std::vector<std::uint32_t> sorted = members.ranks;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+    return refused("GROUP with a rank twice");
+  }
+  auto& group = groups_[members.id];
+  if (group == nullptr) {
+    group = std::make_unique<Group>();
+    group->ranks = std::move(members.ranks);
+  } else if (group->ranks != members.ranks) {
+    return refused("GROUP with other members than it had");
+  }
+  return {};
+}
+
+void Server::Impl::receive_drop(std::uint32_t rank) {
+  const std::optional<Place> at = place(rank, node(rank).header.operation);
+  if (!at) {
+    return;  // it ended here before the node heard of the failure
+  }
+  Operation& operation = *at->operation;
+  if (operation.state == Operation::State::gathering || operation.state == Operation::State::flowing) {
+    // Decided elsewhere: a loss, or the home of the operation.
+    Status why =
+        Status::error(Code::cancelled, "'" + operation.name() + "' was given up by " + server::rank_text(rank, config_),
+                      static_cast<std::int32_t>(rank));
+    drop(operation, at->member);
+    fail(operation, std::move(why));
+    return;
+  }
+  drop(operation, at->member);
+  remove_if_done(operation);
+}
+
+void Server::Impl::receive_leave(std::uint32_t rank) {
+  node(rank).left = true;
+  std::vector<Operation*> concerned;
+  for (auto& [serial, operation] : operations_) {
+    const std::optional<std::size_t> index = operation->group->index_of(rank);
+    if (index && !operation->members[*index].opened) {
+      concerned.push_back(operation.get());
+    }
+  }
+  for (Operation* operation : concerned) {
+    if (operation->state == Operation::State::failed) {
+      remove_if_done(*operation);
+    } else if (operation->home) {
+      fail(*operation, Status::error(Code::peer_left,
+                                     "'" + operation->name() + "' needs " + server::rank_text(rank, config_) +
+                                         ", which has left the job normally",
+                                     static_cast<std::int32_t>(rank)));
+    }
+  }
+}
+
+void Server::Impl::on_lost(LinkId link) {
+  const std::uint32_t rank = rank_of(link);
+  NodeState& gone = node(rank);
+  ranks_.erase(link);
+  gone.link.reset();
+  gone.lost = true;
+  gone.payload = Buffer();
+  // What it contributed stays: the coordinator decides, and the nodes drop what cannot be finished.
+  std::vector<std::uint64_t> serials;
+  for (auto& [serial, operation] : operations_) {
+    if (operation->group->index_of(rank)) {
+      serials.push_back(serial);
+    }
+  }
+  for (std::uint64_t serial : serials) {
+    const auto found = operations_.find(serial);
+    if (found == operations_.end()) {
+      continue;
+    }
+    Operation& operation = *found->second;
+    const std::size_t index = *operation.group->index_of(rank);
+    if (operation.members[index].opened && !operation.members[index].dropped) {
+      drop(operation, index);
+    }
+    remove_if_done(operation);
+  }
+}
+
+void Server::Impl::on_time(Time now) {
+  now_ = now;
+  while (!alarms_.empty() && alarms_.begin()->first <= now) {
+    Operation& operation = *operations_.at(alarms_.begin()->second);
+    set_alarm(operation, never);
+    alarm(operation);
+  }
+}
+
+std::optional<Server::Impl::Place> Server::Impl::place(std::uint32_t rank, std::uint64_t number) {
+  const auto found = node(rank).operations.find(number);
+  if (found == node(rank).operations.end()) {
+    return std::nullopt;
+  }
+  Operation* operation = operations_.at(found->second).get();
+  return Place{operation, *operation->group->index_of(rank)};
+}
+
+bool Server::Impl::send(std::uint32_t rank, Header header, wire::Bytes owned, std::span<const std::byte> borrowed,
+                        Token token) {
+  NodeState& to = node(rank);
+  if (!to.link) {
+    return false;
+  }
+  if (header.type == Type::result) {
+    ++to.results_sent;
+  }
+  header.length = static_cast<std::uint32_t>(owned.size() + borrowed.size());
+  world_.send(*to.link, header, std::move(owned), borrowed, token);
+  return true;
+}
+
+void Server::Impl::grant(std::uint32_t rank, std::uint32_t credit) {
+  if (credit > 0) {
+    send(rank, {.type = Type::grant, .credit = credit});
+  }
+}
+
+}  // namespace shoal

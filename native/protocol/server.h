@@ -1,0 +1,41 @@
+// The server's machine for one job and one lane: matches openings, admits operations, sums segments in member order,
+// sends results, and keeps every node within its credit. docs/protocol.md, section 7.
+//
+// Memory is bounded: for each node at most `credit` bytes of contributions, `eager` bytes of inline data, and
+// `open_limit` openings.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/buffer.h"
+#include "protocol/job.h"
+#include "protocol/machine.h"
+
+namespace shoal {
+
+class Server final : public Machine {
+ public:
+  // `index`: which server of the job this is. World and pool must outlive it.
+  Server(const JobConfig& config, std::uint32_t index, ServerWorld& world, BufferPool& pool);
+  ~Server() override;
+
+  void attach_node(LinkId link, std::uint32_t rank);
+
+  Placement on_header(LinkId link, const wire::Header& header) override;
+  Status on_payload(LinkId link) override;
+  void on_sent(Token token) override;
+  void on_summed(Token token) override;
+  void on_lost(LinkId link, const Status& why) override;
+  void on_time(Time now) override;
+  Time deadline() const override;
+
+  // Operations it knows of, tombstones included: for tests and limits.
+  std::size_t operations() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,118 @@
+// The server machine's parts; server.cpp turns events into calls of these, server_operations.cpp lets operations live.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "protocol/server.h"
+#include "protocol/server_state.h"
+
+namespace shoal {
+
+class Server::Impl {
+ public:
+  Impl(const JobConfig& config, std::uint32_t index, ServerWorld& world, BufferPool& pool);
+
+  // Events (server.cpp).
+  void attach_node(LinkId link, std::uint32_t rank);
+  Placement on_header(LinkId link, const wire::Header& header);
+  Status on_payload(LinkId link);
+  void on_sent(Token token);
+  void on_summed(Token token);
+  void on_lost(LinkId link);
+  void on_time(Time now);
+  Time deadline() const { return alarms_.empty() ? never : alarms_.begin()->first; }
+  std::size_t operations() const { return operations_.size(); }
+
+ private:
+  using Operation = server::Operation;
+  using Segment = server::Segment;
+  using NodeState = server::NodeState;
+
+  struct Place {
+    Operation* operation = nullptr;
+    std::size_t member = 0;
+  };
+
+  // A sum that is being carried out.
+  struct Summing {
+    std::uint64_t serial = 0;
+    const server::Group* group = nullptr;
+    std::uint64_t number = 0;
+    Segment segment;
+  };
+
+  // Frames (server.cpp).
+  Status check_header(const NodeState& node, const wire::Header& header) const;
+  Status check_data(const NodeState& node, const wire::Header& header) const;
+  Status receive_open(std::uint32_t rank);
+  Status receive_data(std::uint32_t rank);
+  Status receive_fail(std::uint32_t rank);
+  Status receive_group(std::uint32_t rank);
+  void receive_drop(std::uint32_t rank);
+  void receive_leave(std::uint32_t rank);
+
+  // Operations (server_operations.cpp).
+  Operation& find_or_make(const wire::Opening& opening, const server::Group& group);
+  void opened(Operation& operation, std::size_t member);
+  void admit(Operation& operation);
+  void exchange(Operation& operation);
+  void add_contribution(Operation& operation, std::uint64_t number, std::size_t member,
+                        server::Contribution contribution);
+  void start_sum(Operation& operation, std::uint64_t number);
+  void finish_segment(Operation& operation, std::uint64_t number, Segment segment);
+  void send_results(Operation& operation, std::uint64_t number, Segment segment);
+  // No more segments here: the operation goes, or closes.
+  void end_flow(Operation& operation);
+  void end_outgoing(Token token);
+  // The member has its answer to what it sent: counts its credit and inline data as answered.
+  void answer(Operation& operation, std::size_t member, std::uint32_t credit);
+  void fail(Operation& operation, Status why);
+  void tell_failure(Operation& operation, std::size_t member);
+  // Stops the flow, gives contributions and their credit back.
+  void release(Operation& operation);
+  void refund(const server::Group& group, Segment& segment);
+  // Forgets one member's number. The operation may be gone afterwards.
+  void drop(Operation& operation, std::size_t member);
+  void remove_if_done(Operation& operation);
+  void remove(Operation& operation);
+  void set_alarm(Operation& operation, Time when);
+  void alarm(Operation& operation);
+
+  // Sending. False: the node's link is gone, and no on_sent will come.
+  bool send(std::uint32_t rank, wire::Header header, wire::Bytes owned = {}, std::span<const std::byte> borrowed = {},
+            Token token = 0);
+  void send_block(std::uint32_t rank, std::uint64_t number, DType dtype, Buffer buffer, std::size_t bytes);
+  void grant(std::uint32_t rank, std::uint32_t credit);
+
+  NodeState& node(std::uint32_t rank) { return nodes_[rank]; }
+  std::uint32_t rank_of(LinkId link) const { return ranks_.at(link); }
+  std::optional<Place> place(std::uint32_t rank, std::uint64_t number);
+
+  const JobConfig config_;
+  const std::uint32_t index_;
+  ServerWorld& world_;
+  BufferPool& pool_;
+  Time now_ = 0;
+
+  std::vector<NodeState> nodes_;  // by rank
+  std::unordered_map<LinkId, std::uint32_t> ranks_;
+  std::unordered_map<Hash128, std::unique_ptr<server::Group>> groups_;
+  Hash128 world_group_;
+
+  std::unordered_map<std::uint64_t, std::unique_ptr<Operation>> operations_;  // by serial
+  std::unordered_map<Hash128, std::uint64_t> serials_;                        // by key
+  std::uint64_t next_serial_ = 1;
+  std::uint64_t next_exchange_ = 1;
+  std::size_t tombstones_ = 0;
+  std::set<std::pair<Time, std::uint64_t>> alarms_;
+
+  Token next_token_ = 1;
+  std::unordered_map<Token, server::Outgoing> outgoing_;
+  std::unordered_map<Token, Summing> summing_;
+};
+
+}  // namespace shoal

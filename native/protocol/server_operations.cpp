@@ -1,0 +1,443 @@
+// The life of an operation on a server: docs/protocol.md, section 7.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "protocol/keys.h"
+#include "protocol/server_impl.h"
+
+namespace shoal {
+
+using server::Contribution;
+using server::Group;
+using server::Member;
+using server::Outgoing;
+using wire::Header;
+using wire::Type;
+
+namespace {
+
+// How long the home waits for the other openings once two disagree, so that the message can name them all.
+constexpr Time conflict_wait = second * 3 / 10;
+
+// When the home first says who is late; then at doubling intervals.
+constexpr Time first_late = 10 * second;
+
+bool is_gather(Collective collective) {
+  return collective == Collective::all_gather || collective == Collective::all_to_all;
+}
+
+}  // namespace
+
+Server::Impl::Operation& Server::Impl::find_or_make(const wire::Opening& opening, const Group& group) {
+  const auto found = serials_.find(opening.key);
+  if (found != serials_.end()) {
+    return *operations_.at(found->second);
+  }
+  auto operation = std::make_unique<Operation>();
+  operation->serial = next_serial_++;
+  operation->key = opening.key;
+  operation->group = &group;
+  operation->home = home_of(opening.key, config_) == index_;
+  operation->members.resize(group.ranks.size());
+  operation->opened_at = now_;
+  operation->late_after = first_late;
+  Operation& made = *operation;
+  serials_.emplace(made.key, made.serial);
+  operations_.emplace(made.serial, std::move(operation));
+  if (made.home) {
+    set_alarm(made, now_ + first_late);
+  }
+  return made;
+}
+
+void Server::Impl::opened(Operation& operation, std::size_t index) {
+  const wire::Opening& opening = operation.members[index].opening;
+  if (operation.state == Operation::State::failed) {
+    if (operation.home) {
+      tell_failure(operation, index);
+    }
+    return;
+  }
+  if (opening.failed) {
+    const std::uint32_t rank = operation.group->ranks[index];
+    fail(operation, Status::error(Code::failed_on_rank,
+                                  "'" + opening.name + "' failed on " + server::rank_text(rank, config_) +
+                                      " before it began: " + opening.text,
+                                  static_cast<std::int32_t>(rank)));
+    return;
+  }
+  for (std::size_t i = 0; operation.home && i < operation.members.size(); ++i) {
+    const std::uint32_t rank = operation.group->ranks[i];
+    if (!operation.members[i].opened && node(rank).left) {
+      fail(operation, Status::error(Code::peer_left,
+                                    "'" + opening.name + "' needs " + server::rank_text(rank, config_) +
+                                        ", which has left the job normally",
+                                    static_cast<std::int32_t>(rank)));
+      return;
+    }
+  }
+  std::string what;
+  const bool conflict = !server::agree(operation.attributes(), opening, what);
+  if (conflict && !operation.conflict && operation.home) {
+    set_alarm(operation, now_ + conflict_wait);
+  }
+  operation.conflict |= conflict;
+  if (operation.opened < operation.members.size()) {
+    return;
+  }
+  if (!operation.conflict) {
+    admit(operation);
+  } else if (operation.home) {
+    alarm(operation);
+  }
+}
+
+void Server::Impl::admit(Operation& operation) {
+  set_alarm(operation, never);
+  operation.state = Operation::State::flowing;
+  const wire::Opening& attributes = operation.attributes();
+  if (is_gather(attributes.collective)) {
+    exchange(operation);
+    return;
+  }
+  operation.shard = attributes.bytes <= config_.small ? Range{0, attributes.bytes}
+                                                      : shard_of(attributes.bytes, config_.weights, index_);
+  operation.segments = std::max<std::uint64_t>(1, (operation.shard.size() + config_.segment - 1) / config_.segment);
+  if (operation.shard.empty()) {
+    send_results(operation, 0, Segment{});
+    return;
+  }
+  std::vector<std::size_t> inlined;
+  for (std::size_t i = 0; i < operation.members.size(); ++i) {
+    Member& member = operation.members[i];
+    if (!operation.is_contributor(i)) {
+      member.inline_data = Contribution{};
+      continue;
+    }
+    member.next = operation.shard.begin;
+    if (member.inlined) {
+      inlined.push_back(i);
+    } else {
+      send(operation.group->ranks[i], {.type = Type::admit, .operation = member.number});
+    }
+  }
+  // The last of them may end the operation.
+  for (std::size_t i : inlined) {
+    add_contribution(operation, 0, i, std::move(operation.members[i].inline_data));
+  }
+}
+
+void Server::Impl::add_contribution(Operation& operation, std::uint64_t number, std::size_t member,
+                                    Contribution contribution) {
+  Segment& segment = operation.filling[number];
+  if (segment.arrived == 0) {
+    segment.range = operation.segment_range(number, config_.segment);
+    segment.contributions.resize(operation.members.size());
+  }
+  segment.contributions[member] = std::move(contribution);
+  ++segment.arrived;
+  if (segment.arrived == operation.contributors()) {
+    start_sum(operation, number);
+  }
+}
+
+void Server::Impl::start_sum(Operation& operation, std::uint64_t number) {
+  Segment segment = std::move(operation.filling.at(number));
+  operation.filling.erase(number);
+  const wire::Opening& attributes = operation.attributes();
+  if (attributes.collective == Collective::broadcast) {
+    finish_segment(operation, number, std::move(segment));
+    return;
+  }
+  Sum sum;
+  // The result takes the place of the first contribution.
+  Contribution& first = segment.contributions.front();
+  sum.destination = first.buffer.data() + (first.data - first.buffer.data());
+  for (const Contribution& contribution : segment.contributions) {
+    sum.sources.push_back(contribution.data);
+  }
+  sum.count = segment.range.size() / size_of(attributes.dtype);
+  sum.dtype = attributes.dtype;
+  sum.op = attributes.op;
+  sum.divisor = static_cast<double>(operation.members.size());
+  sum.token = next_token_++;
+  summing_.emplace(sum.token, Summing{operation.serial, operation.group, number, std::move(segment)});
+  world_.sum(std::move(sum));
+}
+
+void Server::Impl::on_summed(Token token) {
+  auto summing = summing_.extract(token);
+  Summing& done = summing.mapped();
+  const auto found = operations_.find(done.serial);
+  if (found == operations_.end() || found->second->state == Operation::State::failed) {
+    refund(*done.group, done.segment);
+    return;
+  }
+  finish_segment(*found->second, done.number, std::move(done.segment));
+}
+
+void Server::Impl::finish_segment(Operation& operation, std::uint64_t number, Segment segment) {
+  operation.summed.emplace(number, std::move(segment));
+  while (!operation.summed.empty() && operation.summed.begin()->first == operation.next_result) {
+    Segment next = std::move(operation.summed.begin()->second);
+    operation.summed.erase(operation.summed.begin());
+    const bool last = operation.next_result + 1 == operation.segments;
+    send_results(operation, operation.next_result++, std::move(next));
+    if (last) {
+      return;  // and the operation may be gone
+    }
+  }
+}
+
+void Server::Impl::send_results(Operation& operation, std::uint64_t number, Segment segment) {
+  const wire::Opening& attributes = operation.attributes();
+  const bool last = number + 1 == operation.segments;
+  const bool broadcast = attributes.collective == Collective::broadcast;
+  const Token token = next_token_++;
+  Outgoing& outgoing = outgoing_[token];
+  const std::byte* data = nullptr;
+  if (!segment.contributions.empty()) {
+    Contribution& result = segment.contributions[broadcast ? attributes.root : 0];
+    data = result.data;
+    outgoing.buffer = std::move(result.buffer);
+  }
+  for (std::size_t i = 0; i < operation.members.size(); ++i) {
+    Member& member = operation.members[i];
+    const std::uint32_t rank = operation.group->ranks[i];
+    const std::uint32_t credit = segment.contributions.empty() ? 0 : segment.contributions[i].credit;
+    Header header{.type = Type::result,
+                  .flags = last ? wire::flag_last : std::uint8_t{0},
+                  .dtype = attributes.dtype,
+                  .operation = member.number,
+                  .offset = segment.range.begin,
+                  .credit = credit};
+    if (broadcast && i == attributes.root) {
+      outgoing.answers_root = true;
+      outgoing.root = rank;
+      outgoing.answer = header;
+      outgoing.eager = std::exchange(member.eager, 0);
+      continue;
+    }
+    answer(operation, i, credit);
+    const Range part = intersection(segment.range, operation.wanted(i));
+    if (part.empty()) {
+      send(rank, header);
+      continue;
+    }
+    header.offset = part.begin;
+    if (send(rank, header, {}, {data + (part.begin - segment.range.begin), part.size()}, token)) {
+      ++outgoing.unsent;
+    }
+  }
+  if (last) {
+    end_flow(operation);
+  }
+  if (outgoing.unsent == 0) {
+    end_outgoing(token);
+  }
+}
+
+void Server::Impl::end_flow(Operation& operation) {
+  // The home of an operation that other servers work on too is kept until all are done with it: a member may yet
+  // report that it failed.
+  if (operation.home && operation.attributes().bytes > config_.small) {
+    operation.state = Operation::State::closing;
+    remove_if_done(operation);
+  } else {
+    remove(operation);
+  }
+}
+
+void Server::Impl::end_outgoing(Token token) {
+  auto outgoing = outgoing_.extract(token);
+  const Outgoing& done = outgoing.mapped();
+  if (done.answers_root) {
+    node(done.root).outstanding -= done.answer.credit;
+    node(done.root).eager -= done.eager;
+    send(done.root, done.answer);
+  }
+}
+
+void Server::Impl::on_sent(Token token) {
+  const auto found = outgoing_.find(token);
+  if (found != outgoing_.end() && --found->second.unsent == 0) {
+    end_outgoing(token);
+  }
+}
+
+void Server::Impl::exchange(Operation& operation) {
+  const std::size_t size = operation.members.size();
+  const bool gather = operation.attributes().collective == Collective::all_gather;
+  std::uint64_t total = 0;
+  bool inlined = true;
+  for (const Member& member : operation.members) {
+    total += member.opening.bytes;
+    inlined = inlined && member.inlined;
+  }
+  inlined = inlined && total <= config_.small;
+
+  wire::Sizes sizes;
+  // Numbers of different servers never meet.
+  sizes.exchange = (static_cast<std::uint64_t>(index_) + 1) << 40 | next_exchange_++;
+  std::vector<std::uint64_t> taken(size, 0);  // bytes of each input that went to the members before
+  for (std::size_t to = 0; to < size; ++to) {
+    sizes.blocks.clear();
+    for (const Member& from : operation.members) {
+      sizes.blocks.push_back(gather ? from.opening.bytes : static_cast<std::uint64_t>(from.opening.splits[to]));
+    }
+    const std::uint32_t rank = operation.group->ranks[to];
+    const std::uint64_t number = operation.members[to].number;
+    answer(operation, to, 0);
+    send(rank, {.type = Type::sizes, .flags = inlined ? wire::flag_inline : std::uint8_t{0}, .operation = number},
+         wire::encode(sizes));
+    if (!inlined) {
+      continue;
+    }
+    const auto bytes = std::accumulate(sizes.blocks.begin(), sizes.blocks.end(), std::size_t{0});
+    Buffer buffer = bytes > 0 ? pool_.take(bytes) : Buffer();
+    std::byte* at = buffer.data();
+    for (std::size_t from = 0; from < size; ++from) {
+      const std::size_t block = sizes.blocks[from];
+      if (block > 0) {
+        std::memcpy(at, operation.members[from].inline_data.data + taken[from], block);
+        at += block;
+      }
+      taken[from] += gather ? 0 : block;
+    }
+    send_block(rank, number, operation.attributes().dtype, std::move(buffer), bytes);
+  }
+  for (Member& member : operation.members) {
+    member.inline_data = Contribution{};
+  }
+  if (inlined) {
+    remove(operation);
+  } else {
+    operation.state = Operation::State::exchanging;
+    remove_if_done(operation);
+  }
+}
+
+void Server::Impl::send_block(std::uint32_t rank, std::uint64_t number, DType dtype, Buffer buffer, std::size_t bytes) {
+  const Token token = next_token_++;
+  Outgoing& outgoing = outgoing_[token];
+  outgoing.buffer = std::move(buffer);
+  outgoing.unsent = 1;
+  const Header header{.type = Type::result, .flags = wire::flag_last, .dtype = dtype, .operation = number};
+  if (!send(rank, header, {}, {outgoing.buffer.data(), bytes}, token)) {
+    outgoing_.erase(token);
+  }
+}
+
+void Server::Impl::answer(Operation& operation, std::size_t index, std::uint32_t credit) {
+  NodeState& to = node(operation.group->ranks[index]);
+  to.outstanding -= credit;
+  to.eager -= std::exchange(operation.members[index].eager, 0);
+}
+
+void Server::Impl::fail(Operation& operation, Status why) {
+  release(operation);
+  set_alarm(operation, never);
+  operation.state = Operation::State::failed;
+  operation.failure = std::move(why);
+  ++tombstones_;
+  for (std::size_t i = 0; operation.home && i < operation.members.size(); ++i) {
+    if (operation.members[i].opened && !operation.members[i].dropped) {
+      tell_failure(operation, i);
+    }
+  }
+  remove_if_done(operation);
+}
+
+void Server::Impl::tell_failure(Operation& operation, std::size_t index) {
+  Member& member = operation.members[index];
+  member.inline_data = Contribution{};
+  answer(operation, index, 0);
+  send(operation.group->ranks[index], {.type = Type::fail, .operation = member.number},
+       wire::encode(wire::Failure{operation.failure}));
+}
+
+void Server::Impl::release(Operation& operation) {
+  for (auto* segments : {&operation.filling, &operation.summed}) {
+    for (auto& [number, segment] : *segments) {
+      refund(*operation.group, segment);
+    }
+    segments->clear();
+  }
+  for (Member& member : operation.members) {
+    member.inline_data = Contribution{};
+  }
+}
+
+void Server::Impl::refund(const Group& group, Segment& segment) {
+  for (std::size_t i = 0; i < segment.contributions.size(); ++i) {
+    const std::uint32_t credit = segment.contributions[i].credit;
+    node(group.ranks[i]).outstanding -= credit;
+    grant(group.ranks[i], credit);
+  }
+  segment.contributions.clear();
+}
+
+void Server::Impl::drop(Operation& operation, std::size_t index) {
+  Member& member = operation.members[index];
+  member.dropped = true;
+  answer(operation, index, 0);
+  node(operation.group->ranks[index]).operations.erase(member.number);
+}
+
+void Server::Impl::remove_if_done(Operation& operation) {
+  const bool tombstone = operation.home && operation.state == Operation::State::failed;
+  for (std::size_t i = 0; i < operation.members.size(); ++i) {
+    const Member& member = operation.members[i];
+    const NodeState& of = node(operation.group->ranks[i]);
+    const bool may_come = tombstone && !of.left && !of.lost;
+    if (member.opened ? !member.dropped : may_come) {
+      return;
+    }
+  }
+  remove(operation);
+}
+
+void Server::Impl::remove(Operation& operation) {
+  set_alarm(operation, never);
+  release(operation);
+  for (std::size_t i = 0; i < operation.members.size(); ++i) {
+    if (operation.members[i].opened && !operation.members[i].dropped) {
+      drop(operation, i);
+    }
+  }
+  if (operation.state == Operation::State::failed) {
+    --tombstones_;
+  }
+  serials_.erase(operation.key);
+  operations_.erase(operation.serial);
+}
+
+void Server::Impl::set_alarm(Operation& operation, Time when) {
+  if (operation.next_alarm != never) {
+    alarms_.erase({operation.next_alarm, operation.serial});
+  }
+  operation.next_alarm = when;
+  if (when != never) {
+    alarms_.insert({when, operation.serial});
+  }
+}
+
+void Server::Impl::alarm(Operation& operation) {
+  if (operation.conflict) {
+    fail(operation, Status::error(Code::mismatch, server::mismatch_text(operation, config_)));
+    return;
+  }
+  const wire::Bytes late = wire::encode_ranks(server::missing(operation));
+  for (std::size_t i = 0; i < operation.members.size(); ++i) {
+    const Member& member = operation.members[i];
+    if (member.opened && !member.dropped) {
+      send(operation.group->ranks[i], {.type = Type::late, .operation = member.number}, late);
+    }
+  }
+  operation.late_after *= 2;
+  set_alarm(operation, now_ + operation.late_after);
+}
+
+}  // namespace shoal

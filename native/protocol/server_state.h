@@ -1,0 +1,133 @@
+// What a server knows: nodes, groups, operations and their segments. Private to the server's machine.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/buffer.h"
+#include "protocol/job.h"
+#include "protocol/layout.h"
+#include "protocol/machine.h"
+#include "wire/opening.h"
+
+namespace shoal::server {
+
+struct Group {
+  std::vector<std::uint32_t> ranks;
+
+  std::optional<std::size_t> index_of(std::uint32_t rank) const;
+};
+
+// One member's part of a segment, in memory of ours.
+struct Contribution {
+  Buffer buffer;
+  const std::byte* data = nullptr;  // inside buffer
+  std::uint32_t credit = 0;         // bytes of credit it was sent under; 0 for inline data
+};
+
+struct Segment {
+  Range range;
+  std::vector<Contribution> contributions;  // by member
+  std::size_t arrived = 0;
+};
+
+struct Member {
+  bool opened = false;
+  bool dropped = false;      // it has told us to forget it, or its link is gone
+  std::uint64_t number = 0;  // the node's own number of the operation
+  wire::Opening opening;     // without inline data
+  Contribution inline_data;  // until the operation is admitted
+  bool inlined = false;      // its contribution came with the opening
+  std::uint32_t eager = 0;   // bytes of inline data that it has no answer to
+  std::uint64_t next = 0;    // where its next DATA must begin
+};
+
+// An operation's life: gathering → flowing (→ closing) → gone, gathering → exchanging → gone, or → failed → gone.
+struct Operation {
+  enum class State {
+    gathering,   // not all members have opened it
+    flowing,     // admitted: segments come and go
+    closing,     // at the home, all results sent: waits for the members to be done at the other servers
+    exchanging,  // at the home: the blocks go from node to node
+    failed,      // at the home: a tombstone; elsewhere: waits for the members to drop it
+  };
+
+  std::uint64_t serial = 0;  // never used twice
+  Hash128 key;
+  const Group* group = nullptr;
+  bool home = false;
+  State state = State::gathering;
+  std::vector<Member> members;  // by index in the group
+  std::size_t opened = 0;
+  bool conflict = false;  // openings differ
+  Status failure;         // why, once failed
+
+  Time opened_at = 0;
+  Time next_alarm = never;  // the next LATE, or the end of the wait for those who have not opened a conflict
+  Time late_after = 0;      // the interval that doubles
+
+  // Of the bytes that this server averages.
+  Range shard;
+  std::map<std::uint64_t, Segment> filling;  // by number of the segment
+  std::map<std::uint64_t, Segment> summed;   // done, but one before them is not
+  std::uint64_t next_result = 0;
+  std::uint64_t segments = 0;
+
+  const wire::Opening& attributes() const;  // of the first member that opened
+  const std::string& name() const { return attributes().name; }
+  bool is_contributor(std::size_t member) const;
+  std::size_t contributors() const;
+  Range segment_range(std::uint64_t number, std::uint32_t segment_bytes) const;
+  // What the member gets of the result.
+  Range wanted(std::size_t member) const;
+};
+
+// The frames that carry one result and the memory behind them.
+struct Outgoing {
+  Buffer buffer;
+  std::size_t unsent = 0;
+
+  // Broadcast: what the root hears when all have been written.
+  bool answers_root = false;
+  std::uint32_t root = 0;
+  wire::Header answer;
+  std::uint32_t eager = 0;
+};
+
+struct NodeState {
+  std::optional<LinkId> link;
+  bool left = false;
+  bool lost = false;
+  std::unordered_map<std::uint64_t, std::uint64_t> operations;  // its number → serial
+  std::uint64_t outstanding = 0;                                // bytes of DATA without an answer
+  std::uint64_t eager = 0;                                      // bytes of inline data without an answer
+  std::uint32_t results_sent = 0;                               // modulo 2^32
+  std::uint32_t acknowledged = 0;
+
+  // The frame that is being received.
+  wire::Header header;
+  Buffer payload;
+};
+
+// Whether two openings of one key agree; `what` is then the attribute that does not.
+bool agree(const wire::Opening& a, const wire::Opening& b, std::string& what);
+
+// "mean float32 [3, 4] allreduce", for messages.
+std::string describe(const wire::Opening& opening);
+
+// The text of a Mismatch: what every member sent, and who has not called yet.
+std::string mismatch_text(const Operation& operation, const JobConfig& config);
+
+// "rank 3 (host)" and "ranks 3 (a), 5 (b)".
+std::string rank_text(std::uint32_t rank, const JobConfig& config);
+std::string ranks_text(const std::vector<std::uint32_t>& ranks, const JobConfig& config);
+
+// Members that have not opened the operation, as ranks.
+std::vector<std::uint32_t> missing(const Operation& operation);
+
+}  // namespace shoal::server

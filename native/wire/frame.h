@@ -1,0 +1,72 @@
+// Frame headers: docs/protocol.md, sections 4 and 5, and nothing more.
+//
+// decode() checks everything that can be known from the 40 bytes alone; what depends on the state of a link or an
+// operation is the machines' to check.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/status.h"
+#include "base/types.h"
+
+namespace shoal::wire {
+
+inline constexpr std::size_t header_bytes = 40;
+using HeaderBytes = std::span<std::byte, header_bytes>;
+using ConstHeaderBytes = std::span<const std::byte, header_bytes>;
+
+enum class Type : std::uint8_t {
+  open = 1,
+  data = 2,
+  result = 3,
+  admit = 4,
+  grant = 5,
+  fail = 6,
+  drop = 7,
+  sizes = 8,
+  late = 9,
+  group = 10,
+  leave = 11,
+  report = 12,
+  lost = 13,
+  ended = 14,
+  abort = 15,
+  epoch = 16,  // reserved
+  have = 17,   // reserved
+};
+
+// Flag 1 of RESULT (the operation's last from this server) and of SIZES (a RESULT with everything follows).
+inline constexpr std::uint8_t flag_last = 1;
+inline constexpr std::uint8_t flag_inline = 1;
+
+struct Header {
+  Type type{};
+  std::uint8_t flags = 0;
+  DType dtype = DType::none;
+  std::uint8_t codec = 0;
+  std::uint32_t epoch = 0;
+  std::uint64_t operation = 0;
+  std::uint64_t offset = 0;
+  std::uint32_t length = 0;
+  std::uint32_t credit = 0;
+  std::uint32_t acknowledged = 0;
+
+  friend bool operator==(const Header&, const Header&) = default;
+};
+
+// Writes the header with its check.
+void encode(const Header& header, HeaderBytes bytes);
+
+// Reads and checks a header: the CRC, a known type, codec, dtype and flags. The status names the field that is wrong.
+Status decode(ConstHeaderBytes bytes, Header& header);
+
+// "DATA", "RESULT" and so on, for messages.
+const char* name_of(Type type);
+
+// CRC-32C (Castagnoli) of some bytes.
+std::uint32_t crc32c(std::span<const std::byte> bytes);
+
+}  // namespace shoal::wire

@@ -1,0 +1,257 @@
+#include "wire/opening.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/limits.h"
+#include "wire/bytes.h"
+
+namespace shoal::wire {
+
+namespace {
+
+constexpr std::size_t fixed_bytes = 96;
+constexpr std::size_t inline_alignment = 64;
+constexpr std::size_t failure_bytes = 8;
+constexpr std::size_t loss_bytes = 16;
+constexpr std::size_t group_bytes = 24;
+constexpr std::uint16_t flag_failed = 1;
+
+std::size_t aligned(std::size_t bytes) { return (bytes + inline_alignment - 1) / inline_alignment * inline_alignment; }
+
+Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
+
+std::string cut(const std::string& text) { return text.substr(0, limits::text_bytes); }
+
+bool known(Code code) { return code <= Code::cancelled; }
+
+// A whole payload of equal numbers.
+template <class Number>
+std::vector<Number> numbers(ConstBytes bytes) {
+  std::vector<Number> values(bytes.size() / sizeof(Number));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = get<Number>(bytes.data() + i * sizeof(Number));
+  }
+  return values;
+}
+
+Status check_values(const Opening& opening, std::uint8_t wire_dtype, std::uint8_t codec, std::uint8_t priority) {
+  if (opening.collective > Collective::barrier || (opening.collective == Collective::none && !opening.failed)) {
+    return refused("collective " + std::to_string(static_cast<int>(opening.collective)) + " in OPEN");
+  }
+  if (opening.op > Operator::product) {
+    return refused("operator " + std::to_string(static_cast<int>(opening.op)) + " in OPEN");
+  }
+  if (opening.dtype != DType::none && size_of(opening.dtype) == 0) {
+    return refused("dtype " + std::to_string(static_cast<int>(opening.dtype)) + " in OPEN");
+  }
+  if (wire_dtype != static_cast<std::uint8_t>(opening.dtype)) {
+    return refused("a wire dtype that is not the dtype is not known to this version of Shoal");
+  }
+  if (codec != 0) {
+    return refused("codec " + std::to_string(codec) + " is not known to this version of Shoal");
+  }
+  if (priority != 0) {
+    return refused("priority " + std::to_string(priority) + " is not known to this version of Shoal");
+  }
+  if (opening.scale_before != 1.0 || opening.scale_after != 1.0) {
+    return refused("scales other than 1 are not known to this version of Shoal");
+  }
+  return {};
+}
+
+}  // namespace
+
+std::size_t opening_limit(std::size_t size, std::size_t small) {
+  return aligned(fixed_bytes + 8 * limits::dimensions + 8 * size + limits::name_bytes + limits::text_bytes) + small;
+}
+
+Bytes encode(const Opening& opening) {
+  Bytes bytes(fixed_bytes);
+  const std::string text = cut(opening.text);
+  std::byte* at = bytes.data();
+  put(at + 0, static_cast<std::uint8_t>(opening.collective));
+  put(at + 1, static_cast<std::uint8_t>(opening.op));
+  put(at + 2, static_cast<std::uint8_t>(opening.dtype));
+  put(at + 3, static_cast<std::uint8_t>(opening.dtype));
+  put<std::uint16_t>(at + 6, opening.failed ? flag_failed : 0);
+  put(at + 8, opening.root);
+  put(at + 12, opening.occurrence);
+  put(at + 16, opening.key);
+  put(at + 32, opening.group);
+  put(at + 48, opening.scale_before);
+  put(at + 56, opening.scale_after);
+  put(at + 64, opening.bytes);
+  put(at + 72, static_cast<std::uint16_t>(opening.name.size()));
+  put(at + 74, static_cast<std::uint16_t>(opening.shape.size()));
+  put(at + 76, static_cast<std::uint32_t>(opening.splits.size()));
+  put(at + 80, static_cast<std::uint32_t>(text.size()));
+  put(at + 84, opening.inline_bytes);
+  for (std::int64_t value : opening.shape) {
+    append(bytes, value);
+  }
+  for (std::int64_t value : opening.splits) {
+    append(bytes, value);
+  }
+  append_text(bytes, opening.name);
+  append_text(bytes, text);
+  bytes.resize(aligned(bytes.size()));
+  return bytes;
+}
+
+Status decode(ConstBytes payload, Opening& opening, std::size_t& inline_offset) {
+  if (payload.size() < fixed_bytes) {
+    return refused("an OPEN of " + std::to_string(payload.size()) + " bytes is too short");
+  }
+  const std::byte* at = payload.data();
+  opening.collective = static_cast<Collective>(get<std::uint8_t>(at + 0));
+  opening.op = static_cast<Operator>(get<std::uint8_t>(at + 1));
+  opening.dtype = static_cast<DType>(get<std::uint8_t>(at + 2));
+  const auto flags = get<std::uint16_t>(at + 6);
+  opening.failed = (flags & flag_failed) != 0;
+  opening.root = get<std::uint32_t>(at + 8);
+  opening.occurrence = get<std::uint32_t>(at + 12);
+  opening.key = get<Hash128>(at + 16);
+  opening.group = get<Hash128>(at + 32);
+  opening.scale_before = get<double>(at + 48);
+  opening.scale_after = get<double>(at + 56);
+  opening.bytes = get<std::uint64_t>(at + 64);
+  const std::size_t name = get<std::uint16_t>(at + 72);
+  const std::size_t dimensions = get<std::uint16_t>(at + 74);
+  const std::size_t splits = get<std::uint32_t>(at + 76);
+  const std::size_t text = get<std::uint32_t>(at + 80);
+  opening.inline_bytes = get<std::uint32_t>(at + 84);
+
+  if (flags > flag_failed) {
+    return refused("unknown flags " + std::to_string(flags) + " in OPEN");
+  }
+  if (name > limits::name_bytes || dimensions > limits::dimensions || splits > limits::world_size ||
+      text > limits::text_bytes || opening.inline_bytes > limits::inline_bytes) {
+    return refused("an OPEN with lengths beyond the limits");
+  }
+  if (Status status =
+          check_values(opening, get<std::uint8_t>(at + 3), get<std::uint8_t>(at + 4), get<std::uint8_t>(at + 5));
+      !status.ok()) {
+    return status;
+  }
+  inline_offset = aligned(fixed_bytes + 8 * dimensions + 8 * splits + name + text);
+  if (payload.size() != inline_offset + opening.inline_bytes) {
+    return refused("an OPEN of " + std::to_string(payload.size()) + " bytes whose parts have " +
+                   std::to_string(inline_offset + opening.inline_bytes));
+  }
+  ConstBytes rest = payload.subspan(fixed_bytes);
+  opening.shape = numbers<std::int64_t>(rest.first(8 * dimensions));
+  rest = rest.subspan(8 * dimensions);
+  opening.splits = numbers<std::int64_t>(rest.first(8 * splits));
+  rest = rest.subspan(8 * splits);
+  opening.name = text_of(rest.first(name));
+  opening.text = text_of(rest.subspan(name, text));
+  return {};
+}
+
+Bytes encode(const Failure& failure) {
+  Bytes bytes(failure_bytes);
+  put(bytes.data(), static_cast<std::uint8_t>(failure.status.code));
+  put(bytes.data() + 4, failure.status.rank);
+  append_text(bytes, cut(failure.status.message));
+  return bytes;
+}
+
+Status decode(ConstBytes payload, Failure& failure) {
+  if (payload.size() < failure_bytes || payload.size() > failure_bytes + limits::text_bytes) {
+    return refused("a FAIL of " + std::to_string(payload.size()) + " bytes");
+  }
+  const auto code = static_cast<Code>(get<std::uint8_t>(payload.data()));
+  if (!known(code) || code == Code::ok) {
+    return refused("status " + std::to_string(static_cast<int>(code)) + " in FAIL");
+  }
+  failure.status = Status::error(code, text_of(payload.subspan(failure_bytes)), get<std::int32_t>(payload.data() + 4));
+  return {};
+}
+
+Bytes encode(const Loss& loss) {
+  Bytes bytes(loss_bytes);
+  put(bytes.data(), static_cast<std::uint8_t>(loss.kind));
+  put(bytes.data() + 4, loss.index);
+  put(bytes.data() + 8, static_cast<std::uint8_t>(loss.status.code));
+  append_text(bytes, cut(loss.status.message));
+  return bytes;
+}
+
+Status decode(ConstBytes payload, Loss& loss) {
+  if (payload.size() < loss_bytes || payload.size() > loss_bytes + limits::text_bytes) {
+    return refused("a loss of " + std::to_string(payload.size()) + " bytes");
+  }
+  const auto kind = get<std::uint8_t>(payload.data());
+  const auto code = static_cast<Code>(get<std::uint8_t>(payload.data() + 8));
+  if (kind != static_cast<std::uint8_t>(Loss::Kind::rank) && kind != static_cast<std::uint8_t>(Loss::Kind::server)) {
+    return refused("a loss of kind " + std::to_string(kind));
+  }
+  if (!known(code) || code == Code::ok) {
+    return refused("status " + std::to_string(static_cast<int>(code)) + " in a loss");
+  }
+  loss.kind = static_cast<Loss::Kind>(kind);
+  loss.index = get<std::uint32_t>(payload.data() + 4);
+  const std::int32_t rank = loss.kind == Loss::Kind::rank ? static_cast<std::int32_t>(loss.index) : -1;
+  loss.status = Status::error(code, text_of(payload.subspan(loss_bytes)), rank);
+  return {};
+}
+
+Bytes encode(const Sizes& sizes) {
+  Bytes bytes;
+  append(bytes, sizes.exchange);
+  for (std::uint64_t block : sizes.blocks) {
+    append(bytes, block);
+  }
+  return bytes;
+}
+
+Status decode(ConstBytes payload, Sizes& sizes) {
+  if (payload.size() < 8 || payload.size() % 8 != 0 || payload.size() > 8 + 8 * limits::world_size) {
+    return refused("a SIZES of " + std::to_string(payload.size()) + " bytes");
+  }
+  sizes.exchange = get<std::uint64_t>(payload.data());
+  sizes.blocks = numbers<std::uint64_t>(payload.subspan(8));
+  return {};
+}
+
+Bytes encode(const GroupMembers& group) {
+  Bytes bytes(group_bytes);
+  put(bytes.data(), group.id);
+  put(bytes.data() + 16, static_cast<std::uint32_t>(group.ranks.size()));
+  for (std::uint32_t rank : group.ranks) {
+    append(bytes, rank);
+  }
+  return bytes;
+}
+
+Status decode(ConstBytes payload, GroupMembers& group) {
+  if (payload.size() < group_bytes || payload.size() > group_bytes + 4 * limits::world_size) {
+    return refused("a GROUP of " + std::to_string(payload.size()) + " bytes");
+  }
+  const std::size_t count = get<std::uint32_t>(payload.data() + 16);
+  if (payload.size() != group_bytes + 4 * count) {
+    return refused("a GROUP of " + std::to_string(payload.size()) + " bytes for " + std::to_string(count) + " ranks");
+  }
+  group.id = get<Hash128>(payload.data());
+  group.ranks = numbers<std::uint32_t>(payload.subspan(group_bytes));
+  return {};
+}
+
+Bytes encode_ranks(const std::vector<std::uint32_t>& ranks) {
+  Bytes bytes;
+  for (std::uint32_t rank : ranks) {
+    append(bytes, rank);
+  }
+  return bytes;
+}
+
+Status decode_ranks(ConstBytes payload, std::vector<std::uint32_t>& ranks) {
+  if (payload.size() % 4 != 0 || payload.size() > 4 * limits::world_size) {
+    return refused("a LATE of " + std::to_string(payload.size()) + " bytes");
+  }
+  ranks = numbers<std::uint32_t>(payload);
+  return {};
+}
+
+}  // namespace shoal::wire

@@ -1,0 +1,84 @@
+// The payloads that are not elements: openings, failures, losses, sizes, groups. docs/protocol.md, sections 5 and 6.
+//
+// Decoding trusts nothing: every length is checked against the bytes that are there and against limits.h before it
+// is used, and a payload with bytes left over is refused.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/hash.h"
+#include "base/status.h"
+#include "base/types.h"
+
+namespace shoal::wire {
+
+using Bytes = std::vector<std::byte>;
+using ConstBytes = std::span<const std::byte>;
+
+// What a node says of an operation when it opens it.
+struct Opening {
+  Collective collective = Collective::none;
+  Operator op = Operator::none;
+  DType dtype = DType::none;
+  bool failed = false;  // on this rank, before it began; `text` says why and the rest of the attributes means nothing
+  std::uint32_t root = 0;
+  std::uint32_t occurrence = 0;
+  Hash128 key;
+  Hash128 group;
+  double scale_before = 1.0;
+  double scale_after = 1.0;
+  std::uint64_t bytes = 0;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> splits;
+  std::string name;
+  std::string text;
+  std::uint32_t inline_bytes = 0;
+};
+
+// Everything but the inline data, which begins where these bytes end (a multiple of 64).
+Bytes encode(const Opening& opening);
+
+// Reads an opening; the inline data begins at `inline_offset` of the payload and has opening.inline_bytes bytes.
+Status decode(ConstBytes payload, Opening& opening, std::size_t& inline_offset);
+
+// The longest OPEN payload in a job of `size` ranks whose inline data has at most `small` bytes.
+std::size_t opening_limit(std::size_t size, std::size_t small);
+
+struct Failure {
+  Status status;
+};
+Bytes encode(const Failure& failure);
+Status decode(ConstBytes payload, Failure& failure);
+
+struct Loss {
+  enum class Kind : std::uint8_t { rank = 1, server = 2 };
+  Kind kind = Kind::rank;
+  std::uint32_t index = 0;
+  Status status;
+};
+Bytes encode(const Loss& loss);
+Status decode(ConstBytes payload, Loss& loss);
+
+struct Sizes {
+  std::uint64_t exchange = 0;
+  std::vector<std::uint64_t> blocks;
+};
+Bytes encode(const Sizes& sizes);
+Status decode(ConstBytes payload, Sizes& sizes);
+
+struct GroupMembers {
+  Hash128 id;
+  std::vector<std::uint32_t> ranks;
+};
+Bytes encode(const GroupMembers& group);
+Status decode(ConstBytes payload, GroupMembers& group);
+
+// LATE: the ranks that are missing.
+Bytes encode_ranks(const std::vector<std::uint32_t>& ranks);
+Status decode_ranks(ConstBytes payload, std::vector<std::uint32_t>& ranks);
+
+}  // namespace shoal::wire
