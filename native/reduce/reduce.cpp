@@ -1,0 +1,78 @@
+// Which dtypes go with which operators, and the choice of the kernels at run time.
+#include "reduce/reduce.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "reduce/backends.h"
+
+namespace shoal {
+
+namespace {
+
+using reduction::Backend;
+
+const Backend& chosen_backend() {
+  static const Backend& chosen = *reduction::usable_backends().front();
+  return chosen;
+}
+
+bool is_floating(DType dtype) {
+  return dtype == DType::float32 || dtype == DType::float64 || dtype == DType::float16 || dtype == DType::bfloat16;
+}
+
+}  // namespace
+
+namespace reduction {
+
+std::vector<const Backend*> usable_backends() {
+  std::vector<const Backend*> usable;
+#if defined(__x86_64__) || defined(__i386__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx2 && avx512 && avx512_backend.reduce != nullptr) {
+    usable.push_back(&avx512_backend);
+  }
+  if (avx2 && avx2_backend.reduce != nullptr) {
+    usable.push_back(&avx2_backend);
+  }
+#endif
+  usable.push_back(&portable_backend);
+  return usable;
+}
+
+}  // namespace reduction
+
+bool reducible(DType dtype, Operator op) {
+  if (size_of(dtype) == 0) {
+    return false;
+  }
+  switch (op) {
+    case Operator::sum:
+      return dtype != DType::boolean;
+    case Operator::mean:
+      return is_floating(dtype);
+    case Operator::min:
+    case Operator::max:
+    case Operator::product:
+      return true;
+    case Operator::none:
+      break;
+  }
+  return false;
+}
+
+void reduce(std::byte* destination, std::span<const std::byte* const> sources, std::size_t count, DType dtype,
+            Operator op, double divisor) {
+  if (sources.empty() || !reducible(dtype, op)) {
+    throw std::invalid_argument(std::string("cannot reduce ") + std::to_string(sources.size()) + " sources of dtype " +
+                                name_of(dtype) + " with operator " + name_of(op) +
+                                "; check with reducible() before, and give at least one source");
+  }
+  chosen_backend().reduce({destination, sources.data(), sources.size(), count, dtype, op, divisor});
+}
+
+const char* reduce_backend() { return chosen_backend().name; }
+
+}  // namespace shoal

@@ -1,0 +1,8 @@
+// The sums for whatever the compiler targets by default: any processor, ARM's NEON and x86's SSE2 included.
+#include "reduce/kernels.h"
+
+namespace shoal::reduction {
+
+constinit const Backend portable_backend{"portable", reduce_call};
+
+}  // namespace shoal::reduction
