@@ -74,7 +74,7 @@ class Coordinator::Impl {
     const std::uint32_t rank = links_.at(link).rank;
     links_.erase(link);
     members_[rank].link.reset();
-    if (!members_[rank].left) {
+    if (is_needed(rank)) {
       lose_rank(rank, Code::peer_lost,
                 rank_text(rank) + " is lost: its connection to " + rank_text(0) + " ended (" + why.message + ")");
     }
@@ -90,7 +90,7 @@ class Coordinator::Impl {
           " is lost: " + rank_text(report.by) + " cannot reach it (" + report.loss.status.message + ")";
       if (report.loss.kind == wire::Loss::Kind::server) {
         lose_server(report.loss.index, "server " + config_.server_names[report.loss.index] + text);
-      } else if (!members_[report.loss.index].left) {
+      } else if (is_needed(report.loss.index)) {
         lose_rank(report.loss.index, Code::peer_lost, rank_text(report.loss.index) + text);
       }
     }
@@ -125,6 +125,15 @@ class Coordinator::Impl {
       reports_.emplace(now_ + report_wait, Report{by, std::move(loss)});
     }
     return {};
+  }
+
+  // A rank that has left still serves, if it holds a server, until all have left.
+  bool is_needed(std::uint32_t rank) const {
+    bool serves = rank == 0;
+    for (std::uint32_t i = 0; i < config_.servers(); ++i) {
+      serves = serves || (config_.weights[i] > 0 && config_.server_ranks[i] == static_cast<std::int32_t>(rank));
+    }
+    return !members_[rank].left || (serves && !ended_);
   }
 
   void lose_rank(std::uint32_t rank, Code code, std::string text) {

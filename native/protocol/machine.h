@@ -91,7 +91,7 @@ class NodeWorld : public Wire {
   virtual void finish(std::uint64_t handle, Status status) = 0;
 
   // Memory for the output of an operation whose size is only now known (`block_bytes` from each member, in
-  // the group's order, one after the other). Belongs to the handle.
+  // the group's order, one after the other). Belongs to the handle. Null: there is no memory for it.
   virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;
 
   // Please connect to this rank's node; attach_peer or peer_unreachable follows.

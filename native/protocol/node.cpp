@@ -151,7 +151,8 @@ Status Node::Impl::check_result(Operation& operation, std::uint32_t server, cons
     return wrong();
   }
   if (operation.gathers()) {
-    const bool whole = operation.exchange.through_home && header.length == operation.wanted.size();
+    const bool whole = operation.exchange.through_home && header.offset == 0 &&
+                       header.length == operation.wanted.size() && (header.flags & wire::flag_last) != 0;
     return whole && header.length <= config_.small ? Status{} : wrong();
   }
   const Range segment{part.answered, std::min(part.answered + config_.segment, part.shard.end)};
@@ -271,7 +272,9 @@ Status Node::Impl::receive_late(Operation& operation, const LinkState& link) {
 
 Status Node::Impl::receive_from_coordinator(LinkState& link) {
   if (link.header.type == Type::ended) {
-    ended_ = true;
+    if (std::exchange(ended_, true)) {
+      return refused("ENDED a second time");
+    }
     world_.ended();
     return {};
   }

@@ -21,6 +21,9 @@ Status refused(std::string what) { return Status::error(Code::protocol, std::mov
 // Which server gave this number.
 std::uint64_t server_of(std::uint64_t exchange) { return (exchange >> 40) - 1; }
 
+// More than any output can have; what is added up below it does not overflow.
+constexpr std::uint64_t most_bytes = std::uint64_t{1} << 62;
+
 }  // namespace
 
 namespace node {
@@ -47,9 +50,7 @@ Status Node::Impl::receive_sizes(std::uint64_t number, const LinkState& link) {
   from.exchange_heard = sizes.exchange;
   Operation* operation = find(number);
   if (operation == nullptr || operation->failed_here) {
-    // Ended here: nobody will ask for its grants any more.
-    const auto first = early_grants_.lower_bound({sizes.exchange, 0});
-    early_grants_.erase(first, early_grants_.lower_bound({sizes.exchange + 1, 0}));
+    forget_grants(sizes.exchange);
     return {};
   }
   const bool expected =
@@ -73,6 +74,9 @@ Status Node::Impl::start_exchange(Operation& operation, const wire::Sizes& sizes
   std::uint64_t in = 0;
   std::uint64_t out = 0;
   for (std::size_t i = 0; i < members; ++i) {
+    if (sizes.blocks[i] > most_bytes - in) {
+      return refused("SIZES for '" + operation.name + "' with more bytes than there can be");
+    }
     exchange.incoming[i].range = {in, in + sizes.blocks[i]};
     in += sizes.blocks[i];
     const bool gather = s.collective == Collective::all_gather;
@@ -85,17 +89,23 @@ Status Node::Impl::start_exchange(Operation& operation, const wire::Sizes& sizes
   if (exchange.incoming[own].range.size() != exchange.outgoing[own].range.size()) {
     return refused("SIZES for '" + operation.name + "' with a wrong size of this rank's own block");
   }
+  std::string problem;
   if (s.output == nullptr) {
     s.output = world_.allocate_output(s.handle, sizes.blocks);
     s.output_bytes = in;
+    problem = s.output == nullptr && in > 0 ? "for which there is no memory" : "";
   } else if (s.output_bytes != in) {
-    const Status why =
-        Status::error(Code::failed_on_rank,
-                      describe(operation) + " on " + rank_text(rank_) + " receives " + std::to_string(in) +
-                          " bytes, but its output has " + std::to_string(s.output_bytes),
-                      static_cast<std::int32_t>(rank_));
+    problem = "but its output has " + std::to_string(s.output_bytes);
+  }
+  if (!problem.empty()) {
+    Status why = Status::error(
+        Code::failed_on_rank,
+        "'" + operation.name + "' on " + rank_text(rank_) + " receives " + std::to_string(in) + " bytes, " + problem,
+        static_cast<std::int32_t>(rank_));
     send_to_server(operation.home, {.type = Type::fail, .operation = operation.number},
                    wire::encode(wire::Failure{why}));
+    why.message = std::string(name_of(s.collective)) + " " + why.message;
+    forget_grants(sizes.exchange);
     end(operation, why);
     return {};
   }
@@ -258,6 +268,11 @@ void Node::Impl::end_exchange_if_done(Operation& operation) {
 Node::Impl::Operation* Node::Impl::exchanging(std::uint64_t exchange) {
   const auto found = exchanges_.find(exchange);
   return found == exchanges_.end() ? nullptr : find(found->second);
+}
+
+// Nobody will ask for them any more: the exchange has ended here before it began.
+void Node::Impl::forget_grants(std::uint64_t exchange) {
+  early_grants_.erase(early_grants_.lower_bound({exchange, 0}), early_grants_.lower_bound({exchange + 1, 0}));
 }
 
 // Whether its home has already told its sizes: if it is not in progress now, it has ended.

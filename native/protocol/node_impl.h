@@ -89,6 +89,7 @@ class Node::Impl {
   void end_exchange_if_done(Operation& operation);
   Operation* exchanging(std::uint64_t exchange);
   bool heard(std::uint64_t exchange) const;
+  void forget_grants(std::uint64_t exchange);
   void send_to_peer(std::uint32_t rank, wire::Header header, std::span<const std::byte> borrowed = {}, Token token = 0);
 
   Operation* find(std::uint64_t number);
@@ -110,6 +111,7 @@ class Node::Impl {
 
   std::unordered_map<std::uint64_t, std::unique_ptr<Operation>> operations_;  // by number
   std::uint64_t next_number_ = 1;
+  std::size_t failed_here_ = 0;  // of the operations: opened as failed, their handles are done
   std::set<std::pair<Time, std::uint64_t>> checks_;
 
   std::unordered_map<std::uint64_t, std::uint64_t> exchanges_;  // exchange → number

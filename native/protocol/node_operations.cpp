@@ -134,7 +134,7 @@ void Node::Impl::submit(Submission submission) {
   Status failure;
   if (!s.failure.empty()) {
     failure = Status::error(Code::failed_on_rank, s.failure, static_cast<std::int32_t>(rank_));
-  } else if (operations_.size() >= config_.open_limit) {
+  } else if (operations_.size() - failed_here_ >= config_.open_limit) {
     failure = Status::error(Code::limit,
                             "more than " + std::to_string(config_.open_limit) + " operations are open at once on " +
                                 rank_text(rank_) + ": wait for some of them",
@@ -146,9 +146,10 @@ void Node::Impl::submit(Submission submission) {
     opening.failed = true;
     opening.text = failure.message;
     world_.finish(s.handle, std::move(failure));
-    if (operations_.size() >= 2 * static_cast<std::size_t>(config_.open_limit)) {
+    if (failed_here_ >= config_.open_limit) {
       return;
     }
+    ++failed_here_;
   } else {
     opening.collective = s.collective;
     opening.op = s.op;
@@ -176,7 +177,8 @@ void Node::Impl::finish_alone(const Submission& submission) {
   if (output == nullptr && gathers) {
     output = world_.allocate_output(submission.handle, {submission.input_bytes});
   }
-  if (output != submission.input && submission.input_bytes > 0) {
+  // A broadcast's root may have no output.
+  if (output != nullptr && output != submission.input && submission.input_bytes > 0) {
     std::memmove(output, submission.input, submission.input_bytes);
   }
   world_.finish(submission.handle, {});
@@ -229,7 +231,7 @@ void Node::Impl::open(Operation& operation, const wire::Opening& opening) {
     const std::uint32_t server = operation.parts[(i + rank_) % count].server;
     announce(server, operation.submission.group);
     send_to_server(server, {.type = Type::open, .operation = operation.number}, wire::encode(sent), data,
-                   operation.number);
+                   data.empty() ? 0 : operation.number);
   }
 }
 
@@ -292,7 +294,9 @@ void Node::Impl::end(Operation& operation, Status status) {
   if (operation.exchange.id != 0) {
     exchanges_.erase(operation.exchange.id);
   }
-  if (!operation.failed_here) {
+  if (operation.failed_here) {
+    --failed_here_;
+  } else {
     world_.finish(operation.submission.handle, std::move(status));
   }
   operations_.erase(number);
@@ -331,7 +335,7 @@ void Node::Impl::check_progress(Operation& operation) {
   }
   const auto tenths = static_cast<std::uint64_t>(timeout / (second / 10));
   Status why = Status::error(Code::timeout,
-                             describe(operation) + " made no progress on " + rank_text(rank_) + " for " +
+                             "'" + operation.name + "' made no progress on " + rank_text(rank_) + " for " +
                                  std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s",
                              static_cast<std::int32_t>(rank_));
   operation.timed_out = true;
@@ -348,6 +352,9 @@ void Node::Impl::send_to_server(std::uint32_t server, Header header, wire::Bytes
   }
   header.length = static_cast<std::uint32_t>(owned.size() + borrowed.size());
   header.acknowledged = to.results;
+  if (Operation* borrower = borrowed.empty() ? nullptr : find(token)) {
+    ++borrower->unsent;
+  }
   world_.send(*to.link, header, std::move(owned), borrowed, token);
 }
 

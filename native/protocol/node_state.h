@@ -67,7 +67,7 @@ struct Operation {
   Range wanted;              // of the result
   std::uint32_t eager = 0;   // bytes of inline data without an answer
   Exchange exchange;         // all-gather, all-to-all
-  std::size_t unsent = 0;    // its frames to peers that have been handed to the driver and not yet to the network
+  std::size_t unsent = 0;    // its frames with borrowed bytes that the driver has and the network has not
 
   Time progress = 0;
   Time check_at = never;

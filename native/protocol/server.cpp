@@ -23,6 +23,9 @@ namespace {
 
 Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
 
+// How long the coordinator's word about a rank whose link broke is waited for: it knows better why.
+constexpr Time absence_wait = 2 * second;
+
 }  // namespace
 
 Server::Server(const JobConfig& config, std::uint32_t index, ServerWorld& world, BufferPool& pool)
@@ -306,12 +309,9 @@ void Server::Impl::receive_drop(std::uint32_t rank) {
   }
   Operation& operation = *at->operation;
   if (operation.state == Operation::State::gathering || operation.state == Operation::State::flowing) {
-    // Decided elsewhere: a loss, or the home of the operation.
-    Status why =
-        Status::error(Code::cancelled, "'" + operation.name() + "' was given up by " + server::rank_text(rank, config_),
-                      static_cast<std::int32_t>(rank));
+    // Decided elsewhere: by the home of the operation, or by the coordinator, whose word every member hears.
     drop(operation, at->member);
-    fail(operation, std::move(why));
+    fail(operation, {});
     return;
   }
   drop(operation, at->member);
@@ -320,6 +320,11 @@ void Server::Impl::receive_drop(std::uint32_t rank) {
 
 void Server::Impl::receive_leave(std::uint32_t rank) {
   node(rank).left = true;
+  be_absent(rank, Code::peer_left);
+}
+
+void Server::Impl::be_absent(std::uint32_t rank, Code absence) {
+  node(rank).absence = absence;
   std::vector<Operation*> concerned;
   for (auto& [serial, operation] : operations_) {
     const std::optional<std::size_t> index = operation->group->index_of(rank);
@@ -331,12 +336,19 @@ void Server::Impl::receive_leave(std::uint32_t rank) {
     if (operation->state == Operation::State::failed) {
       remove_if_done(*operation);
     } else if (operation->home) {
-      fail(*operation, Status::error(Code::peer_left,
-                                     "'" + operation->name() + "' needs " + server::rank_text(rank, config_) +
-                                         ", which has left the job normally",
-                                     static_cast<std::int32_t>(rank)));
+      fail(*operation, absence_status(*operation, rank));
     }
   }
+}
+
+Status Server::Impl::absence_status(const Operation& operation, std::uint32_t rank) const {
+  const Code code = nodes_[rank].absence;
+  const char* why =
+      code == Code::peer_left ? ", which has left the job normally" : ", which has lost its connection to ";
+  return Status::error(code,
+                       "'" + operation.name() + "' needs " + server::rank_text(rank, config_) + why +
+                           (code == Code::peer_left ? "" : config_.server_names[index_]),
+                       static_cast<std::int32_t>(rank));
 }
 
 void Server::Impl::on_lost(LinkId link) {
@@ -346,7 +358,11 @@ void Server::Impl::on_lost(LinkId link) {
   gone.link.reset();
   gone.lost = true;
   gone.payload = Buffer();
-  // What it contributed stays: the coordinator decides, and the nodes drop what cannot be finished.
+  // What it contributed stays: the coordinator decides, and the nodes drop what cannot be finished. Only where the
+  // coordinator has nothing to decide, since the rank has left and its LEAVE to this server was lost, does it end here.
+  if (!gone.left) {
+    losses_.emplace(now_ + absence_wait, rank);
+  }
   std::vector<std::uint64_t> serials;
   for (auto& [serial, operation] : operations_) {
     if (operation->group->index_of(rank)) {
@@ -373,6 +389,11 @@ void Server::Impl::on_time(Time now) {
     Operation& operation = *operations_.at(alarms_.begin()->second);
     set_alarm(operation, never);
     alarm(operation);
+  }
+  while (!losses_.empty() && losses_.begin()->first <= now) {
+    const std::uint32_t rank = losses_.begin()->second;
+    losses_.erase(losses_.begin());
+    be_absent(rank, Code::peer_lost);
   }
 }
 

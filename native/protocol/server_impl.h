@@ -1,6 +1,7 @@
 // The server machine's parts; server.cpp turns events into calls of these, server_operations.cpp lets operations live.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <set>
 #include <unordered_map>
@@ -24,7 +25,9 @@ class Server::Impl {
   void on_summed(Token token);
   void on_lost(LinkId link);
   void on_time(Time now);
-  Time deadline() const { return alarms_.empty() ? never : alarms_.begin()->first; }
+  Time deadline() const {
+    return std::min(alarms_.empty() ? never : alarms_.begin()->first, losses_.empty() ? never : losses_.begin()->first);
+  }
   std::size_t operations() const { return operations_.size(); }
 
  private:
@@ -54,6 +57,9 @@ class Server::Impl {
   Status receive_group(std::uint32_t rank);
   void receive_drop(std::uint32_t rank);
   void receive_leave(std::uint32_t rank);
+  // Fails what it is a member of and has not opened; what others open from now on fails too.
+  void be_absent(std::uint32_t rank, Code absence);
+  Status absence_status(const Operation& operation, std::uint32_t rank) const;
 
   // Operations (server_operations.cpp).
   Operation& find_or_make(const wire::Opening& opening, const server::Group& group);
@@ -109,6 +115,7 @@ class Server::Impl {
   std::uint64_t next_exchange_ = 1;
   std::size_t tombstones_ = 0;
   std::set<std::pair<Time, std::uint64_t>> alarms_;
+  std::set<std::pair<Time, std::uint32_t>> losses_;  // when ranks whose links broke count as absent
 
   Token next_token_ = 1;
   std::unordered_map<Token, server::Outgoing> outgoing_;

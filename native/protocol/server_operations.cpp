@@ -55,9 +55,10 @@ Server::Impl::Operation& Server::Impl::find_or_make(const wire::Opening& opening
 void Server::Impl::opened(Operation& operation, std::size_t index) {
   const wire::Opening& opening = operation.members[index].opening;
   if (operation.state == Operation::State::failed) {
-    if (operation.home) {
+    if (operation.tells_failure()) {
       tell_failure(operation, index);
     }
+    operation.members[index].inline_data = Contribution{};
     return;
   }
   if (opening.failed) {
@@ -70,16 +71,17 @@ void Server::Impl::opened(Operation& operation, std::size_t index) {
   }
   for (std::size_t i = 0; operation.home && i < operation.members.size(); ++i) {
     const std::uint32_t rank = operation.group->ranks[i];
-    if (!operation.members[i].opened && node(rank).left) {
-      fail(operation, Status::error(Code::peer_left,
-                                    "'" + opening.name + "' needs " + server::rank_text(rank, config_) +
-                                        ", which has left the job normally",
-                                    static_cast<std::int32_t>(rank)));
+    if (!operation.members[i].opened && node(rank).absence != Code::ok) {
+      fail(operation, absence_status(operation, rank));
       return;
     }
   }
+  // Any other opening will do: had they differed among themselves, the conflict would be known.
+  const auto other = std::find_if(operation.members.begin(), operation.members.end(), [&opening](const Member& member) {
+    return member.opened && &member.opening != &opening;
+  });
   std::string what;
-  const bool conflict = !server::agree(operation.attributes(), opening, what);
+  const bool conflict = other != operation.members.end() && !server::agree(other->opening, opening, what);
   if (conflict && !operation.conflict && operation.home) {
     set_alarm(operation, now_ + conflict_wait);
   }
@@ -106,7 +108,7 @@ void Server::Impl::admit(Operation& operation) {
                                                       : shard_of(attributes.bytes, config_.weights, index_);
   operation.segments = std::max<std::uint64_t>(1, (operation.shard.size() + config_.segment - 1) / config_.segment);
   if (operation.shard.empty()) {
-    send_results(operation, 0, Segment{});
+    send_results(operation, 0, Segment{operation.shard, {}, 0});
     return;
   }
   std::vector<std::size_t> inlined;
@@ -342,7 +344,7 @@ void Server::Impl::fail(Operation& operation, Status why) {
   operation.state = Operation::State::failed;
   operation.failure = std::move(why);
   ++tombstones_;
-  for (std::size_t i = 0; operation.home && i < operation.members.size(); ++i) {
+  for (std::size_t i = 0; operation.tells_failure() && i < operation.members.size(); ++i) {
     if (operation.members[i].opened && !operation.members[i].dropped) {
       tell_failure(operation, i);
     }

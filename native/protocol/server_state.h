@@ -65,7 +65,7 @@ struct Operation {
   std::vector<Member> members;  // by index in the group
   std::size_t opened = 0;
   bool conflict = false;  // openings differ
-  Status failure;         // why, once failed
+  Status failure;         // why, once failed; ok: others say why
 
   Time opened_at = 0;
   Time next_alarm = never;  // the next LATE, or the end of the wait for those who have not opened a conflict
@@ -80,6 +80,8 @@ struct Operation {
 
   const wire::Opening& attributes() const;  // of the first member that opened
   const std::string& name() const { return attributes().name; }
+  // Whether the members hear from here that it has failed.
+  bool tells_failure() const { return home && !failure.ok(); }
   bool is_contributor(std::size_t member) const;
   std::size_t contributors() const;
   Range segment_range(std::uint64_t number, std::uint32_t segment_bytes) const;
@@ -102,6 +104,8 @@ struct Outgoing {
 struct NodeState {
   std::optional<LinkId> link;
   bool left = false;
+  // Why operations that it has not opened cannot be finished any more; ok: it may yet open them.
+  Code absence = Code::ok;
   bool lost = false;
   std::unordered_map<std::uint64_t, std::uint64_t> operations;  // its number → serial
   std::uint64_t outstanding = 0;                                // bytes of DATA without an answer

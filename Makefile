@@ -1,0 +1,106 @@
+# What a newcomer types. Needs Python 3.10 or later with venv, and a C++20 compiler (GCC 12, Clang 15); everything else
+# comes into .venv by pip, in the versions of constraints.txt.
+#
+# Steps that make something leave a stamp in .venv or build/, so that they run again only when what they read changed.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+JOBS ?= $(shell nproc)
+CTEST := $(abspath $(BIN))/ctest --output-on-failure --no-tests=error -j$(JOBS) --timeout
+CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHOAL_PYTHON=OFF -DSHOAL_TESTS=ON
+
+NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name 'CMakeLists.txt') CMakeLists.txt
+TIDY := $(filter-out native/bindings/%,$(filter %.cpp,$(NATIVE)))
+PYTHON_FILES := $(wildcard src tests examples benchmarks)
+
+# Seconds of simulated-network schedules with fresh seeds.
+SIM_SECONDS ?= 60
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test sim sanitize wheel wheel-test clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: .venv/.installed  ## trains a small network with 4 ranks on 4 nodes and 2 servers, and compares it with one process
+	$(BIN)/shoal run -n 4 --nodes 4 --servers 2 examples/digits.py
+
+test: .venv/.installed native-test  ## everything that is quick: native tests, then Python's
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: test slow-test sim sanitize wheel-test  ## everything
+
+slow-test: .venv/.installed  ## the Python tests that take more than a few seconds
+	$(BIN)/python -m pytest -m slow
+
+lint: lint-python lint-native  ## formatters, linters and type checkers
+
+lint-python: .venv/.dependencies  ## ruff and mypy
+	$(BIN)/ruff check $(PYTHON_FILES)
+	$(BIN)/ruff format --check $(PYTHON_FILES)
+	$(BIN)/mypy --strict
+
+lint-native: .venv/.dependencies build/native/.configured  ## clang-format and clang-tidy
+	$(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.h,$(NATIVE))
+	$(MAKE) --no-print-directory -j$(JOBS) $(TIDY:%=build/tidy/%.stamp)
+
+format:  ## rewrites Python and C++ files as the formatters want them
+	$(BIN)/ruff format $(PYTHON_FILES)
+	$(BIN)/clang-format -i $(filter %.cpp %.h,$(NATIVE))
+
+native-test: build/native/.built  ## the native core's own tests
+	$(CTEST) 300 --test-dir build/native
+
+sim: build/native/.built  ## SIM_SECONDS of the simulated network with fresh seeds
+	build/native/shoal_simulate --seconds $(SIM_SECONDS)
+
+sanitize: build/address/.built build/thread/.built  ## the native tests under ASan and UBSan, and under TSan
+	$(CTEST) 1200 --test-dir build/address
+	$(CTEST) 1200 --test-dir build/thread
+
+wheel: .venv/.dependencies  ## dist/*.whl
+	rm -rf dist
+	$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist .
+
+wheel-test: wheel  ## installs the wheel into an empty environment and runs a job with it
+	rm -rf build/wheel-test
+	$(PYTHON) -m venv build/wheel-test
+	build/wheel-test/bin/python -m pip --disable-pip-version-check install -q dist/*.whl
+	cd build/wheel-test && bin/shoal run -n 2 --nodes 2 --servers 1 ../../tests/jobs/sum_of_ranks.py
+
+clean:  ## removes what was made here
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/.dependencies: constraints.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(PIP) --upgrade pip
+	$(PIP) torch==2.13.0 --group dev
+	touch $@
+
+# Editable: Python files are used where they lie; a change of the native core installs again.
+.venv/.installed: .venv/.dependencies $(NATIVE)
+	$(PIP) --no-build-isolation --no-deps -e . -C build-dir=build/editable
+	touch $@
+
+build/%/.built: build/%/.configured $(NATIVE)
+	$(BIN)/cmake --build build/$* -j$(JOBS)
+	touch $@
+
+build/native/.configured: .venv/.dependencies CMakeLists.txt
+	$(CMAKE) -S . -B build/native
+	touch $@
+
+build/address/.configured: .venv/.dependencies CMakeLists.txt
+	$(CMAKE) -S . -B build/address -DSHOAL_SANITIZE=address,undefined
+	touch $@
+
+build/thread/.configured: .venv/.dependencies CMakeLists.txt
+	$(CMAKE) -S . -B build/thread -DSHOAL_SANITIZE=thread
+	touch $@
+
+# A file is checked again when it or any header has changed.
+build/tidy/%.stamp: % .clang-tidy build/native/.configured $(filter %.h,$(NATIVE))
+	$(BIN)/clang-tidy --quiet -p build/native $<
+	@mkdir -p $(@D)
+	@touch $@

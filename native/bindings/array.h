@@ -1,0 +1,35 @@
+// A CPU array of any library, held through DLPack without a copy.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/types.h"
+
+namespace shoal::python {
+
+class Array {
+ public:
+  // Throws nb::type_error for what is no array or has no dtype of ours, nb::buffer_error for one not on the CPU.
+  Array(nanobind::handle object, std::optional<int> dtype);
+
+  std::byte* address() const;
+  std::size_t bytes() const { return array_.nbytes(); }
+  std::size_t elements() const { return array_.size(); }
+  DType dtype() const { return dtype_; }
+  std::vector<std::int64_t> shape() const;
+  bool contiguous() const;
+  bool readonly() const { return readonly_; }
+
+ private:
+  nanobind::ndarray<nanobind::ro> array_;
+  bool readonly_ = false;
+  DType dtype_ = DType::none;
+};
+
+}  // namespace shoal::python

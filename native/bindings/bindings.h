@@ -1,0 +1,55 @@
+// What the files of this folder share. Bindings hold no logic: they convert, keep memory alive, and release the GIL
+// around everything that waits or copies.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+namespace shoal::python {
+
+namespace nb = nanobind;
+
+void bind_array(nb::module_& module);
+void bind_functions(nb::module_& module);
+void bind_engine(nb::module_& module);
+void bind_server(nb::module_& module);
+
+inline std::string text_of(const nb::bytes& bytes) { return std::string(bytes.c_str(), bytes.size()); }
+
+// Seconds as Python gives them, infinity included. At most about 30 years.
+inline std::chrono::nanoseconds nanoseconds_of(double seconds) {
+  constexpr double most = 1e9;
+  const double bounded = std::isnan(seconds) ? 0.0 : std::clamp(seconds, 0.0, most);
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(bounded));
+}
+
+// Calls `ready(longest)` without the GIL until it says yes or `seconds` have passed, in slices, so that Python's signal
+// handlers run (and may raise) while it waits. Returns the last answer.
+template <class Ready>
+auto wait_in_slices(double seconds, Ready ready) -> decltype(ready(std::chrono::nanoseconds{})) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::nanoseconds slice = std::chrono::milliseconds(50);
+  const Clock::time_point deadline = Clock::now() + nanoseconds_of(seconds);
+  for (;;) {
+    const std::chrono::nanoseconds rest = std::max(deadline - Clock::now(), Clock::duration::zero());
+    {
+      const nb::gil_scoped_release released;
+      if (auto answer = ready(std::min(rest, slice))) {
+        return answer;
+      }
+    }
+    if (PyErr_CheckSignals() != 0) {
+      throw nb::python_error();
+    }
+    if (rest <= slice) {
+      return {};
+    }
+  }
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,267 @@
+// Engine, Handle, Status and JobConfig.
+//
+// No native thread ever takes the GIL, so none may drop a Python object. The arrays of an operation are therefore kept
+// here, in a table that is only touched under the GIL, and let go when Python next has something to do with
+// the engine or a handle after the operation is done.
+#include "drivers/tcp/engine.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "bindings/array.h"
+#include "bindings/bindings.h"
+#include "drivers/tcp/at_exit.h"
+#include "drivers/tcp/parent_only.h"
+
+namespace shoal::python {
+
+namespace {
+
+using namespace nb::literals;
+using tcp::Operation;
+
+// The arrays that open operations read and write, by handle. Touched under the GIL only.
+using ArraysInFlight = std::unordered_map<std::uint64_t, std::pair<nb::object, nb::object>>;
+
+class Session {
+ public:
+  Session(std::uint32_t rank, const JobConfig& config) : engine_(rank, config) {}
+  ~Session() {
+    const nb::gil_scoped_release released;
+    engine_.close();
+  }
+
+  tcp::Engine& engine() { return engine_; }
+  const std::shared_ptr<ArraysInFlight>& in_flight() const { return in_flight_; }
+
+  std::shared_ptr<Operation> submit(Submission submission, nb::object input, nb::object output) {
+    let_go();
+    // Under the GIL throughout: the arrays are in the table before anyone can ask for what is finished.
+    std::shared_ptr<Operation> operation = engine_.submit(std::move(submission));
+    in_flight_->emplace(operation->handle(), std::pair(std::move(input), std::move(output)));
+    return operation;
+  }
+
+  // Lets go of the arrays of finished operations.
+  void let_go() {
+    for (std::uint64_t handle : engine_.take_finished()) {
+      in_flight_->erase(handle);
+    }
+  }
+
+ private:
+  std::shared_ptr<ArraysInFlight> in_flight_ = std::make_shared<ArraysInFlight>();
+  tcp::Engine engine_;  // closed before the arrays go: it writes to them until then
+};
+
+class Handle {
+ public:
+  Handle(std::shared_ptr<Operation> operation, std::weak_ptr<ArraysInFlight> arrays)
+      : operation_(std::move(operation)), arrays_(std::move(arrays)), generation_(tcp::fork_generation()) {}
+
+  bool done() const { return operation_->done(); }
+
+  std::optional<Status> wait(double seconds) {
+    if (!done()) {
+      tcp::refuse_in_child(generation_);
+      const bool finished =
+          wait_in_slices(seconds, [this](std::chrono::nanoseconds longest) { return operation_->wait(longest); });
+      if (!finished) {
+        return std::nullopt;
+      }
+    }
+    if (const auto arrays = arrays_.lock()) {
+      arrays->erase(operation_->handle());
+    }
+    return operation_->status();
+  }
+
+  nb::ndarray<nb::memview, std::uint8_t> output() const {
+    require_done();
+    const nb::capsule owner(new std::shared_ptr<Operation>(operation_),
+                            [](void* kept) noexcept { delete static_cast<std::shared_ptr<Operation>*>(kept); });
+    static std::uint8_t nothing = 0;
+    auto* bytes = operation_->output() != nullptr ? reinterpret_cast<std::uint8_t*>(operation_->output()) : &nothing;
+    return nb::ndarray<nb::memview, std::uint8_t>(bytes, {operation_->output_bytes()}, owner);
+  }
+
+  std::vector<std::uint64_t> blocks() const {
+    require_done();
+    return operation_->blocks();
+  }
+
+  std::int64_t finished_at() const {
+    require_done();
+    return std::chrono::nanoseconds(operation_->finished_at().time_since_epoch()).count();
+  }
+
+ private:
+  void require_done() const {
+    if (!done()) {
+      throw std::runtime_error("the operation is not done yet; wait for it first");
+    }
+  }
+
+  std::shared_ptr<Operation> operation_;
+  std::weak_ptr<ArraysInFlight> arrays_;
+  std::uint64_t generation_;
+};
+
+Handle submit(Session& session, int collective, std::uint32_t group, std::string name, int op, int dtype,
+              std::vector<std::int64_t> shape, std::vector<std::int64_t> splits, std::uint32_t root, nb::object input,
+              nb::object output, double timeout) {
+  Submission submission;
+  submission.collective = static_cast<Collective>(collective);
+  submission.group = group;
+  submission.name = std::move(name);
+  submission.op = static_cast<Operator>(op);
+  submission.dtype = static_cast<DType>(dtype);
+  submission.root = root;
+  submission.shape = std::move(shape);
+  submission.splits = std::move(splits);
+  submission.timeout = std::max<Time>(nanoseconds_of(timeout).count(), 1);
+  if (!input.is_none()) {
+    const Array& array = nb::cast<const Array&>(input);
+    if (!array.contiguous()) {
+      throw std::invalid_argument("the input must be contiguous; pass a contiguous copy");
+    }
+    submission.input = array.address();
+    submission.input_bytes = array.bytes();
+  }
+  if (!output.is_none()) {
+    const Array& array = nb::cast<const Array&>(output);
+    if (!array.contiguous() || array.readonly()) {
+      throw std::invalid_argument("the output must be contiguous and writable");
+    }
+    submission.output = array.address();
+    submission.output_bytes = array.bytes();
+  }
+  return Handle(session.submit(std::move(submission), std::move(input), std::move(output)), session.in_flight());
+}
+
+Handle submit_failed(Session& session, std::uint32_t group, std::string name, std::string reason) {
+  Submission submission;
+  submission.group = group;
+  submission.name = std::move(name);
+  submission.timeout = 30 * second;
+  submission.failure = reason.empty() ? std::string("failed before it began") : std::move(reason);
+  return Handle(session.submit(std::move(submission), nb::none(), nb::none()), session.in_flight());
+}
+
+std::optional<std::tuple<std::string, std::int32_t, std::string>> next_event(Session& session, double seconds) {
+  session.let_go();
+  auto event =
+      wait_in_slices(seconds, [&](std::chrono::nanoseconds longest) { return session.engine().next_event(longest); });
+  if (!event.has_value()) {
+    return std::nullopt;
+  }
+  return std::tuple(std::move(event->kind), event->rank, std::move(event->text));
+}
+
+void close(Session& session) {
+  {
+    const nb::gil_scoped_release released;
+    session.engine().close();
+  }
+  session.let_go();
+}
+
+void abort(Session& session, std::string reason) {
+  {
+    const nb::gil_scoped_release released;
+    session.engine().abort(std::move(reason));
+  }
+  session.let_go();
+}
+
+// A method of the native engine that may wait for its thread.
+template <class Result, class... Arguments>
+auto without_gil(Result (tcp::Engine::*method)(Arguments...)) {
+  return [method](Session& session, Arguments... arguments) {
+    const nb::gil_scoped_release released;
+    return (session.engine().*method)(std::move(arguments)...);
+  };
+}
+
+void finish_at_exit(nb::handle self, bool serves, std::string reason) {
+  tcp::finish_at_exit(nb::cast<Session&>(self).engine(), serves, std::move(reason));
+  self.inc_ref();  // the engine outlives the interpreter
+}
+
+JobConfig make_config(std::vector<std::string> hosts, std::vector<std::string> server_names,
+                      std::vector<std::int32_t> server_ranks, std::vector<std::uint32_t> weights, std::uint32_t segment,
+                      std::uint32_t credit, std::uint32_t eager, std::uint32_t small, std::uint32_t open_limit) {
+  JobConfig config{std::move(hosts),
+                   std::move(server_names),
+                   std::move(server_ranks),
+                   std::move(weights),
+                   segment,
+                   credit,
+                   eager,
+                   small,
+                   open_limit};
+  if (const std::string problem = problem_with(config); !problem.empty()) {
+    throw std::invalid_argument(problem);
+  }
+  return config;
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& module) {
+  nb::class_<Status>(module, "Status")
+      .def_prop_ro("code", [](const Status& status) { return static_cast<int>(status.code); })
+      .def_prop_ro("rank", [](const Status& status) { return status.rank; })
+      .def_prop_ro("message",
+                   [](const Status& status) { return nb::str(status.message.data(), status.message.size()); })
+      .def("__repr__", [](const Status& status) {
+        return "Status(code=" + std::to_string(static_cast<int>(status.code)) +
+               ", rank=" + std::to_string(status.rank) + ", message='" + status.message + "')";
+      });
+
+  nb::class_<Handle>(module, "Handle")
+      .def("done", &Handle::done)
+      .def("wait", &Handle::wait, "seconds"_a)
+      .def("output", &Handle::output)
+      .def("blocks", &Handle::blocks)
+      .def("finished_at", &Handle::finished_at);
+
+  nb::class_<JobConfig>(module, "JobConfig")
+      .def(nb::new_(&make_config), nb::kw_only(), "hosts"_a, "server_names"_a, "server_ranks"_a, "weights"_a,
+           "segment"_a, "credit"_a, "eager"_a, "small"_a, "open_limit"_a);
+
+  nb::class_<Session>(module, "Engine")
+      .def(nb::init<std::uint32_t, const JobConfig&>(), "rank"_a, "config"_a)
+      .def("attach_coordinator", without_gil(&tcp::Engine::attach_coordinator), "fd"_a)
+      .def("attach_control", without_gil(&tcp::Engine::attach_control), "rank"_a, "fd"_a)
+      .def("attach_server", without_gil(&tcp::Engine::attach_server), "index"_a, "fd"_a)
+      .def("attach_node", without_gil(&tcp::Engine::attach_node), "index"_a, "rank"_a, "fd"_a)
+      .def("attach_peer", without_gil(&tcp::Engine::attach_peer), "rank"_a, "fd"_a)
+      .def("peer_unreachable", without_gil(&tcp::Engine::peer_unreachable), "rank"_a, "message"_a)
+      .def("start", without_gil(&tcp::Engine::start))
+      .def("make_group", without_gil(&tcp::Engine::make_group), "ranks"_a, "name"_a)
+      .def("submit", &submit, "collective"_a, "group"_a, "name"_a, "op"_a, "dtype"_a, "shape"_a, "splits"_a, "root"_a,
+           "input"_a.none(), "output"_a.none(), "timeout"_a)
+      .def("submit_failed", &submit_failed, "group"_a, "name"_a, "reason"_a)
+      .def("next_event", &next_event, "seconds"_a)
+      .def("leave", without_gil(&tcp::Engine::leave))
+      .def("left", [](Session& session) { return session.engine().left(); })
+      .def("abort", &abort, "reason"_a)
+      .def("close", &close)
+      .def("finish_at_exit", &finish_at_exit, "serves"_a, "reason"_a)
+      .def("statistics", [](Session& session) { return session.engine().statistics(); });
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,50 @@
+// Server: a dedicated server for any number of jobs.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+
+#include "bindings/bindings.h"
+#include "drivers/tcp/dedicated.h"
+
+namespace shoal::python {
+
+namespace {
+
+using namespace nb::literals;
+using tcp::DedicatedServer;
+
+void attach(DedicatedServer& server, const nb::bytes& incarnation, std::uint32_t index, std::uint32_t rank, int fd,
+            const JobConfig& config) {
+  const std::string key = text_of(incarnation);
+  const nb::gil_scoped_release released;
+  server.attach(key, index, rank, fd, config);
+}
+
+// The nodes learn of the end by their broken links; the reason is for the caller's log.
+void end_job(DedicatedServer& server, const nb::bytes& incarnation, const std::string& /*reason*/) {
+  const std::string key = text_of(incarnation);
+  const nb::gil_scoped_release released;
+  server.end_job(key);
+}
+
+nb::list jobs(const DedicatedServer& server) {
+  nb::list incarnations;
+  for (const std::string& incarnation : server.jobs()) {
+    incarnations.append(nb::bytes(incarnation.data(), incarnation.size()));
+  }
+  return incarnations;
+}
+
+}  // namespace
+
+void bind_server(nb::module_& module) {
+  nb::class_<DedicatedServer>(module, "Server")
+      .def(nb::init<std::uint32_t>(), "proxies"_a)
+      .def("attach", &attach, "incarnation"_a, "index"_a, "rank"_a, "fd"_a, "config"_a)
+      .def("end_job", &end_job, "incarnation"_a, "reason"_a)
+      .def("jobs", &jobs)
+      .def("close", &DedicatedServer::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("statistics", &DedicatedServer::statistics);
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,186 @@
+#include "drivers/sim/cluster.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shoal::sim {
+
+namespace {
+
+constexpr std::size_t kept_bytes = 1 << 20;
+
+// Roughly the longest opening that the workload makes, without its inline data.
+constexpr std::size_t opening_bytes = 512;
+
+template <class Base>
+class SeatWorld : public Base {
+ public:
+  SeatWorld(Network& network, Seat& seat) : network_(network), seat_(seat) {}
+
+  void send(LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte> borrowed,
+            Token token) override {
+    network_.send(seat_, link, header, std::move(owned), borrowed, token);
+  }
+  void detach(Token token) override { network_.detach(seat_, token); }
+  void close(LinkId link) override { network_.close(seat_, link); }
+
+ protected:
+  Network& network_;
+  Seat& seat_;
+};
+
+class SimulatedServerWorld final : public SeatWorld<ServerWorld> {
+ public:
+  using SeatWorld::SeatWorld;
+  void sum(Sum sum) override { network_.sum(seat_, std::move(sum)); }
+};
+
+class SimulatedNodeWorld final : public SeatWorld<NodeWorld> {
+ public:
+  SimulatedNodeWorld(Network& network, Seat& seat, Cluster& cluster, Application& application, std::uint32_t rank)
+      : SeatWorld(network, seat), cluster_(cluster), application_(application), rank_(rank) {}
+
+  void finish(std::uint64_t handle, Status status) override {
+    application_.on_finish(rank_, handle, std::move(status));
+  }
+  std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
+    return application_.on_allocate(rank_, handle, block_bytes);
+  }
+  void connect(std::uint32_t rank) override { cluster_.connect(rank_, rank); }
+  void warn(std::string text) override { application_.on_warning(rank_, text); }
+  void ended() override { application_.on_ended(rank_); }
+
+ private:
+  Cluster& cluster_;
+  Application& application_;
+  std::uint32_t rank_;
+};
+
+}  // namespace
+
+Cluster::Cluster(const Plan& plan, Network& network, Application& application, Observer& observer)
+    : plan_(plan), network_(network), observer_(observer) {
+  make_nodes(application);
+  make_servers();
+  make_coordinator();
+  attach_all();
+}
+
+void Cluster::make_nodes(Application& application) {
+  nodes_.resize(plan_.config.size());
+  for (std::uint32_t rank = 0; rank < nodes_.size(); ++rank) {
+    NodeHost& host = nodes_[rank];
+    host.actor = network_.scheduler().add_actor();
+    host.seat = &network_.add_seat(host.actor, "node " + std::to_string(rank));
+    host.world = std::make_unique<SimulatedNodeWorld>(network_, *host.seat, *this, application, rank);
+    host.pool = std::make_unique<BufferPool>(kept_bytes);
+    host.node = std::make_unique<Node>(plan_.config, rank, *host.world, *host.pool);
+    host.seat->machine = host.node.get();
+  }
+}
+
+void Cluster::make_servers() {
+  for (std::uint32_t index = 0; index < plan_.config.servers(); ++index) {
+    const std::int32_t rank = plan_.config.server_ranks[index];
+    if (rank >= 0 && plan_.config.weights[index] == 0) {
+      continue;
+    }
+    ServerHost host;
+    host.index = index;
+    host.dedicated = rank < 0;
+    while (host.dedicated && dedicated_.size() <= plan_.server_processes[index]) {
+      dedicated_.push_back(network_.scheduler().add_actor());
+    }
+    host.actor =
+        host.dedicated ? dedicated_[plan_.server_processes[index]] : nodes_[static_cast<std::size_t>(rank)].actor;
+    host.seat = &network_.add_seat(host.actor, "server " + std::to_string(index));
+    host.world = std::make_unique<SimulatedServerWorld>(network_, *host.seat);
+    host.pool = std::make_unique<BufferPool>(kept_bytes);
+    host.server = std::make_unique<Server>(plan_.config, index, *host.world, *host.pool);
+    host.seat->machine = host.server.get();
+    servers_.push_back(std::move(host));
+  }
+  for (ServerHost& host : servers_) {
+    host.seat->after = [this, &host] { check_memory(host); };
+  }
+}
+
+void Cluster::make_coordinator() {
+  coordinator_seat_ = &network_.add_seat(nodes_[0].actor, "coordinator");
+  coordinator_world_ = std::make_unique<SeatWorld<Wire>>(network_, *coordinator_seat_);
+  coordinator_ = std::make_unique<Coordinator>(plan_.config, *coordinator_world_);
+  coordinator_seat_->machine = coordinator_.get();
+}
+
+void Cluster::attach_all() {
+  for (std::uint32_t rank = 0; rank < nodes_.size(); ++rank) {
+    NodeHost& host = nodes_[rank];
+    host.control = &network_.add_link(LinkKind::control, *host.seat, rank, *coordinator_seat_, 0);
+    host.node->attach_coordinator(host.control->id);
+    coordinator_->attach_node(host.control->other->id, rank);
+    for (ServerHost& server : servers_) {
+      End& end = network_.add_link(LinkKind::server, *host.seat, rank, *server.seat, server.index);
+      host.node->attach_server(end.id, server.index);
+      server.server->attach_node(end.other->id, rank);
+    }
+  }
+}
+
+void Cluster::connect(std::uint32_t from, std::uint32_t to) {
+  if (from >= to || to >= nodes_.size()) {
+    observer_.violated("node " + std::to_string(from) + " connects to rank " + std::to_string(to) +
+                       ": the lower rank connects to the higher one");
+    return;
+  }
+  if (!connected_.emplace(from, to).second) {
+    observer_.violated("node " + std::to_string(from) + " connects to rank " + std::to_string(to) + " a second time");
+    return;
+  }
+  network_.trace("node " + std::to_string(from) + "  connects to rank " + std::to_string(to));
+  NodeHost& near = nodes_[from];
+  NodeHost& far = nodes_[to];
+  const Time slow = network_.random().chance(0.05) ? network_.random().between(0, 2 * second) : 0;
+  const Time when = network_.now() + slow + network_.delay();
+  if (far.node == nullptr || unreachable_.count(to) > 0) {
+    network_.scheduler().at(when, near.actor, [this, &near, to] {
+      network_.turn(*near.seat, [&](Machine&) { near.node->peer_unreachable(to, "connection refused"); });
+    });
+    return;
+  }
+  End& end = network_.add_link(LinkKind::peer, *near.seat, from, *far.seat, to);
+  network_.attach_later(end, when, [&near, &end, to] { near.node->attach_peer(end.id, to); });
+  network_.attach_later(*end.other, when + network_.delay(),
+                        [&far, &end, from] { far.node->attach_peer(end.other->id, from); });
+}
+
+void Cluster::end_process(ActorId actor, bool gently) {
+  if (network_.scheduler().stopped(actor)) {
+    return;
+  }
+  network_.end_process(actor, gently);
+  for (ServerHost& host : servers_) {
+    if (host.actor == actor) {
+      host.server.reset();
+    }
+  }
+  for (NodeHost& host : nodes_) {
+    if (host.actor == actor) {
+      host.node.reset();
+    }
+  }
+  if (coordinator_seat_->actor == actor) {
+    coordinator_.reset();
+  }
+}
+
+void Cluster::check_memory(const ServerHost& host) {
+  const JobConfig& config = plan_.config;
+  const std::size_t openings = static_cast<std::size_t>(config.open_limit) * (opening_bytes + config.small);
+  const std::size_t limit = config.size() * (config.credit + config.eager + config.segment + 2 * openings);
+  if (host.pool->taken_bytes() > limit) {
+    observer_.violated("server " + std::to_string(host.index) + " holds " + std::to_string(host.pool->taken_bytes()) +
+                       " bytes, more than the " + std::to_string(limit) + " that it granted");
+  }
+}
+
+}  // namespace shoal::sim

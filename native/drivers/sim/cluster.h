@@ -1,0 +1,89 @@
+// The processes of a simulated job with the product's own machines in them: every rank's process holds its node, its
+// co-located servers and, on rank 0, the coordinator; every dedicated server has a process of its own.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/buffer.h"
+#include "drivers/sim/network.h"
+#include "drivers/sim/workload.h"
+#include "protocol/coordinator.h"
+#include "protocol/node.h"
+#include "protocol/server.h"
+
+namespace shoal::sim {
+
+// What the nodes tell those who use them.
+class Application {
+ public:
+  virtual ~Application() = default;
+  virtual void on_finish(std::uint32_t rank, std::uint64_t handle, Status status) = 0;
+  virtual std::byte* on_allocate(std::uint32_t rank, std::uint64_t handle,
+                                 const std::vector<std::uint64_t>& block_bytes) = 0;
+  virtual void on_warning(std::uint32_t rank, const std::string& text) = 0;
+  virtual void on_ended(std::uint32_t rank) = 0;
+};
+
+class Cluster {
+ public:
+  struct NodeHost {
+    ActorId actor = outside;
+    Seat* seat = nullptr;
+    End* control = nullptr;
+    std::unique_ptr<NodeWorld> world;
+    std::unique_ptr<BufferPool> pool;
+    std::unique_ptr<Node> node;  // null once the process is gone
+  };
+  struct ServerHost {
+    std::uint32_t index = 0;
+    ActorId actor = outside;
+    bool dedicated = false;
+    Seat* seat = nullptr;
+    std::unique_ptr<ServerWorld> world;
+    std::unique_ptr<BufferPool> pool;
+    std::unique_ptr<Server> server;  // null once the process is gone
+  };
+
+  Cluster(const Plan& plan, Network& network, Application& application, Observer& observer);
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  NodeHost& node(std::uint32_t rank) { return nodes_[rank]; }
+  std::vector<ServerHost>& servers() { return servers_; }
+  std::size_t dedicated_processes() const { return dedicated_.size(); }
+  ActorId dedicated_process(std::size_t index) const { return dedicated_[index]; }
+
+  // Ends a process and destroys its machines.
+  void end_process(ActorId actor, bool gently);
+  // From now on nobody can connect to this rank's node.
+  void refuse_connections(std::uint32_t rank) { unreachable_.insert(rank); }
+  void connect(std::uint32_t from, std::uint32_t to);
+
+ private:
+  void make_nodes(Application& application);
+  void make_servers();
+  void make_coordinator();
+  void attach_all();
+  // A server takes no more memory than it has granted.
+  void check_memory(const ServerHost& host);
+
+  const Plan& plan_;
+  Network& network_;
+  Observer& observer_;
+  std::vector<NodeHost> nodes_;
+  std::vector<ServerHost> servers_;
+  std::vector<ActorId> dedicated_;
+  Seat* coordinator_seat_ = nullptr;
+  std::unique_ptr<Wire> coordinator_world_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::set<std::uint32_t> unreachable_;
+  std::set<std::pair<std::uint32_t, std::uint32_t>> connected_;
+};
+
+}  // namespace shoal::sim

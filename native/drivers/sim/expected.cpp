@@ -1,0 +1,115 @@
+#include "drivers/sim/expected.h"
+
+#include <numeric>
+
+#include "drivers/sim/values.h"
+
+namespace shoal::sim {
+
+namespace {
+
+// The part of one member's input that another member gets in an all-to-all.
+std::size_t split_offset(const MemberPlan& from, std::size_t to) {
+  return static_cast<std::size_t>(
+      std::accumulate(from.splits.begin(), from.splits.begin() + static_cast<std::ptrdiff_t>(to), std::int64_t{0}));
+}
+
+std::uint64_t block_bytes(const OperationPlan& operation, std::size_t from, std::size_t to) {
+  const MemberPlan& sender = operation.members[from];
+  const bool all_to_all = sender.collective == Collective::all_to_all;
+  return all_to_all ? static_cast<std::uint64_t>(sender.splits[to]) : sender.bytes();
+}
+
+Bytes blocks_of(const OperationPlan& operation, std::size_t member) {
+  Bytes result;
+  for (std::size_t from = 0; from < operation.members.size(); ++from) {
+    const MemberPlan& sender = operation.members[from];
+    const Bytes input = input_of(operation, from);
+    const std::size_t begin = sender.collective == Collective::all_to_all ? split_offset(sender, member) : 0;
+    const auto at = input.begin() + static_cast<std::ptrdiff_t>(begin);
+    result.insert(result.end(), at, at + static_cast<std::ptrdiff_t>(block_bytes(operation, from, member)));
+  }
+  return result;
+}
+
+Range chunk(const MemberPlan& plan, std::size_t members, std::size_t member) {
+  const auto rows = plan.shape.empty() ? 0 : static_cast<std::uint64_t>(plan.shape[0]);
+  return chunk_of(plan.bytes(), rows, members, member);
+}
+
+}  // namespace
+
+Bytes input_of(const OperationPlan& operation, std::size_t member) {
+  const MemberPlan& plan = operation.members[member];
+  Bytes input(plan.bytes());
+  fill(input, plan.dtype, plan.op, operation.rough, operation.values + member);
+  return input;
+}
+
+std::vector<std::uint64_t> blocks_for(const OperationPlan& operation, std::size_t member) {
+  std::vector<std::uint64_t> blocks;
+  for (std::size_t from = 0; from < operation.members.size(); ++from) {
+    blocks.push_back(block_bytes(operation, from, member));
+  }
+  return blocks;
+}
+
+std::size_t output_bytes_of(const OperationPlan& operation, std::size_t member) {
+  const MemberPlan& plan = operation.members[member];
+  switch (plan.collective) {
+    case Collective::reduce_scatter:
+      return chunk(plan, operation.members.size(), member).size();
+    case Collective::all_gather:
+    case Collective::all_to_all: {
+      std::size_t total = 0;
+      for (std::size_t from = 0; from < operation.members.size(); ++from) {
+        const MemberPlan& sender = operation.members[from];
+        total += sender.collective == plan.collective ? block_bytes(operation, from, member) : 0;
+      }
+      return total;
+    }
+    default:
+      return plan.bytes();
+  }
+}
+
+std::size_t own_offset(const OperationPlan& operation, std::size_t member) {
+  const MemberPlan& plan = operation.members[member];
+  if (plan.collective == Collective::reduce_scatter) {
+    return chunk(plan, operation.members.size(), member).begin;
+  }
+  std::size_t offset = 0;
+  for (std::size_t from = 0; plan.collective == Collective::all_gather && from < member; ++from) {
+    offset += operation.members[from].collective == plan.collective ? operation.members[from].bytes() : 0;
+  }
+  return offset;
+}
+
+Bytes expected(const OperationPlan& operation, std::size_t member) {
+  const MemberPlan& plan = operation.members[member];
+  switch (plan.collective) {
+    case Collective::all_reduce:
+    case Collective::reduce_scatter: {
+      std::vector<Bytes> inputs;
+      for (std::size_t i = 0; i < operation.members.size(); ++i) {
+        inputs.push_back(input_of(operation, i));
+      }
+      Bytes whole = combine(inputs, plan.dtype, plan.op);
+      if (plan.collective == Collective::all_reduce) {
+        return whole;
+      }
+      const Range part = chunk(plan, operation.members.size(), member);
+      return {whole.begin() + static_cast<std::ptrdiff_t>(part.begin),
+              whole.begin() + static_cast<std::ptrdiff_t>(part.end)};
+    }
+    case Collective::broadcast:
+      return input_of(operation, plan.root);
+    case Collective::all_gather:
+    case Collective::all_to_all:
+      return blocks_of(operation, member);
+    default:
+      return {};
+  }
+}
+
+}  // namespace shoal::sim

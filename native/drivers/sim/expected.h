@@ -1,0 +1,26 @@
+// What the members of an operation put in and must get out.
+#pragma once
+
+#include <cstddef>
+
+#include "drivers/sim/workload.h"
+
+namespace shoal::sim {
+
+// The member's input, as the plan's seed gives it.
+Bytes input_of(const OperationPlan& operation, std::size_t member);
+
+// The bytes of the member's output, by its own arguments.
+std::size_t output_bytes_of(const OperationPlan& operation, std::size_t member);
+
+// Where in an array of the whole operation the member's own part lies: its chunk of a reduce-scatter's input, its block
+// of an all-gather's output.
+std::size_t own_offset(const OperationPlan& operation, std::size_t member);
+
+// What each member sends to this one (all-gather, all-to-all).
+std::vector<std::uint64_t> blocks_for(const OperationPlan& operation, std::size_t member);
+
+// The member's result. For operations that nothing is wrong with.
+Bytes expected(const OperationPlan& operation, std::size_t member);
+
+}  // namespace shoal::sim

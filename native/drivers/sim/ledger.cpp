@@ -1,0 +1,108 @@
+#include "drivers/sim/ledger.h"
+
+#include "wire/bytes.h"
+
+namespace shoal::sim {
+
+using wire::Type;
+
+namespace {
+
+// Where an opening says how much inline data follows it (docs/protocol.md, section 6).
+constexpr std::size_t inline_length_at = 84;
+
+}  // namespace
+
+Ledger::Flow& Ledger::flow(const End& end) {
+  const LinkId id = end.is_client ? end.id : end.other->id;
+  const auto [found, is_new] = flows_.try_emplace(id);
+  if (is_new) {
+    found->second.credit = config_.credit;
+  }
+  return found->second;
+}
+
+std::string Ledger::sent(const End& from, const wire::Header& header, const Bytes& owned) {
+  if (from.kind == LinkKind::server) {
+    return from.is_client ? node_sent(flow(from), header, owned) : server_sent(flow(from), header);
+  }
+  if (from.kind == LinkKind::peer && header.type == Type::data) {
+    std::int64_t& granted = granted_[{from.id, header.operation}];
+    granted -= header.length;
+    if (granted < 0) {
+      return "a block goes beyond what its receiver has granted";
+    }
+  }
+  return "";
+}
+
+std::string Ledger::arrived(const End& to, const wire::Header& header) {
+  if (to.kind == LinkKind::peer && header.type == Type::grant) {
+    granted_[{to.id, header.operation}] += header.credit;
+  }
+  if (to.kind != LinkKind::server) {
+    return "";
+  }
+  Flow& at = flow(to);
+  if (to.is_client) {
+    return node_heard(at, header);
+  }
+  if (header.type == Type::data) {
+    at.unanswered += header.length;
+  }
+  return "";
+}
+
+std::string Ledger::node_sent(Flow& at, const wire::Header& header, const Bytes& owned) {
+  if (header.type == Type::open && owned.size() >= inline_length_at + 4) {
+    const auto bytes = wire::get<std::uint32_t>(owned.data() + inline_length_at);
+    at.inlined[header.operation] = bytes;
+    at.eager += bytes;
+    if (at.eager > config_.eager || bytes > config_.small) {
+      return std::to_string(at.eager) + " bytes of inline data are unanswered, at most " +
+             std::to_string(config_.eager) + " are allowed";
+    }
+  } else if (header.type == Type::drop) {
+    answered(at, header.operation);
+  } else if (header.type == Type::data) {
+    at.credit -= header.length;
+    if (at.credit < 0) {
+      return "DATA goes beyond the credit by " + std::to_string(-at.credit) + " bytes";
+    }
+    const auto place = at.order.find(header.operation);
+    if (place == at.order.end() || place->second < at.last_sent) {
+      return "DATA of operation " + std::to_string(header.operation) + " is out of the server's order";
+    }
+    at.last_sent = place->second;
+  }
+  return "";
+}
+
+std::string Ledger::server_sent(Flow& at, const wire::Header& header) {
+  at.unanswered -= header.credit;
+  return at.unanswered < 0 ? "the server grants more than it was sent" : "";
+}
+
+std::string Ledger::node_heard(Flow& at, const wire::Header& header) {
+  at.credit += header.credit;
+  if (at.credit > config_.credit) {
+    return "the node has more credit than the job allows";
+  }
+  if (header.type == Type::admit) {
+    at.order.emplace(header.operation, at.order.size() + 1);
+  }
+  if (header.type == Type::result || header.type == Type::fail || header.type == Type::sizes) {
+    answered(at, header.operation);
+  }
+  return "";
+}
+
+void Ledger::answered(Flow& at, std::uint64_t operation) {
+  const auto found = at.inlined.find(operation);
+  if (found != at.inlined.end()) {
+    at.eager -= found->second;
+    at.inlined.erase(found);
+  }
+}
+
+}  // namespace shoal::sim

@@ -1,0 +1,45 @@
+// Counts what is on every link and says when a machine goes beyond what it was granted. docs/protocol.md, section 7:
+// credit, eager data, the order of admission.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+
+#include "drivers/sim/network.h"
+#include "protocol/job.h"
+
+namespace shoal::sim {
+
+class Ledger {
+ public:
+  explicit Ledger(const JobConfig& config) : config_(config) {}
+
+  // What is wrong with it; empty: nothing.
+  std::string sent(const End& from, const wire::Header& header, const Bytes& owned);
+  std::string arrived(const End& to, const wire::Header& header);
+
+ private:
+  // Between one node and one server.
+  struct Flow {
+    std::int64_t credit = 0;      // of the node, as it knows
+    std::int64_t unanswered = 0;  // DATA bytes that the server has and has not granted again
+    std::int64_t eager = 0;       // inline bytes that the node has no answer to
+    std::unordered_map<std::uint64_t, std::int64_t> inlined;  // by operation
+    std::unordered_map<std::uint64_t, std::uint64_t> order;   // operation → place in the order of the ADMITs
+    std::uint64_t last_sent = 0;
+  };
+
+  Flow& flow(const End& end);
+  std::string node_sent(Flow& flow, const wire::Header& header, const Bytes& owned);
+  std::string server_sent(Flow& flow, const wire::Header& header);
+  std::string node_heard(Flow& flow, const wire::Header& header);
+  void answered(Flow& flow, std::uint64_t operation);
+
+  JobConfig config_;
+  std::unordered_map<LinkId, Flow> flows_;                            // by the client's end
+  std::map<std::pair<LinkId, std::uint64_t>, std::int64_t> granted_;  // peer links: by sending end and exchange
+};
+
+}  // namespace shoal::sim

@@ -1,0 +1,84 @@
+// The virtual clock: events in the order of their time, and among equals in the order in which they were made.
+//
+// Every event belongs to an actor, one process of the simulated job. A frozen actor's events wait until it thaws; a
+// stopped actor's events are thrown away.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "protocol/machine.h"
+
+namespace shoal::sim {
+
+using ActorId = std::uint32_t;
+
+// The actor of events that come from outside of all processes, such as faults. Never frozen, never stopped.
+inline constexpr ActorId outside = 0;
+
+class Scheduler {
+ public:
+  Scheduler() : actors_(1) {}
+
+  ActorId add_actor() {
+    actors_.emplace_back();
+    return static_cast<ActorId>(actors_.size() - 1);
+  }
+
+  Time now() const { return now_; }
+  std::uint64_t events() const { return events_; }
+
+  void at(Time when, ActorId actor, std::function<void()> body) {
+    queue_.push({when < now_ ? now_ : when, made_++, actor, std::move(body)});
+  }
+
+  void freeze(ActorId actor, Time until) { actors_[actor].frozen_until = until; }
+  void stop(ActorId actor) { actors_[actor].stopped = true; }
+  bool stopped(ActorId actor) const { return actors_[actor].stopped; }
+
+  // Carries out the next event. False: there is none.
+  bool step() {
+    if (queue_.empty()) {
+      return false;
+    }
+    Event event = std::move(const_cast<Event&>(queue_.top()));
+    queue_.pop();
+    now_ = event.when;
+    const Actor& actor = actors_[event.actor];
+    if (actor.stopped) {
+      return true;
+    }
+    if (actor.frozen_until > now_) {
+      at(actor.frozen_until, event.actor, std::move(event.body));
+      return true;
+    }
+    ++events_;
+    event.body();
+    return true;
+  }
+
+ private:
+  struct Actor {
+    Time frozen_until = 0;
+    bool stopped = false;
+  };
+  struct Event {
+    Time when;
+    std::uint64_t number;
+    ActorId actor;
+    std::function<void()> body;
+
+    bool operator<(const Event& other) const { return std::pair(when, number) > std::pair(other.when, other.number); }
+  };
+
+  std::priority_queue<Event> queue_;
+  std::vector<Actor> actors_;
+  Time now_ = 0;
+  std::uint64_t made_ = 0;
+  std::uint64_t events_ = 0;
+};
+
+}  // namespace shoal::sim

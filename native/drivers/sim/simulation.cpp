@@ -1,0 +1,367 @@
+#include "drivers/sim/simulation.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "drivers/sim/expected.h"
+
+namespace shoal::sim {
+
+namespace {
+
+// Far more than any run needs.
+constexpr std::uint64_t most_events = 20'000'000;
+constexpr std::uint64_t most_output = 1 << 20;
+constexpr Time longest_run = 24 * 3600 * second;
+
+std::uint64_t handle_of(std::size_t operation) { return operation + 1; }
+
+}  // namespace
+
+Simulation::Simulation(const Plan& plan, std::uint64_t seed, std::ostream* trace)
+    : plan_(plan),
+      network_(seed, plan_.timing, *this, trace),
+      ledger_(plan_.config),
+      cluster_(plan_, network_, *this, *this),
+      lives_(plan_.config.size()),
+      submitted_(plan_.operations.size() * plan_.config.size()) {
+  for (const OperationPlan& operation : plan_.operations) {
+    work_.emplace_back(operation.members.size());
+  }
+}
+
+Outcome Simulation::run() {
+  if (const std::string problem = problem_with(plan_.config); !problem.empty()) {
+    violated("the plan cannot be worked with: " + problem);
+  }
+  for (std::uint32_t rank = 0; rank < plan_.config.size(); ++rank) {
+    network_.scheduler().at(0, cluster_.node(rank).actor, [this, rank] { start(rank); });
+  }
+  for (const Fault& fault : plan_.faults) {
+    network_.scheduler().at(fault.when, outside, [this, &fault] { strike(fault); });
+  }
+  Scheduler& scheduler = network_.scheduler();
+  while (outcome_.violation.empty() && scheduler.step()) {
+    if (scheduler.events() > most_events || scheduler.now() > longest_run) {
+      violated("the run does not end" + who_waits());
+    }
+  }
+  if (outcome_.violation.empty()) {
+    check_outcomes();
+    check_ends();
+    check_leftovers();
+  }
+  outcome_.events = scheduler.events();
+  outcome_.ended_at = scheduler.now();
+  return outcome_;
+}
+
+void Simulation::start(std::uint32_t rank) {
+  Life& life = lives_[rank];
+  life.groups.resize(plan_.groups.size());
+  Seat& seat = *cluster_.node(rank).seat;
+  seat.after = [this, rank] { exit_if_done(rank); };
+  network_.turn(seat, [&](Machine&) {
+    for (std::uint32_t group : plan_.ranks[rank].groups) {
+      life.groups[group] = cluster_.node(rank).node->make_group(plan_.groups[group].ranks, plan_.groups[group].name);
+    }
+  });
+  go_on(rank);
+}
+
+// Submits what is due and allowed, then sees to it that it is called again.
+void Simulation::go_on(std::uint32_t rank) {
+  Life& life = lives_[rank];
+  const RankPlan& plan = plan_.ranks[rank];
+  Scheduler& scheduler = network_.scheduler();
+  if (cluster_.node(rank).node == nullptr || life.aborted || life.leaving) {
+    return;
+  }
+  while (life.next < plan.steps.size() && (plan.window == 0 || life.open < plan.window)) {
+    const RankPlan::Step& step = plan.steps[life.next];
+    if (step.when > network_.now()) {
+      scheduler.at(step.when, cluster_.node(rank).actor, [this, rank] { go_on(rank); });
+      return;
+    }
+    ++life.next;
+    submit(rank, step.operation);
+  }
+  if (life.next == plan.steps.size()) {
+    life.leaving = true;
+    scheduler.at(network_.now() + plan.leave_after, cluster_.node(rank).actor, [this, rank] { leave(rank); });
+  }
+}
+
+void Simulation::submit(std::uint32_t rank, std::size_t number) {
+  const OperationPlan& operation = plan_.operations[number];
+  const std::size_t index = member_of(number, rank);
+  const MemberPlan& member = operation.members[index];
+  Work& work = work_[number][index];
+  prepare(work, operation, index);
+
+  Submission submission;
+  submission.handle = handle_of(number);
+  submission.collective = member.collective;
+  submission.group = lives_[rank].groups[operation.group];
+  submission.name = operation.name;
+  submission.op = member.op;
+  submission.dtype = member.dtype;
+  submission.root = member.root;
+  submission.shape = member.shape;
+  submission.splits = member.splits;
+  submission.timeout = operation.timeout;
+  submission.failure = member.failure;
+  const bool is_root = member.root == index;
+  const bool no_input = member.collective == Collective::broadcast && member.no_input && !is_root;
+  const bool root_alone = member.collective == Collective::broadcast && is_root && !member.in_place;
+  if (!no_input) {
+    const bool inside = work.input == work.output && member.collective == Collective::all_gather;
+    submission.input = work.input->data() + (inside ? own_offset(operation, index) : 0);
+    submission.input_bytes = member.bytes();
+  }
+  if (work.output != nullptr && !root_alone) {
+    submission.output = work.result;
+    submission.output_bytes = work.result_bytes;
+  }
+  network_.trace("node " + std::to_string(rank) + "  submits " + std::to_string(number) + ": " +
+                 name_of(member.collective) + " " + name_of(member.op) + " " + name_of(member.dtype) + " of " +
+                 std::to_string(member.bytes()) + " bytes, '" + operation.name + "' in group " +
+                 std::to_string(operation.group) + (member.failure.empty() ? "" : ", failed"));
+  submitted_[number * plan_.config.size() + rank] = true;
+  ++lives_[rank].open;
+  network_.turn(*cluster_.node(rank).seat, [&](Machine&) { cluster_.node(rank).node->submit(std::move(submission)); });
+}
+
+// Makes the arrays of one member and fills in its input.
+void Simulation::prepare(Work& work, const OperationPlan& operation, std::size_t index) {
+  const MemberPlan& member = operation.members[index];
+  const Bytes input = input_of(operation, index);
+  const bool gathers = member.collective == Collective::all_gather || member.collective == Collective::all_to_all;
+  work.result_bytes = output_bytes_of(operation, index);
+  const bool in_place = member.in_place && (!gathers || member.ready_output);
+  const std::size_t offset = in_place ? own_offset(operation, index) : 0;
+  if (in_place && gathers) {
+    work.input = &memory_.make(work.result_bytes);
+    std::copy(input.begin(), input.end(), work.input->data() + offset);
+  } else {
+    work.input = &memory_.make(input.size());
+    std::copy(input.begin(), input.end(), work.input->data());
+  }
+  if (in_place) {
+    work.output = work.input;
+    work.result = work.output->data() + (gathers ? 0 : offset);
+  } else if (!gathers || member.ready_output) {
+    work.output = &memory_.make(work.result_bytes);
+    work.result = work.output->data();
+  }
+}
+
+void Simulation::leave(std::uint32_t rank) {
+  if (cluster_.node(rank).node != nullptr && !lives_[rank].aborted) {
+    network_.trace("node " + std::to_string(rank) + "  leaves");
+    network_.turn(*cluster_.node(rank).seat, [&](Machine&) { cluster_.node(rank).node->leave(); });
+  }
+}
+
+// A process that nobody needs any more may end.
+void Simulation::exit_if_done(std::uint32_t rank) {
+  Life& life = lives_[rank];
+  Cluster::NodeHost& host = cluster_.node(rank);
+  const bool needed = rank == 0 || plan_.holds_server(rank);
+  const bool all_done = life.leaving && host.node->left();
+  const bool may_exit = life.aborted || (life.ended && plan_.processes_end && all_done) ||
+                        (all_done && !needed && plan_.ranks[rank].exits_when_left);
+  if (!may_exit || life.exiting) {
+    return;
+  }
+  life.exiting = true;
+  network_.scheduler().at(network_.now() + network_.delay(), outside, [this, rank] {
+    network_.trace("node " + std::to_string(rank) + "  exits");
+    cluster_.end_process(cluster_.node(rank).actor, true);
+  });
+}
+
+void Simulation::on_finish(std::uint32_t rank, std::uint64_t handle, Status status) {
+  const std::size_t number = handle - 1;
+  if (number >= plan_.operations.size() || !submitted_[number * plan_.config.size() + rank]) {
+    violated("node " + std::to_string(rank) + " finishes a handle that it was not given: " + std::to_string(handle));
+    return;
+  }
+  Work& work = work_of(number, rank);
+  if (work.status) {
+    violated("node " + std::to_string(rank) + " finishes operation " + std::to_string(number) + " twice");
+    return;
+  }
+  network_.trace("node " + std::to_string(rank) + "  finishes " + std::to_string(number) +
+                 (status.ok() ? ": ok" : ": " + status.message));
+  outcome_.finishes.push_back({rank, number, network_.now(), status});
+  work.status = std::move(status);
+  check_result(number, member_of(number, rank), work);
+  work.input->give_back();
+  if (work.output != nullptr) {
+    work.output->give_back();
+  }
+  --lives_[rank].open;
+  network_.scheduler().at(network_.now() + network_.delay(), cluster_.node(rank).actor, [this, rank] { go_on(rank); });
+}
+
+std::byte* Simulation::on_allocate(std::uint32_t rank, std::uint64_t handle,
+                                   const std::vector<std::uint64_t>& block_bytes) {
+  const std::size_t number = handle - 1;
+  Work& work = work_of(number, rank);
+  if (work.output != nullptr || work.status) {
+    violated("node " + std::to_string(rank) + " asks for the output of operation " + std::to_string(number) +
+             " although it has one");
+  }
+  const std::size_t index = member_of(number, rank);
+  if (!forged_ && block_bytes != blocks_for(plan_.operations[number], index)) {
+    violated("node " + std::to_string(rank) + " expects wrong blocks in operation " + std::to_string(number));
+  }
+  const auto bytes = std::accumulate(block_bytes.begin(), block_bytes.end(), std::uint64_t{0});
+  if (bytes > most_output) {
+    return nullptr;  // only a forged size is so large
+  }
+  work.result_bytes = bytes;
+  work.output = &memory_.make(work.result_bytes);
+  work.result = work.output->data();
+  return work.result;
+}
+
+void Simulation::on_warning(std::uint32_t rank, const std::string& text) {
+  network_.trace("node " + std::to_string(rank) + "  warns: " + text);
+  outcome_.warnings.push_back(text);
+}
+
+void Simulation::on_ended(std::uint32_t rank) {
+  network_.trace("node " + std::to_string(rank) + "  is told that the job has ended");
+  if (std::exchange(lives_[rank].ended, true)) {
+    violated("node " + std::to_string(rank) + " is told twice that the job has ended");
+  }
+}
+
+void Simulation::strike(const Fault& fault) {
+  using Kind = Fault::Kind;
+  const std::uint32_t rank = fault.target % plan_.config.size();
+  switch (fault.kind) {
+    case Kind::break_link:
+      return break_some_link(fault.target);
+    case Kind::kill_rank:
+      return kill_rank(rank);
+    case Kind::kill_server:
+      if (cluster_.dedicated_processes() > 0) {
+        network_.trace("a dedicated server dies");
+        disturbed_ = true;
+        excuses_.insert(Code::peer_lost);
+        cluster_.end_process(cluster_.dedicated_process(fault.target % cluster_.dedicated_processes()), false);
+      }
+      return;
+    case Kind::freeze_rank:
+      network_.trace("node " + std::to_string(rank) + "  freezes");
+      return network_.scheduler().freeze(cluster_.node(rank).actor, network_.now() + fault.duration);
+    case Kind::corrupt:
+      disturbed_ = true;
+      excuses_.insert({Code::peer_lost, Code::protocol});
+      return network_.corrupt_after(fault.target);
+    case Kind::forge:
+      disturbed_ = forged_ = true;
+      return network_.forge(0.02);
+    case Kind::refuse_connect:
+      disturbed_ = true;
+      excuses_.insert(Code::peer_lost);
+      return cluster_.refuse_connections(rank);
+    case Kind::abort:
+      return abort_rank(rank);
+  }
+}
+
+void Simulation::kill_rank(std::uint32_t rank) {
+  Life& life = lives_[rank];
+  if (cluster_.node(rank).node == nullptr) {
+    return;
+  }
+  network_.trace("node " + std::to_string(rank) + "  dies");
+  life.killed = true;
+  gone_ranks_.insert(rank);
+  disturbed_ = disturbed_ || rank == 0 || plan_.holds_server(rank);
+  excuses_.insert(Code::peer_lost);
+  cluster_.end_process(cluster_.node(rank).actor, false);
+}
+
+void Simulation::abort_rank(std::uint32_t rank) {
+  Life& life = lives_[rank];
+  Cluster::NodeHost& host = cluster_.node(rank);
+  if (host.node == nullptr || life.leaving) {
+    return;
+  }
+  network_.trace("node " + std::to_string(rank) + "  aborts");
+  life.aborted = true;
+  gone_ranks_.insert(rank);
+  disturbed_ = disturbed_ || rank == 0 || plan_.holds_server(rank);
+  // Where its links end before the coordinator's word comes, it is as good as dead.
+  excuses_.insert({Code::aborted, Code::peer_lost});
+  network_.turn(*host.seat, [&](Machine&) { host.node->abort(abort_reason); });
+}
+
+void Simulation::break_some_link(std::uint32_t target) {
+  const auto& ends = network_.ends();
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    End& end = *ends[(target + i) % ends.size()];
+    // A process never loses its link to itself.
+    if (end.open && end.other->open && end.seat->actor != end.other->seat->actor) {
+      disturbed_ = true;
+      excuses_.insert(Code::peer_lost);
+      network_.break_link(end, "connection reset by peer");
+      return;
+    }
+  }
+}
+
+std::size_t Simulation::member_of(std::size_t number, std::uint32_t rank) const {
+  const auto& members = plan_.members(plan_.operations[number]);
+  return static_cast<std::size_t>(std::find(members.begin(), members.end(), rank) - members.begin());
+}
+
+void Simulation::on_send(const End& from, const wire::Header& header, const Bytes& owned,
+                         std::span<const std::byte> /*borrowed*/) {
+  const std::string wrong = forged_ ? "" : ledger_.sent(from, header, owned);
+  if (!wrong.empty()) {
+    violated(sim::describe(from) + ": " + wrong + " (" + sim::describe(header) + ")");
+  }
+}
+
+void Simulation::on_arrival(const End& to, const wire::Header& header) {
+  const std::string wrong = forged_ ? "" : ledger_.arrived(to, header);
+  if (!wrong.empty()) {
+    violated(sim::describe(*to.other) + ": " + wrong + " (" + sim::describe(header) + ")");
+  }
+}
+
+void Simulation::on_read(const End& from, std::span<const std::byte> borrowed) {
+  const Array* array = memory_.find(borrowed.data());
+  if (array != nullptr && array->given_back()) {
+    violated(sim::describe(from) + ": an array is sent although its handle is done");
+  }
+}
+
+void Simulation::on_write(const End& to, std::span<const std::byte> memory) {
+  const Array* array = memory_.find(memory.data());
+  if (array != nullptr && array->given_back()) {
+    violated(sim::describe(*to.other) + ": a payload is written to an array whose handle is done");
+  }
+}
+
+void Simulation::on_refused(const End& at, const Status& why) {
+  if (!disturbed_) {
+    violated(sim::describe(*at.other) + ": refused although nobody did wrong: " + why.message);
+  }
+}
+
+void Simulation::violated(const std::string& what) {
+  if (outcome_.violation.empty()) {
+    outcome_.violation = what;
+    network_.trace("VIOLATED: " + what);
+  }
+}
+
+}  // namespace shoal::sim

@@ -1,0 +1,130 @@
+// Carries out a plan: submits, watches, lets things go wrong, and says whether everything came out as it must.
+//
+// Promises checked in every run:
+//   * every submitted handle is finished exactly once, and the run ends;
+//   * an operation that nothing stands against ends well, with results right to the bit;
+//   * one that ranks disagree on, that failed somewhere or that somebody never calls ends so on every member, and the
+//     message names who;
+//   * a dead process ends the operations that need it, with PeerLost, and no others;
+//   * arrays are not touched outside their bounds, nor after their handle is done;
+//   * credit, eager data and the order of admission are kept (ledger.h); servers keep within their memory, and nothing
+//     is left on them in the end.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "drivers/sim/arrays.h"
+#include "drivers/sim/cluster.h"
+#include "drivers/sim/ledger.h"
+#include "drivers/sim/network.h"
+#include "drivers/sim/workload.h"
+
+namespace shoal::sim {
+
+// One handle that was finished.
+struct Finish {
+  std::uint32_t rank = 0;
+  std::size_t operation = 0;
+  Time when = 0;
+  Status status;
+};
+
+struct Outcome {
+  std::string violation;  // empty: all is well
+  std::uint64_t events = 0;
+  Time ended_at = 0;
+  std::vector<Finish> finishes;  // in the order of time
+  std::vector<std::string> warnings;
+};
+
+// What an aborting rank says.
+inline constexpr const char* abort_reason = "the loss is NaN";
+
+class Simulation final : public Observer, public Application {
+ public:
+  // `seed` draws the schedule; trace: every event, for a person; may be null.
+  Simulation(const Plan& plan, std::uint64_t seed, std::ostream* trace);
+
+  Outcome run();
+
+  void on_send(const End& from, const wire::Header& header, const Bytes& owned,
+               std::span<const std::byte> borrowed) override;
+  void on_arrival(const End& to, const wire::Header& header) override;
+  void on_read(const End& from, std::span<const std::byte> borrowed) override;
+  void on_write(const End& to, std::span<const std::byte> memory) override;
+  void on_refused(const End& at, const Status& why) override;
+  void violated(const std::string& what) override;
+
+  void on_finish(std::uint32_t rank, std::uint64_t handle, Status status) override;
+  std::byte* on_allocate(std::uint32_t rank, std::uint64_t handle,
+                         const std::vector<std::uint64_t>& block_bytes) override;
+  void on_warning(std::uint32_t rank, const std::string& text) override;
+  void on_ended(std::uint32_t rank) override;
+
+ private:
+  // One member's part in an operation, once submitted.
+  struct Work {
+    Array* input = nullptr;
+    Array* output = nullptr;      // may be the input; null: none yet
+    std::byte* result = nullptr;  // inside output
+    std::size_t result_bytes = 0;
+    std::optional<Status> status;  // once finished
+  };
+  struct Life {
+    std::size_t next = 0;  // of its steps
+    std::uint32_t open = 0;
+    std::vector<std::uint32_t> groups;  // plan's number → node's number
+    bool leaving = false;
+    bool ended = false;
+    bool aborted = false;
+    bool killed = false;
+    bool exiting = false;
+  };
+
+  // Lives (simulation.cpp).
+  void start(std::uint32_t rank);
+  void go_on(std::uint32_t rank);
+  void submit(std::uint32_t rank, std::size_t number);
+  void prepare(Work& work, const OperationPlan& operation, std::size_t member);
+  void leave(std::uint32_t rank);
+  void exit_if_done(std::uint32_t rank);
+  void strike(const Fault& fault);
+  void kill_rank(std::uint32_t rank);
+  void abort_rank(std::uint32_t rank);
+  void break_some_link(std::uint32_t target);
+
+  // Checks (simulation_checks.cpp).
+  void check_result(std::size_t number, std::size_t member, Work& work);
+  void check_outcomes();
+  void check_outcome(std::uint32_t rank, const OperationPlan& operation, const Status& status);
+  void check_ends();
+  void check_leftovers();
+  std::string who_waits() const;
+  bool concerned(const OperationPlan& operation) const;
+
+  std::size_t member_of(std::size_t number, std::uint32_t rank) const;
+  Work& work_of(std::size_t number, std::uint32_t rank) { return work_[number][member_of(number, rank)]; }
+
+  const Plan plan_;
+  Outcome outcome_;
+  Network network_;
+  Ledger ledger_;
+  Memory memory_;
+  Cluster cluster_;
+  std::vector<Life> lives_;
+  std::vector<std::vector<Work>> work_;  // by operation and member
+  std::vector<bool> submitted_;          // by operation · ranks + rank
+
+  // What has gone wrong so far.
+  bool disturbed_ = false;  // beyond a rank that holds no server
+  bool forged_ = false;
+  std::set<std::uint32_t> gone_ranks_;  // dead or aborted
+  std::set<Code> excuses_;              // what an operation may end with for the sake of the faults
+};
+
+}  // namespace shoal::sim

@@ -1,0 +1,180 @@
+// What must have come of a run: see simulation.h.
+#include <algorithm>
+#include <set>
+
+#include "drivers/sim/expected.h"
+#include "drivers/sim/simulation.h"
+
+namespace shoal::sim {
+
+namespace {
+
+// How many of these ranks' hosts a message names.
+std::size_t hosts_named(const std::string& message, const std::vector<std::uint32_t>& ranks, const JobConfig& config) {
+  return static_cast<std::size_t>(std::count_if(ranks.begin(), ranks.end(), [&](std::uint32_t rank) {
+    return message.find("(" + config.hosts[rank] + ")") != std::string::npos;
+  }));
+}
+
+std::string codes_text(const std::set<Code>& codes) {
+  std::string text;
+  for (Code code : codes) {
+    text += (text.empty() ? "" : ", ") + std::to_string(static_cast<int>(code));
+  }
+  return text;
+}
+
+}  // namespace
+
+// Called when the handle is done, while the arrays still hold what the machine left there.
+void Simulation::check_result(std::size_t number, std::size_t index, Work& work) {
+  const OperationPlan& operation = plan_.operations[number];
+  const MemberPlan& member = operation.members[index];
+  const std::string what =
+      "operation " + std::to_string(number) + " ('" + operation.name + "') on member " + std::to_string(index) + ": ";
+  for (Array* array : {work.input, work.output}) {
+    if (array != nullptr && !array->guards_intact()) {
+      violated(what + "bytes outside of an array were written");
+    }
+  }
+  if (!forged_ && work.input != work.output) {
+    const Bytes input = input_of(operation, index);
+    if (!std::equal(input.begin(), input.end(), work.input->data())) {
+      violated(what + "its input was written");
+    }
+  }
+  const bool no_result =
+      member.collective == Collective::broadcast && index == member.root && work.input != work.output;
+  if (!work.status->ok() || forged_ || !operation.outcomes.empty() || no_result) {
+    return;
+  }
+  const Bytes right = expected(operation, index);
+  if (work.result_bytes != right.size() || !std::equal(right.begin(), right.end(), work.result)) {
+    violated(what + "the result is wrong");
+  }
+}
+
+void Simulation::check_outcomes() {
+  for (std::size_t number = 0; number < plan_.operations.size(); ++number) {
+    const OperationPlan& operation = plan_.operations[number];
+    for (std::uint32_t rank : plan_.members(operation)) {
+      const Work& work = work_of(number, rank);
+      if (work.status && lives_[rank].killed) {
+        continue;
+      }
+      if (work.status) {
+        check_outcome(rank, operation, *work.status);
+      }
+    }
+  }
+}
+
+// Whether one of the faults stands against an operation.
+bool Simulation::concerned(const OperationPlan& operation) const {
+  const auto& members = plan_.members(operation);
+  return disturbed_ || std::any_of(members.begin(), members.end(),
+                                   [this](std::uint32_t rank) { return gone_ranks_.count(rank) > 0; });
+}
+
+void Simulation::check_outcome(std::uint32_t rank, const OperationPlan& operation, const Status& status) {
+  if (forged_) {
+    return;
+  }
+  const auto& members = plan_.members(operation);
+  const std::string what = "'" + operation.name + "' in group " + std::to_string(operation.group) + " on rank " +
+                           std::to_string(rank) + ": ";
+  std::set<Code> allowed = operation.outcomes;
+  if (allowed.empty()) {
+    allowed.insert(Code::ok);
+  }
+  if (concerned(operation)) {
+    allowed.insert(excuses_.begin(), excuses_.end());
+    // Those who hear of the loss first may have left before others hear of it.
+    allowed.insert(Code::peer_left);
+  }
+  if (allowed.count(status.code) == 0) {
+    violated(what + "ended with " + std::to_string(static_cast<int>(status.code)) + " (" + status.message +
+             "), but only these are right: " + codes_text(allowed));
+    return;
+  }
+  const std::size_t named = hosts_named(status.message, members, plan_.config);
+  const bool names_others = status.code != Code::mismatch || named >= 2;
+  const bool names_one = (status.code != Code::peer_left && status.code != Code::failed_on_rank) || named >= 1 ||
+                         lives_[rank].aborted || status.rank == static_cast<std::int32_t>(rank);
+  const bool names_tensor = operation.name.empty() || status.message.find(operation.name) != std::string::npos ||
+                            (status.code != Code::mismatch && status.code != Code::timeout);
+  // A loss that is nobody's but this rank's is blamed on nobody else.
+  const bool blames_right = disturbed_ || (status.code != Code::peer_lost && status.code != Code::aborted) ||
+                            gone_ranks_.count(static_cast<std::uint32_t>(status.rank)) > 0;
+  const bool gives_reason = status.code != Code::aborted || status.message.find(abort_reason) != std::string::npos;
+  if (!status.ok() &&
+      (status.message.empty() || !names_others || !names_one || !names_tensor || !blames_right || !gives_reason)) {
+    violated(what + "the message does not say who and what: " + status.message);
+  }
+}
+
+std::string Simulation::who_waits() const {
+  std::string text;
+  for (std::uint32_t rank = 0; rank < lives_.size(); ++rank) {
+    if (lives_[rank].killed) {
+      continue;
+    }
+    for (std::size_t number = 0; number < plan_.operations.size(); ++number) {
+      const auto& members = plan_.members(plan_.operations[number]);
+      if (std::find(members.begin(), members.end(), rank) != members.end() &&
+          submitted_[number * plan_.config.size() + rank] && !work_[number][member_of(number, rank)].status) {
+        text += "\n  rank " + std::to_string(rank) + " waits for operation " + std::to_string(number) + " ('" +
+                plan_.operations[number].name + "')";
+      }
+    }
+    if (lives_[rank].next < plan_.ranks[rank].steps.size() && !lives_[rank].aborted) {
+      text += "\n  rank " + std::to_string(rank) + " has yet to submit " +
+              std::to_string(plan_.ranks[rank].steps.size() - lives_[rank].next) + " operations";
+    }
+  }
+  return text;
+}
+
+// Everybody's handles are done, and every rank that lives was told of the end of the job.
+void Simulation::check_ends() {
+  if (const std::string waiting = who_waits(); !waiting.empty()) {
+    violated("nothing happens any more, but" + waiting);
+  }
+  for (std::uint32_t rank = 0; rank < lives_.size() && !forged_; ++rank) {
+    Cluster::NodeHost& host = cluster_.node(rank);
+    if (host.node == nullptr) {
+      continue;
+    }
+    if (!host.node->left()) {
+      violated("rank " + std::to_string(rank) + " has not said goodbye");
+    }
+    if (!lives_[rank].ended) {
+      violated("rank " + std::to_string(rank) + " was not told that the job has ended");
+    }
+    if (host.node->open_operations() > 0 || host.pool->taken_bytes() > 0) {
+      violated("node " + std::to_string(rank) + " still has " + std::to_string(host.node->open_operations()) +
+               " operations and " + std::to_string(host.pool->taken_bytes()) + " bytes");
+    }
+  }
+}
+
+void Simulation::check_leftovers() {
+  if (!memory_.intact()) {
+    violated("an array was written after its handle was done, or outside of its bounds");
+  }
+  const bool all_links_ended =
+      std::all_of(lives_.begin(), lives_.end(), [](const Life& life) { return life.exiting || life.killed; });
+  for (const Cluster::ServerHost& host : cluster_.servers()) {
+    // Where something went wrong, a server is clean once all of its links are gone.
+    const bool must_be_clean = (excuses_.empty() && !forged_) || all_links_ended;
+    if (host.server == nullptr || !must_be_clean) {
+      continue;
+    }
+    if (host.server->operations() > 0 || host.pool->taken_bytes() > 0) {
+      violated("server " + std::to_string(host.index) + " still has " + std::to_string(host.server->operations()) +
+               " operations and " + std::to_string(host.pool->taken_bytes()) + " bytes");
+    }
+  }
+}
+
+}  // namespace shoal::sim

@@ -1,0 +1,457 @@
+#include "drivers/sim/workload.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "base/limits.h"
+
+namespace shoal::sim {
+
+namespace {
+
+constexpr Time millisecond = second / 1000;
+constexpr Time patient = 1800 * second;
+constexpr std::int64_t most_bytes = 3000;
+
+bool is_float(DType dtype) { return dtype >= DType::float32 && dtype <= DType::bfloat16; }
+
+bool is_gather(Collective collective) {
+  return collective == Collective::all_gather || collective == Collective::all_to_all;
+}
+
+bool reduces(Collective collective) {
+  return collective == Collective::all_reduce || collective == Collective::reduce_scatter;
+}
+
+// docs/design.md, "Servers anywhere": co-located servers have a weight of n - k, dedicated ones of 2(n - 1), up to a
+// factor.
+JobConfig make_config(const Shape& shape, std::vector<std::uint32_t>& server_processes) {
+  JobConfig config;
+  const std::uint32_t n = shape.ranks;
+  const std::uint32_t k = shape.dedicated;
+  for (std::uint32_t rank = 0; rank < n; ++rank) {
+    config.hosts.push_back("host" + std::to_string(rank));
+  }
+  const auto add = [&](std::string name, std::int32_t rank, std::uint32_t process, std::uint32_t weight) {
+    for (std::uint32_t lane = 0; lane < shape.lanes; ++lane) {
+      config.server_names.push_back(name);
+      config.server_ranks.push_back(rank);
+      config.weights.push_back(weight);
+      server_processes.push_back(process);
+    }
+  };
+  for (std::uint32_t i = 0; i < k; ++i) {
+    add("server" + std::to_string(i), -1, i, k >= n ? 1 : 2 * (n - 1));
+  }
+  for (std::uint32_t rank = 0; rank < n; ++rank) {
+    const std::uint32_t weight = k >= n ? 0 : n - k;
+    add("host" + std::to_string(rank), static_cast<std::int32_t>(rank), 0, weight);
+  }
+  config.segment = 256;
+  config.credit = 256;
+  config.eager = 256;
+  config.small = 128;
+  config.open_limit = 1;
+  return config;
+}
+
+Operator random_operator(Random& random, DType dtype) {
+  if (dtype == DType::boolean) {
+    return random.pick({Operator::min, Operator::max, Operator::product});
+  }
+  const Operator op = random.pick({Operator::sum, Operator::mean, Operator::min, Operator::max, Operator::product});
+  return op == Operator::mean && !is_float(dtype) ? Operator::sum : op;
+}
+
+std::int64_t random_elements(Random& random, DType dtype) {
+  const auto most = most_bytes / static_cast<std::int64_t>(size_of(dtype));
+  switch (random.below(8)) {
+    case 0:
+      return 0;
+    case 1:
+      return 1;
+    case 2:
+      return random.between(1, 7);
+    case 3:
+    case 4:
+      return random.between(1, std::max<std::int64_t>(1, most / 16));
+    default:
+      return random.between(1, most);
+  }
+}
+
+std::vector<std::int64_t> random_shape(Random& random, DType dtype, Collective collective) {
+  const std::int64_t elements = random_elements(random, dtype);
+  if (elements == 1 && random.chance(0.3) &&
+      (collective == Collective::all_reduce || collective == Collective::broadcast)) {
+    return {};
+  }
+  if (random.chance(0.5)) {
+    return {elements};
+  }
+  const std::int64_t columns = random.between(1, 5);
+  return {(elements + columns - 1) / columns, columns};
+}
+
+// All-to-all: rows that go to each member, in bytes.
+std::vector<std::int64_t> random_splits(Random& random, std::int64_t rows, std::int64_t row_bytes,
+                                        std::size_t members) {
+  std::vector<std::int64_t> cuts(members + 1, 0);
+  cuts.back() = rows;
+  for (std::size_t i = 1; i < members; ++i) {
+    cuts[i] = random.between(0, rows);
+  }
+  std::sort(cuts.begin(), cuts.end());
+  std::vector<std::int64_t> splits;
+  for (std::size_t i = 0; i < members; ++i) {
+    splits.push_back((cuts[i + 1] - cuts[i]) * row_bytes);
+  }
+  return splits;
+}
+
+// Each member's own number of rows, and how it holds its arrays.
+void vary_members(Random& random, OperationPlan& operation) {
+  const std::size_t size = operation.members.size();
+  for (MemberPlan& member : operation.members) {
+    if (is_gather(member.collective)) {
+      const auto most = std::max<std::int64_t>(1, member.shape[0]);
+      member.shape[0] = random.chance(0.2) ? 0 : random.between(0, most);
+      if (random.chance(0.5)) {
+        member.shape[0] = most;
+      }
+      member.ready_output = random.chance(0.4);
+    }
+    if (member.collective == Collective::all_to_all) {
+      MemberPlan row = member;
+      row.shape[0] = 1;
+      member.splits = random_splits(random, member.shape[0], static_cast<std::int64_t>(row.bytes()), size);
+    } else {
+      member.in_place = random.chance(0.5);
+    }
+    member.no_input = random.chance(0.5);
+  }
+}
+
+// Makes one or two members send something else.
+void spoil_agreement(Random& random, OperationPlan& operation) {
+  MemberPlan& odd = operation.members[random.below(operation.members.size())];
+  const bool two_roots = odd.collective == Collective::broadcast && operation.members.size() > 1;
+  switch (odd.collective == Collective::barrier ? 1 : random.below(5)) {
+    case 0:
+      odd.shape.push_back(1);  // the same bytes in another shape
+      break;
+    case 1:
+      if (odd.collective == Collective::barrier) {
+        odd.collective = Collective::broadcast;
+        odd.dtype = DType::int8;
+        odd.shape = {5};
+      } else {
+        odd.collective = Collective::barrier;
+        odd.op = Operator::none;
+        odd.dtype = DType::none;
+        odd.shape = {};
+        odd.root = 0;
+      }
+      odd.splits.clear();
+      break;
+    case 2:
+      if (two_roots) {
+        odd.root = (odd.root + 1) % static_cast<std::uint32_t>(operation.members.size());
+        break;
+      }
+      [[fallthrough]];
+    case 3:
+      if (reduces(odd.collective)) {
+        odd.op = odd.op == Operator::max ? Operator::min : Operator::max;
+        break;
+      }
+      [[fallthrough]];
+    default:
+      if (is_gather(odd.collective)) {
+        odd.shape.push_back(1);
+      } else {
+        const auto wider = random.chance(0.5);
+        odd.dtype = odd.dtype == DType::float32 ? (wider ? DType::float64 : DType::int32) : DType::float32;
+        odd.op = odd.op == Operator::none ? Operator::none : Operator::max;
+      }
+  }
+  operation.outcomes.insert(Code::mismatch);
+}
+
+void fail_some(Random& random, OperationPlan& operation) {
+  MemberPlan& failing = operation.members[random.below(operation.members.size())];
+  failing.failure = "the array is not where it should be";
+  operation.outcomes.insert(Code::failed_on_rank);
+}
+
+// Some never submit it. Only for names that are used once: occurrences would shift.
+void miss_some(Random& random, OperationPlan& operation) {
+  operation.members[random.below(operation.members.size())].absent = true;
+  operation.timeout = random.between(second, 60 * second);
+  operation.outcomes.insert({Code::timeout, Code::peer_left});
+}
+
+void add_groups(Random& random, Plan& plan) {
+  std::vector<GroupPlan>& groups = plan.groups;
+  const std::vector<std::uint32_t> all = groups.front().ranks;
+  const std::uint64_t count = random.below(5);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    if (random.chance(0.15)) {
+      groups.push_back(GroupPlan(groups.back()));  // the same again is another group
+      continue;
+    }
+    std::vector<std::uint32_t> ranks = all;
+    random.shuffle(ranks);
+    ranks.resize(static_cast<std::size_t>(random.between(1, static_cast<std::int64_t>(all.size()))));
+    groups.push_back({ranks, random.pick<const char*>({"", "left", "pipeline"})});
+  }
+}
+
+Timing random_timing(Random& random) {
+  Timing timing;
+  timing.shortest = random.pick<Time>({0, 1'000, 50'000});
+  timing.longest = timing.shortest + random.pick<Time>({0, 1'000, 100'000, 5 * millisecond});
+  if (random.chance(0.3)) {
+    timing.tail = random.pick<Time>({millisecond, 40 * millisecond, 200 * millisecond});
+    timing.tail_chance = random.pick({0.002, 0.02});
+  }
+  timing.split_chance = random.pick({0.0, 0.2, 0.8});
+  return timing;
+}
+
+void choose_limits(Random& random, JobConfig& config) {
+  const auto unit = static_cast<std::uint32_t>(limits::shard_alignment);
+  config.segment = unit * static_cast<std::uint32_t>(random.chance(0.3) ? 1 : random.between(1, 16));
+  config.credit = config.segment;
+  if (random.chance(0.5)) {
+    config.credit += static_cast<std::uint32_t>(random.below(4 * config.segment));
+  }
+  config.small = std::min(config.segment, random.pick<std::uint32_t>({0, 8, 64, 256, 1024}));
+  config.eager = random.pick<std::uint32_t>({0, 8, 64, 1024, 4096});
+}
+
+Fault random_fault(Random& random, const Plan& plan, Time span) {
+  using Kind = Fault::Kind;
+  Fault fault;
+  fault.kind = random.pick({Kind::break_link, Kind::kill_rank, Kind::kill_rank, Kind::kill_server, Kind::freeze_rank,
+                            Kind::freeze_rank, Kind::corrupt, Kind::forge, Kind::refuse_connect, Kind::abort});
+  fault.when = random.between(0, span);
+  fault.target = static_cast<std::uint32_t>(random.below(plan.config.size()));
+  if (fault.kind == Kind::break_link || fault.kind == Kind::corrupt) {
+    fault.target = static_cast<std::uint32_t>(random.below(1000));
+  } else if (fault.kind == Kind::kill_server) {
+    fault.target = static_cast<std::uint32_t>(random.below(16));
+  }
+  fault.duration = random.chance(0.5) ? random.between(millisecond, second) : random.between(second, 30 * second);
+  return fault;
+}
+
+// A name that is used once, one of a few that come again, or none.
+std::string random_name(Random& random, std::size_t number, bool once) {
+  if (once || random.chance(0.4)) {
+    return "layer" + std::to_string(number) + ".weight";
+  }
+  return random.chance(0.5) ? "" : "loss" + std::to_string(random.below(3));
+}
+
+void add_operations(Random& random, Plan& plan) {
+  const auto count = random.chance(0.1) ? random.between(50, 150) : random.between(1, 30);
+  const double troubled = random.chance(0.5) ? 0 : 0.2;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto group = static_cast<std::uint32_t>(random.chance(0.5) ? 0 : random.below(plan.groups.size()));
+    OperationPlan operation = random_operation(random, plan, group);
+    const bool alone = operation.members.size() == 1;
+    const std::uint64_t trouble = alone || !random.chance(troubled) ? 3 : random.below(3);
+    operation.name = random_name(random, static_cast<std::size_t>(i), trouble == 2);
+    if (trouble == 0) {
+      spoil_agreement(random, operation);
+    } else if (trouble == 1) {
+      fail_some(random, operation);
+    } else if (trouble == 2) {
+      miss_some(random, operation);
+    }
+    plan.operations.push_back(std::move(operation));
+  }
+}
+
+// The rank leaves in the middle of its work; the others hear of it.
+void leave_early(Random& random, Plan& plan) {
+  const std::size_t rank = random.below(plan.ranks.size());
+  auto& steps = plan.ranks[rank].steps;
+  const std::size_t kept = random.below(steps.size() + 1);
+  for (std::size_t i = kept; i < steps.size(); ++i) {
+    OperationPlan& operation = plan.operations[steps[i].operation];
+    const auto& members = plan.members(operation);
+    const auto index = static_cast<std::size_t>(
+        std::find(members.begin(), members.end(), static_cast<std::uint32_t>(rank)) - members.begin());
+    operation.members[index].absent = true;
+    operation.outcomes.insert(Code::peer_left);
+  }
+  steps.resize(kept);
+}
+
+// Groups with the same members and name are told apart by the order in which they are made: that one stays.
+void shuffle_groups(Random& random, const Plan& plan, RankPlan& rank) {
+  random.shuffle(rank.groups);
+  const auto same = [&](std::uint32_t a, std::uint32_t b) {
+    return plan.groups[a].ranks == plan.groups[b].ranks && plan.groups[a].name == plan.groups[b].name;
+  };
+  for (std::size_t i = 0; i < rank.groups.size(); ++i) {
+    for (std::size_t j = i + 1; j < rank.groups.size(); ++j) {
+      if (rank.groups[i] > rank.groups[j] && same(rank.groups[i], rank.groups[j])) {
+        std::swap(rank.groups[i], rank.groups[j]);
+      }
+    }
+  }
+}
+
+std::uint32_t most_open(const Plan& plan) {
+  std::size_t most = 1;
+  for (const RankPlan& rank : plan.ranks) {
+    most = std::max(most, rank.window > 0 ? rank.window : rank.steps.size());
+  }
+  return static_cast<std::uint32_t>(most);
+}
+
+}  // namespace
+
+std::uint64_t MemberPlan::bytes() const {
+  if (dtype == DType::none) {
+    return 0;
+  }
+  std::uint64_t bytes = size_of(dtype);
+  for (std::int64_t dimension : shape) {
+    bytes *= static_cast<std::uint64_t>(dimension);
+  }
+  return bytes;
+}
+
+bool Plan::holds_server(std::uint32_t rank) const {
+  for (std::size_t i = 0; i < config.weights.size(); ++i) {
+    if (config.server_ranks[i] == static_cast<std::int32_t>(rank) && config.weights[i] > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+Plan empty_plan(const Shape& shape) {
+  Plan plan;
+  plan.config = make_config(shape, plan.server_processes);
+  std::vector<std::uint32_t> all(shape.ranks);
+  std::iota(all.begin(), all.end(), 0U);
+  plan.groups.push_back({std::move(all), ""});
+  return plan;
+}
+
+OperationPlan random_operation(Random& random, const Plan& plan, std::uint32_t group) {
+  OperationPlan operation;
+  operation.group = group;
+  operation.values = random.next();
+  operation.rough = random.chance(0.5);
+  operation.timeout = patient;
+  MemberPlan member;
+  member.collective =
+      random.pick({Collective::all_reduce, Collective::all_reduce, Collective::all_reduce, Collective::reduce_scatter,
+                   Collective::broadcast, Collective::all_gather, Collective::all_to_all, Collective::barrier});
+  const std::size_t size = plan.groups[group].ranks.size();
+  if (member.collective != Collective::barrier) {
+    member.dtype = static_cast<DType>(random.between(1, 13));
+    member.shape = random_shape(random, member.dtype, member.collective);
+  }
+  if (reduces(member.collective)) {
+    member.op = random_operator(random, member.dtype);
+  }
+  if (member.collective == Collective::broadcast) {
+    member.root = static_cast<std::uint32_t>(random.below(size));
+  }
+  operation.members.assign(size, member);
+  vary_members(random, operation);
+  return operation;
+}
+
+void schedule(Random& random, Plan& plan, bool shuffled, Time spread) {
+  const auto size = plan.config.size();
+  plan.ranks.resize(size);
+  for (std::uint32_t rank = 0; rank < size; ++rank) {
+    RankPlan& life = plan.ranks[rank];
+    std::vector<std::size_t> order;
+    for (std::size_t i = 0; i < plan.operations.size(); ++i) {
+      const auto& members = plan.members(plan.operations[i]);
+      const auto found = std::find(members.begin(), members.end(), rank);
+      if (found != members.end() &&
+          !plan.operations[i].members[static_cast<std::size_t>(found - members.begin())].absent) {
+        order.push_back(i);
+      }
+    }
+    if (shuffled) {
+      random.shuffle(order);
+      // Operations of one name take the places of that name in their own order.
+      std::map<std::pair<std::uint32_t, std::string>, std::vector<std::size_t>> places;
+      for (std::size_t at = 0; at < order.size(); ++at) {
+        places[{plan.operations[order[at]].group, plan.operations[order[at]].name}].push_back(at);
+      }
+      for (const auto& [name, at] : places) {
+        std::vector<std::size_t> numbers;
+        std::transform(at.begin(), at.end(), std::back_inserter(numbers), [&](std::size_t p) { return order[p]; });
+        std::sort(numbers.begin(), numbers.end());
+        for (std::size_t i = 0; i < at.size(); ++i) {
+          order[at[i]] = numbers[i];
+        }
+      }
+    }
+    Time when = random.between(0, spread);
+    for (std::size_t operation : order) {
+      life.steps.push_back({when, operation});
+      when += spread == 0 ? 0 : random.between(0, 2 * spread / static_cast<Time>(order.size()));
+    }
+    life.leave_after = random.chance(0.5) ? 0 : random.between(0, spread);
+    for (std::uint32_t group = 1; group < plan.groups.size(); ++group) {
+      const auto& ranks = plan.groups[group].ranks;
+      if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) {
+        life.groups.push_back(group);
+      }
+    }
+  }
+  plan.config.open_limit = most_open(plan);
+}
+
+Plan random_plan(std::uint64_t seed, bool faults) {
+  Random random(seed);
+  Shape shape;
+  shape.ranks = static_cast<std::uint32_t>(random.chance(0.03) ? 16 : random.between(1, random.chance(0.5) ? 4 : 8));
+  shape.dedicated = static_cast<std::uint32_t>(random.between(0, shape.ranks));
+  shape.lanes = static_cast<std::uint32_t>(random.chance(0.7) ? 1 : 2);
+  Plan plan = empty_plan(shape);
+  choose_limits(random, plan.config);
+  if (random.chance(0.3)) {
+    for (std::uint32_t& weight : plan.config.weights) {
+      weight = static_cast<std::uint32_t>(random.below(4));
+    }
+    plan.config.weights[random.below(plan.config.weights.size())] = 1;
+  }
+  plan.timing = random_timing(random);
+  add_groups(random, plan);
+  add_operations(random, plan);
+  const Time spread = random.pick<Time>({0, millisecond, 50 * millisecond, 2 * second, 15 * second});
+  const bool shuffled = random.chance(0.7);
+  schedule(random, plan, shuffled, spread);
+  for (RankPlan& rank : plan.ranks) {
+    shuffle_groups(random, plan, rank);
+    rank.window = shuffled || random.chance(0.3) ? 0 : static_cast<std::uint32_t>(random.between(1, 4));
+    rank.exits_when_left = random.chance(0.5);
+  }
+  if (random.chance(0.2)) {
+    leave_early(random, plan);
+  }
+  plan.config.open_limit = most_open(plan) + static_cast<std::uint32_t>(random.chance(0.5) ? 0 : random.below(10));
+  plan.processes_end = random.chance(0.5);
+  for (std::uint64_t i = faults ? random.between(1, random.chance(0.7) ? 1 : 3) : 0; i > 0; --i) {
+    plan.faults.push_back(random_fault(random, plan, random.chance(0.5) ? 2 * spread + millisecond : 20 * millisecond));
+  }
+  return plan;
+}
+
+}  // namespace shoal::sim

@@ -1,0 +1,108 @@
+// What a simulated job does, drawn from a seed: its size and limits, its groups, every operation of every rank, and
+// what goes wrong. A plan is only data; simulation.h carries it out and knows what must come of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "base/types.h"
+#include "drivers/sim/network.h"
+#include "drivers/sim/random.h"
+#include "protocol/job.h"
+#include "protocol/layout.h"
+
+namespace shoal::sim {
+
+struct GroupPlan {
+  std::vector<std::uint32_t> ranks;
+  std::string name;
+};
+
+// What one member of the group submits.
+struct MemberPlan {
+  Collective collective = Collective::none;
+  Operator op = Operator::none;
+  DType dtype = DType::none;
+  std::uint32_t root = 0;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> splits;  // bytes
+  bool in_place = false;
+  bool ready_output = false;  // all-gather, all-to-all: the output is given although its size need not be known
+  bool no_input = false;      // broadcast: a receiver without an input, a root without an output
+  bool absent = false;        // never submits it
+  std::string failure;        // fails before it begins
+
+  std::uint64_t bytes() const;
+};
+
+struct OperationPlan {
+  std::uint32_t group = 0;
+  std::string name;
+  std::uint64_t values = 0;  // seed of the inputs
+  bool rough = false;        // random floats instead of small whole numbers
+  Time timeout = 0;
+  std::vector<MemberPlan> members;
+  // How it may end. Empty: it must end well. Otherwise, without a fault that concerns it, every member that submits it
+  // hears one of these.
+  std::set<Code> outcomes;
+};
+
+// One rank's life: what it submits when, in this order; then it leaves.
+struct RankPlan {
+  struct Step {
+    Time when = 0;
+    std::size_t operation = 0;
+  };
+  std::vector<std::uint32_t> groups;  // in the order in which they are made
+  std::vector<Step> steps;
+  std::uint32_t window = 0;  // how many may be open at once; 0: any number
+  Time leave_after = 0;      // after the last submission
+  bool exits_when_left = false;
+};
+
+struct Fault {
+  enum class Kind { break_link, kill_rank, kill_server, freeze_rank, corrupt, forge, refuse_connect, abort };
+  Kind kind = Kind::freeze_rank;
+  Time when = 0;
+  std::uint32_t target = 0;  // a rank, a server, a link or a number of frames, whatever there is of it
+  Time duration = 0;
+};
+
+struct Plan {
+  JobConfig config;
+  std::vector<std::uint32_t> server_processes;  // by index: which dedicated process holds it, if it is dedicated
+  Timing timing;
+  std::vector<GroupPlan> groups;  // 0: all ranks
+  std::vector<OperationPlan> operations;
+  std::vector<RankPlan> ranks;
+  std::vector<Fault> faults;
+  bool processes_end = false;  // nodes exit once the job has ended, in any order; otherwise everything is inspected
+
+  const std::vector<std::uint32_t>& members(const OperationPlan& operation) const {
+    return groups[operation.group].ranks;
+  }
+  bool holds_server(std::uint32_t rank) const;
+};
+
+// Anything at all; `faults`: things may go wrong.
+Plan random_plan(std::uint64_t seed, bool faults);
+
+// The parts that scenarios are made of.
+struct Shape {
+  std::uint32_t ranks = 4;
+  std::uint32_t dedicated = 2;
+  std::uint32_t lanes = 1;
+};
+// A job with the group of all ranks, small limits and nothing to do yet.
+Plan empty_plan(const Shape& shape);
+OperationPlan random_operation(Random& random, const Plan& plan, std::uint32_t group);
+// Gives every rank its steps, begun within twice `spread`, each in an order of its own if `shuffled`: operations of one
+// name keep theirs. Sets open_limit to what that needs.
+void schedule(Random& random, Plan& plan, bool shuffled, Time spread);
+
+}  // namespace shoal::sim

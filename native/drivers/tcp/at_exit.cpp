@@ -1,0 +1,70 @@
+#include "drivers/tcp/at_exit.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <utility>
+
+#include "drivers/tcp/descriptor.h"
+
+namespace shoal::tcp {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+struct Ending {
+  Engine* engine;
+  bool serves;
+  std::string reason;
+  std::uint64_t generation;
+};
+
+void say_goodbye(Engine& engine, bool serves) {
+  engine.leave();
+  while (serves || !engine.left()) {
+    const std::optional<Event> event = engine.next_event(milliseconds(serves ? 1000 : 5));
+    if (!event.has_value()) {
+      continue;
+    }
+    if (event->kind == "ended") {
+      break;
+    }
+    if (event->kind == "connect") {
+      engine.peer_unreachable(static_cast<std::uint32_t>(event->rank),
+                              "its program has ended with operations still open");
+    } else {
+      std::fprintf(stderr, "shoal: %s\n", event->text.c_str());
+    }
+  }
+  engine.close();
+}
+
+void on_process_exit(int status, void* argument) {
+  const Ending& ending = *static_cast<Ending*>(argument);
+  if (ending.generation != fork_generation()) {
+    return;
+  }
+  try {
+    if (status == 0) {
+      say_goodbye(*ending.engine, ending.serves);
+    } else if (ending.reason.empty()) {
+      ending.engine->abort("its program ended with exit code " + std::to_string(status));
+    } else {
+      ending.engine->abort(ending.reason);
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "shoal: no goodbye could be said: %s\n", error.what());
+  }
+}
+
+}  // namespace
+
+void finish_at_exit(Engine& engine, bool serves, std::string reason) {
+  // Lives as long as the process.
+  auto* ending = new Ending{&engine, serves, std::move(reason), fork_generation()};
+  ::on_exit(on_process_exit, ending);
+}
+
+}  // namespace shoal::tcp

@@ -1,0 +1,231 @@
+#include "drivers/tcp/dedicated.h"
+
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "base/buffer.h"
+#include "drivers/tcp/loop.h"
+#include "protocol/server.h"
+
+namespace shoal::tcp {
+
+namespace {
+
+// What a machine's pool keeps of freed segments for reuse.
+constexpr std::size_t pool_bytes = 64 * 1024 * 1024;
+
+void check(const JobConfig& config, std::uint32_t index, std::uint32_t rank) {
+  if (const std::string problem = problem_with(config); !problem.empty()) {
+    throw std::invalid_argument(problem);
+  }
+  if (index >= config.servers() || rank >= config.size()) {
+    throw std::invalid_argument("a job of " + std::to_string(config.size()) + " ranks and " +
+                                std::to_string(config.servers()) + " servers has no rank " + std::to_string(rank) +
+                                " or no server " + std::to_string(index));
+  }
+}
+
+}  // namespace
+
+class DedicatedServer::Impl {
+ public:
+  explicit Impl(std::uint32_t proxies);
+  ~Impl() { close(); }
+
+  void attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank, Descriptor socket,
+              const JobConfig& config);
+  void end_job(const std::string& incarnation);
+  std::vector<std::string> jobs() const;
+  void close();
+  std::map<std::string, std::uint64_t> statistics() const;
+
+ private:
+  using Key = std::pair<std::string, std::uint32_t>;  // incarnation and index
+
+  struct Hosted {
+    Hosted(const JobConfig& config, std::uint32_t index, Loop& loop)
+        : pool(pool_bytes), world(loop), machine(config, index, world, pool) {
+      world.bind(machine);
+      loop.add(machine);
+    }
+    BufferPool pool;
+    ServerOnLoop world;
+    Server machine;
+    std::set<std::uint32_t> ranks;  // that were attached
+  };
+  struct Proxy {
+    Loop loop;
+    std::map<Key, std::unique_ptr<Hosted>> hosted;
+    std::uint64_t links_gone = 0;
+    std::atomic<std::uint64_t> buffer_bytes{0};
+    std::atomic<std::uint64_t> operations{0};
+  };
+  struct Job {
+    JobConfig config;
+    std::set<std::pair<std::uint32_t, std::uint32_t>> links;  // index and rank
+  };
+
+  void attach_on(Proxy& proxy, const Key& key, std::uint32_t rank, Descriptor socket, const JobConfig& config);
+  void after_round(Proxy& proxy);
+  std::map<Key, std::unique_ptr<Hosted>>::iterator forget(Proxy& proxy,
+                                                          std::map<Key, std::unique_ptr<Hosted>>::iterator place);
+
+  std::vector<std::unique_ptr<Proxy>> proxies_;
+  mutable std::mutex mutex_;
+  std::map<std::string, Job> jobs_;  // guarded by mutex_; by incarnation
+  bool closed_ = false;              // guarded by mutex_
+};
+
+DedicatedServer::Impl::Impl(std::uint32_t proxies) {
+  if (proxies == 0) {
+    throw std::invalid_argument("a server needs at least one proxy");
+  }
+  for (std::uint32_t i = 0; i < proxies; ++i) {
+    Proxy& proxy = *proxies_.emplace_back(std::make_unique<Proxy>());
+    proxy.loop.after_round = [this, &proxy] { after_round(proxy); };
+    proxy.loop.start();
+  }
+}
+
+void DedicatedServer::Impl::attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank,
+                                   Descriptor socket, const JobConfig& config) {
+  check(config, index, rank);
+  const std::lock_guard lock(mutex_);
+  if (closed_) {
+    throw std::runtime_error("this server is closed");
+  }
+  const auto known = jobs_.find(incarnation);
+  if (known != jobs_.end() && known->second.config != config) {
+    throw std::invalid_argument("rank " + std::to_string(rank) + " on " + config.hosts[rank] +
+                                " describes the job otherwise than the rank that came first");
+  }
+  if (known != jobs_.end() && known->second.links.contains({index, rank})) {
+    throw std::invalid_argument("rank " + std::to_string(rank) + " on " + config.hosts[rank] +
+                                " is connected to server " + std::to_string(index) + " already");
+  }
+  Proxy& proxy = *proxies_[index % proxies_.size()];
+  // Tasks can be copied, descriptors cannot.
+  const auto carried = std::make_shared<Descriptor>(std::move(socket));
+  const bool posted = proxy.loop.post([this, &proxy, key = Key(incarnation, index), rank, carried, config] {
+    attach_on(proxy, key, rank, std::move(*carried), config);
+  });
+  if (!posted) {
+    throw std::runtime_error("proxy " + std::to_string(index % proxies_.size()) +
+                             " of this server has failed; restart the server");
+  }
+  Job& job = jobs_[incarnation];
+  job.config = config;
+  job.links.insert({index, rank});
+}
+
+void DedicatedServer::Impl::attach_on(Proxy& proxy, const Key& key, std::uint32_t rank, Descriptor socket,
+                                      const JobConfig& config) {
+  std::unique_ptr<Hosted>& hosted = proxy.hosted[key];
+  if (hosted == nullptr) {
+    hosted = std::make_unique<Hosted>(config, key.second, proxy.loop);
+  }
+  hosted->ranks.insert(rank);
+  hosted->machine.attach_node(proxy.loop.add_socket(hosted->machine, std::move(socket)), rank);
+}
+
+void DedicatedServer::Impl::end_job(const std::string& incarnation) {
+  for (const auto& proxy : proxies_) {
+    static_cast<void>(proxy->loop.post([this, &proxy = *proxy, incarnation] {
+      for (auto place = proxy.hosted.begin(); place != proxy.hosted.end();) {
+        place = place->first.first == incarnation ? forget(proxy, place) : std::next(place);
+      }
+    }));
+  }
+}
+
+// Machines whose links are all gone go too.
+void DedicatedServer::Impl::after_round(Proxy& proxy) {
+  if (std::exchange(proxy.links_gone, proxy.loop.links_gone()) != proxy.loop.links_gone()) {
+    for (auto place = proxy.hosted.begin(); place != proxy.hosted.end();) {
+      place = proxy.loop.links_of(place->second->machine) == 0 ? forget(proxy, place) : std::next(place);
+    }
+  }
+  std::uint64_t bytes = 0;
+  std::uint64_t operations = 0;
+  for (const auto& [key, hosted] : proxy.hosted) {
+    bytes += hosted->pool.taken_bytes();
+    operations += hosted->machine.operations();
+  }
+  proxy.buffer_bytes.store(bytes, std::memory_order_relaxed);
+  proxy.operations.store(operations, std::memory_order_relaxed);
+}
+
+std::map<DedicatedServer::Impl::Key, std::unique_ptr<DedicatedServer::Impl::Hosted>>::iterator
+DedicatedServer::Impl::forget(Proxy& proxy, std::map<Key, std::unique_ptr<Hosted>>::iterator place) {
+  const auto& [incarnation, index] = place->first;
+  {
+    const std::lock_guard lock(mutex_);
+    Job& job = jobs_[incarnation];
+    for (std::uint32_t rank : place->second->ranks) {
+      job.links.erase({index, rank});
+    }
+    if (job.links.empty()) {
+      jobs_.erase(incarnation);
+    }
+  }
+  proxy.loop.remove(place->second->machine);
+  return proxy.hosted.erase(place);
+}
+
+std::vector<std::string> DedicatedServer::Impl::jobs() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> incarnations;
+  for (const auto& [incarnation, job] : jobs_) {
+    incarnations.push_back(incarnation);
+  }
+  return incarnations;
+}
+
+void DedicatedServer::Impl::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) {
+      return;
+    }
+  }
+  for (const auto& proxy : proxies_) {
+    proxy->loop.stop();
+    for (auto place = proxy->hosted.begin(); place != proxy->hosted.end();) {
+      place = forget(*proxy, place);
+    }
+  }
+}
+
+std::map<std::string, std::uint64_t> DedicatedServer::Impl::statistics() const {
+  std::map<std::string, std::uint64_t> sums;
+  for (const auto& proxy : proxies_) {
+    const Loop::Counters counters = proxy->loop.counters();
+    sums["bytes_sent"] += counters.bytes_sent;
+    sums["bytes_received"] += counters.bytes_received;
+    sums["links"] += counters.links;
+    sums["open_operations"] += proxy->operations.load(std::memory_order_relaxed);
+    sums["buffer_bytes"] += proxy->buffer_bytes.load(std::memory_order_relaxed);
+  }
+  sums["jobs"] = jobs().size();
+  return sums;
+}
+
+DedicatedServer::DedicatedServer(std::uint32_t proxies) : impl_(std::make_unique<Impl>(proxies)) {}
+DedicatedServer::~DedicatedServer() = default;
+void DedicatedServer::attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank, int descriptor,
+                             const JobConfig& config) {
+  impl_->attach(incarnation, index, rank, Descriptor(descriptor), config);
+}
+void DedicatedServer::end_job(const std::string& incarnation) { impl_->end_job(incarnation); }
+std::vector<std::string> DedicatedServer::jobs() const { return impl_->jobs(); }
+void DedicatedServer::close() {
+  if (!impl_.in_child()) {
+    impl_->close();
+  }
+}
+std::map<std::string, std::uint64_t> DedicatedServer::statistics() const { return impl_->statistics(); }
+
+}  // namespace shoal::tcp

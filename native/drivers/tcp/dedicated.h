@@ -1,0 +1,39 @@
+// A dedicated server: the server machines of any number of jobs, on a fixed number of threads.
+//
+// Every (job, index) has a machine of its own, on thread `index mod proxies`. A job comes with its first link and goes
+// with its last. In a child made by fork() every method but close() throws std::runtime_error.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "drivers/tcp/parent_only.h"
+#include "protocol/job.h"
+
+namespace shoal::tcp {
+
+class DedicatedServer {
+ public:
+  explicit DedicatedServer(std::uint32_t proxies);
+  ~DedicatedServer();
+
+  // The link of node `rank` to server `index` of the job. The descriptor is a connected, authenticated stream socket,
+  // owned by the server from here on, also when it throws (std::invalid_argument: a configuration that cannot be worked
+  // with or is not that of the job's first link, an index or rank that is not in it or is connected already).
+  void attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank, int descriptor,
+              const JobConfig& config);
+
+  // Closes all links of the job. Its nodes see a lost server.
+  void end_job(const std::string& incarnation);
+  std::vector<std::string> jobs() const;
+  void close();
+  std::map<std::string, std::uint64_t> statistics() const;
+
+ private:
+  class Impl;
+  ParentOnly<Impl> impl_;
+};
+
+}  // namespace shoal::tcp

@@ -1,0 +1,418 @@
+#include "drivers/tcp/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <limits>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "base/buffer.h"
+#include "drivers/tcp/loop.h"
+#include "protocol/coordinator.h"
+#include "protocol/server.h"
+
+namespace shoal::tcp {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// What a machine's pool keeps of freed segments for reuse.
+constexpr std::size_t pool_bytes = 64 * 1024 * 1024;
+
+// What is on its way when the links are closed (a goodbye, the reason of an abort) is given so long to arrive.
+constexpr milliseconds farewell{500};
+constexpr milliseconds abort_notice{1000};
+
+Status closed_status() {
+  return Status::error(Code::cancelled,
+                       "the operation was open when Shoal was shut down on this rank; wait for it first");
+}
+
+}  // namespace
+
+// Invariant: an operation is in `open_` from submit() until it is finished, so that none is forgotten.
+class Engine::Impl {
+ public:
+  Impl(std::uint32_t rank, JobConfig config);
+  ~Impl() { close(); }
+
+  void attach_coordinator(Descriptor socket);
+  void attach_control(std::uint32_t rank, Descriptor socket);
+  void attach_server(std::uint32_t index, Descriptor socket);
+  void attach_node(std::uint32_t index, std::uint32_t rank, Descriptor socket);
+  void attach_peer(std::uint32_t rank, Descriptor socket);
+  void peer_unreachable(std::uint32_t rank, std::string why);
+  void start();
+  std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
+  std::shared_ptr<Operation> submit(Submission submission);
+  std::vector<std::uint64_t> take_finished();
+  std::optional<Event> next_event(std::chrono::nanoseconds longest);
+  void leave();
+  bool left() const { return left_; }
+  void abort(std::string reason);
+  void close();
+  std::map<std::string, std::uint64_t> statistics() const;
+
+ private:
+  class World;
+  struct Colocated {
+    Colocated(const JobConfig& config, std::uint32_t index, Loop& loop)
+        : pool(pool_bytes), world(loop), machine(config, index, world, pool) {
+      world.bind(machine);
+      loop.add(machine);
+    }
+    BufferPool pool;
+    ServerOnLoop world;
+    Server machine;
+  };
+
+  void check_rank(std::uint32_t rank) const;
+  void post(Loop::Task task);
+  void connect_to_itself();
+  std::shared_ptr<Operation> operation(std::uint64_t handle);
+  void finish(std::uint64_t handle, Status status);
+  void finish_all(const Status& status);
+  void tell(Event event);
+  void after_round();
+  void wait_until_delivered(milliseconds longest);
+
+  const std::uint32_t rank_;
+  const JobConfig config_;
+  Loop loop_;
+  BufferPool pool_{pool_bytes};
+  std::unique_ptr<World> world_;
+  std::unique_ptr<Node> node_;
+  std::map<std::uint32_t, std::unique_ptr<Colocated>> servers_;  // by index
+  std::unique_ptr<OnLoop<Wire>> coordinator_world_;
+  std::unique_ptr<Coordinator> coordinator_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable event_came_;
+  bool leaving_ = false;                                                // guarded by mutex_
+  bool closed_ = false;                                                 // guarded by mutex_
+  std::uint64_t last_handle_ = 0;                                       // guarded by mutex_
+  std::unordered_map<std::uint64_t, std::shared_ptr<Operation>> open_;  // guarded by mutex_
+  std::vector<std::uint64_t> finished_;                                 // guarded by mutex_
+  std::uint64_t finished_count_ = 0;                                    // guarded by mutex_
+  std::deque<Event> events_;                                            // guarded by mutex_
+
+  std::mutex closing_;    // held while one thread starts or closes
+  bool started_ = false;  // guarded by closing_
+  std::atomic<bool> left_{false};
+  std::atomic<std::uint64_t> buffer_bytes_{0};
+};
+
+class Engine::Impl::World final : public OnLoop<NodeWorld> {
+ public:
+  World(Impl& engine, Loop& loop) : OnLoop(loop), engine_(engine) {}
+
+  void finish(std::uint64_t handle, Status status) override { engine_.finish(handle, std::move(status)); }
+  std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
+    return engine_.operation(handle)->allocate_output(block_bytes);
+  }
+  void connect(std::uint32_t rank) override { engine_.tell({"connect", static_cast<std::int32_t>(rank), ""}); }
+  void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
+  void ended() override { engine_.tell({"ended", -1, ""}); }
+
+ private:
+  Impl& engine_;
+};
+
+// --- Making and connecting the machines ---
+
+Engine::Impl::Impl(std::uint32_t rank, JobConfig config) : rank_(rank), config_(std::move(config)) {
+  if (const std::string problem = problem_with(config_); !problem.empty()) {
+    throw std::invalid_argument(problem);
+  }
+  check_rank(rank);
+  world_ = std::make_unique<World>(*this, loop_);
+  node_ = std::make_unique<Node>(config_, rank, *world_, pool_);
+  world_->bind(*node_);
+  loop_.add(*node_);
+  for (std::uint32_t index = 0; index < config_.servers(); ++index) {
+    if (config_.server_ranks[index] == static_cast<std::int32_t>(rank) && config_.weights[index] > 0) {
+      servers_[index] = std::make_unique<Colocated>(config_, index, loop_);
+    }
+  }
+  if (rank == 0) {
+    coordinator_world_ = std::make_unique<OnLoop<Wire>>(loop_);
+    coordinator_ = std::make_unique<Coordinator>(config_, *coordinator_world_);
+    coordinator_world_->bind(*coordinator_);
+    loop_.add(*coordinator_);
+  }
+}
+
+void Engine::Impl::check_rank(std::uint32_t rank) const {
+  if (rank >= config_.size()) {
+    throw std::invalid_argument("there is no rank " + std::to_string(rank) + " in a job of " +
+                                std::to_string(config_.size()) + " ranks");
+  }
+}
+
+void Engine::Impl::attach_coordinator(Descriptor socket) {
+  loop_.call([&] { node_->attach_coordinator(loop_.add_socket(*node_, std::move(socket))); });
+}
+
+void Engine::Impl::attach_control(std::uint32_t rank, Descriptor socket) {
+  check_rank(rank);
+  if (coordinator_ == nullptr) {
+    throw std::invalid_argument("rank " + std::to_string(rank_) + " is not the coordinator: rank 0 is");
+  }
+  loop_.call([&] { coordinator_->attach_node(loop_.add_socket(*coordinator_, std::move(socket)), rank); });
+}
+
+void Engine::Impl::attach_server(std::uint32_t index, Descriptor socket) {
+  if (index >= config_.servers()) {
+    throw std::invalid_argument("there is no server " + std::to_string(index) + " in this job");
+  }
+  loop_.call([&] { node_->attach_server(loop_.add_socket(*node_, std::move(socket)), index); });
+}
+
+void Engine::Impl::attach_node(std::uint32_t index, std::uint32_t rank, Descriptor socket) {
+  check_rank(rank);
+  const auto server = servers_.find(index);
+  if (server == servers_.end()) {
+    throw std::invalid_argument("rank " + std::to_string(rank_) + " holds no server " + std::to_string(index));
+  }
+  Server& machine = server->second->machine;
+  loop_.call([&] { machine.attach_node(loop_.add_socket(machine, std::move(socket)), rank); });
+}
+
+void Engine::Impl::attach_peer(std::uint32_t rank, Descriptor socket) {
+  check_rank(rank);
+  loop_.call([&] { node_->attach_peer(loop_.add_socket(*node_, std::move(socket)), rank); });
+}
+
+void Engine::Impl::peer_unreachable(std::uint32_t rank, std::string why) {
+  check_rank(rank);
+  post([this, rank, why = std::move(why)] { node_->peer_unreachable(rank, why); });
+}
+
+void Engine::Impl::start() {
+  const std::lock_guard not_while_closing(closing_);
+  // Only close() changes closed_, with this lock held.
+  if (std::exchange(started_, true) || closed_) {
+    throw std::runtime_error("this engine was started or closed before; make a new one");
+  }
+  connect_to_itself();
+  loop_.after_round = [this] { after_round(); };
+  loop_.on_failure = [this](const std::string& why) {
+    finish_all(Status::error(Code::aborted, "Shoal's thread on rank " + std::to_string(rank_) + " failed: " + why));
+  };
+  loop_.start();
+}
+
+void Engine::Impl::connect_to_itself() {
+  for (auto& [index, server] : servers_) {
+    const auto [here, there] = loop_.add_pair(*node_, server->machine);
+    server->machine.attach_node(there, rank_);
+    node_->attach_server(here, index);
+  }
+  if (coordinator_ != nullptr) {
+    const auto [here, there] = loop_.add_pair(*node_, *coordinator_);
+    coordinator_->attach_node(there, rank_);
+    node_->attach_coordinator(here);
+  }
+}
+
+// --- Operations ---
+
+void Engine::Impl::post(Loop::Task task) { static_cast<void>(loop_.post(std::move(task))); }
+
+std::uint32_t Engine::Impl::make_group(std::vector<std::uint32_t> ranks, std::string name) {
+  return loop_.call([&] { return node_->make_group(std::move(ranks), name); });
+}
+
+std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
+  std::shared_ptr<Operation> operation;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_ || leaving_) {
+      throw std::runtime_error("Shoal is shut down on rank " + std::to_string(rank_) +
+                               ": nothing can be submitted; call shoal.init() first");
+    }
+    submission.handle = ++last_handle_;
+    operation = std::make_shared<Operation>(submission.handle);
+    open_.emplace(submission.handle, operation);
+  }
+  if (!loop_.post([this, submission = std::move(submission)]() mutable { node_->submit(std::move(submission)); })) {
+    finish(operation->handle(), closed_status());
+  }
+  return operation;
+}
+
+std::shared_ptr<Operation> Engine::Impl::operation(std::uint64_t handle) {
+  const std::lock_guard lock(mutex_);
+  return open_.at(handle);
+}
+
+void Engine::Impl::finish(std::uint64_t handle, Status status) {
+  std::shared_ptr<Operation> operation;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto place = open_.find(handle);
+    if (place == open_.end()) {
+      return;  // close() was first
+    }
+    operation = std::move(place->second);
+    open_.erase(place);
+    finished_.push_back(handle);
+    ++finished_count_;
+  }
+  operation->finish(std::move(status));
+}
+
+void Engine::Impl::finish_all(const Status& status) {
+  std::vector<std::uint64_t> handles;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [handle, operation] : open_) {
+      handles.push_back(handle);
+    }
+  }
+  for (std::uint64_t handle : handles) {
+    finish(handle, status);
+  }
+}
+
+std::vector<std::uint64_t> Engine::Impl::take_finished() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(finished_, {});
+}
+
+// --- Events ---
+
+void Engine::Impl::tell(Event event) {
+  {
+    const std::lock_guard lock(mutex_);
+    events_.push_back(std::move(event));
+  }
+  event_came_.notify_one();
+}
+
+std::optional<Event> Engine::Impl::next_event(std::chrono::nanoseconds longest) {
+  std::unique_lock lock(mutex_);
+  event_came_.wait_for(lock, longest, [this] { return !events_.empty() || closed_; });
+  if (events_.empty()) {
+    return std::nullopt;
+  }
+  Event event = std::move(events_.front());
+  events_.pop_front();
+  return event;
+}
+
+void Engine::Impl::after_round() {
+  left_ = node_->left();
+  std::size_t bytes = pool_.taken_bytes();
+  for (const auto& [index, server] : servers_) {
+    bytes += server->pool.taken_bytes();
+  }
+  buffer_bytes_.store(bytes, std::memory_order_relaxed);
+}
+
+// --- The end ---
+
+void Engine::Impl::leave() {
+  {
+    const std::lock_guard lock(mutex_);
+    leaving_ = true;
+  }
+  post([this] { node_->leave(); });
+}
+
+void Engine::Impl::abort(std::string reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    leaving_ = true;
+  }
+  post([this, reason = std::move(reason)] { node_->abort(reason); });
+  wait_until_delivered(abort_notice);
+  close();
+}
+
+// A socket that is closed before the other side's kernel has everything may take the rest with it.
+void Engine::Impl::wait_until_delivered(milliseconds longest) {
+  const auto deadline = std::chrono::steady_clock::now() + longest;
+  // Twice: what a machine says may make another one of this process say something.
+  int times_empty = 0;
+  while (times_empty < 2 && std::chrono::steady_clock::now() < deadline) {
+    try {
+      times_empty = loop_.call([this] { return loop_.undelivered_bytes(); }) == 0 ? times_empty + 1 : 0;
+    } catch (const std::runtime_error&) {
+      return;  // the loop has ended
+    }
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+void Engine::Impl::close() {
+  const std::lock_guard one_at_a_time(closing_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) {
+      return;
+    }
+  }
+  event_came_.notify_all();
+  if (left_) {
+    wait_until_delivered(farewell);
+  }
+  loop_.stop();
+  loop_.remove(*node_);
+  for (auto& [index, server] : servers_) {
+    loop_.remove(server->machine);
+  }
+  if (coordinator_ != nullptr) {
+    loop_.remove(*coordinator_);
+  }
+  finish_all(closed_status());
+}
+
+std::map<std::string, std::uint64_t> Engine::Impl::statistics() const {
+  const Loop::Counters counters = loop_.counters();
+  const std::lock_guard lock(mutex_);
+  return {{"bytes_sent", counters.bytes_sent},
+          {"bytes_received", counters.bytes_received},
+          {"links", counters.links},
+          {"open_operations", open_.size()},
+          {"finished_operations", finished_count_},
+          {"buffer_bytes", buffer_bytes_.load(std::memory_order_relaxed)}};
+}
+
+// --- The engine as others see it ---
+
+Engine::Engine(std::uint32_t rank, JobConfig config) : impl_(std::make_unique<Impl>(rank, std::move(config))) {}
+Engine::~Engine() = default;
+
+void Engine::attach_coordinator(int descriptor) { impl_->attach_coordinator(Descriptor(descriptor)); }
+void Engine::attach_control(std::uint32_t rank, int descriptor) { impl_->attach_control(rank, Descriptor(descriptor)); }
+void Engine::attach_server(std::uint32_t index, int descriptor) { impl_->attach_server(index, Descriptor(descriptor)); }
+void Engine::attach_node(std::uint32_t index, std::uint32_t rank, int descriptor) {
+  impl_->attach_node(index, rank, Descriptor(descriptor));
+}
+void Engine::attach_peer(std::uint32_t rank, int descriptor) { impl_->attach_peer(rank, Descriptor(descriptor)); }
+void Engine::peer_unreachable(std::uint32_t rank, std::string why) { impl_->peer_unreachable(rank, std::move(why)); }
+void Engine::start() { impl_->start(); }
+std::uint32_t Engine::make_group(std::vector<std::uint32_t> ranks, std::string name) {
+  return impl_->make_group(std::move(ranks), std::move(name));
+}
+std::shared_ptr<Operation> Engine::submit(Submission submission) { return impl_->submit(std::move(submission)); }
+std::vector<std::uint64_t> Engine::take_finished() { return impl_->take_finished(); }
+std::optional<Event> Engine::next_event(std::chrono::nanoseconds longest) { return impl_->next_event(longest); }
+void Engine::leave() { impl_->leave(); }
+bool Engine::left() const { return impl_->left(); }
+void Engine::abort(std::string reason) { impl_->abort(std::move(reason)); }
+void Engine::close() {
+  if (!impl_.in_child()) {
+    impl_->close();
+  }
+}
+std::map<std::string, std::uint64_t> Engine::statistics() const { return impl_->statistics(); }
+
+}  // namespace shoal::tcp

@@ -1,0 +1,65 @@
+// The native side of one rank: its node, its co-located servers and, on rank 0, the coordinator, on one loop.
+//
+// Every method may be called by any thread. Operations that were submitted are always finished, by close() at the
+// latest. In a child made by fork() every method but close() throws std::runtime_error.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "drivers/tcp/operation.h"
+#include "drivers/tcp/parent_only.h"
+#include "protocol/job.h"
+#include "protocol/node.h"
+
+namespace shoal::tcp {
+
+// Something that the application has to do or to know.
+struct Event {
+  std::string kind;  // "connect", "warning" or "ended"
+  std::int32_t rank = -1;
+  std::string text;
+};
+
+class Engine {
+ public:
+  // Throws std::invalid_argument for a configuration that cannot be worked with.
+  Engine(std::uint32_t rank, JobConfig config);
+  ~Engine();
+
+  // Descriptors are connected, authenticated stream sockets, owned by the engine from here on, also when it throws
+  // (std::invalid_argument: no such server, rank or machine here).
+  void attach_coordinator(int descriptor);
+  void attach_control(std::uint32_t rank, int descriptor);
+  void attach_server(std::uint32_t index, int descriptor);
+  void attach_node(std::uint32_t index, std::uint32_t rank, int descriptor);
+  void attach_peer(std::uint32_t rank, int descriptor);
+  void peer_unreachable(std::uint32_t rank, std::string why);
+  void start();
+
+  std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
+  // Chooses the submission's handle. Its arrays must live until the handle is among take_finished().
+  std::shared_ptr<Operation> submit(Submission submission);
+  // Handles that were finished since the last call.
+  std::vector<std::uint64_t> take_finished();
+  std::optional<Event> next_event(std::chrono::nanoseconds longest);
+
+  void leave();
+  bool left() const;
+  // Takes at most a second.
+  void abort(std::string reason);
+  void close();
+
+  std::map<std::string, std::uint64_t> statistics() const;
+
+ private:
+  class Impl;
+  ParentOnly<Impl> impl_;
+};
+
+}  // namespace shoal::tcp

@@ -1,0 +1,266 @@
+#include "drivers/tcp/link.h"
+
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace shoal::tcp {
+
+namespace {
+
+// A link's share of a round, so that none starves the others.
+constexpr std::size_t bytes_per_round = 1024 * 1024;
+
+// Frames are gathered from at most so many pieces of memory, three a frame; the kernel's limit is 1024.
+constexpr std::size_t pieces_per_call = 192;
+
+// Where small frames are expected, what follows the present payload is read ahead, many frames at once, and copied from
+// there. Behind a large payload only the next header is: its own payload shall go to its place directly.
+constexpr std::size_t ahead_bytes = 4096;
+
+// strerror() that threads may call.
+std::string describe(int error) { return std::generic_category().message(error); }
+
+void set_option(int socket, int level, int option, int value) {
+  // Refused by sockets that are not TCP (socket pairs in tests), which have no need of it.
+  static_cast<void>(::setsockopt(socket, level, option, &value, sizeof value));
+}
+
+void configure(int socket, const LinkOptions& options) {
+  ::fcntl(socket, F_SETFL, ::fcntl(socket, F_GETFL) | O_NONBLOCK);
+  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, options.keepalive_idle_seconds);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, options.keepalive_interval_seconds);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, options.keepalive_count);
+}
+
+}  // namespace
+
+Link::Link(LinkId id, Descriptor socket, const LinkOptions& options) : id_(id), socket_(std::move(socket)) {
+  configure(socket_.number(), options);
+}
+
+void Link::queue(const wire::Header& header, Bytes owned, std::span<const std::byte> borrowed, Token token) {
+  Frame& frame = queue_.emplace_back();
+  wire::encode(header, frame.header);
+  frame.owned = std::move(owned);
+  frame.borrowed = borrowed;
+  frame.token = token;
+  queued_bytes_ += frame.size();
+}
+
+void Link::detach(Token token) {
+  for (Frame& frame : queue_) {
+    if (frame.token == token) {
+      // The frame's bytes and their order stay the same, so that front_written_ stays right.
+      frame.owned.insert(frame.owned.end(), frame.borrowed.begin(), frame.borrowed.end());
+      frame.borrowed = {};
+    }
+  }
+}
+
+Link::Progress Link::flush(std::vector<Token>& sent, LinkCounters& counters) {
+  std::size_t budget = bytes_per_round;
+  while (!queue_.empty() && !broken()) {
+    if (budget == 0) {
+      return Progress::more;
+    }
+    std::array<iovec, pieces_per_call> vectors;
+    msghdr message{};
+    message.msg_iov = vectors.data();
+    message.msg_iovlen = gather(vectors);
+    const ssize_t written = ::sendmsg(socket_.number(), &message, MSG_NOSIGNAL);
+    if (written < 0) {
+      if (errno == EINTR) {
+        continue;
+      }
+      if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        return Progress::blocked;
+      }
+      send_error_ = describe(errno);
+      return Progress::lost;
+    }
+    const auto bytes = static_cast<std::size_t>(written);
+    counters.bytes_sent += bytes;
+    frames_written(bytes, sent);
+    budget -= std::min(budget, bytes);
+  }
+  return Progress::idle;
+}
+
+// Fills `vectors` with what is to be written next; returns how many of them.
+std::size_t Link::gather(std::span<iovec> vectors) const {
+  std::size_t count = 0;
+  std::size_t skip = front_written_;
+  const auto add = [&](std::span<const std::byte> piece) {
+    const std::size_t written = std::min(skip, piece.size());
+    skip -= written;
+    piece = piece.subspan(written);
+    if (!piece.empty()) {
+      vectors[count++] = {const_cast<std::byte*>(piece.data()), piece.size()};
+    }
+  };
+  std::size_t bytes = 0;
+  for (const Frame& frame : queue_) {
+    if (count + 3 > vectors.size() || bytes >= bytes_per_round) {
+      break;
+    }
+    add(frame.header);
+    add(frame.owned);
+    add(frame.borrowed);
+    bytes += frame.size();
+  }
+  return count;
+}
+
+void Link::frames_written(std::size_t bytes, std::vector<Token>& sent) {
+  queued_bytes_ -= bytes;
+  front_written_ += bytes;
+  while (!queue_.empty() && front_written_ >= queue_.front().size()) {
+    front_written_ -= queue_.front().size();
+    if (queue_.front().token != 0) {
+      sent.push_back(queue_.front().token);
+    }
+    queue_.pop_front();
+  }
+}
+
+Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
+  std::array<std::byte, ahead_bytes> ahead;
+  std::size_t budget = bytes_per_round;
+  while (budget > 0) {
+    const std::size_t into_place = payload_missing_;
+    const std::size_t into_ahead = into_place < ahead_bytes ? ahead_bytes : wire::header_bytes;
+    const std::array<iovec, 2> vectors{iovec{payload_, into_place}, iovec{ahead.data(), into_ahead}};
+    const std::size_t first = into_place == 0 ? 1 : 0;
+    const ssize_t read = ::readv(socket_.number(), &vectors[first], static_cast<int>(2 - first));
+    if (read < 0) {
+      if (errno == EINTR) {
+        continue;
+      }
+      if (errno != EAGAIN && errno != EWOULDBLOCK) {
+        return lose(errno);
+      }
+      return broken() ? lose(0) : Progress::idle;
+    }
+    if (read == 0) {
+      return lose(0);
+    }
+    const auto bytes = static_cast<std::size_t>(read);
+    counters.bytes_received += bytes;
+    budget -= std::min(budget, bytes);
+
+    const std::size_t placed = std::min(bytes, into_place);
+    payload_ += placed;
+    payload_missing_ -= placed;
+    if (placed > 0 && payload_missing_ == 0 && !end_frame(receiver)) {
+      return closed() ? Progress::idle : Progress::lost;
+    }
+    if (!consume(std::span(ahead).first(bytes - placed), receiver)) {
+      return closed() ? Progress::idle : Progress::lost;
+    }
+    if (bytes < into_place + into_ahead && !broken()) {
+      return Progress::idle;  // the kernel had no more; if it has by now, the next round hears of it
+    }
+  }
+  return Progress::more;
+}
+
+// Takes bytes that were read ahead through the states of the link. False: the link has ended.
+bool Link::consume(std::span<const std::byte> bytes, Receiver& receiver) {
+  while (!bytes.empty()) {
+    if (payload_missing_ > 0) {
+      const std::size_t count = std::min(payload_missing_, bytes.size());
+      std::memcpy(payload_, bytes.data(), count);
+      payload_ += count;
+      payload_missing_ -= count;
+      bytes = bytes.subspan(count);
+      if (payload_missing_ == 0 && !end_frame(receiver)) {
+        return false;
+      }
+      continue;
+    }
+    const std::size_t count = std::min(header_.size() - header_received_, bytes.size());
+    std::memcpy(header_.data() + header_received_, bytes.data(), count);
+    header_received_ += count;
+    bytes = bytes.subspan(count);
+    if (header_received_ == header_.size() && !begin_frame(receiver)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Link::begin_frame(Receiver& receiver) {
+  header_received_ = 0;
+  wire::Header header;
+  if (Status status = wire::decode(header_, header); !status.ok()) {
+    return refuse(std::move(status));
+  }
+  Placement placement = receiver.frame_begins(id_, header);
+  if (closed()) {
+    return false;
+  }
+  if (!placement.status.ok()) {
+    return refuse(std::move(placement.status));
+  }
+  if (header.length == 0) {
+    return end_frame(receiver);
+  }
+  payload_ = placement.memory;
+  payload_missing_ = header.length;
+  return true;
+}
+
+bool Link::end_frame(Receiver& receiver) {
+  payload_ = nullptr;
+  Status status = receiver.frame_ends(id_);
+  if (closed()) {
+    return false;
+  }
+  return status.ok() || refuse(std::move(status));
+}
+
+bool Link::refuse(Status why) {
+  why_ = std::move(why);
+  return false;
+}
+
+Link::Progress Link::lose(int error) {
+  std::string message = error != 0 ? describe(error) : broken() ? send_error_ : "connection closed by peer";
+  if (payload_missing_ > 0 || header_received_ > 0) {
+    message += " in the middle of a frame";
+  }
+  why_ = Status::error(Code::peer_lost, std::move(message));
+  return Progress::lost;
+}
+
+void Link::close(std::vector<Token>& unsent) {
+  socket_.reset();
+  for (const Frame& frame : queue_) {
+    if (frame.token != 0) {
+      unsent.push_back(frame.token);
+    }
+  }
+  queue_.clear();
+  queued_bytes_ = 0;
+}
+
+int Link::unacknowledged_bytes() const {
+  int bytes = 0;
+  return ::ioctl(socket_.number(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
+}
+
+}  // namespace shoal::tcp

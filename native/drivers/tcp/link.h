@@ -1,0 +1,122 @@
+// One connection: frames out of a non-blocking stream socket and into it, without copying payloads.
+//
+// Receiving, a link reads the rest of the present payload, straight into the memory that the machine named, and what
+// follows it in one system call. Sending, it hands many queued frames to the kernel at once.
+//
+// A link knows bytes and frames and no machine: its events go to a Receiver (the loop). It is used from one
+// thread. Invariant while receiving: either fewer than 40 bytes of a header are held, or a payload is being received of
+// which fewer than header.length bytes are there.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "drivers/tcp/descriptor.h"
+#include "protocol/machine.h"
+#include "wire/frame.h"
+
+struct iovec;
+
+namespace shoal::tcp {
+
+// How the operating system watches a connection whose other end is silent.
+struct LinkOptions {
+  int keepalive_idle_seconds = 5;
+  int keepalive_interval_seconds = 2;
+  int keepalive_count = 5;
+};
+
+struct LinkCounters {
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+};
+
+// Hears of frames as they arrive. It may close the link from within these calls (see Link::close).
+class Receiver {
+ public:
+  virtual ~Receiver() = default;
+  virtual Placement frame_begins(LinkId link, const wire::Header& header) = 0;
+  virtual Status frame_ends(LinkId link) = 0;
+};
+
+class Link {
+ public:
+  enum class Progress {
+    idle,     // everything there was to do is done
+    more,     // stopped because others must have their turn
+    blocked,  // the kernel's buffer is full (sending only)
+    lost,     // why() says why
+  };
+
+  Link(LinkId id, Descriptor socket, const LinkOptions& options);
+
+  LinkId id() const { return id_; }
+  int socket() const { return socket_.number(); }
+  bool closed() const { return !socket_; }
+  const Status& why() const { return why_; }
+
+  // Frames leave in this order when flush() is called.
+  void queue(const wire::Header& header, Bytes owned, std::span<const std::byte> borrowed, Token token);
+  std::size_t queued_bytes() const { return queued_bytes_; }
+  // Copies what queued frames with this token have borrowed.
+  void detach(Token token);
+
+  // Writes queued frames, at most a round's worth; appends the tokens of those that are written whole.
+  // After an error nothing is written any more, and receive() tells of the loss once it has read what had arrived.
+  Progress flush(std::vector<Token>& sent, LinkCounters& counters);
+  bool broken() const { return !send_error_.empty(); }
+
+  // Reads what has arrived, at most a round's worth.
+  Progress receive(Receiver& receiver, LinkCounters& counters);
+
+  // Closes the socket; the tokens of unsent frames are appended.
+  void close(std::vector<Token>& unsent);
+
+  // Bytes that the other side's kernel has not acknowledged yet.
+  int unacknowledged_bytes() const;
+
+  // Whether the loop waits for room in the kernel's buffer.
+  bool waits_for_room = false;
+  // Whether the loop has this link on its list of those to flush.
+  bool is_listed = false;
+
+ private:
+  struct Frame {
+    std::array<std::byte, wire::header_bytes> header;
+    Bytes owned;
+    std::span<const std::byte> borrowed;
+    Token token = 0;
+
+    std::size_t size() const { return header.size() + owned.size() + borrowed.size(); }
+  };
+
+  std::size_t gather(std::span<iovec> vectors) const;
+  void frames_written(std::size_t bytes, std::vector<Token>& sent);
+
+  bool consume(std::span<const std::byte> bytes, Receiver& receiver);
+  bool begin_frame(Receiver& receiver);
+  bool end_frame(Receiver& receiver);
+  bool refuse(Status why);
+  Progress lose(int error);
+
+  LinkId id_;
+  Descriptor socket_;
+  Status why_;
+
+  std::deque<Frame> queue_;
+  std::size_t queued_bytes_ = 0;
+  std::size_t front_written_ = 0;  // bytes of the first frame that are written already
+  std::string send_error_;
+
+  std::array<std::byte, wire::header_bytes> header_{};
+  std::size_t header_received_ = 0;
+  std::byte* payload_ = nullptr;     // where the rest of the payload goes
+  std::size_t payload_missing_ = 0;  // bytes; above 0: a payload is being received
+};
+
+}  // namespace shoal::tcp

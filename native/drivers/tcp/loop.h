@@ -1,0 +1,212 @@
+// One thread that brings machines to life: it waits for sockets, for time and for tasks of other threads, and carries
+// out what the machines ask for.
+//
+// A round, in order: the time, tasks, what arrived on sockets, follow-ups (sums, sent tokens, links in memory), and
+// what is to be written. Nothing that a machine asks for calls it back from within its own call: what follows from
+// an action waits in `follow_ups_` until the machine has returned.
+//
+// A link belongs to one machine and has one of two forms: a socket, or one end of a pair in memory, for machines of one
+// process. Both keep the contract in protocol/machine.h. Tokens always come back, also for frames that were thrown
+// away.
+//
+// Threads: post(), call() and counters() may be called by any; everything else by the loop's own thread, or by
+// any one thread while the loop does not run.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "drivers/tcp/descriptor.h"
+#include "drivers/tcp/link.h"
+#include "protocol/machine.h"
+
+namespace shoal::tcp {
+
+class Loop final : private Receiver {
+ public:
+  using Task = std::function<void()>;
+
+  struct Counters {
+    std::uint64_t bytes_sent = 0;
+    std::uint64_t bytes_received = 0;
+    std::uint64_t links = 0;
+  };
+
+  // Throws std::system_error when the operating system has no descriptors left.
+  explicit Loop(LinkOptions options = {});
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+  ~Loop() override;
+
+  void start();
+  // Runs the tasks posted so far, then ends the thread. May be called again.
+  void stop();
+
+  // The task runs on the loop's thread, after all that were posted before. False: the loop has ended, it never will.
+  bool post(Task task);
+
+  // Runs `function` on the loop's thread and waits for its result; at once if the loop has not been started.
+  template <class Function>
+  auto call(Function function) -> std::invoke_result_t<Function>;
+
+  void add(Machine& machine);
+  // Closes the machine's links without telling it, and forgets it. Not from within a machine's call.
+  void remove(Machine& machine);
+
+  LinkId add_socket(Machine& machine, Descriptor socket);
+  // The ends belong to the first and the second machine.
+  std::pair<LinkId, LinkId> add_pair(Machine& first, Machine& second);
+  std::size_t links_of(const Machine& machine) const;
+  // Rises whenever a link goes: tells when it is worth asking links_of().
+  std::uint64_t links_gone() const { return links_gone_; }
+  // Bytes that were not handed to the kernel yet, or that the peers' kernels have not acknowledged.
+  std::size_t undelivered_bytes() const;
+
+  void send(Machine& machine, LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte> borrowed,
+            Token token);
+  void detach(Machine& machine, Token token);
+  void close(LinkId link);
+  void sum(Machine& machine, const Sum& sum);
+
+  // Called at the end of every round. Set before start().
+  std::function<void()> after_round;
+  // Called on the loop's thread when it ends by an exception, as when memory is used up. Set before start().
+  std::function<void(const std::string& why)> on_failure;
+
+  Counters counters() const;
+  static Time now();
+
+ private:
+  struct SocketEnd {
+    Machine* machine;
+    std::unique_ptr<Link> link;
+  };
+  struct MemoryEnd {
+    Machine* machine;
+    LinkId other;
+  };
+  struct FollowUp {
+    enum class Kind { sent, summed, deliver, other_end_closed, broken };
+    Kind kind;
+    Machine* machine;  // whose event it is; of a delivery: the sender
+    LinkId link = 0;   // of a delivery: the sender's end
+    Token token = 0;
+    wire::Header header{};
+    Bytes owned{};
+    std::span<const std::byte> borrowed{};
+  };
+
+  Placement frame_begins(LinkId link, const wire::Header& header) override;
+  Status frame_ends(LinkId link) override;
+
+  void run();
+  void run_rounds();
+  void wait_for_events();
+  int milliseconds_to_wait() const;
+  void take_tasks();
+  void handle_socket(LinkId link, std::uint32_t events);
+  void receive(LinkId link);
+  void carry_out_follow_ups();
+  void carry_out(FollowUp& next);
+  void deliver(FollowUp& frame);
+  void flush_listed();
+  void flush(SocketEnd& end);
+  void list(Link& link);
+  void lose_socket(LinkId link, Status why);  // by value: it may be the link's own
+  void lose_memory(LinkId link, const Status& why);
+  std::unordered_map<LinkId, SocketEnd>::iterator drop_socket(std::unordered_map<LinkId, SocketEnd>::iterator end);
+  void drop_memory(LinkId link);
+  void tokens_return(Machine* machine, const std::vector<Token>& tokens);
+  void wait_for(Link& link, bool room, int operation);
+  void publish_counters();
+  void wake();
+
+  const LinkOptions options_;
+  Descriptor epoll_;
+  Descriptor wake_up_;
+  // A pointer, so that a forked child can forget a thread that does not exist there.
+  std::unique_ptr<std::thread> thread_;
+  std::atomic<bool> started_{false};  // stays true after stop()
+  const std::uint64_t generation_;
+
+  std::mutex mutex_;
+  std::vector<Task> tasks_;  // guarded by mutex_
+  bool asleep_ = false;      // guarded by mutex_: a task must wake the thread
+  bool ended_ = false;       // guarded by mutex_
+
+  bool stopping_ = false;
+  std::vector<Task> tasks_at_hand_;
+  std::vector<Machine*> machines_;
+  std::unordered_map<LinkId, SocketEnd> sockets_;
+  std::unordered_map<LinkId, MemoryEnd> memory_;
+  std::vector<std::unique_ptr<Link>> closed_;  // until the end of the round: one of them may be on the stack
+  std::deque<FollowUp> follow_ups_;
+  std::vector<LinkId> to_flush_;
+  LinkId last_link_ = 0;
+  std::uint64_t links_gone_ = 0;
+  Machine* receiving_ = nullptr;  // whose socket is being read
+
+  LinkCounters traffic_;
+  std::atomic<std::uint64_t> bytes_sent_{0};
+  std::atomic<std::uint64_t> bytes_received_{0};
+  std::atomic<std::uint64_t> links_{0};
+};
+
+// The world of one machine on a loop: Base is Wire, ServerWorld or NodeWorld.
+template <class Base>
+class OnLoop : public Base {
+ public:
+  explicit OnLoop(Loop& loop) : loop_(loop) {}
+  // Before the machine's first event.
+  void bind(Machine& machine) { machine_ = &machine; }
+
+  void send(LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte> borrowed,
+            Token token) override {
+    loop_.send(*machine_, link, header, std::move(owned), borrowed, token);
+  }
+  void detach(Token token) override { loop_.detach(*machine_, token); }
+  void close(LinkId link) override { loop_.close(link); }
+
+ protected:
+  Loop& loop_;
+  Machine* machine_ = nullptr;
+};
+
+class ServerOnLoop final : public OnLoop<ServerWorld> {
+ public:
+  using OnLoop::OnLoop;
+  void sum(Sum sum) override { loop_.sum(*machine_, sum); }
+};
+
+template <class Function>
+auto Loop::call(Function function) -> std::invoke_result_t<Function> {
+  using Result = std::invoke_result_t<Function>;
+  if (!started_) {
+    return function();
+  }
+  auto task = std::make_shared<std::packaged_task<Result()>>(std::move(function));
+  std::future<Result> result = task->get_future();
+  // A task is run, or thrown away with the loop, which breaks its promise: the wait ends in any case.
+  if (post([task] { (*task)(); })) {
+    task.reset();
+    try {
+      return result.get();
+    } catch (const std::future_error&) {
+    }
+  }
+  throw std::runtime_error("Shoal's thread has ended; call shoal.shutdown() and shoal.init() to begin anew");
+}
+
+}  // namespace shoal::tcp

@@ -1,0 +1,34 @@
+#include "drivers/tcp/operation.h"
+
+#include <numeric>
+#include <utility>
+
+namespace shoal::tcp {
+
+bool Operation::wait(std::chrono::nanoseconds longest) {
+  if (done()) {
+    return true;
+  }
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, longest, [this] { return done(); });
+}
+
+std::byte* Operation::allocate_output(const std::vector<std::uint64_t>& block_bytes) {
+  blocks_ = block_bytes;
+  output_bytes_ = std::accumulate(blocks_.begin(), blocks_.end(), std::size_t{0});
+  // Not initialised: every byte will be received. One byte at least, so that there is an address.
+  output_.reset(new std::byte[output_bytes_ > 0 ? output_bytes_ : 1]);
+  return output_.get();
+}
+
+void Operation::finish(Status status) {
+  {
+    const std::lock_guard lock(mutex_);
+    status_ = std::move(status);
+    finished_at_ = std::chrono::steady_clock::now();
+    done_.store(true, std::memory_order_release);
+  }
+  changed_.notify_all();
+}
+
+}  // namespace shoal::tcp

@@ -1,0 +1,52 @@
+// A submitted operation as the application holds it: not done yet, or done with a status and perhaps an output.
+//
+// finish() comes once, from the loop's thread; the rest may be called by any thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/status.h"
+
+namespace shoal::tcp {
+
+class Operation {
+ public:
+  explicit Operation(std::uint64_t handle) : handle_(handle) {}
+
+  std::uint64_t handle() const { return handle_; }
+
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  // Whether it is done; waits for that at most so long.
+  bool wait(std::chrono::nanoseconds longest);
+
+  // Before finish(): memory for an output of which only now is known how many bytes come from each member.
+  std::byte* allocate_output(const std::vector<std::uint64_t>& block_bytes);
+  void finish(Status status);
+
+  // The following are constant once done() is true, and not to be read before.
+  const Status& status() const { return status_; }
+  std::chrono::steady_clock::time_point finished_at() const { return finished_at_; }
+  std::byte* output() const { return output_.get(); }
+  std::size_t output_bytes() const { return output_bytes_; }
+  const std::vector<std::uint64_t>& blocks() const { return blocks_; }
+
+ private:
+  const std::uint64_t handle_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<bool> done_{false};
+  Status status_;
+  std::chrono::steady_clock::time_point finished_at_;
+  std::unique_ptr<std::byte[]> output_;
+  std::size_t output_bytes_ = 0;
+  std::vector<std::uint64_t> blocks_;
+};
+
+}  // namespace shoal::tcp

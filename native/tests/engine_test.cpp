@@ -1,0 +1,388 @@
+// Whole jobs in one process: the product's machines on the TCP driver, every rank an engine with a thread of its own.
+
+#include "drivers/tcp/engine.h"
+
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "drivers/tcp/dedicated.h"
+#include "tests/check.h"
+
+namespace {
+
+using namespace shoal;
+using tcp::DedicatedServer;
+using tcp::Engine;
+using tcp::Operation;
+
+constexpr std::chrono::seconds patience{60};
+
+std::pair<int, int> connection() {
+  int ends[2];
+  CHECK(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+  return {ends[0], ends[1]};
+}
+
+// A job of `size` ranks; servers on the first `colocated` ranks, then `dedicated` ones.
+struct Job {
+  Job(std::uint32_t ranks, std::uint32_t colocated, std::uint32_t dedicated, std::uint32_t segment = 4096) {
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      config.hosts.push_back("host" + std::to_string(rank));
+    }
+    for (std::uint32_t index = 0; index < colocated + dedicated; ++index) {
+      config.server_names.push_back("server" + std::to_string(index));
+      config.server_ranks.push_back(index < colocated ? static_cast<std::int32_t>(index) : -1);
+      config.weights.push_back(1);
+    }
+    config.segment = segment;
+    config.credit = 4 * segment;
+    config.eager = 64 * 1024;
+    config.small = 1024;
+    config.open_limit = 1000;
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      engines.push_back(std::make_unique<Engine>(rank, config));
+    }
+    connect();
+    for (const auto& engine : engines) {
+      engine->start();
+    }
+    // What Python does for a rank: connects nodes when they ask for it.
+    connector = std::thread([this] { serve_events(); });
+  }
+
+  ~Job() {
+    stopping = true;
+    connector.join();
+    for (const auto& engine : engines) {
+      engine->close();
+    }
+  }
+
+  void connect() {
+    for (std::uint32_t rank = 1; rank < size(); ++rank) {
+      const auto [node, coordinator] = connection();
+      engines[0]->attach_control(rank, coordinator);
+      engines[rank]->attach_coordinator(node);
+    }
+    for (std::uint32_t index = 0; index < config.servers(); ++index) {
+      const std::int32_t holder = config.server_ranks[index];
+      for (std::uint32_t rank = 0; rank < size(); ++rank) {
+        if (static_cast<std::int32_t>(rank) == holder) {
+          continue;
+        }
+        const auto [node, server] = connection();
+        engines[rank]->attach_server(index, node);
+        if (holder >= 0) {
+          engines[static_cast<std::size_t>(holder)]->attach_node(index, rank, server);
+        } else {
+          servers.attach("job", index, rank, server, config);
+        }
+      }
+    }
+  }
+
+  void serve_events() {
+    while (!stopping) {
+      for (std::uint32_t rank = 0; rank < size(); ++rank) {
+        while (const auto event = engines[rank]->next_event(std::chrono::milliseconds(1))) {
+          if (event->kind == "connect") {
+            const auto [near, far] = connection();
+            engines[rank]->attach_peer(static_cast<std::uint32_t>(event->rank), near);
+            engines[static_cast<std::size_t>(event->rank)]->attach_peer(rank, far);
+          } else if (event->kind == "ended") {
+            ++ended;
+          }
+        }
+      }
+    }
+  }
+
+  std::uint32_t size() const { return config.size(); }
+
+  JobConfig config;
+  DedicatedServer servers{2};
+  std::vector<std::unique_ptr<Engine>> engines;
+  std::atomic<bool> stopping{false};
+  std::atomic<std::uint32_t> ended{0};
+  std::thread connector;
+};
+
+Submission of(Collective collective, std::string name, std::vector<float>& input, std::vector<float>* output) {
+  Submission submission;
+  submission.collective = collective;
+  submission.name = std::move(name);
+  submission.op =
+      collective == Collective::all_reduce || collective == Collective::reduce_scatter ? Operator::sum : Operator::none;
+  submission.dtype = DType::float32;
+  submission.shape = {static_cast<std::int64_t>(input.size())};
+  submission.input = reinterpret_cast<const std::byte*>(input.data());
+  submission.input_bytes = input.size() * sizeof(float);
+  if (output != nullptr) {
+    submission.output = reinterpret_cast<std::byte*>(output->data());
+    submission.output_bytes = output->size() * sizeof(float);
+  }
+  submission.timeout = 30 * second;
+  return submission;
+}
+
+const Status& outcome(const std::shared_ptr<Operation>& operation) {
+  CHECK(operation->wait(patience));
+  return operation->status();
+}
+
+void expect_well(const std::shared_ptr<Operation>& operation) { CHECK_EQ(outcome(operation).message, ""); }
+
+std::vector<float> ramp(std::size_t count, std::uint32_t rank) {
+  std::vector<float> values(count);
+  std::iota(values.begin(), values.end(), static_cast<float>(rank));
+  return values;
+}
+
+void all_reduce_everywhere(Job& job, std::size_t count, int rounds) {
+  std::vector<std::vector<std::vector<float>>> arrays(job.size());
+  std::vector<std::vector<std::shared_ptr<Operation>>> operations(job.size());
+  for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+    static_cast<void>(job.engines[rank]->take_finished());
+    for (int i = 0; i < rounds; ++i) {
+      arrays[rank].push_back(ramp(count + static_cast<std::size_t>(i), rank));
+    }
+    for (int i = 0; i < rounds; ++i) {
+      // Every second rank goes through the names backwards.
+      const int which = rank % 2 == 0 ? i : rounds - 1 - i;
+      std::vector<float>& array = arrays[rank][static_cast<std::size_t>(which)];
+      operations[rank].push_back(
+          job.engines[rank]->submit(of(Collective::all_reduce, "array " + std::to_string(which), array, &array)));
+    }
+  }
+  const auto ranks = static_cast<float>(job.size());
+  const float offset = ranks * (ranks - 1) / 2;
+  for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+    for (const auto& operation : operations[rank]) {
+      expect_well(operation);
+    }
+    for (const std::vector<float>& array : arrays[rank]) {
+      for (std::size_t i = 0; i < array.size(); ++i) {
+        CHECK_EQ(array[i], ranks * static_cast<float>(i) + offset);
+      }
+    }
+    CHECK_EQ(job.engines[rank]->take_finished().size(), static_cast<std::size_t>(rounds));
+  }
+}
+
+TEST(all_reduce_with_servers_in_every_node) {
+  Job job(4, 4, 0);
+  all_reduce_everywhere(job, 50'000, 20);
+}
+
+TEST(all_reduce_with_dedicated_servers_on_several_threads) {
+  Job job(3, 0, 3);
+  all_reduce_everywhere(job, 50'000, 20);
+}
+
+TEST(all_reduce_with_both_kinds_of_servers_and_many_small_operations) {
+  Job job(3, 2, 2);
+  all_reduce_everywhere(job, 10, 400);
+}
+
+TEST(all_reduce_of_one_rank_with_itself) {
+  Job job(1, 1, 0);
+  all_reduce_everywhere(job, 100'000, 3);
+}
+
+TEST(broadcast_and_reduce_scatter) {
+  Job job(3, 3, 0);
+  std::vector<std::vector<float>> inputs;
+  std::vector<std::vector<float>> chunks;
+  std::vector<std::shared_ptr<Operation>> operations;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    inputs.push_back(ramp(30'000, rank));
+    chunks.emplace_back(10'000);
+  }
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    operations.push_back(
+        job.engines[rank]->submit(of(Collective::reduce_scatter, "scatter", inputs[rank], &chunks[rank])));
+  }
+  for (const auto& operation : operations) {
+    expect_well(operation);
+  }
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    for (std::size_t i = 0; i < 10'000; ++i) {
+      CHECK_EQ(chunks[rank][i], 3 * static_cast<float>(rank * 10'000 + i) + 3);
+    }
+  }
+  operations.clear();
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    Submission submission = of(Collective::broadcast, "spread", inputs[rank], &inputs[rank]);
+    submission.root = 2;
+    operations.push_back(job.engines[rank]->submit(std::move(submission)));
+  }
+  for (const auto& operation : operations) {
+    expect_well(operation);
+  }
+  CHECK(inputs[0] == ramp(30'000, 2));
+  CHECK(inputs[1] == ramp(30'000, 2));
+}
+
+TEST(all_gather_gives_memory_of_the_size_that_was_found) {
+  Job job(3, 3, 0);
+  for (const std::size_t base : {3, 20'000}) {
+    std::vector<std::vector<float>> inputs;
+    std::vector<std::shared_ptr<Operation>> operations;
+    std::vector<float> expected;
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      inputs.push_back(ramp(base * rank, rank));
+      expected.insert(expected.end(), inputs.back().begin(), inputs.back().end());
+    }
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      operations.push_back(job.engines[rank]->submit(
+          of(Collective::all_gather, "gather " + std::to_string(base), inputs[rank], nullptr)));
+    }
+    for (const auto& operation : operations) {
+      expect_well(operation);
+      CHECK(operation->blocks() == (std::vector<std::uint64_t>{0, base * 4, base * 8}));
+      CHECK_EQ(operation->output_bytes(), expected.size() * sizeof(float));
+      CHECK(std::equal(expected.begin(), expected.end(), reinterpret_cast<const float*>(operation->output())));
+    }
+  }
+}
+
+TEST(ranks_that_disagree_all_hear_of_it_and_go_on) {
+  Job job(3, 1, 1);
+  std::vector<std::vector<float>> arrays;
+  std::vector<std::shared_ptr<Operation>> operations;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    arrays.push_back(ramp(rank == 1 ? 5'000 : 6'000, rank));
+  }
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    operations.push_back(job.engines[rank]->submit(of(Collective::all_reduce, "odd", arrays[rank], &arrays[rank])));
+  }
+  for (const auto& operation : operations) {
+    CHECK(outcome(operation).code == Code::mismatch);
+  }
+  all_reduce_everywhere(job, 1000, 1);
+}
+
+TEST(a_rank_that_closes_is_lost_to_the_others_and_its_own_operations_end) {
+  Job job(3, 2, 1);
+  std::vector<float> array = ramp(10'000, 0);
+  std::vector<float> other = ramp(10'000, 0);
+  const auto waiting = job.engines[0]->submit(of(Collective::all_reduce, "x", array, &array));
+  const auto own = job.engines[2]->submit(of(Collective::all_reduce, "y", other, &other));
+  job.engines[2]->close();
+  CHECK(outcome(own).code == Code::cancelled);
+  CHECK(outcome(waiting).code == Code::peer_lost);
+  CHECK_EQ(waiting->status().rank, 2);
+  bool refused = false;
+  try {
+    job.engines[2]->submit(of(Collective::all_reduce, "z", other, &other));
+  } catch (const std::runtime_error&) {
+    refused = true;
+  }
+  CHECK(refused);
+}
+
+TEST(an_abort_reaches_the_others_with_its_reason) {
+  Job job(3, 3, 0);
+  std::vector<float> array = ramp(10'000, 0);
+  const auto waiting = job.engines[1]->submit(of(Collective::all_reduce, "x", array, &array));
+  job.engines[2]->abort("ran out of luck");
+  CHECK(!outcome(waiting).ok());
+  CHECK(waiting->status().message.find("ran out of luck") != std::string::npos);
+}
+
+TEST(goodbyes_end_the_job_for_all) {
+  Job job(3, 2, 1);
+  all_reduce_everywhere(job, 5'000, 3);
+  for (const auto& engine : job.engines) {
+    engine->leave();
+  }
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (job.ended < job.size() || !job.engines[2]->left()) {
+    CHECK(std::chrono::steady_clock::now() < deadline);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (const auto& engine : job.engines) {
+    engine->close();
+  }
+  // The dedicated server forgets a job whose links are gone.
+  while (!job.servers.jobs().empty()) {
+    CHECK(std::chrono::steady_clock::now() < deadline);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK_EQ(job.servers.statistics().at("links"), 0u);
+  CHECK_EQ(job.servers.statistics().at("buffer_bytes"), 0u);
+}
+
+TEST(a_dedicated_server_refuses_links_that_do_not_fit) {
+  JobConfig config;
+  config.hosts = {"a", "b"};
+  config.server_names = {"s"};
+  config.server_ranks = {-1};
+  config.weights = {1};
+  config.segment = 4096;
+  config.credit = 4096;
+  config.eager = 4096;
+  config.small = 64;
+  config.open_limit = 10;
+  DedicatedServer server(1);
+  std::vector<int> ours;
+  const auto attach = [&](std::uint32_t index, std::uint32_t rank, const JobConfig& described) {
+    const auto [near, far] = connection();
+    ours.push_back(near);
+    try {
+      server.attach("job", index, rank, far, described);
+      return true;
+    } catch (const std::invalid_argument&) {
+      return false;
+    }
+  };
+  CHECK(attach(0, 0, config));
+  CHECK(!attach(0, 0, config));  // twice
+  CHECK(!attach(1, 1, config));  // no such server
+  CHECK(!attach(0, 2, config));  // no such rank
+  JobConfig other = config;
+  other.credit = 8192;
+  CHECK(!attach(0, 1, other));
+  CHECK(attach(0, 1, config));
+  CHECK_EQ(server.jobs().size(), 1u);
+  server.end_job("job");
+  char byte;
+  CHECK_EQ(::recv(ours.front(), &byte, 1, 0), 0);
+  CHECK_EQ(::recv(ours.back(), &byte, 1, 0), 0);
+  for (const int descriptor : ours) {
+    ::close(descriptor);
+  }
+}
+
+TEST(a_forked_child_can_neither_use_nor_harm_the_engine) {
+  Job job(2, 2, 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    bool refused = false;
+    try {
+      job.engines[0]->leave();
+    } catch (const std::runtime_error&) {
+      refused = true;
+    }
+    job.engines[0]->close();
+    job.engines[1].reset();
+    ::_exit(refused ? 0 : 1);
+  }
+  int status = -1;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  all_reduce_everywhere(job, 10'000, 2);
+}
+
+}  // namespace
+
+RUN_TESTS()

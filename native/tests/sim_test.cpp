@@ -1,0 +1,263 @@
+// The product's machines on the simulated network: random jobs by their seeds, and scenarios that must come out in one
+// certain way. A failing seed is replayed by `shoal_simulate --seed N --trace`.
+#include <algorithm>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "drivers/sim/simulation.h"
+
+using namespace shoal;
+using sim::Fault;
+using sim::Finish;
+using sim::MemberPlan;
+using sim::OperationPlan;
+using sim::Outcome;
+using sim::Plan;
+using sim::Random;
+
+namespace {
+
+constexpr std::uint64_t random_jobs = 1000;
+
+Outcome simulate(const Plan& plan, std::uint64_t seed) {
+  sim::Simulation simulation(plan, seed, nullptr);
+  Outcome outcome = simulation.run();
+  if (!outcome.violation.empty()) {
+    std::cerr << "schedule " << seed << ": " << outcome.violation << "\n";
+  }
+  return outcome;
+}
+
+void simulate_random_jobs(bool faults) {
+  for (std::uint64_t seed = 0; seed < 2 * random_jobs; ++seed) {
+    // Even seeds are calm, odd ones are not, as for shoal_simulate.
+    if ((seed % 2 == 1) != faults) {
+      continue;
+    }
+    sim::Simulation simulation(sim::random_plan(seed, faults), seed, nullptr);
+    const Outcome outcome = simulation.run();
+    if (!outcome.violation.empty()) {
+      std::cerr << "seed " << seed << ": " << outcome.violation << "\nreplay: shoal_simulate --seed " << seed
+                << " --trace\n";
+    }
+    CHECK(outcome.violation.empty());
+  }
+}
+
+// An all-reduce of `elements` float32 by all ranks.
+OperationPlan all_reduce(const Plan& plan, const std::string& name, std::int64_t elements) {
+  OperationPlan operation;
+  operation.name = name;
+  operation.values = 1000 * plan.operations.size();
+  operation.rough = true;
+  operation.timeout = 1800 * second;
+  MemberPlan member;
+  member.collective = Collective::all_reduce;
+  member.op = Operator::mean;
+  member.dtype = DType::float32;
+  member.shape = {elements};
+  operation.members.assign(plan.config.size(), member);
+  return operation;
+}
+
+Plan job(std::uint32_t ranks, std::uint32_t dedicated) { return sim::empty_plan({ranks, dedicated, 1}); }
+
+// How each rank's part in an operation ended.
+std::vector<Finish> finishes_of(const Outcome& outcome, std::size_t operation) {
+  std::vector<Finish> found;
+  std::copy_if(outcome.finishes.begin(), outcome.finishes.end(), std::back_inserter(found),
+               [operation](const Finish& finish) { return finish.operation == operation; });
+  return found;
+}
+
+bool names(const std::string& message, const std::string& what) { return message.find(what) != std::string::npos; }
+
+}  // namespace
+
+TEST(random_jobs_get_right_answers) { simulate_random_jobs(false); }
+
+TEST(random_faults_end_in_errors_and_never_in_waiting) { simulate_random_jobs(true); }
+
+TEST(ranks_with_400_operations_open_in_orders_of_their_own_and_the_smallest_limits_get_right_answers) {
+  for (std::uint32_t servers = 0; servers <= 4; ++servers) {
+    Random random(servers);
+    Plan plan = job(4, servers);
+    plan.config.segment = plan.config.credit = 64;
+    plan.config.small = plan.config.eager = 0;
+    for (int i = 0; i < 400; ++i) {
+      plan.operations.push_back(all_reduce(plan, "layer" + std::to_string(i), random.between(1, 60)));
+    }
+    sim::schedule(random, plan, true, 0);
+    CHECK_EQ(plan.config.open_limit, 400U);
+    const Outcome outcome = simulate(plan, servers);
+    CHECK(outcome.violation.empty());
+    CHECK_EQ(outcome.finishes.size(), 1600U);
+    CHECK(std::all_of(outcome.finishes.begin(), outcome.finishes.end(), [](const Finish& f) { return f.status.ok(); }));
+  }
+}
+
+TEST(disagreement_is_a_mismatch_on_every_rank_within_a_second_and_the_job_goes_on) {
+  for (int what = 0; what < 6; ++what) {
+    Random random(static_cast<std::uint64_t>(what));
+    Plan plan = job(4, 2);
+    plan.operations.push_back(all_reduce(plan, "weight", 500));
+    OperationPlan& operation = plan.operations.back();
+    if (what >= 4) {
+      for (MemberPlan& member : operation.members) {
+        member.collective = Collective::broadcast;
+        member.op = Operator::none;
+      }
+    }
+    MemberPlan& odd = operation.members[2];
+    switch (what) {
+      case 0:
+        odd.shape = {20, 25};
+        break;
+      case 1:
+        odd.shape = {3};
+        break;
+      case 2:
+        odd.dtype = DType::float64;
+        break;
+      case 3:
+        odd.op = Operator::sum;
+        break;
+      case 4:
+        odd.root = 1;
+        break;
+      default:
+        odd.collective = Collective::barrier;
+        odd.dtype = DType::none;
+        odd.shape = {};
+        break;
+    }
+    operation.outcomes = {Code::mismatch};
+    plan.operations.push_back(all_reduce(plan, "weight", 500));
+    sim::schedule(random, plan, false, second / 10);
+    const Outcome outcome = simulate(plan, static_cast<std::uint64_t>(what));
+    CHECK(outcome.violation.empty());
+    const std::vector<Finish> finishes = finishes_of(outcome, 0);
+    CHECK_EQ(finishes.size(), 4U);
+    for (const Finish& finish : finishes) {
+      CHECK(finish.when < plan.ranks[finish.rank].steps[0].when + second);
+      CHECK(names(finish.status.message, "'weight'"));
+      CHECK(names(finish.status.message, "rank 2 (host2)"));
+      CHECK(names(finish.status.message, "(host0)"));
+    }
+    const std::vector<Finish> next = finishes_of(outcome, 1);
+    CHECK_EQ(next.size(), 4U);
+    CHECK(std::all_of(next.begin(), next.end(), [](const Finish& finish) { return finish.status.ok(); }));
+  }
+}
+
+TEST(a_dead_rank_ends_what_needs_it_at_once_and_nothing_else) {
+  Random random(1);
+  Plan plan = job(4, 4);
+  plan.groups.push_back({{0, 1, 3}, "without 2"});
+  plan.operations.push_back(all_reduce(plan, "all", 5000));
+  plan.operations.push_back(all_reduce(plan, "some", 5000));
+  plan.operations.back().group = 1;
+  plan.operations.back().members.resize(3);
+  sim::schedule(random, plan, false, 0);
+  plan.ranks[2].steps.clear();
+  plan.operations[0].members[2].absent = true;
+  plan.ranks[2].leave_after = 3600 * second;
+  plan.operations[0].outcomes = {Code::peer_lost};
+  plan.faults.push_back({Fault::Kind::kill_rank, second, 2, 0});
+  const Outcome outcome = simulate(plan, 1);
+  CHECK(outcome.violation.empty());
+  const std::vector<Finish> ended = finishes_of(outcome, 0);
+  CHECK_EQ(ended.size(), 3U);
+  for (const Finish& finish : ended) {
+    CHECK(finish.status.code == Code::peer_lost);
+    CHECK_EQ(finish.status.rank, 2);
+    CHECK(names(finish.status.message, "rank 2 (host2)"));
+    CHECK(finish.when < 2 * second);
+  }
+  CHECK_EQ(finishes_of(outcome, 1).size(), 3U);
+}
+
+TEST(a_dead_server_ends_everything_within_a_second) {
+  Random random(1);
+  Plan plan = job(4, 2);
+  plan.operations.push_back(all_reduce(plan, "weight", 5000));
+  sim::schedule(random, plan, false, 0);
+  plan.ranks[3].steps[0].when = 2 * second;
+  plan.operations[0].outcomes = {Code::peer_lost};
+  plan.faults.push_back({Fault::Kind::kill_server, second, 1, 0});
+  const Outcome outcome = simulate(plan, 1);
+  CHECK(outcome.violation.empty());
+  CHECK_EQ(outcome.finishes.size(), 4U);
+  for (const Finish& finish : outcome.finishes) {
+    CHECK(finish.when < 2 * second + second / 10);
+    CHECK(names(finish.status.message, "server1"));
+  }
+}
+
+TEST(who_is_late_is_named_after_ten_seconds) {
+  Random random(1);
+  Plan plan = job(3, 1);
+  plan.operations.push_back(all_reduce(plan, "weight", 10));
+  sim::schedule(random, plan, false, 0);
+  plan.ranks[1].steps[0].when = 15 * second;
+  const Outcome outcome = simulate(plan, 1);
+  CHECK(outcome.violation.empty());
+  CHECK_EQ(outcome.warnings.size(), 2U);
+  for (const std::string& warning : outcome.warnings) {
+    CHECK(names(warning, "'weight'"));
+    CHECK(names(warning, "rank 1 (host1)"));
+  }
+}
+
+TEST(who_never_calls_is_named_when_the_time_is_out) {
+  Random random(1);
+  Plan plan = job(3, 1);
+  plan.operations.push_back(all_reduce(plan, "weight", 10));
+  plan.operations.back().members[1].absent = true;
+  plan.operations.back().timeout = 30 * second;
+  plan.operations.back().outcomes = {Code::timeout};
+  sim::schedule(random, plan, false, 0);
+  plan.ranks[1].leave_after = 60 * second;
+  const Outcome outcome = simulate(plan, 1);
+  CHECK(outcome.violation.empty());
+  CHECK_EQ(outcome.finishes.size(), 2U);
+  for (const Finish& finish : outcome.finishes) {
+    CHECK(finish.when >= 30 * second && finish.when < 31 * second);
+    CHECK(names(finish.status.message, "'weight'"));
+    CHECK(names(finish.status.message, "rank 1 (host1)"));
+  }
+}
+
+TEST(a_rank_that_has_left_normally_is_named_to_those_who_still_need_it) {
+  Random random(1);
+  Plan plan = job(3, 0);
+  plan.operations.push_back(all_reduce(plan, "weight", 10));
+  plan.operations.back().members[1].absent = true;
+  plan.operations.back().outcomes = {Code::peer_left};
+  sim::schedule(random, plan, false, 0);
+  const Outcome outcome = simulate(plan, 1);
+  CHECK(outcome.violation.empty());
+  CHECK_EQ(outcome.finishes.size(), 2U);
+  for (const Finish& finish : outcome.finishes) {
+    CHECK_EQ(finish.status.rank, 1);
+    CHECK(names(finish.status.message, "rank 1 (host1)"));
+    CHECK(names(finish.status.message, "left"));
+  }
+}
+
+TEST(the_number_of_servers_and_the_schedule_change_no_bit) {
+  // Results are compared with one sum in the order of the ranks, whatever the servers and the seed.
+  for (std::uint32_t servers = 0; servers <= 5; ++servers) {
+    for (std::uint64_t seed = 0; seed < 5; ++seed) {
+      Random random(seed);
+      Plan plan = job(5, servers);
+      plan.operations.push_back(all_reduce(plan, "weight", 3001));
+      sim::schedule(random, plan, false, second / 1000);
+      CHECK(simulate(plan, seed).violation.empty());
+    }
+  }
+}
+
+RUN_TESTS()

@@ -1,0 +1,174 @@
+"""The native core as Python sees it.
+
+Bindings hold no logic: they convert, keep memory alive and release the GIL around everything that waits or copies.
+Numbers (dtypes, operators, collectives, statuses) are those of docs/protocol.md.
+"""
+
+from typing import Any
+
+__version__: str
+
+def reduce_backend() -> str:
+    """The instruction set that the sums use on this machine: ``avx512``, ``avx2``, ``portable`` ..."""
+
+def reduce(destination: Array, sources: list[Array], op: int, divisor: float) -> None:
+    """One sum, as a server does it (for tests and benchmarks). Arrays have equal dtype and size."""
+
+def shards(total_bytes: int, weights: list[int]) -> list[tuple[int, int]]:
+    """The shard (begin, end) of each server, as servers and nodes cut it."""
+
+def encode_header(
+    type: int, flags: int, dtype: int, codec: int, epoch: int, operation: int, offset: int, length: int, credit: int, acknowledged: int
+) -> bytes:
+    """A frame header of 40 bytes with its check (docs/protocol.md, section 4)."""
+
+def hash128(data: bytes) -> bytes:
+    """FNV-1a with 128 bits, little-endian: keys and group ids."""
+
+class Array:
+    """A CPU array of any library, held through DLPack without a copy.
+
+    ``dtype`` overrides the array's own (bfloat16 seen as uint16). Raises TypeError for what is not an array or has no
+    dtype of ours, BufferError for one that is not on the CPU.
+    """
+
+    def __init__(self, array: Any, dtype: int | None = None) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def dtype(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def contiguous(self) -> bool: ...
+    @property
+    def readonly(self) -> bool: ...
+
+class Status:
+    """How an operation ended: ``code`` 0 is well."""
+
+    @property
+    def code(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def message(self) -> str: ...
+
+class Handle:
+    """One submitted operation. Keeps its arrays alive until it is done."""
+
+    def done(self) -> bool: ...
+    def wait(self, seconds: float) -> Status | None:
+        """The status once done, or None when ``seconds`` have passed first. Returns early, with None, when a signal came."""
+
+    def output(self) -> memoryview:
+        """Bytes of an output whose size was not known at submission (all-gather, all-to-all). Valid as long as the view."""
+
+    def blocks(self) -> list[int]:
+        """Bytes received from each member of the group, in its order (all-gather, all-to-all)."""
+
+    def finished_at(self) -> int:
+        """When it was done, in nanoseconds of ``time.monotonic_ns``."""
+
+class JobConfig:
+    """What the coordinator decided; equal everywhere. Sizes in bytes."""
+
+    def __init__(
+        self,
+        *,
+        hosts: list[str],
+        server_names: list[str],
+        server_ranks: list[int],
+        weights: list[int],
+        segment: int,
+        credit: int,
+        eager: int,
+        small: int,
+        open_limit: int,
+    ) -> None:
+        """``hosts`` by rank; the other lists by server index (lanes included). ``server_ranks``: the rank whose process holds it, or -1."""
+
+class Engine:
+    """The native threads of one rank: its node, its co-located servers, and on rank 0 the coordinator.
+
+    Attach every link of the start, then ``start``. File descriptors are authenticated, connected stream sockets; the
+    engine owns them from then on. Links of a process to itself need no descriptor and are not attached.
+    """
+
+    def __init__(self, rank: int, config: JobConfig) -> None: ...
+    def attach_coordinator(self, fd: int) -> None:
+        """This node's control link to rank 0."""
+
+    def attach_control(self, rank: int, fd: int) -> None:
+        """On rank 0: the control link of ``rank``."""
+
+    def attach_server(self, index: int, fd: int) -> None:
+        """This node's link to server ``index``."""
+
+    def attach_node(self, index: int, rank: int, fd: int) -> None:
+        """At this process's co-located server ``index``: the link of node ``rank``."""
+
+    def attach_peer(self, rank: int, fd: int) -> None:
+        """A peer link, at any time after start."""
+
+    def peer_unreachable(self, rank: int, message: str) -> None: ...
+    def start(self) -> None: ...
+    def make_group(self, ranks: list[int], name: str) -> int:
+        """A number for this group (0 is the group of all ranks). Not collective; making the same again gives a new one."""
+
+    def submit(
+        self,
+        collective: int,
+        group: int,
+        name: str,
+        op: int,
+        dtype: int,
+        shape: list[int],
+        splits: list[int],
+        root: int,
+        input: Array | None,
+        output: Array | None,
+        timeout: float,
+    ) -> Handle:
+        """``name`` empty: unnamed, matched by the group's sequence. ``splits``: bytes for each member (all-to-all).
+        ``root``: index in the group. ``output`` None: the size is not known yet, see Handle.output. May be called from any thread."""
+
+    def submit_failed(self, group: int, name: str, reason: str) -> Handle:
+        """Opens the operation as failed on this rank, so that the others hear of it."""
+
+    def next_event(self, seconds: float) -> tuple[str, int, str] | None:
+        """What Python has to do next: ("connect", rank, ""), ("warning", -1, text), ("ended", -1, "")."""
+
+    def leave(self) -> None:
+        """Says goodbye once every submitted operation is done. Does not wait: the event "ended" tells when no one needs this process."""
+
+    def left(self) -> bool:
+        """Whether goodbye has been said and, on a rank that holds neither a server nor the coordinator, handed to the network."""
+
+    def abort(self, reason: str) -> None:
+        """Tells the coordinator that this rank ends with an error, waits up to one second for it to be sent, and closes."""
+
+    def close(self) -> None:
+        """Stops the threads and closes every link. Open handles end with an error. May be called again."""
+
+    def finish_at_exit(self, serves: bool, reason: str) -> None:
+        """Keeps the engine beyond the end of the interpreter. When the process then exits with status 0 it leaves and, if it
+        ``serves`` others, goes on until nobody needs it; with any other status it aborts with ``reason`` or, if that is empty,
+        the status. Nobody may use the engine after this."""
+
+    def statistics(self) -> dict[str, int]:
+        """Counters: bytes_sent, bytes_received, open_operations, finished_operations, links, buffer_bytes."""
+
+class Server:
+    """A dedicated server: any number of jobs, each with machines of its own, on ``proxies`` threads."""
+
+    def __init__(self, proxies: int) -> None: ...
+    def attach(self, incarnation: bytes, index: int, rank: int, fd: int, config: JobConfig) -> None:
+        """The link of node ``rank`` of that job to server ``index`` (lane included). The first one makes the job."""
+
+    def end_job(self, incarnation: bytes, reason: str) -> None: ...
+    def jobs(self) -> list[bytes]: ...
+    def close(self) -> None: ...
+    def statistics(self) -> dict[str, int]: ...

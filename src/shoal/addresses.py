@@ -1,0 +1,149 @@
+"""Hosts and ports: written as text, resolved, and told apart (is this one only reachable from this machine?).
+
+A host is a name, an IPv4 address or an IPv6 address; in ``host:port`` IPv6 is written in brackets.
+"""
+
+import fcntl
+import ipaddress
+import re
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}")
+
+# From linux/sockios.h: the IPv4 address of a network interface.
+_SIOCGIFADDR = 0x8915
+
+
+class Address(NamedTuple):
+    """A host (name, IPv4 or IPv6 without brackets) and a port from 0 to 65535 (0: any free one)."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Resolved(NamedTuple):
+    """One numeric address that a host stands for: an address family and what ``connect`` and ``bind`` take."""
+
+    family: socket.AddressFamily
+    sockaddr: tuple[str, int] | tuple[str, int, int, int]
+
+
+def parse_address(text: str) -> Address:
+    """``host:port`` as an Address, the port from 1 to 65535. Raises ValueError saying what is wrong."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not host:
+        raise ValueError(f"{text!r} is not host:port")
+    return Address(parse_host(host, bracketed=True), parse_port(port))
+
+
+def parse_host(text: str, *, bracketed: bool = False) -> str:
+    """A host name or numeric address. ``bracketed``: IPv6 must be in brackets, and they are taken off."""
+    text = text.strip()
+    if text.startswith("[") and text.endswith("]"):
+        return str(ipaddress.IPv6Address(text[1:-1]))
+    if ":" in text:
+        if bracketed:
+            raise ValueError(f"{text!r}: an IPv6 address is written in brackets, as in [::1]:7077")
+        return str(ipaddress.IPv6Address(text))
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"{text!r} is not the name or address of a host")
+    return text
+
+
+def parse_port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
+        raise ValueError(f"{text!r} is not a port from 1 to 65535")
+    return int(text)
+
+
+def is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_unspecified(host: str) -> bool:
+    """Whether this is 0.0.0.0 or ::, which means every address of a machine and can only be listened on."""
+    return is_numeric(host) and ipaddress.ip_address(host).is_unspecified
+
+
+def resolve(address: Address) -> list[Resolved]:
+    """The numeric addresses of a host, best first. Does not ask a name server for numeric ones. Raises OSError."""
+    flags = socket.AI_NUMERICHOST if is_numeric(address.host) else 0
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
+    usable = [info for info in found if info[0] in (socket.AF_INET, socket.AF_INET6)]
+    return list(dict.fromkeys(Resolved(info[0], info[4]) for info in usable))  # type: ignore[arg-type]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host can only be reached from this machine. False for a name that cannot be resolved."""
+    try:
+        found = resolve(Address(host, 0))
+    except OSError:
+        return False
+    return bool(found) and all(ipaddress.ip_address(_bare(entry.sockaddr[0])).is_loopback for entry in found)
+
+
+def default_source() -> str | None:
+    """The address that this machine uses toward others, None if it has no route. Sends nothing."""
+    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((elsewhere, 9))
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return None
+
+
+def interface_addresses(chosen: Sequence[str]) -> list[str]:
+    """The numeric addresses of network interfaces, given by name or by one of their addresses.
+
+    Raises ValueError naming an interface that this machine does not have.
+    """
+    return [found for entry in chosen for found in _addresses_of(entry)]
+
+
+def _addresses_of(interface: str) -> list[str]:
+    if is_numeric(interface):
+        return [interface]
+    names = [name for _, name in socket.if_nameindex()]
+    if interface not in names:
+        raise ValueError(f"{interface!r} is not a network interface of this machine, which has {', '.join(names)}")
+    found = [*_ipv4_of(interface), *_ipv6_of(interface)]
+    if not found:
+        raise ValueError(f"the network interface {interface!r} has no address")
+    return found
+
+
+def _ipv4_of(interface: str) -> list[str]:
+    request = struct.pack("256s", interface.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            return []
+    return [socket.inet_ntoa(answer[20:24])]
+
+
+def _ipv6_of(interface: str) -> list[str]:
+    """Those with global scope: a link-local address means nothing without the interface's number."""
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return []
+    fields = [line.split() for line in lines]
+    return [str(ipaddress.IPv6Address(bytes.fromhex(f[0]))) for f in fields if f[5] == interface and f[3] == "00"]
+
+
+def _bare(numeric: str) -> str:
+    return numeric.partition("%")[0]

@@ -1,0 +1,72 @@
+"""Joining a job: from the settings of one process to a started engine that is connected to all others.
+
+The steps, each in a module of its own: where to meet and with which secret (meeting), rank 0's side (rendezvous),
+every rank's side (joining), where a rank listens (door), and the life after it (session).
+"""
+
+import logging
+
+from shoal import _native, handshake
+from shoal.background import LoopThread
+from shoal.config import Limits, Settings
+from shoal.errors import ShoalError
+from shoal.joining import Joined, join_alone, join_job
+from shoal.meeting import Store, meet
+from shoal.patience import DEFAULT, Patience
+from shoal.session import Session
+
+__all__ = ["Session", "join"]
+
+_log = logging.getLogger("shoal")
+
+
+def join(settings: Settings, limits: Limits, store: Store | None = None, patience: Patience = DEFAULT) -> Session:
+    """Brings this rank and all others together; returns when every rank is connected.
+
+    ``store``: what the launcher's ranks share (``set`` and a waiting ``get``), for the meeting place and the secret.
+    Raises ConfigurationError, AuthenticationError, PeerLost, Timeout; what is wrong on one rank is raised on all.
+    """
+    _configure_log(settings)
+    try:
+        return _start(settings, limits, store, patience)
+    except ShoalError as error:
+        # Where it came up among our own tasks helps nobody: the message says what to do.
+        raise error.with_traceback(None) from None
+
+
+def _start(settings: Settings, limits: Limits, store: Store | None, patience: Patience) -> Session:
+    link_thread = LoopThread("shoal-links")
+    try:
+        joined = link_thread.run(_join(settings, limits, store, patience))
+        try:
+            return Session(joined, settings, link_thread, patience)
+        except BaseException:
+            link_thread.run(joined.close())
+            raise
+    except BaseException:
+        link_thread.stop()
+        raise
+
+
+async def _join(settings: Settings, limits: Limits, store: Store | None, patience: Patience) -> Joined:
+    if settings.size == 1:
+        return join_alone(settings, limits)
+    return await join_job(settings, limits, _shared(settings, limits), meet(settings, store), patience)
+
+
+def _shared(settings: Settings, limits: Limits) -> dict[str, str]:
+    """What must be equal on every rank, under the names that users know."""
+    limit_texts = {f"limit '{name}'": value for name, value in limits.as_text().items()}
+    versions = {"the version of Shoal": _native.__version__, "the protocol's version": str(handshake.VERSION)}
+    return {**settings.shared(), **limit_texts, **versions}
+
+
+def _configure_log(settings: Settings) -> None:
+    """SHOAL_LOG sets the level, and where the application has not said where logs go, they go to standard error."""
+    if settings.log is None:
+        return
+    _log.setLevel(settings.log)
+    if not _log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("shoal: %(levelname)s: %(message)s"))
+        _log.addHandler(handler)

@@ -1,0 +1,36 @@
+"""``shoal server``: a dedicated server."""
+
+import os
+
+import click
+
+from shoal.config import Settings
+from shoal.errors import ShoalError
+from shoal.keyring import configured_secrets
+from shoal.server import serve
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=7077, show_default=True, help="Port; 0 is any free one.")
+@click.option("--proxies", type=click.IntRange(min=1), help="I/O threads.  [default: one a core, at most 4]")
+@click.option("--ready-fd", type=click.IntRange(min=0), hidden=True, help="Descriptor for a line with host and port.")
+def server(host: str, port: int, proxies: int | None, ready_fd: int | None) -> None:
+    """Averages for any number of jobs, at once or one after another, until SIGTERM or Ctrl-C.
+
+    Who may use it is said by the secret in SHOAL_SECRET or SHOAL_SECRET_FILE (which may hold several, one a line). On
+    loopback, without either, it is this user alone.
+    """
+    threads = proxies or min(4, os.cpu_count() or 1)
+
+    def ready(bound_host: str, bound_port: int) -> None:
+        shown = f"[{bound_host}]" if ":" in bound_host else bound_host
+        click.echo(f"shoal server: listening on {shown}:{bound_port}, {threads} I/O threads")
+        if ready_fd is not None:
+            with os.fdopen(ready_fd, "w") as launcher:
+                launcher.write(f"{bound_host} {bound_port}\n")
+
+    try:
+        serve(host, port, threads, configured_secrets(Settings.from_environment()), ready)
+    except ShoalError as error:
+        raise click.ClickException(f"shoal server: {error}") from None

@@ -1,0 +1,235 @@
+"""The collective operations on arrays.
+
+Each operation has four forms: ``f`` returns a new array, ``f_`` works in place, ``f_async`` and ``f_async_`` do the same
+and return a Handle at once. Arrays are those of ``shoal.arrays``: NumPy, PyTorch or any other on the CPU that speaks
+DLPack; the in-place forms take NumPy and PyTorch. A new array is of the library and dtype of the one that was given; if
+memory is not contiguous, an in-place form works on a temporary and copies it back in ``wait``.
+
+Every member of the group calls the operation, with arguments that agree. Calls with a ``name`` are matched by it (and how
+often it was used), so members may make them in different orders and from different threads; calls without one are
+matched by their order in the group.
+
+All raise TypeError and ValueError for arguments that are wrong on this rank (the other members then get an error too),
+Mismatch if members disagree, PeerLost if a member is gone, Timeout if nothing has moved for the group's timeout, and
+ShoalError for every other reason, such as a member that failed before its part.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from shoal import _native, operations, runtime
+from shoal.errors import ShoalError
+from shoal.groups import Group, world
+from shoal.handles import Description, Handle
+from shoal.operations import Plan
+
+# In bytes of UTF-8 (native/base/limits.h).
+NAME_LIMIT = 1024
+
+
+def allreduce(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
+    """The elementwise ``op`` over the members: an array like ``x``.
+
+    ``x``: same shape and dtype on every member, of any dimensions. ``op``: mean (floating dtypes), sum (not bool), min,
+    max or product. 16-bit types are summed in float32. The result has the same bits on every member and in every run.
+    """
+    return allreduce_async(x, op, name, group).wait()
+
+
+def allreduce_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
+    """``allreduce`` in place: fills ``x`` and returns it."""
+    return allreduce_async_(x, op, name, group).wait()
+
+
+def allreduce_async(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
+    """``allreduce`` that does not wait."""
+    return _submit("allreduce", name, group, lambda _: operations.allreduce(x, op, in_place=False))
+
+
+def allreduce_async_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
+    """``allreduce_`` that does not wait."""
+    return _submit("allreduce_", name, group, lambda _: operations.allreduce(x, op, in_place=True))
+
+
+def reducescatter(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
+    """This member's rows of the elementwise ``op`` over the members.
+
+    ``x``: same shape (n, ...) and dtype on every member. The rows are cut in the group's order; the first n mod size
+    members get one more than the others.
+    """
+    return reducescatter_async(x, op, name, group).wait()
+
+
+def reducescatter_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
+    """``reducescatter`` in place: writes the result into this member's rows of ``x`` and returns a view of them.
+
+    The other rows of ``x`` are unspecified afterwards.
+    """
+    return reducescatter_async_(x, op, name, group).wait()
+
+
+def reducescatter_async(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
+    """``reducescatter`` that does not wait."""
+    return _submit("reducescatter", name, group, lambda g: operations.reducescatter(g, x, op, in_place=False))
+
+
+def reducescatter_async_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
+    """``reducescatter_`` that does not wait."""
+    return _submit("reducescatter_", name, group, lambda g: operations.reducescatter(g, x, op, in_place=True))
+
+
+def broadcast(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Any:
+    """A new array with the elements that ``x`` has on rank ``root``.
+
+    ``x``: same shape and dtype on every member; only the root's elements are read. ``root``: a rank of the job that is a
+    member of the group.
+    """
+    return broadcast_async(x, root, name, group).wait()
+
+
+def broadcast_(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Any:
+    """``broadcast`` in place: fills ``x`` on every member but the root, and returns it."""
+    return broadcast_async_(x, root, name, group).wait()
+
+
+def broadcast_async(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Handle:
+    """``broadcast`` that does not wait."""
+    return _submit("broadcast", name, group, lambda g: operations.broadcast(g, x, root, in_place=False))
+
+
+def broadcast_async_(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Handle:
+    """``broadcast_`` that does not wait."""
+    return _submit("broadcast_", name, group, lambda g: operations.broadcast(g, x, root, in_place=True))
+
+
+def allgather(x: Any, name: str | None = None, group: Group | None = None) -> Any:
+    """The members' arrays one after the other along the first dimension, in the group's order.
+
+    ``x``: shape (n, ...); n may differ between members, the other dimensions and the dtype may not.
+    """
+    return allgather_async(x, name, group).wait()
+
+
+def allgather_(x: Any, name: str | None = None, group: Group | None = None) -> Any:
+    """``allgather`` in place: fills ``x`` and returns it.
+
+    ``x``: shape (size * n, ...), the same on every member. This member's n rows of it, at its place in the group's
+    order, are what it gives; the others are overwritten.
+    """
+    return allgather_async_(x, name, group).wait()
+
+
+def allgather_async(x: Any, name: str | None = None, group: Group | None = None) -> Handle:
+    """``allgather`` that does not wait."""
+    return _submit("allgather", name, group, lambda _: operations.allgather(x))
+
+
+def allgather_async_(x: Any, name: str | None = None, group: Group | None = None) -> Handle:
+    """``allgather_`` that does not wait."""
+    return _submit("allgather_", name, group, lambda g: operations.allgather_in_place(g, x))
+
+
+def alltoall(x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None) -> Any:
+    """The rows that the members have for this one, one member after the other in the group's order.
+
+    ``x``: shape (n, ...); n may differ between members, the other dimensions and the dtype may not. ``splits``: how many
+    rows each member gets, in the group's order, n in all; default: the same number each. ``Handle.splits`` of the
+    asynchronous form tells how many came from each.
+    """
+    return alltoall_async(x, splits, name, group).wait()
+
+
+def alltoall_(x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None) -> Any:
+    """``alltoall`` in place: replaces ``x`` and returns it. As many rows must come in as go out."""
+    return alltoall_async_(x, splits, name, group).wait()
+
+
+def alltoall_async(
+    x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None
+) -> Handle:
+    """``alltoall`` that does not wait."""
+    return _submit("alltoall", name, group, lambda g: operations.alltoall(g, x, splits, in_place=False))
+
+
+def alltoall_async_(
+    x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None
+) -> Handle:
+    """``alltoall_`` that does not wait."""
+    return _submit("alltoall_", name, group, lambda g: operations.alltoall(g, x, splits, in_place=True))
+
+
+def barrier(name: str | None = None, group: Group | None = None) -> None:
+    """Returns once every member has called it."""
+    barrier_async(name, group).wait()
+
+
+def barrier_async(name: str | None = None, group: Group | None = None) -> Handle:
+    """``barrier`` that does not wait."""
+    return _submit("barrier", name, group, lambda _: operations.barrier())
+
+
+def fail(reason: str, name: str | None = None, group: Group | None = None) -> None:
+    """Opens an operation as failed on this rank: the other members' calls raise an error that says ``reason``.
+
+    For callers that find out before they submit that they cannot.
+    """
+    chosen = world() if group is None else group
+    number = _number_in_current_job(chosen)
+    chosen.session.engine.submit_failed(number, _checked_name(name), reason)
+
+
+def _submit(operation: str, name: str | None, group: Group | None, plan: Callable[[Group], Plan]) -> Handle:
+    """Submits what ``plan`` makes for the group. If it cannot, the other members hear why."""
+    chosen = world() if group is None else group
+    number = _number_in_current_job(chosen)
+    wire_name = _checked_name(name)
+    session = chosen.session
+    description = Description(operation, name, session.rank, session.hosts)
+    try:
+        planned = plan(chosen)
+    except Exception as error:
+        with suppress(RuntimeError):
+            session.engine.submit_failed(number, wire_name, f"{operation}: {type(error).__name__}: {error}")
+        if isinstance(error, (TypeError, ValueError)):
+            # Not its own type, which may want other arguments.
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{description}: {error}") from error
+        raise
+    try:
+        native = _hand_over(session.engine, number, wire_name, planned, chosen.timeout)
+    except RuntimeError as error:
+        raise ShoalError(f"{description}: {error}") from error
+    return Handle(native, description, planned.finish)
+
+
+def _hand_over(engine: _native.Engine, group: int, name: str, plan: Plan, timeout: float) -> _native.Handle:
+    return engine.submit(
+        plan.collective,
+        group,
+        name,
+        plan.op,
+        plan.dtype,
+        list(plan.shape),
+        list(plan.splits),
+        plan.root,
+        plan.input,
+        plan.output,
+        timeout,
+    )
+
+
+def _number_in_current_job(group: Group) -> int:
+    if group.session is not runtime.current():
+        raise ShoalError(f"{group} was made before the last shoal.shutdown(): make it again after shoal.init()")
+    return group.number
+
+
+def _checked_name(name: str | None) -> str:
+    if name is None:
+        return ""
+    if not name or name.startswith("#"):
+        raise ValueError(f"a name must not be empty or begin with '#', which unnamed operations use: {name!r}")
+    if len(name.encode()) > NAME_LIMIT:
+        raise ValueError(f"a name has at most {NAME_LIMIT} bytes of UTF-8: {name[:40]!r}...")
+    return name

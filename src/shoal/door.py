@@ -1,0 +1,126 @@
+"""Where a rank listens: for nodes that use the server in its process (role 2), and for peers (role 3).
+
+Open from before the rank joins until its part in the job is over. Nothing is accepted until the incarnation is known;
+until then callers wait in the kernel. A caller that does not prove itself within a few seconds is dropped.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable
+
+from shoal import links, messages
+from shoal.addresses import Address
+from shoal.errors import ShoalError
+from shoal.handshake import Hello, Role, Server
+from shoal.messages import MessageError
+from shoal.patience import Patience
+from shoal.terms import Welcome, parse_job
+
+_log = logging.getLogger("shoal")
+
+# Callers beyond the job's own.
+_STRANGERS = 64
+
+
+class Door:
+    """One rank's listener. Everything but ``address`` and ``server_id`` belongs to the loop that it is opened in."""
+
+    def __init__(self, listener: socket.socket, secret: bytes, rank: int, patience: Patience) -> None:
+        self.address: Address = links.local_address(listener)
+        # Names the server in this rank, wherever it is reached.
+        self.server_id = os.urandom(16)
+        # The links of nodes to the server in this process, by server index and rank.
+        self.node_links: dict[tuple[int, int], socket.socket] = {}
+        self._listener = listener
+        self._secret = secret
+        self._rank = rank
+        self._patience = patience
+        self._welcome: Welcome | None = None
+        self._came = asyncio.Event()
+        self._accepting: asyncio.Task[None] | None = None
+        self._on_peer: Callable[[int, socket.socket], None] | None = None
+        self._early_peers: list[tuple[int, socket.socket]] = []
+
+    def open(self, welcome: Welcome) -> None:
+        """Begins to accept."""
+        self._welcome = welcome
+        callers = len(welcome.hosts) * (welcome.lanes + 1) + _STRANGERS
+        acceptor = links.Acceptor(self._listener, self._admit, self._on_dropped, callers)
+        self._accepting = asyncio.create_task(acceptor.run())
+
+    async def wait_for_nodes(self, expected: Iterable[tuple[int, int]]) -> None:
+        """Until each of these (server index, rank) has connected. Raises ShoalError naming the first that has not."""
+        for index, rank in expected:
+            while (index, rank) not in self.node_links:
+                self._came.clear()
+                try:
+                    await asyncio.wait_for(self._came.wait(), self._patience.answer)
+                except asyncio.TimeoutError:
+                    raise ShoalError(
+                        f"rank {rank} says that it is connected to server {index} on rank {self._rank}, which knows nothing "
+                        "of it: see both ranks' output"
+                    ) from None
+
+    def hand_peers_to(self, on_peer: Callable[[int, socket.socket], None]) -> None:
+        """Peers that are let in from now on, and those that came early."""
+        self._on_peer = on_peer
+        early, self._early_peers = self._early_peers, []
+        for rank, link in early:
+            on_peer(rank, link)
+
+    async def close(self) -> None:
+        """Lets nobody in any more, and closes what nobody took."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+            self._accepting = None
+        self._on_peer = None
+        self._listener.close()
+        for link in [*self.node_links.values(), *(link for _, link in self._early_peers)]:
+            link.close()
+
+    async def _admit(self, link: socket.socket) -> None:
+        assert self._welcome is not None, "nothing is accepted before the welcome"
+        server = Server([self._secret], self.server_id, [Role.SERVER, Role.PEER], incarnation=self._welcome.incarnation)
+        hello = await asyncio.wait_for(links.authenticate_server(link, server), self._patience.stranger)
+        if hello.role == Role.PEER:
+            self._admit_peer(hello.rank, link)
+        else:
+            await asyncio.wait_for(self._admit_node(hello, link), self._patience.answer)
+
+    def _admit_peer(self, rank: int, link: socket.socket) -> None:
+        if rank >= self._rank:
+            raise MessageError(f"rank {rank} called rank {self._rank}, but it is the lower rank that connects")
+        if self._on_peer is None:
+            self._early_peers.append((rank, link))
+        else:
+            self._on_peer(rank, link)
+
+    async def _admit_node(self, hello: Hello, link: socket.socket) -> None:
+        message = await links.receive_message(link)
+        try:
+            index = self._checked(hello, message)
+        except MessageError as error:
+            await links.say_last_words(link, messages.pack_refused(error))
+            raise
+        await links.send(link, messages.pack("ready", {}))
+        self.node_links[index, hello.rank] = link
+        self._came.set()
+
+    def _checked(self, hello: Hello, message: messages.Message) -> int:
+        assert self._welcome is not None, "nothing is accepted before the welcome"
+        job = parse_job(message)
+        difference = job.terms.difference(self._welcome.terms)
+        if difference:
+            raise MessageError(f"rank {hello.rank} and rank {self._rank} were told different '{difference}'")
+        server, lane = divmod(job.index, self._welcome.lanes)
+        if self._welcome.servers[server].rank != self._rank or lane != hello.lane or hello.rank >= job.terms.size:
+            raise MessageError(f"rank {hello.rank} looks for server {job.index}, which is not on rank {self._rank}")
+        if (job.index, hello.rank) in self.node_links:
+            raise MessageError(f"rank {hello.rank} is connected to server {job.index} already")
+        return job.index
+
+    def _on_dropped(self, name: str, why: Exception) -> None:
+        _log.debug("rank %d dropped a connection from %s: %s", self._rank, name, why)

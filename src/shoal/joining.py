@@ -1,0 +1,400 @@
+"""A node's side of joining, on every rank: docs/protocol.md, section 3.
+
+Reaches rank 0, says who it is, learns who else there is, connects to every server, and waits for ``go``. What comes out
+are authenticated sockets and plain facts; nothing here knows the native core.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal import links, messages
+from shoal.addresses import Address, is_loopback
+from shoal.config import Limits, Settings
+from shoal.door import Door
+from shoal.errors import AuthenticationError, ConfigurationError, PeerLost, ShoalError, Timeout
+from shoal.handshake import Client, HandshakeRefused, Refusal, Role
+from shoal.meeting import Meeting
+from shoal.messages import Message, MessageError
+from shoal.patience import Patience
+from shoal.rendezvous import Rendezvous
+from shoal.shares import ServerPlace, server_places
+from shoal.terms import Welcome, owner, parse_welcome
+
+_log = logging.getLogger("shoal")
+
+# Connections that a node makes at a time.
+_AT_ONCE = 64
+
+
+@dataclass
+class Joined:
+    """A job that has come together, as one rank has it. The sockets wait to be handed to the engine.
+
+    ``coordinator``: the control link to rank 0, None on rank 0; ``controls``: on rank 0, those of the others by rank;
+    ``servers``: links to servers by index, without the one in this process. ``door`` holds the other ends; None for a job
+    of one rank.
+    """
+
+    rank: int
+    secret: bytes
+    welcome: Welcome
+    sources: list[str]
+    door: Door | None = None
+    coordinator: socket.socket | None = None
+    controls: dict[int, socket.socket] = field(default_factory=dict)
+    servers: dict[int, socket.socket] = field(default_factory=dict)
+
+    async def close(self) -> None:
+        if self.door is not None:
+            await self.door.close()
+        for link in [*self.controls.values(), *self.servers.values(), *filter(None, [self.coordinator])]:
+            link.close()
+
+
+def join_alone(settings: Settings, limits: Limits) -> Joined:
+    """A job of one rank: its own server, and nobody to talk to."""
+    host = socket.gethostname()
+    places = tuple(server_places([host], settings.servers, settings.colocated))
+    welcome = Welcome(os.urandom(16), (host,), (Address("127.0.0.1", 1),), places, settings.lanes, limits)
+    return Joined(0, b"", welcome, [])
+
+
+async def join_job(
+    settings: Settings, limits: Limits, shared: dict[str, str], meeting: Meeting, patience: Patience
+) -> Joined:
+    """Joins with the other ranks of a job of two or more. ``shared``: name → value of what must be equal everywhere.
+
+    Raises ShoalError, the same kind on every rank, when something is wrong on any of them.
+    """
+    if meeting.listener is None:
+        control = await Caller(settings, meeting, patience).reach_rank_zero()
+        return await _Node(settings, shared, meeting, control, patience).join()
+    ours, theirs = (links.watched(end) for end in socket.socketpair())
+    rendezvous = Rendezvous(settings, limits, shared, meeting.secret, meeting.listener, theirs, patience)
+    return await _join_beside(rendezvous, _Node(settings, shared, meeting, ours, patience))
+
+
+async def _join_beside(rendezvous: Rendezvous, node: "_Node") -> Joined:
+    """Rank 0: its node joins as every other does, through a pair of sockets instead of a connection."""
+    coordinating = asyncio.create_task(rendezvous.run())
+    try:
+        joined = await node.join()
+    except BaseException as error:
+        if not isinstance(error, ShoalError):
+            coordinating.cancel()
+        # Until the other ranks have heard why; its own error is the same, or less than ours.
+        (controls,) = await asyncio.gather(coordinating, return_exceptions=True)
+        for link in controls.values() if isinstance(controls, dict) else ():
+            link.close()
+        raise
+    joined.controls = await coordinating
+    if joined.coordinator is not None:
+        joined.coordinator.close()
+        joined.coordinator = None
+    return joined
+
+
+class Caller:
+    """Reaches rank 0 at the meeting place, however late it comes, and proves that this rank holds the secret."""
+
+    def __init__(self, settings: Settings, meeting: Meeting, patience: Patience) -> None:
+        self._rank = settings.rank
+        self._limit = min(settings.timeout, patience.rendezvous)
+        self._address = meeting.address
+        self._secret = meeting.secret
+        self._sources = meeting.sources
+        self._patience = patience
+        self._silent_since: float | None = None
+
+    async def reach_rank_zero(self) -> socket.socket:
+        """The control link. Raises AuthenticationError, ConfigurationError (another program answers) and Timeout."""
+        clock = asyncio.get_running_loop().time
+        began, pause, next_report = clock(), 0.02, self._patience.late
+        while True:
+            tried = clock()
+            client = Client(self._secret, Role.CONTROL, self._rank)
+            try:
+                return await links.connect_as(client, self._address, self._sources, self._patience.silence / 2)
+            except HandshakeRefused as error:
+                raise refusal_error(error, f"rank {self._rank} called rank 0 at {self._address}") from None
+            except OSError as error:
+                failure = error
+            self._check_silence(failure, tried, clock())
+            elapsed = clock() - began
+            problem = f"rank {self._rank} could not reach rank 0 at {self._address} for {elapsed:.0f} s ({links.why(failure)})"
+            if elapsed >= self._limit:
+                raise Timeout(
+                    f"{problem}: see whether rank 0 runs, and whether SHOAL_RENDEZVOUS or MASTER_ADDR name its machine"
+                )
+            if elapsed >= next_report:
+                _log.warning("%s; still trying", problem)
+                next_report *= 2
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, 1.0)
+
+    def _check_silence(self, failure: OSError, tried: float, now: float) -> None:
+        """An earlier job's listener leaves a few connections behind that end without a word; a port that only ever does
+        that belongs to another program."""
+        if not isinstance(failure, links.Closed | links.Silent | ConnectionResetError | BrokenPipeError):
+            self._silent_since = None
+            return
+        self._silent_since = self._silent_since or tried
+        if now - self._silent_since >= self._patience.silence:
+            raise ConfigurationError(
+                f"rank {self._rank}: what listens at {self._address} is not rank 0 of this job, since it does not answer: if "
+                "another program has this port, set SHOAL_RENDEZVOUS or MASTER_PORT to a free one on every rank"
+            )
+
+
+class _Node:
+    """One rank's way from a control link to ``go``."""
+
+    def __init__(
+        self, settings: Settings, shared: dict[str, str], meeting: Meeting, control: socket.socket, patience: Patience
+    ) -> None:
+        self._settings = settings
+        self._rank = settings.rank
+        self._host = socket.gethostname()
+        self._shared = shared
+        self._meeting = meeting
+        self._control = control
+        self._patience = patience
+        self._servers: dict[int, socket.socket] = {}
+        self._server_ids: dict[int, bytes] = {}
+
+    async def join(self) -> Joined:
+        try:
+            door = self._open_door()
+        except BaseException as error:
+            await self._say_why(error)
+            raise
+        try:
+            return await self._join_with(door)
+        except BaseException as error:
+            await self._say_why(error)
+            await door.close()
+            for link in self._servers.values():
+                link.close()
+            raise
+
+    def _open_door(self) -> Door:
+        """At the address that this rank uses toward rank 0; rank 0 itself where it is met."""
+        listener = links.listen_in_range(self._own_address(), self._settings.port_range)
+        return Door(listener, self._meeting.secret, self._rank, self._patience)
+
+    def _own_address(self) -> str:
+        if self._meeting.listener is None:
+            return links.local_address(self._control).host
+        met_at = links.local_address(self._meeting.listener).host
+        return met_at if is_loopback(met_at) or not self._meeting.sources else self._meeting.sources[0]
+
+    async def _join_with(self, door: Door) -> Joined:
+        await self._tell(messages.pack("join", self._introduction(door.address)))
+        # Rank 0 gives up first, and says why.
+        limit = min(self._settings.timeout, self._patience.rendezvous) + 2 * self._patience.answer
+        welcome = parse_welcome(await self._hear("welcome", limit), self._settings.size)
+        door.open(welcome)
+        hearing = asyncio.create_task(self._hear("go", limit))
+        connecting = asyncio.create_task(self._connect_servers(welcome))
+        try:
+            await asyncio.wait({hearing, connecting}, return_when=asyncio.FIRST_COMPLETED)
+            if hearing.done():
+                raise hearing.exception() or MessageError(f"rank 0 said 'go' before rank {self._rank} was connected")
+            await connecting
+            await self._tell(messages.pack("connected", {"server_ids": self._ids_met(welcome, door)}))
+            await hearing
+        finally:
+            await _end(hearing, connecting)
+        await door.wait_for_nodes(self._expected_nodes(welcome))
+        return Joined(
+            self._rank,
+            self._meeting.secret,
+            welcome,
+            self._meeting.sources,
+            door,
+            coordinator=self._control,
+            servers=self._servers,
+        )
+
+    def _introduction(self, address: Address) -> dict[str, Any]:
+        return {
+            "rank": self._rank,
+            "size": self._settings.size,
+            "host": self._host,
+            "address": address,
+            "settings": self._shared,
+        }
+
+    # --- The control link ---
+
+    async def _tell(self, data: bytes) -> None:
+        try:
+            await asyncio.wait_for(links.send(self._control, data), self._patience.answer)
+        except (OSError, asyncio.TimeoutError):
+            # Rank 0 is gone or has refused the job: what it said last is still to be read.
+            await self._hear("refused", self._patience.answer)
+
+    async def _hear(self, kind: str, limit: float) -> Message:
+        """The next message of rank 0. Raises what rank 0 refused the job for."""
+        try:
+            message = await asyncio.wait_for(links.receive_message(self._control), limit)
+        except asyncio.TimeoutError:
+            raise Timeout(
+                f"rank {self._rank} has heard nothing from rank 0 at {self._meeting.address} for {limit:.0f} s"
+            ) from None
+        except OSError as error:
+            raise PeerLost(
+                f"rank {self._rank}: rank 0 at {self._meeting.address} is gone before the job began "
+                f"({links.why(error)}): see its output for the reason",
+                0,
+            ) from None
+        if message.kind == "refused":
+            raise messages.error_of(message)
+        if message.kind != kind:
+            raise MessageError(f"rank 0 said '{message.kind}' where rank {self._rank} expected '{kind}'")
+        return message
+
+    async def _say_why(self, error: BaseException) -> None:
+        """The others hear of an error from the coordinator, unless it came from there."""
+        if isinstance(error, ShoalError):
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(links.send(self._control, messages.pack_refused(error)), 1.0)
+        self._control.close()
+
+    # --- Servers ---
+
+    async def _connect_servers(self, welcome: Welcome) -> None:
+        """Each lane of each server that has a share and is not our own, beginning at this rank's place in the list."""
+        wanted = [
+            (server * welcome.lanes + lane, place, lane)
+            for server, place in enumerate(welcome.servers)
+            for lane in range(welcome.lanes)
+            if place.weight > 0 and place.rank != self._rank
+        ]
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(index: int, place: ServerPlace, lane: int) -> None:
+            async with places:
+                await self._connect_server(welcome, index, place, lane)
+
+        first = self._rank % len(wanted) if wanted else 0
+        await _all_or_none([one(*target) for target in [*wanted[first:], *wanted[:first]]])
+
+    async def _connect_server(self, welcome: Welcome, index: int, place: ServerPlace, lane: int) -> None:
+        called = f"rank {self._rank} (host {self._host}) called the server {place}"
+
+        async def attempt() -> tuple[socket.socket, bytes]:
+            client = Client(self._meeting.secret, Role.SERVER, self._rank, lane=lane, incarnation=welcome.incarnation)
+            link = await links.connect_as(client, welcome.where(place), self._meeting.sources, self._patience.answer)
+            assert client.server_id is not None, "a handshake that is done has named the server"
+            return link, client.server_id
+
+        try:
+            link, server_id = await _again_until(self._patience.server, attempt)
+        except HandshakeRefused as error:
+            raise refusal_error(error, called) from None
+        except OSError as error:
+            raise self._unreachable(place, welcome.where(place), error) from None
+        try:
+            self._note_id(index // welcome.lanes, place, server_id)
+            await self._introduce(link, welcome, index, called)
+        except BaseException:
+            link.close()
+            raise
+        self._servers[index] = link
+
+    def _note_id(self, server: int, place: ServerPlace, server_id: bytes) -> None:
+        if self._server_ids.setdefault(server, server_id) != server_id:
+            raise ConfigurationError(
+                f"rank {self._rank} (host {self._host}) reaches different servers as {place}, so it is a balancer of load or a "
+                "name with several machines: name each server by itself in SHOAL_SERVERS"
+            )
+
+    async def _introduce(self, link: socket.socket, welcome: Welcome, index: int, called: str) -> None:
+        try:
+            await links.send(link, messages.pack("job", welcome.terms.job_fields(owner(), index)))
+            answer = await asyncio.wait_for(links.receive_message(link), self._patience.answer)
+        except (OSError, asyncio.TimeoutError, MessageError) as error:
+            raise ShoalError(f"{called}, which did not take the job ({error}): see its output") from None
+        if answer.kind == "refused":
+            refused = messages.error_of(answer)
+            raise type(refused)(f"{called}, which refused: {refused}")
+        if answer.kind != "ready":
+            raise ShoalError(
+                f"{called}, which said '{answer.kind}' instead of 'ready': install the same version of Shoal"
+            )
+
+    def _unreachable(self, place: ServerPlace, address: Address, error: OSError) -> ShoalError:
+        what = f"rank {self._rank} (host {self._host}) cannot reach the server {place}"
+        if place.rank is not None:
+            return PeerLost(
+                f"{what} at {address} ({links.why(error)}): see whether it runs, and whether a firewall is between them "
+                "(SHOAL_PORT_RANGE says which ports are used)",
+                place.rank,
+                place.host,
+            )
+        return ConfigurationError(
+            f"{what} ({links.why(error)}): start it there with `shoal server --host {address.host} --port {address.port}`, or "
+            "correct SHOAL_SERVERS"
+        )
+
+    def _ids_met(self, welcome: Welcome, door: Door) -> list[str]:
+        """By server; "" for one that has no share and was not asked."""
+        met = dict(self._server_ids)
+        if welcome.servers[self._rank].weight > 0:
+            met[self._rank] = door.server_id
+        return [met[server].hex() if server in met else "" for server in range(len(welcome.servers))]
+
+    def _expected_nodes(self, welcome: Welcome) -> list[tuple[int, int]]:
+        if welcome.servers[self._rank].weight == 0:
+            return []
+        first = self._rank * welcome.lanes
+        others = [rank for rank in range(len(welcome.hosts)) if rank != self._rank]
+        return [(index, rank) for index in range(first, first + welcome.lanes) for rank in others]
+
+
+def refusal_error(refused: HandshakeRefused, called: str) -> ShoalError:
+    """The exception for a handshake that failed, which says who called whom."""
+    if refused.refusal in (Refusal.WRONG_SECRET, Refusal.UNKNOWN_INCARNATION):
+        return AuthenticationError(f"{called}, but {refused}")
+    if refused.refusal == Refusal.FULL:
+        return ShoalError(f"{called}, but {refused}")
+    return ConfigurationError(f"{called}, but {refused}")
+
+
+async def _again_until(
+    limit: float, attempt: Callable[[], Awaitable[tuple[socket.socket, bytes]]]
+) -> tuple[socket.socket, bytes]:
+    """Tries for ``limit`` seconds: a server may be about to start. Raises the last OSError, others at once."""
+    clock = asyncio.get_running_loop().time
+    deadline, pause = clock() + limit, 0.05
+    while True:
+        try:
+            return await attempt()
+        except OSError:
+            if clock() + pause >= deadline:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 1.0)
+
+
+async def _all_or_none(coroutines: list[Coroutine[Any, Any, None]]) -> None:
+    """Waits for all; when one fails the others are cancelled and its error is raised."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await _end(*tasks)
+
+
+async def _end(*tasks: "asyncio.Task[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,291 @@
+"""Sockets while a job comes together: connecting, listening, the handshake and messages over them.
+
+Nothing here reads a byte more than it was asked for: afterwards the socket goes to the native core, which must find its
+first frame whole. All sockets are non-blocking and close-on-exec, and a forked child closes those that are still Python's.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import random
+import socket
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+
+from shoal import handshake, messages
+from shoal.addresses import Address, Resolved, is_numeric, resolve
+from shoal.errors import ConfigurationError
+from shoal.messages import Message
+
+# Connections that wait to be accepted: as many as the kernel allows.
+_BACKLOG = 4096
+
+_open_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+class Closed(ConnectionError):
+    """The other side closed the connection where bytes were expected."""
+
+
+class Silent(TimeoutError):
+    """The other side accepts connections, but does not answer."""
+
+
+def why(error: OSError) -> str:
+    """What the operating system says, without what Python adds to it."""
+    if isinstance(error, Closed | Silent | socket.gaierror) or error.errno is None:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
+
+
+def watched(link: socket.socket) -> socket.socket:
+    """Makes a socket ready for use here: non-blocking, without delay, closed in forked children."""
+    link.setblocking(False)
+    if link.family != socket.AF_UNIX:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    _open_sockets.add(link)
+    return link
+
+
+def _close_in_child() -> None:
+    for link in list(_open_sockets):
+        link.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+async def receive_exactly(link: socket.socket, count: int) -> bytes:
+    """The next ``count`` bytes and not one more. Raises Closed, OSError."""
+    loop = asyncio.get_running_loop()
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        received = await loop.sock_recv_into(link, view)
+        if received == 0:
+            raise Closed(errno.ECONNRESET, "connection closed by the other side")
+        view = view[received:]
+    return bytes(data)
+
+
+async def send(link: socket.socket, data: bytes) -> None:
+    await asyncio.get_running_loop().sock_sendall(link, data)
+
+
+async def receive_message(link: socket.socket) -> Message:
+    """Raises Closed, OSError, MessageError."""
+    length = messages.unpack_length(await receive_exactly(link, messages.LENGTH_BYTES))
+    return messages.unpack(await receive_exactly(link, length))
+
+
+async def authenticate_client(link: socket.socket, client: handshake.Client) -> None:
+    """Raises Closed, OSError, HandshakeRefused."""
+    await send(link, client.start())
+    while client.expects:
+        await send(link, client.feed(await receive_exactly(link, client.expects)))
+
+
+async def authenticate_server(link: socket.socket, server: handshake.Server) -> handshake.Hello:
+    """Who called, proven. Raises Closed, OSError, HandshakeRefused (which the caller has been told)."""
+    while server.expects:
+        await send(link, server.feed(await receive_exactly(link, server.expects)))
+        if server.refusal is not None:
+            await say_last_words(link, b"")
+            raise server.refusal
+    assert server.hello is not None, "a handshake that is done has said who calls"
+    return server.hello
+
+
+async def say_last_words(link: socket.socket, data: bytes) -> None:
+    """Sends and waits a moment for the other side to close: bytes that it still sends would reset what we said."""
+    with contextlib.suppress(OSError, asyncio.TimeoutError):
+        if data:
+            await asyncio.wait_for(send(link, data), 1.0)
+        link.shutdown(socket.SHUT_WR)
+        await asyncio.wait_for(_read_to_end(link), 1.0)
+
+
+async def _read_to_end(link: socket.socket) -> None:
+    while await asyncio.get_running_loop().sock_recv(link, 4096):
+        pass
+
+
+async def resolve_host(address: Address) -> list[Resolved]:
+    """Numeric addresses at once, names without stopping the loop. Raises OSError."""
+    if is_numeric(address.host):
+        return resolve(address)
+    return await asyncio.get_running_loop().run_in_executor(None, resolve, address)
+
+
+async def connect(address: Address, sources: Sequence[str] = ()) -> socket.socket:
+    """A connection to the first of the host's addresses that answers. ``sources``: numeric addresses to come from.
+
+    Raises OSError of the last address tried.
+    """
+    failure: OSError | None = None
+    for resolved in await resolve_host(address):
+        link = watched(socket.socket(resolved.family, socket.SOCK_STREAM))
+        try:
+            _bind_source(link, resolved, sources)
+            await asyncio.get_running_loop().sock_connect(link, resolved.sockaddr)
+        except OSError as error:
+            failure = error
+            link.close()
+        except BaseException:
+            link.close()
+            raise
+        else:
+            return link
+    raise failure or OSError(errno.EADDRNOTAVAIL, "the host has no address")
+
+
+def _bind_source(link: socket.socket, target: Resolved, sources: Sequence[str]) -> None:
+    """Loopback is reached from loopback, whatever interface was asked for."""
+    if target.sockaddr[0] == "::1" or str(target.sockaddr[0]).startswith("127."):
+        return
+    for source in sources:
+        if (":" in source) == (target.family == socket.AF_INET6):
+            link.bind((source, 0))
+            return
+
+
+async def connect_as(
+    client: handshake.Client, address: Address, sources: Sequence[str], answer: float
+) -> socket.socket:
+    """Connects and proves who we are. Raises OSError (Closed and time-outs included) and HandshakeRefused."""
+    try:
+        link = await asyncio.wait_for(connect(address, sources), answer)
+    except asyncio.TimeoutError:
+        raise TimeoutError(errno.ETIMEDOUT, f"no answer for {answer:g} s") from None
+    try:
+        await asyncio.wait_for(authenticate_client(link, client), answer)
+    except asyncio.TimeoutError:
+        link.close()
+        raise Silent(errno.ETIMEDOUT, f"it accepts connections but says nothing for {answer:g} s") from None
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def listen(address: Address) -> socket.socket:
+    """Listens at the first of the host's addresses that this machine has. Raises OSError of the last one tried."""
+    failure: OSError | None = None
+    for resolved in resolve(address):
+        try:
+            return _listen_at(resolved)
+        except OSError as error:
+            failure = error
+    raise failure or OSError(errno.EADDRNOTAVAIL, "the host has no address")
+
+
+def _listen_at(resolved: Resolved) -> socket.socket:
+    listener = socket.socket(resolved.family, socket.SOCK_STREAM)
+    try:
+        # Connections of an earlier job in TIME_WAIT do not count; another listener still does.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if resolved.family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(resolved.sockaddr)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return watched(listener)
+
+
+def listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
+    """Listens at a free port, of SHOAL_PORT_RANGE if that is set. Raises ConfigurationError."""
+    first, last = ports or (0, 0)
+    candidates = list(range(first, last + 1))
+    random.shuffle(candidates)  # ranks on one machine do not all try the same ones
+    for port in candidates:
+        try:
+            return listen(Address(host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ConfigurationError(
+                    f"cannot listen on {host} ({why(error)}): set SHOAL_INTERFACE to the network to use"
+                ) from None
+    raise ConfigurationError(f"SHOAL_PORT_RANGE={first}-{last}: every port of it is taken on {host}; widen it")
+
+
+def local_address(link: socket.socket) -> Address:
+    name = link.getsockname()
+    return Address(name[0], name[1])
+
+
+def peer_name(link: socket.socket) -> str:
+    try:
+        name = link.getpeername()
+        return str(Address(name[0], name[1])) if name else "this process"
+    except OSError:
+        return "a host that is gone"
+
+
+class Acceptor:
+    """Accepts connections and hands each to ``handle`` in a task of its own, at most ``at_once`` at a time.
+
+    Further ones wait in the kernel. ``handle`` owns the socket; when it raises OSError, TimeoutError or a refused
+    handshake, the socket is closed and ``on_dropped`` is told.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        handle: Callable[[socket.socket], Awaitable[None]],
+        on_dropped: Callable[[str, Exception], None],
+        at_once: int,
+    ) -> None:
+        self._listener = listener
+        self._handle = handle
+        self._on_dropped = on_dropped
+        self._places = asyncio.Semaphore(at_once)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until cancelled; then every connection that is still being handled is dropped and the listener closed."""
+        try:
+            while True:
+                await self._places.acquire()
+                link = await self._accept()
+                task = asyncio.create_task(self._guard(link))
+                self._tasks.add(task)
+                task.add_done_callback(self._finished)
+        finally:
+            self._listener.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self) -> socket.socket:
+        while True:
+            try:
+                link, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                return watched(link)
+            except OSError as error:
+                # The caller has gone again, or descriptors have run out: neither is the listener's end.
+                if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
+                    raise
+                await asyncio.sleep(0.05)
+
+    async def _guard(self, link: socket.socket) -> None:
+        name = peer_name(link)
+        try:
+            await self._handle(link)
+        except (OSError, asyncio.TimeoutError, handshake.HandshakeRefused, messages.MessageError) as error:
+            link.close()
+            self._on_dropped(name, error)
+        except BaseException:
+            link.close()
+            raise
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        self._places.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a connection could not be handled", "exception": error}
+            )

@@ -1,0 +1,187 @@
+"""Where the ranks meet and with which secret, before any of them has spoken to another.
+
+Rank 0 listens at the meeting place; the others learn it from the environment or, if the launcher has one, from its
+store: an object with ``set(key, value)`` and a ``get(key)`` that waits until somebody has set it, as PyTorch's TCPStore.
+"""
+
+import contextlib
+import errno
+import json
+import logging
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shoal import keyring, links
+from shoal.addresses import Address, default_source, interface_addresses, is_loopback, is_numeric, parse_host
+from shoal.config import Settings
+from shoal.errors import ConfigurationError, Timeout
+
+_log = logging.getLogger("shoal")
+
+# How often each rank of this process has met through a store: every time has a key of its own.
+_times_met: Counter[int] = Counter()
+
+
+class Store(Protocol):
+    """What the ranks of a launcher share. Keys and values are text or bytes."""
+
+    def set(self, key: str, value: str, /) -> Any: ...
+    def get(self, key: str, /) -> Any: ...
+
+
+@dataclass
+class Meeting:
+    """``listener``: on rank 0 only. ``sources``: this machine's addresses that SHOAL_INTERFACE allows, empty: all."""
+
+    address: Address
+    secret: bytes
+    sources: list[str]
+    listener: socket.socket | None = None
+
+
+def meet(settings: Settings, store: Store | None = None) -> Meeting:
+    """The meeting place of a job of several ranks. May wait for rank 0 if there is a store.
+
+    Raises ConfigurationError for a missing address or secret, a taken port or an unknown interface; Timeout.
+    """
+    sources = _sources(settings)
+    if store is None:
+        address = _known_address(settings)
+        return _at(settings, address, _secret(settings, address), sources)
+    _times_met[settings.rank] += 1
+    key = f"shoal/{settings.attempt}/{_times_met[settings.rank]}"
+    return _host(settings, store, key, sources) if settings.rank == 0 else _guest(settings, store, key, sources)
+
+
+def _sources(settings: Settings) -> list[str]:
+    try:
+        return interface_addresses(settings.interfaces)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"SHOAL_INTERFACE={','.join(settings.interfaces)!r} on rank {settings.rank} (host {socket.gethostname()}): {error}"
+        ) from None
+
+
+def _known_address(settings: Settings) -> Address:
+    address = settings.meeting_place()
+    if address is None:
+        raise ConfigurationError(
+            f"rank {settings.rank} does not know where rank 0 is ({settings.launch.launcher} does not say): set "
+            "SHOAL_RENDEZVOUS=host:port, with the host of rank 0 and the same on every rank"
+        )
+    return address
+
+
+def _at(settings: Settings, address: Address, secret: bytes, sources: list[str]) -> Meeting:
+    listener = _listen(address) if settings.rank == 0 else None
+    return Meeting(address, secret, sources, listener)
+
+
+def _host(settings: Settings, store: Store, key: str, sources: list[str]) -> Meeting:
+    """Rank 0 opens a port and puts it into the store, with a fresh secret if none is set."""
+    if settings.rendezvous is not None:
+        listener = _listen(settings.rendezvous)
+    else:
+        listener = links.listen_in_range(_own_host(settings, sources), settings.port_range)
+    try:
+        address = settings.rendezvous or links.local_address(listener)
+        secret, published = _secret_for_store(settings, address)
+        store.set(key, json.dumps({"address": address, "secret": published}))
+    except BaseException:
+        listener.close()
+        raise
+    return Meeting(address, secret, sources, listener)
+
+
+def _own_host(settings: Settings, sources: list[str]) -> str:
+    """The address of this machine that other ranks can reach."""
+    if settings.launch.one_machine:
+        return "127.0.0.1"
+    if sources:
+        return sources[0]
+    master = settings.launch.master_host
+    if master is not None and not is_loopback(master):
+        with contextlib.suppress(OSError), links.listen(Address(master, 0)) as probe:
+            return links.local_address(probe).host
+    return default_source() or "127.0.0.1"
+
+
+def _secret_for_store(settings: Settings, address: Address) -> tuple[bytes, str | None]:
+    """The secret, and what of it goes into the store: only one that was made for this job alone."""
+    configured = keyring.configured_secrets(settings)
+    if configured or settings.servers:
+        return _secret(settings, address), None
+    secret = keyring.fresh_secret()
+    return secret, secret.decode()
+
+
+def _guest(settings: Settings, store: Store, key: str, sources: list[str]) -> Meeting:
+    try:
+        found = store.get(key)
+    except Exception as error:
+        raise Timeout(
+            f"rank {settings.rank}: rank 0 has not said through the launcher's store where to meet ({error}): see whether it "
+            "runs"
+        ) from error
+    address, secret = _parse_stored(found)
+    address = settings.rendezvous or address
+    configured = keyring.configured_secrets(settings)
+    if configured or secret is None:
+        return Meeting(address, _secret(settings, address), sources)
+    return Meeting(address, secret, sources)
+
+
+def _parse_stored(found: Any) -> tuple[Address, bytes | None]:
+    try:
+        content = json.loads(found)
+        host, port = content["address"]
+        secret = content["secret"]
+        return Address(parse_host(host), int(port)), None if secret is None else str(secret).encode()
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigurationError(
+            f"the launcher's store holds something else than a meeting place ({error}): install the same version of Shoal on "
+            "every rank"
+        ) from None
+
+
+def _secret(settings: Settings, address: Address) -> bytes:
+    configured = keyring.configured_secrets(settings)
+    if configured:
+        return configured[0]
+    here = settings.launch.one_machine or is_loopback(address.host)
+    far = [str(server) for server in settings.servers if not is_loopback(server.host)]
+    if here and not far:
+        return keyring.user_secret(settings.secret_folder)
+    what = f"the servers {', '.join(far)} are" if here else "this job's ranks are"
+    raise ConfigurationError(
+        f"{what} on other machines and rank {settings.rank} has no secret: {keyring.HOW_TO_MAKE_ONE}"
+    )
+
+
+def _listen(address: Address) -> socket.socket:
+    if address.host != "localhost" and not is_numeric(address.host) and is_loopback(address.host):
+        _log.warning(
+            "%s means a loopback address on rank 0's machine: if ranks on other machines cannot connect, set "
+            "SHOAL_RENDEZVOUS to an IP address of this machine",
+            address.host,
+        )
+    try:
+        return links.listen(address)
+    except OSError as error:
+        raise ConfigurationError(f"rank 0 cannot listen at {address}: {_advice(error)}") from None
+
+
+def _advice(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            "the port is taken by another program or job; set MASTER_PORT (the port above it is used) or SHOAL_RENDEZVOUS to "
+            "a free port, the same on every rank"
+        )
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return (
+            f"it is not an address of rank 0's machine ({links.why(error)}); set SHOAL_RENDEZVOUS (or MASTER_ADDR) to one "
+            "that is, the same on every rank"
+        )
+    return f"{links.why(error)}; set SHOAL_RENDEZVOUS to another address or port, the same on every rank"

@@ -1,0 +1,212 @@
+"""What each collective hands to the native core, and how its result becomes an array again.
+
+A plan is made from this rank's arguments alone; whatever is wrong with them is a TypeError or ValueError here. What ranks
+must agree on is compared by the protocol, not here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal import _native, arrays
+from shoal.arrays import BOOL, DTYPE_NAMES, FLOATING, Operand
+from shoal.errors import Mismatch
+from shoal.groups import Group
+from shoal.handles import Outcome
+
+# The numbers of docs/protocol.md, section 4.
+ALL_REDUCE, REDUCE_SCATTER, BROADCAST, ALL_GATHER, ALL_TO_ALL, BARRIER = 1, 2, 3, 4, 5, 6
+OPERATORS = {"sum": 1, "mean": 2, "min": 3, "max": 4, "product": 5}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One submission. ``splits`` are bytes, ``root`` is an index into the group."""
+
+    collective: int
+    finish: Callable[[_native.Handle], Outcome]
+    op: int = 0
+    dtype: int = 0
+    shape: tuple[int, ...] = ()
+    splits: tuple[int, ...] = ()
+    root: int = 0
+    input: _native.Array | None = None
+    output: _native.Array | None = None
+
+
+def barrier() -> Plan:
+    return Plan(BARRIER, lambda _: Outcome())
+
+
+def allreduce(x: Any, op: str, in_place: bool) -> Plan:
+    given = arrays.target(x) if in_place else arrays.source(x)
+    result = given if in_place else given.empty(given.shape)
+    return Plan(
+        ALL_REDUCE,
+        lambda _: Outcome(result.finish()),
+        op=_operator(op, given.dtype),
+        dtype=given.dtype,
+        shape=given.shape,
+        input=given.native,
+        output=result.native,
+    )
+
+
+def broadcast(group: Group, x: Any, root: int, in_place: bool) -> Plan:
+    if root not in group.ranks:
+        raise ValueError(f"root {root} is not a member of {group}; root is a rank of the job")
+    index = group.ranks.index(root)
+    given = arrays.target(x) if in_place else arrays.source(x)
+    result = given if in_place else given.copy() if index == group.rank else given.empty(given.shape)
+    return Plan(
+        BROADCAST,
+        lambda _: Outcome(result.finish()),
+        dtype=given.dtype,
+        shape=given.shape,
+        root=index,
+        input=result.native if index == group.rank else None,
+        output=result.native,
+    )
+
+
+def reducescatter(group: Group, x: Any, op: str, in_place: bool) -> Plan:
+    given = arrays.target(x) if in_place else arrays.source(x)
+    rows = _rows(given)
+    begin, end = chunk(rows, group.size, _index(group))
+    if in_place:
+        output = given.part(begin * given.row_bytes, end * given.row_bytes)
+    else:
+        result = given.empty((end - begin, *given.shape[1:]))
+        output = result.native
+    return Plan(
+        REDUCE_SCATTER,
+        lambda _: Outcome(given.rows(begin, end) if in_place else result.finish()),
+        op=_operator(op, given.dtype),
+        dtype=given.dtype,
+        shape=given.shape,
+        input=given.native,
+        output=output,
+    )
+
+
+def allgather(x: Any) -> Plan:
+    given = arrays.source(x)
+    _rows(given)
+    row_bytes = _row_bytes(given)
+
+    def finish(handle: _native.Handle) -> Outcome:
+        rows = sum(handle.blocks()) // row_bytes
+        return Outcome(given.adopt(handle.output(), (rows, *given.shape[1:])))
+
+    return Plan(ALL_GATHER, finish, dtype=given.dtype, shape=given.shape, input=given.native)
+
+
+def allgather_in_place(group: Group, x: Any) -> Plan:
+    given = arrays.target(x)
+    rows, row_bytes = _rows(given), _row_bytes(given)
+    if rows % group.size:
+        raise ValueError(f"the first dimension, {rows}, must be a multiple of the group's {group.size} members")
+    share = rows // group.size * row_bytes
+    own = _index(group) * share
+
+    def finish(handle: _native.Handle) -> Outcome:
+        _check_blocks(group, handle.blocks(), [share] * group.size, row_bytes)
+        given.read(handle.output())
+        return Outcome(given.finish())
+
+    return Plan(
+        ALL_GATHER,
+        finish,
+        dtype=given.dtype,
+        shape=(rows // group.size, *given.shape[1:]),
+        input=given.part(own, own + share),
+    )
+
+
+def alltoall(group: Group, x: Any, splits: Sequence[int] | None, in_place: bool) -> Plan:
+    given = arrays.target(x) if in_place else arrays.source(x)
+    rows, row_bytes = _rows(given), _row_bytes(given)
+    counts = _equal_splits(rows, group) if splits is None else _checked_splits(splits, rows, group)
+
+    def finish(handle: _native.Handle) -> Outcome:
+        received = tuple(block // row_bytes for block in handle.blocks())
+        if not in_place:
+            return Outcome(given.adopt(handle.output(), (sum(received), *given.shape[1:])), received)
+        if sum(received) != rows:
+            raise Mismatch(
+                f"the members {list(group.ranks)} sent {list(received)} rows, {sum(received)} in all, but the array that "
+                f"they should replace has {rows}: use alltoall, which returns a new array"
+            )
+        given.read(handle.output())
+        return Outcome(given.finish(), received)
+
+    return Plan(
+        ALL_TO_ALL,
+        finish,
+        dtype=given.dtype,
+        shape=given.shape,
+        splits=tuple(count * row_bytes for count in counts),
+        input=given.native,
+    )
+
+
+def chunk(rows: int, members: int, index: int) -> tuple[int, int]:
+    """The rows [begin, end) that member ``index`` gets: the first ``rows % members`` members have one more."""
+    each, more = divmod(rows, members)
+    begin = index * each + min(index, more)
+    return begin, begin + each + (1 if index < more else 0)
+
+
+def _operator(op: str, dtype: int) -> int:
+    if op not in OPERATORS:
+        raise ValueError(f"op must be one of {', '.join(OPERATORS)}, got {op!r}")
+    if op == "mean" and dtype not in FLOATING:
+        raise TypeError(f"the mean of {DTYPE_NAMES[dtype]} is not one: use op='sum', or floating numbers")
+    if op == "sum" and dtype == BOOL:
+        raise TypeError("bool has no sum: use op='max' for any, op='min' for all, or convert to an integer")
+    return OPERATORS[op]
+
+
+def _index(group: Group) -> int:
+    index = group.rank
+    if index is None:
+        raise ValueError(f"rank {group.session.rank} is not a member of {group}")
+    return index
+
+
+def _rows(given: Operand) -> int:
+    if not given.shape:
+        raise ValueError("the array needs at least one dimension, which is cut into rows: pass x.reshape(1)")
+    return given.shape[0]
+
+
+def _row_bytes(given: Operand) -> int:
+    if not given.row_bytes:
+        raise ValueError(f"shape {given.shape} has rows without elements, which cannot be told apart")
+    return given.row_bytes
+
+
+def _equal_splits(rows: int, group: Group) -> list[int]:
+    if rows % group.size:
+        raise ValueError(
+            f"the first dimension, {rows}, is not a multiple of the group's {group.size} members: say splits="
+        )
+    return [rows // group.size] * group.size
+
+
+def _checked_splits(splits: Sequence[int], rows: int, group: Group) -> list[int]:
+    counts = [int(count) for count in splits]
+    if len(counts) != group.size or min(counts) < 0 or sum(counts) != rows:
+        raise ValueError(
+            f"splits must be {group.size} numbers of rows, one for each member, that add up to the first dimension, "
+            f"{rows}; got {counts}"
+        )
+    return counts
+
+
+def _check_blocks(group: Group, blocks: list[int], expected: list[int], row_bytes: int) -> None:
+    if blocks != expected:
+        raise Mismatch(
+            f"the members {list(group.ranks)} sent {[block // row_bytes for block in blocks]} rows, but the array to be "
+            f"filled has room for {expected[0] // row_bytes} from each: use allgather, which returns a new array"
+        )

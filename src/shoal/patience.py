@@ -1,0 +1,28 @@
+"""How long things may take while a job comes together. Everything that waits has a limit, and the limit has a name."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Times in seconds."""
+
+    # A stranger's time to prove that it holds the secret, at whoever accepts connections.
+    stranger: float = 5.0
+    # The answer time of a handshake or a message, as seen by whoever connects.
+    answer: float = 30.0
+    # Until a rank that others wait for is named in a warning; then at doubling intervals.
+    late: float = 10.0
+    # For ranks to come together; never longer than SHOAL_TIMEOUT.
+    rendezvous: float = 600.0
+    # Connections that end or stay without a word before we take it that another program has the port.
+    silence: float = 15.0
+    # For a server to come up that should be there already.
+    server: float = 10.0
+    # For late ranks to hear why the job was refused.
+    farewell: float = 5.0
+    # For a peer to answer a connection, when its rank is known to be alive.
+    peer: float = 15.0
+
+
+DEFAULT = Patience()

@@ -1,0 +1,29 @@
+"""Processes on this machine: starting them, watching them, ending them.
+
+``shoal run`` and ``shoal.testing`` stand on this package; it knows nothing of a command line. Its promise: a process
+that was started here does not outlive the one that started it, nor do that process's own children, whatever the end of
+either was (see shim.py and guard.py for how).
+"""
+
+from shoal.processes.environment import free_master_port, rank_environment, spread, with_secret
+from shoal.processes.guard import Guard
+from shoal.processes.job import JobDescription, LocalJob
+from shoal.processes.output import for_terminal
+from shoal.processes.process import Process, describe_exit
+from shoal.processes.servers import ServerFailed, ServerProcess, start_server
+
+__all__ = [
+    "Guard",
+    "JobDescription",
+    "LocalJob",
+    "Process",
+    "ServerFailed",
+    "ServerProcess",
+    "describe_exit",
+    "for_terminal",
+    "free_master_port",
+    "rank_environment",
+    "spread",
+    "start_server",
+    "with_secret",
+]

@@ -1,0 +1,99 @@
+"""What a rank on this machine finds in its environment, and the ports that go into it."""
+
+import random
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs: its index in its node and how many that node has."""
+
+    local_rank: int
+    local_size: int
+
+
+def spread(ranks: int, nodes: int) -> list[Place]:
+    """The place of each rank when ``ranks`` are cut into ``nodes`` in order; where uneven, the first get one more.
+
+    Raises ValueError unless 1 <= nodes <= ranks.
+    """
+    if not 1 <= nodes <= ranks:
+        raise ValueError(f"{ranks} ranks cannot be spread over {nodes} nodes: every node needs at least one")
+    share, more = divmod(ranks, nodes)
+    sizes = [share + (node < more) for node in range(nodes)]
+    return [Place(local_rank, size) for size in sizes for local_rank in range(size)]
+
+
+def rank_environment(
+    base: Mapping[str, str], places: Sequence[Place], rank: int, master_port: int, servers: Sequence[str]
+) -> dict[str, str]:
+    """The environment of one rank: ``base``, and on top of it who and where it is, as torchrun would say it.
+
+    ``servers`` are ``host:port``; where there are none, SHOAL_SERVERS is left as it is in ``base``.
+    """
+    # Not torchrun's, should we have been started by it: the job here is ours.
+    environment = {name: value for name, value in base.items() if not name.startswith("TORCHELASTIC_")}
+    environment.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(len(places)),
+        LOCAL_RANK=str(places[rank].local_rank),
+        LOCAL_WORLD_SIZE=str(places[rank].local_size),
+        MASTER_ADDR=HOST,
+        MASTER_PORT=str(master_port),
+        SHOAL_RENDEZVOUS=f"{HOST}:{master_port + 1}",
+    )
+    if servers:
+        environment["SHOAL_SERVERS"] = ",".join(servers)
+    # As torchrun: n processes with a thread a core each would only get in each other's way.
+    if len(places) > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    # Output goes through a pipe, where Python would hold it back until 8 KiB have come together.
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    return environment
+
+
+def with_secret(base: Mapping[str, str]) -> dict[str, str]:
+    """``base`` with a fresh SHOAL_SECRET, unless a secret or a file with one is set there."""
+    environment = dict(base)
+    if not environment.get("SHOAL_SECRET") and not environment.get("SHOAL_SECRET_FILE"):
+        environment["SHOAL_SECRET"] = secrets.token_hex(32)
+    return environment
+
+
+def free_master_port(host: str = HOST) -> int:
+    """A port p such that p and p + 1 are free now, outside of the range that outgoing connections take theirs from.
+
+    Raises RuntimeError when none was found in a hundred attempts.
+    """
+    first, last = _ports_to_choose_from()
+    for _ in range(100):
+        port = random.randrange(first, last)
+        if _is_free(host, port) and _is_free(host, port + 1):
+            return port
+    raise RuntimeError(
+        f"found no two free ports in a row between {first} and {last} on {host}; set MASTER_PORT yourself"
+    )
+
+
+def _ports_to_choose_from() -> tuple[int, int]:
+    try:
+        lowest_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        lowest_ephemeral = 32768
+    # Where all ports are ephemeral, a collision is unlikely still.
+    return (10000, lowest_ephemeral - 1) if lowest_ephemeral > 12000 else (20000, 60000)
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

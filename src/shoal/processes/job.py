@@ -1,0 +1,233 @@
+"""A whole job on this machine: its servers, its ranks, their output, and an end for all of them together.
+
+Order of events: the servers start and say where they listen; the ranks start; when the last rank has ended, the servers
+are ended. When a rank fails, or a server, the other ranks get a grace period, since Shoal tells them itself and their
+own last words are worth having; then SIGTERM, then SIGKILL. The job's exit code is the first failure's.
+
+Everything happens in one event loop, in the thread that calls ``run``, which must be the main thread: signals arrive
+there, and the kernel ends the processes with the thread that started them.
+"""
+
+import asyncio
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.processes.environment import free_master_port, rank_environment, spread, with_secret
+from shoal.processes.guard import Guard
+from shoal.processes.output import LINGER_SECONDS, Output, copy_lines
+from shoal.processes.process import Process, describe_exit
+from shoal.processes.servers import ServerFailed, ServerProcess, start_server
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+GRACE_SECONDS = 5.0
+# After a signal from outside ranks may be writing a checkpoint.
+GRACE_AFTER_SIGNAL_SECONDS = 30.0
+
+EXIT_SERVER_FAILED = 1
+EXIT_OUTPUT_BROKEN = 128 + signal.SIGPIPE
+
+
+@dataclass(frozen=True)
+class JobDescription:
+    """What to run: ``command`` on each of ``ranks`` ranks, cut into ``nodes`` nodes, with ``servers`` of its own.
+
+    Raises ValueError, in words for the one who asked, for what cannot be.
+    """
+
+    command: Sequence[str]
+    ranks: int
+    nodes: int = 1
+    servers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"a job has at least one rank, not {self.ranks}")
+        if self.servers < 0:
+            raise ValueError(f"a job cannot have {self.servers} servers")
+        spread(self.ranks, self.nodes)
+        if self.servers and self.nodes == 1:
+            raise ValueError(
+                "with one node there is nothing for a server to do: add --nodes (for example "
+                f"--nodes {max(2, self.ranks)}) to cut the ranks into nodes, or leave out --servers"
+            )
+
+
+class LocalJob:
+    """Runs a job once. ``environment`` is what servers and ranks inherit."""
+
+    def __init__(
+        self, description: JobDescription, environment: Mapping[str, str], stdout: Output, stderr: Output
+    ) -> None:
+        self._description = description
+        self._environment = with_secret(environment)
+        self._stdout = stdout
+        self._stderr = stderr
+        self._servers: list[ServerProcess] = []
+        self._ranks: list[Process] = []
+        self._attendants: list[asyncio.Task[None]] = []
+        self._code: int | None = None
+        self._received: Counter[int] = Counter()
+
+    async def run(self) -> int:
+        """Runs the job to its end. The exit code: 0, or the first failure's, 128 + signal where it was a signal."""
+        self._failed = asyncio.Event()
+        self._stdout.broken = self._stderr.broken = lambda: self._fail(EXIT_OUTPUT_BROKEN)
+        loop = asyncio.get_running_loop()
+        for number in PASSED_ON:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            with Guard() as guard:
+                await self._run(guard)
+        finally:
+            for number in PASSED_ON:
+                loop.remove_signal_handler(number)
+        return self._code or 0
+
+    async def _run(self, guard: Guard) -> None:
+        try:
+            addresses = await self._start_servers(guard)
+            if not self._failed.is_set():
+                self._start_ranks(guard, addresses)
+                await self._watch()
+        finally:
+            await self._end()
+
+    async def _start_servers(self, guard: Guard) -> list[str]:
+        for index in range(self._description.servers):
+            server = start_server(index, self._environment, guard)
+            self._servers.append(server)
+            self._attend(server.process, f"server {index}", index)
+        ready = asyncio.gather(*(asyncio.to_thread(server.wait_ready) for server in self._servers))
+        # On another failure the servers are ended, and with them this wait.
+        await self._unless_failed([ready])
+        if not ready.done():
+            ready.add_done_callback(lambda future: future.exception())
+            return []
+        try:
+            return list(ready.result())
+        except ServerFailed as error:
+            await self._say(str(error))
+            self._fail(EXIT_SERVER_FAILED)
+            return []
+
+    def _start_ranks(self, guard: Guard, addresses: Sequence[str]) -> None:
+        places = spread(self._description.ranks, self._description.nodes)
+        port = free_master_port()
+        for rank in range(len(places)):
+            process = Process(
+                f"rank {rank}",
+                self._description.command,
+                rank_environment(self._environment, places, rank, port, addresses),
+                guard,
+                stdin=None if rank == 0 else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            self._ranks.append(process)
+            self._attend(process, str(rank), rank)
+
+    def _attend(self, process: Process, name: str, number: int) -> None:
+        task = attend(process, self._stdout, self._stderr, name, number)
+        self._attendants.append(asyncio.create_task(task))
+
+    async def _watch(self) -> None:
+        """Waits until every rank has ended well or something has failed; says what."""
+        ranks = {_exit_of(process): process for process in self._ranks}
+        servers = {_exit_of(server.process): server.process for server in self._servers}
+        while ranks and not self._failed.is_set():
+            done = await self._unless_failed([*ranks, *servers])
+            ended = [process for exit_, process in {**ranks, **servers}.items() if exit_ in done]
+            for process in sorted(ended, key=lambda process: process.ended_at):
+                await self._on_end(process, is_server=process in servers.values())
+            ranks = {exit_: process for exit_, process in ranks.items() if exit_ not in done}
+
+    async def _on_end(self, process: Process, *, is_server: bool) -> None:
+        code = process.exit.result()
+        if self._failed.is_set() or (code == 0 and not is_server):
+            return
+        self._fail(EXIT_SERVER_FAILED if is_server else _shell_code(code))
+        # Who ends by the signal that all were sent is no news.
+        if -code not in self._received:
+            await self._say(f"{process.name} {describe_exit(code)}; ending the others")
+
+    async def _end(self) -> None:
+        """Ends ranks, then servers, each as gently as it lets us, and waits until nothing is left of them."""
+        if self._code != EXIT_OUTPUT_BROKEN:  # nobody would read last words
+            grace = GRACE_AFTER_SIGNAL_SECONDS if self._received else GRACE_SECONDS
+            await self._wait_for_exits(self._ranks, grace)
+        await self._terminate(self._ranks)
+        await self._terminate([server.process for server in self._servers])
+        if self._attendants:
+            await asyncio.wait(self._attendants)
+
+    async def _terminate(self, processes: Sequence[Process]) -> None:
+        for process in processes:
+            if process.running():
+                process.signal(signal.SIGTERM)
+        await self._wait_for_exits(processes, GRACE_SECONDS)
+        for process in processes:
+            if process.running():
+                process.kill()
+
+    async def _wait_for_exits(self, processes: Sequence[Process], seconds: float) -> None:
+        running = [_exit_of(process) for process in processes if process.running()]
+        if running:
+            await asyncio.wait(running, timeout=seconds)
+
+    async def _unless_failed(self, futures: Sequence[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
+        """Waits for the first of some futures, or a failure; which of them are done."""
+        failed = asyncio.ensure_future(self._failed.wait())
+        await asyncio.wait([*futures, failed], return_when=asyncio.FIRST_COMPLETED)
+        failed.cancel()
+        return {future for future in futures if future.done()}
+
+    def _on_signal(self, number: int) -> None:
+        self._received[number] += 1
+        if self._received[signal.SIGINT] > 1:
+            self._fail(128 + signal.SIGINT)
+            for process in [*self._ranks, *(server.process for server in self._servers)]:
+                process.kill()
+        elif self._ranks:
+            # To the ranks alone: servers must outlive what ranks still have to say.
+            for process in self._ranks:
+                process.signal(number)
+        else:
+            self._fail(128 + number)
+
+    def _fail(self, code: int) -> None:
+        """The first failure decides."""
+        if self._code is None:
+            self._code = code
+        self._failed.set()
+
+    async def _say(self, message: str) -> None:
+        await self._stderr.write([f"shoal run: {message}".encode()])
+
+
+async def attend(process: Process, stdout: Output, stderr: Output, name: str, number: int) -> None:
+    """Copies the output of a process until its end, then ends what it has left behind and reaps it."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    reaped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    copies = [
+        asyncio.create_task(copy_lines(source, output, output.prefix(name, number), reaped))
+        for source, output in ((process.stdout, stdout), (process.stderr, stderr))
+    ]
+    await _exit_of(process)
+    await asyncio.wait(copies, timeout=LINGER_SECONDS)
+    process.finish()
+    reaped.set_result(None)
+    await asyncio.wait(copies)
+
+
+def _exit_of(process: Process) -> asyncio.Future[int]:
+    return asyncio.wrap_future(process.exit)
+
+
+def _shell_code(code: int) -> int:
+    return 128 - code if code < 0 else code

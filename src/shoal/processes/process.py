@@ -1,0 +1,130 @@
+"""One started process.
+
+It leads a session and process group of its own, so that all of its children can be ended with it. Its exit is noticed
+by a thread that waits without reaping: until ``finish`` has killed the group the process stays a zombie, so its number
+cannot have gone to a stranger, and a signal always reaches the one that it is meant for.
+"""
+
+import concurrent.futures
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from shoal.processes import shim
+from shoal.processes.guard import Guard
+
+Stream = int | IO[bytes]
+
+
+class Process:
+    """Starts ``command`` (its first word a path). ``name`` is for messages; streams are as for ``subprocess.Popen``.
+
+    ``exit`` becomes the exit code, negative for the signal that ended it, once the process itself has ended, which was
+    ``ended_at`` (monotonic seconds); call ``finish`` then. Start it from a thread that lives as long as the process may: the kernel ends it with that thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        guard: Guard,
+        *,
+        stdin: Stream | None = subprocess.DEVNULL,
+        stdout: Stream | None = None,
+        stderr: Stream | None = None,
+        pass_fds: Sequence[int] = (),
+        directory: str | Path | None = None,
+    ) -> None:
+        self.name = name
+        self.ended_at = 0.0
+        self.exit: concurrent.futures.Future[int] = concurrent.futures.Future()
+        self._guard = guard
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), *command],
+            env=dict(environment),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=pass_fds,
+            cwd=directory,
+            start_new_session=True,
+        )
+        guard.watch(self.pid)
+        # The lock keeps a signal from being sent between the last check and the reaping.
+        self._lock = threading.Lock()
+        self._finished = False
+        threading.Thread(target=self._wait, name=f"shoal-wait-{name}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """The reading end of its output, where ``subprocess.PIPE`` was asked for."""
+        return self._popen.stdout
+
+    @property
+    def stderr(self) -> IO[bytes] | None:
+        return self._popen.stderr
+
+    def running(self) -> bool:
+        return not self.exit.done()
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process, not to its children: it is for the process to decide about them."""
+        with self._lock:
+            if not self._finished:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kills the process and all that it has started in its group."""
+        with self._lock:
+            if not self._finished:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+
+    def finish(self) -> int:
+        """Kills what the process has left behind, reaps it and returns its exit code. Waits for its end."""
+        code = self.exit.result()
+        with self._lock:
+            if not self._finished:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+                self._popen.wait()
+                self._finished = True
+                self._guard.forget(self.pid)
+        return code
+
+    def _wait(self) -> None:
+        try:
+            result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # someone else reaped it (SIGCHLD ignored): the code is gone
+            result = None
+        if result is None:
+            code = 255
+        elif result.si_code == os.CLD_EXITED:
+            code = result.si_status
+        else:
+            code = -result.si_status
+        self.ended_at = time.monotonic()
+        self.exit.set_result(code)
+
+
+def describe_exit(code: int) -> str:
+    """ "failed with exit code 3" or "was ended by SIGKILL", for an exit code as of ``Process.exit``."""
+    if code >= 0:
+        return f"failed with exit code {code}" if code else "ended normally"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"

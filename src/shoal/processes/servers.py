@@ -1,0 +1,83 @@
+"""Dedicated servers on this machine, started for one job."""
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+from shoal.processes.environment import HOST
+from shoal.processes.guard import Guard
+from shoal.processes.process import Process, Stream, describe_exit
+
+START_SECONDS = 60.0
+_VARIABLES = ("SHOAL_SECRET", "SHOAL_SECRET_FILE", "SHOAL_LOG")
+
+
+class ServerFailed(RuntimeError):
+    """A server of this job did not start."""
+
+
+class ServerProcess:
+    """A ``shoal server`` on a free port of loopback. It takes its secret from the environment given."""
+
+    def __init__(
+        self, index: int, environment: Mapping[str, str], guard: Guard, stdout: Stream | None, stderr: Stream | None
+    ) -> None:
+        self._ready, writing_end = os.pipe()
+        try:
+            self.process = Process(
+                f"server {index}",
+                _command(writing_end),
+                environment,
+                guard,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=[writing_end],
+            )
+        except BaseException:
+            os.close(self._ready)
+            raise
+        finally:
+            os.close(writing_end)
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> str:
+        """Its ``host:port`` once it listens. Call once. Raises ServerFailed when it ends first, or takes too long."""
+        try:
+            said = self._read_line(time.monotonic() + seconds)
+        finally:
+            os.close(self._ready)
+        host, _, port = said.strip().rpartition(" ")
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _read_line(self, deadline: float) -> str:
+        poll = select.poll()
+        poll.register(self._ready, select.POLLIN)
+        said = b""
+        while not said.endswith(b"\n"):
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise ServerFailed(f"{self.process.name} did not listen in time; is this machine overloaded?")
+            data = os.read(self._ready, 256)
+            if not data:
+                code = self.process.exit.result()
+                raise ServerFailed(f"{self.process.name} {describe_exit(code)} before it was ready; see its output")
+            said += data
+        return said.decode()
+
+
+def _command(ready: int) -> list[str]:
+    program = [sys.executable, "-m", "shoal.cli", "server"]
+    return [*program, "--host", HOST, "--port", "0", "--ready-fd", str(ready)]
+
+
+def start_server(
+    index: int,
+    environment: Mapping[str, str],
+    guard: Guard,
+    stdout: Stream | None = subprocess.PIPE,
+    stderr: Stream | None = subprocess.PIPE,
+) -> ServerProcess:
+    """Starts a server; ``wait_ready`` tells where it listens. Of Shoal's variables it gets those that concern it."""
+    own = {name: value for name, value in environment.items() if not name.startswith("SHOAL_") or name in _VARIABLES}
+    return ServerProcess(index, {**own, "PYTHONUNBUFFERED": "1"}, guard, stdout, stderr)

@@ -1,0 +1,392 @@
+"""The coordinator's side of joining, on rank 0: docs/protocol.md, section 3, control link.
+
+Waits until every rank has joined with equal settings, tells all who is in the job, waits until all are connected, and
+says ``go``. Whatever is wrong with one rank ends the attempt for all, and all hear why; ranks that come later than that
+still hear it for a moment. Strangers are dropped and cost nothing more.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from shoal import links, messages
+from shoal.addresses import Address
+from shoal.config import Limits, Settings
+from shoal.errors import AuthenticationError, ConfigurationError, PeerLost, ShoalError, Timeout
+from shoal.handshake import HandshakeRefused, Refusal, Role, Server
+from shoal.launchers import MOST_RANKS
+from shoal.messages import Message, MessageError
+from shoal.patience import Patience
+from shoal.shares import server_places
+from shoal.terms import Welcome
+
+_log = logging.getLogger("shoal")
+
+# Strangers that are looked at beside the job's own ranks.
+_STRANGERS = 64
+
+
+@dataclass
+class Member:
+    """A rank that has joined."""
+
+    rank: int
+    host: str
+    address: Address
+    link: socket.socket
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (host {self.host})"
+
+
+@dataclass
+class _Joining:
+    """A connection that has proven itself, with its first message."""
+
+    rank: int
+    link: socket.socket
+    message: Message
+
+
+@dataclass
+class _Said:
+    """What a member said, or how its connection ended."""
+
+    member: Member
+    message: Message | ShoalError
+
+
+_Event = _Joining | _Said | ShoalError
+
+
+class Rendezvous:
+    """One attempt to bring a job together.
+
+    ``listener``: at the meeting place; closed when this is over. ``own``: one end of a pair of sockets, whose other end
+    rank 0's own node uses as every other node uses its control link. ``shared``: what must be equal everywhere.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        limits: Limits,
+        shared: dict[str, str],
+        secret: bytes,
+        listener: socket.socket,
+        own: socket.socket,
+        patience: Patience,
+    ) -> None:
+        self._settings = settings
+        self._limits = limits
+        self._shared = shared
+        self._secret = secret
+        self._listener = listener
+        self._own = own
+        self._patience = patience
+        self._id = os.urandom(16)
+        self._members: dict[int, Member] = {}
+        # Those that proved themselves but do not fit: they hear the refusal like the members do.
+        self._outsiders: list[tuple[int, socket.socket]] = []
+        self._readers: list[asyncio.Task[None]] = []
+        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._refusal: ShoalError | None = None
+        self._told: set[int] = set()
+        self._all_told = asyncio.Event()
+
+    async def run(self) -> dict[int, socket.socket]:
+        """The control links of the other ranks, each having heard ``go``. Raises what went wrong, once all know it."""
+        door = asyncio.create_task(
+            links.Acceptor(self._listener, self._admit, _on_dropped, self._settings.size + _STRANGERS).run()
+        )
+        self._readers.append(asyncio.create_task(self._admit_own()))
+        complete = False
+        try:
+            await self._gather()
+            await self._connect()
+            complete = True
+        except ShoalError as error:
+            await self._refuse(error)
+            raise
+        finally:
+            await _stop(door, *self._readers)
+            if not complete:
+                self._close()
+        return await self._go()
+
+    # --- Connections ---
+
+    async def _admit_own(self) -> None:
+        message = await links.receive_message(self._own)
+        self._events.put_nowait(_Joining(0, self._own, message))
+
+    async def _admit(self, link: socket.socket) -> None:
+        rank, message = await asyncio.wait_for(self._first_message(link), self._patience.stranger)
+        if self._refusal is not None:
+            await self._tell_late(rank, link)
+        else:
+            self._events.put_nowait(_Joining(rank, link, message))
+
+    async def _first_message(self, link: socket.socket) -> tuple[int, Message]:
+        server = Server([self._secret], self._id, [Role.CONTROL])
+        try:
+            hello = await links.authenticate_server(link, server)
+        except HandshakeRefused as error:
+            if error.refusal == Refusal.WRONG_SECRET and server.hello is not None:
+                self._tell(server.hello.rank)
+                self._events.put_nowait(_wrong_secret(server.hello.rank, links.peer_name(link)))
+            raise
+        try:
+            return hello.rank, await links.receive_message(link)
+        except MessageError as error:
+            self._events.put_nowait(ShoalError(f"rank {hello.rank} at {links.peer_name(link)}: {error}"))
+            raise
+
+    async def _listen_to(self, member: Member) -> None:
+        """What a member says from now on, in order, until its connection ends."""
+        try:
+            while True:
+                self._events.put_nowait(_Said(member, await links.receive_message(member.link)))
+        except MessageError as error:
+            self._events.put_nowait(_Said(member, ShoalError(f"{member}: {error}")))
+        except OSError as error:
+            lost = PeerLost(
+                f"{member} is gone before the job began ({links.why(error)}): see its own output for the reason",
+                member.rank,
+                member.host,
+            )
+            self._events.put_nowait(_Said(member, lost))
+
+    # --- Bringing them together ---
+
+    async def _gather(self) -> None:
+        clock = _Clock(self._patience, self._patience_limit())
+        while len(self._members) < self._settings.size:
+            event = await clock.next(self._events, self._who_is_missing)
+            if isinstance(event, _Joining):
+                self._add(self._checked(event))
+            else:
+                raise _failure(event)
+
+    def _patience_limit(self) -> float:
+        return min(self._settings.timeout, self._patience.rendezvous)
+
+    def _who_is_missing(self) -> str:
+        missing = [rank for rank in range(self._settings.size) if rank not in self._members]
+        return f"{_list_of(missing)} of {self._settings.size} to join at {links.local_address(self._listener)}"
+
+    def _add(self, member: Member) -> None:
+        self._members[member.rank] = member
+        self._readers.append(asyncio.create_task(self._listen_to(member)))
+
+    def _checked(self, joining: _Joining) -> Member:
+        member = self._parsed(joining)
+        size = self._settings.size
+        claimed = joining.message.integer("size", 1, MOST_RANKS)
+        if claimed != size:
+            self._refuse_member(member, f"{member} says that the job has {claimed} ranks, rank 0 that it has {size}")
+        if member.rank >= size:
+            self._refuse_member(member, f"{member} does not fit into a job of {size} ranks: check RANK")
+        other = self._members.get(member.rank)
+        if other is not None:
+            self._refuse_member(
+                member,
+                f"two processes joined as rank {member.rank}: one on host {other.host}, one on host {member.host}: "
+                "check RANK, and whether another job uses the same rendezvous (SHOAL_RENDEZVOUS)",
+            )
+        self._compare(member, joining.message.text_map("settings"))
+        return member
+
+    def _parsed(self, joining: _Joining) -> Member:
+        message = joining.message
+        try:
+            if message.kind != "join" or message.integer("rank", 0, MOST_RANKS) != joining.rank:
+                raise MessageError(f"the message '{message.kind}' is not the 'join' of that rank")
+            message.integer("size", 1, MOST_RANKS)
+            message.text_map("settings")
+            return Member(joining.rank, message.text("host"), Address(*message.address("address")), joining.link)
+        except MessageError as error:
+            self._outsiders.append((joining.rank, joining.link))
+            raise ShoalError(f"rank {joining.rank} at {links.peer_name(joining.link)}: {error}") from None
+
+    def _refuse_member(self, member: Member, why: str) -> NoReturn:
+        self._outsiders.append((member.rank, member.link))
+        raise ConfigurationError(why)
+
+    def _compare(self, member: Member, theirs: dict[str, str]) -> None:
+        for name in sorted({*self._shared, *theirs}):
+            ours, other = self._shared.get(name, "unknown"), theirs.get(name, "unknown")
+            if ours != other:
+                zero = "rank 0" if 0 not in self._members else str(self._members[0])
+                self._refuse_member(
+                    member,
+                    f"{name} differs: {ours} on {zero}, {other} on {member}; it must be the same on every rank",
+                )
+
+    async def _connect(self) -> None:
+        """All ranks are here: says who is in the job, and waits until they are connected to the servers."""
+        members = [self._members[rank] for rank in range(self._settings.size)]
+        welcome = self._welcome(members)
+        packed = messages.pack("welcome", welcome.as_fields())
+        for member in members:
+            await self._send(member, packed)
+        ids: dict[int, list[str]] = {}
+        clock = _Clock(self._patience, self._patience_limit())
+
+        def waiting_for() -> str:
+            return f"{_list_of([m.rank for m in members if m.rank not in ids])} to connect to the servers"
+
+        while len(ids) < len(members):
+            event = await clock.next(self._events, waiting_for)
+            if isinstance(event, _Joining):
+                self._checked(event)  # a rank too many: there is none that fits
+            elif isinstance(event, _Said) and isinstance(event.message, Message) and event.message.kind == "connected":
+                ids[event.member.rank] = event.message.texts("server_ids", count=len(welcome.servers))
+            else:
+                raise _failure(event)
+        _compare_ids([ids[member.rank] for member in members], members, welcome)
+
+    def _welcome(self, members: list[Member]) -> Welcome:
+        hosts = [member.host for member in members]
+        return Welcome(
+            incarnation=os.urandom(16),
+            hosts=tuple(hosts),
+            addresses=tuple(member.address for member in members),
+            servers=tuple(server_places(hosts, self._settings.servers, self._settings.colocated)),
+            lanes=self._settings.lanes,
+            limits=self._limits,
+        )
+
+    async def _send(self, member: Member, data: bytes) -> None:
+        """A connection that cannot be written to is reported by whoever reads from it."""
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(links.send(member.link, data), self._patience.answer)
+
+    async def _go(self) -> dict[int, socket.socket]:
+        """A node that dies now is found by the engine, as at any later time."""
+        go = messages.pack("go", {})
+        for member in self._members.values():
+            await self._send(member, go)
+        self._own.close()
+        return {rank: member.link for rank, member in self._members.items() if rank != 0}
+
+    # --- Refusing ---
+
+    async def _refuse(self, error: ShoalError) -> None:
+        self._refusal = error
+        await _stop(*self._readers)
+        packed = messages.pack_refused(error)
+        everyone = self._everyone()
+        await asyncio.gather(*(links.say_last_words(link, packed) for _, link in everyone))
+        for rank, _ in everyone:
+            self._tell(rank)
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            if isinstance(event, _Joining):
+                await self._tell_late(event.rank, event.link)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._all_told.wait(), self._patience.farewell)
+
+    async def _tell_late(self, rank: int, link: socket.socket) -> None:
+        assert self._refusal is not None, "there is something to tell"
+        await links.say_last_words(link, messages.pack_refused(self._refusal))
+        link.close()
+        self._tell(rank)
+
+    def _tell(self, rank: int) -> None:
+        self._told.add(rank)
+        if self._told >= set(range(self._settings.size)):
+            self._all_told.set()
+
+    def _close(self) -> None:
+        for _, link in self._everyone():
+            link.close()
+        self._own.close()
+
+    def _everyone(self) -> list[tuple[int, socket.socket]]:
+        return [*((member.rank, member.link) for member in self._members.values()), *self._outsiders]
+
+
+class _Clock:
+    """Waits for events, warns at doubling intervals who is late, and gives up at the limit."""
+
+    def __init__(self, patience: Patience, limit: float) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._began = self._now()
+        self._limit = limit
+        self._next_report = patience.late
+
+    async def next(self, events: "asyncio.Queue[_Event]", waiting_for: Callable[[], str]) -> _Event:
+        while True:
+            elapsed = self._now() - self._began
+            if elapsed >= self._limit:
+                raise Timeout(
+                    f"after {elapsed:.0f} s rank 0 still waits for {waiting_for()}: see whether they run, and whether they "
+                    "can reach that address"
+                )
+            if elapsed >= self._next_report:
+                _log.warning("rank 0 has waited %.0f s for %s", elapsed, waiting_for())
+                self._next_report *= 2
+            try:
+                return await asyncio.wait_for(events.get(), min(self._next_report, self._limit) - elapsed)
+            except asyncio.TimeoutError:
+                continue
+
+
+def _failure(event: _Event) -> ShoalError:
+    """The error that an event other than the one waited for stands for."""
+    if isinstance(event, ShoalError):
+        return event
+    if isinstance(event, _Joining):
+        return ShoalError(f"rank {event.rank} joined when all ranks were there already")
+    if isinstance(event.message, ShoalError):
+        return event.message
+    if event.message.kind == "refused":
+        return messages.error_of(event.message)
+    return ShoalError(f"{event.member} said '{event.message.kind}', which is not its turn: install the same version")
+
+
+def _wrong_secret(rank: int, where: str) -> AuthenticationError:
+    return AuthenticationError(
+        f"the secret of rank {rank} at {where} is not rank 0's: set SHOAL_SECRET or SHOAL_SECRET_FILE to the same on every "
+        "rank and server"
+    )
+
+
+def _compare_ids(ids: list[list[str]], members: list[Member], welcome: Welcome) -> None:
+    """All ranks must have met the same server under each address, and no server twice. "" is a server not asked."""
+    first_met: dict[str, int] = {}
+    for index, server in enumerate(welcome.servers):
+        met = {found[index]: member for member, found in zip(members, ids, strict=True) if found[index]}
+        if len(met) > 1:
+            one, other = list(met.values())[:2]
+            raise ConfigurationError(
+                f"{one} and {other} reach different servers as {server}: give it a name or address that means the same "
+                "everywhere in SHOAL_SERVERS"
+            )
+        for identity in met:
+            if identity in first_met:
+                raise ConfigurationError(
+                    f"{welcome.servers[first_met[identity]]} and {server} are the same server: name it once in SHOAL_SERVERS"
+                )
+            first_met[identity] = index
+
+
+def _list_of(ranks: list[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:16])
+    more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def _on_dropped(name: str, why: Exception) -> None:
+    _log.debug("rank 0 dropped a connection from %s: %s", name, why)
+
+
+async def _stop(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,133 @@
+"""The job that this process takes part in: joining it, leaving it, and who we are in it.
+
+One job at a time. A job that was left may linger: while other ranks still need the server in this process, its threads go
+on, whatever happens here in between, a new ``init`` included. How the end of the process counts is told in
+docs/decisions/exit.md and done in ``shoal.leaving``.
+"""
+
+import logging
+import os
+import threading
+from typing import Any
+
+from shoal import bootstrap, leaving, trace
+from shoal.config import Limits, Settings
+from shoal.errors import ShoalError
+
+_log = logging.getLogger("shoal")
+
+# Guards joining and leaving; reading _session needs no lock.
+_lock = threading.RLock()
+_session: bootstrap.Session | None = None
+# The environment that _session was made from, before anything was added to it.
+_settings: Settings | None = None
+_forked = False
+
+
+def init(store: Any = None, *, _limits: Limits | None = None) -> None:
+    """Joins the job that the environment describes; returns when all its ranks have.
+
+    Does nothing if this process has joined already and the environment still says the same. ``store``: an object with
+    ``get`` and ``set`` that all ranks share (such as PyTorch's TCPStore), which may carry the rendezvous address and the
+    secret. Without a launcher's variables the job is this process alone.
+
+    Raises ConfigurationError for variables that are wrong or differ between ranks, AuthenticationError for a wrong
+    secret, PeerLost or Timeout if other ranks do not come, ShoalError if another job has been joined and not left.
+    """
+    global _session, _settings, _forked
+    with _lock:
+        settings = Settings.from_environment(os.environ)
+        if _session is not None:
+            if settings == _settings:
+                return
+            raise ShoalError(
+                f"rank {_session.rank} has joined a job with other settings: call shoal.shutdown() before shoal.init()"
+            )
+        _session = bootstrap.join(settings, _limits or Limits(), store)
+        _settings = settings
+        _forked = False
+        trace.start(_recorder(_session))
+        leaving.watch(_session)
+
+
+def shutdown() -> None:
+    """Leaves the job: waits until this rank's operations are done and says goodbye. Does nothing without ``init``.
+
+    Other ranks may go on among themselves; what they call that needs this rank fails with PeerLost. Afterwards ``init``
+    may be called again.
+    """
+    global _session, _settings
+    with _lock:
+        session, _session, _settings = _session, None, None
+        if session is None:
+            return
+        try:
+            leaving.leave(session)
+        finally:
+            _write_trace()
+
+
+def is_initialized() -> bool:
+    """Whether this process has joined a job and not left it."""
+    return _session is not None
+
+
+def rank() -> int:
+    """This process's index in the job, from 0. Raises ShoalError before ``init``, as the next three do."""
+    return current().rank
+
+
+def size() -> int:
+    """How many ranks the job has."""
+    return current().size
+
+
+def local_rank() -> int:
+    """This process's index among the ranks on its machine, from 0."""
+    return current().settings.local_rank
+
+
+def local_size() -> int:
+    """How many ranks of the job are on this machine."""
+    return current().settings.local_size
+
+
+def current() -> bootstrap.Session:
+    """The job that this process takes part in. Raises ShoalError if there is none."""
+    session = _session
+    if session is not None:
+        return session
+    if _forked:
+        raise ShoalError(
+            "this process was forked from one that uses Shoal and is not a rank itself: use Shoal in the parent only, or "
+            "call shoal.init() here with a RANK of its own"
+        )
+    raise ShoalError("this process has not joined a job: call shoal.init() first")
+
+
+def _recorder(session: bootstrap.Session) -> trace.Recorder | None:
+    folder = session.settings.trace
+    if folder is None:
+        return None
+    return trace.Recorder(folder, session.settings.job, session.rank, session.hosts[session.rank])
+
+
+def _write_trace() -> None:
+    recorder = trace.stop()
+    if recorder is None:
+        return
+    try:
+        _log.info("timeline written to %s", recorder.write())
+    except OSError as error:
+        _log.warning("the timeline could not be written: %s", error)
+
+
+def _forget_after_fork() -> None:
+    """In a forked child: it is no rank. The parent's locks and threads do not exist here."""
+    global _session, _settings, _lock, _forked
+    _forked = _forked or _session is not None
+    _session, _settings, _lock = None, None, threading.RLock()
+    trace.stop()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,189 @@
+"""The front of a dedicated server: lets nodes in and hands their connections to the native core.
+
+A caller that does not prove within a few seconds that it holds a secret is dropped. What a ``job`` message says is checked
+field by field before anything is made for it; docs/protocol.md, section 3. Any number of jobs, at once or one after
+another; nothing is kept of one that has ended but its incarnation.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from shoal import _native, keyring, links, messages
+from shoal.addresses import Address, is_loopback
+from shoal.config import secret_folder
+from shoal.errors import ConfigurationError
+from shoal.handshake import Hello, Role, Server
+from shoal.messages import MessageError
+from shoal.patience import DEFAULT, Patience
+from shoal.terms import JobRequest, JobTerms, parse_job
+
+_log = logging.getLogger("shoal")
+
+# Connections that have not been handed to the core yet; further ones wait in the kernel.
+_AT_ONCE = 256
+
+# Incarnations that are remembered so that a late connection does not bring an ended job back.
+_ENDED_REMEMBERED = 1024
+
+Ready = Callable[[str, int], None]
+
+
+def serve(host: str, port: int, proxies: int, secrets: Sequence[bytes], ready: Ready | None = None) -> None:
+    """Serves until SIGTERM or SIGINT. ``port`` 0: any free one. ``ready`` is called with host and port once listening.
+
+    ``secrets``: a node must hold one of them. Without any, the host must be a loopback address, and the secret is the one
+    that this user's processes share. Raises ConfigurationError for an address that cannot be listened on, or without a
+    secret.
+    """
+    front = Front(host, port, proxies, secrets)
+    asyncio.run(_serve_until_signal(front, ready))
+
+
+async def _serve_until_signal(front: "Front", ready: Ready | None) -> None:
+    serving = asyncio.create_task(front.run())
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    if ready is not None:
+        ready(*front.address)
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+@dataclass
+class _Job:
+    """A job that this server takes part in, and the processes that own it."""
+
+    terms: JobTerms
+    owners: set[bytes] = field(default_factory=set)
+    # Connections that have been let in and are not with the core yet.
+    arriving: int = 0
+
+
+class Front:
+    """A listening server. ``run`` serves until it is cancelled; then every link is closed."""
+
+    def __init__(
+        self, host: str, port: int, proxies: int, secrets: Sequence[bytes], patience: Patience = DEFAULT
+    ) -> None:
+        self._secrets = list(secrets) or [_secret_for(host)]
+        self._patience = patience
+        self._listener = _listen(Address(host, port))
+        self.address = links.local_address(self._listener)
+        # Names this server, by whatever address it is reached.
+        self._id = os.urandom(16)
+        self._core = _native.Server(proxies)
+        self._jobs: dict[bytes, _Job] = {}
+        self._ended: OrderedDict[bytes, None] = OrderedDict()
+
+    async def run(self) -> None:
+        try:
+            await links.Acceptor(self._listener, self._admit, self._on_dropped, _AT_ONCE).run()
+        finally:
+            self._core.close()
+
+    async def _admit(self, link: socket.socket) -> None:
+        server = Server(self._secrets, self._id, [Role.SERVER])
+        hello = await asyncio.wait_for(links.authenticate_server(link, server), self._patience.stranger)
+        message = await asyncio.wait_for(links.receive_message(link), self._patience.answer)
+        try:
+            request = self._checked(hello, message)
+        except MessageError as error:
+            _log.warning("refused rank %d at %s: %s", hello.rank, links.peer_name(link), error)
+            await links.say_last_words(link, messages.pack_refused(error))
+            raise
+        job = self._jobs[hello.incarnation]
+        job.arriving += 1
+        try:
+            # Frames follow at once on both sides, so the core gets the link only when "ready" is out.
+            await links.send(link, messages.pack("ready", {}))
+            self._attach(hello, request, link)
+        finally:
+            job.arriving -= 1
+
+    def _checked(self, hello: Hello, message: messages.Message) -> JobRequest:
+        """Raises MessageError. Ends the jobs that this one replaces."""
+        request = parse_job(message)
+        if hello.rank >= request.terms.size:
+            raise MessageError(f"rank {hello.rank} does not fit into a job of {request.terms.size} ranks")
+        if hello.incarnation in self._ended:
+            raise MessageError("this job has ended: one of its processes has begun another")
+        self._forget_finished()
+        job = self._jobs.get(hello.incarnation)
+        if job is not None and (difference := job.terms.difference(request.terms)):
+            raise MessageError(f"the field '{difference}' is not what the job's first rank said")
+        self._end_older(request.owner, hello.incarnation)
+        if job is None:
+            self._jobs[hello.incarnation] = job = _Job(request.terms)
+            _log.info("a job of %d ranks begins: %s", request.terms.size, hello.incarnation.hex())
+        job.owners.add(request.owner)
+        return request
+
+    def _attach(self, hello: Hello, request: JobRequest, link: socket.socket) -> None:
+        if hello.incarnation in self._ended:  # while "ready" was on its way
+            link.close()
+            return
+        try:
+            self._core.attach(hello.incarnation, request.index, hello.rank, link.detach(), _core_config(request.terms))
+        except (RuntimeError, ValueError) as error:
+            _log.warning("rank %d of job %s: %s", hello.rank, hello.incarnation.hex(), error)
+
+    def _forget_finished(self) -> None:
+        """Jobs all of whose links are gone, or that never had one."""
+        living = set(self._core.jobs())
+        gone = [known for known, job in self._jobs.items() if known not in living and job.arriving == 0]
+        for incarnation in gone:
+            del self._jobs[incarnation]
+
+    def _end_older(self, owner: bytes, incarnation: bytes) -> None:
+        """A process is in one job at a time: its older ones are over, whatever their other ranks believe."""
+        for older in [known for known, job in self._jobs.items() if known != incarnation and owner in job.owners]:
+            del self._jobs[older]
+            self._ended[older] = None
+            while len(self._ended) > _ENDED_REMEMBERED:
+                self._ended.popitem(last=False)
+            _log.info("job %s ends: one of its processes has begun another", older.hex())
+            self._core.end_job(older, "one of its processes has begun another job")
+
+    def _on_dropped(self, name: str, why: Exception) -> None:
+        _log.debug("dropped a connection from %s: %s", name, why)
+
+
+def _secret_for(host: str) -> bytes:
+    if not is_loopback(host):
+        raise ConfigurationError(
+            f"a server that listens on {host} can be reached from other machines and needs a secret: {keyring.HOW_TO_MAKE_ONE}"
+        )
+    return keyring.user_secret(secret_folder(os.environ))
+
+
+def _listen(address: Address) -> socket.socket:
+    try:
+        return links.listen(address)
+    except OSError as error:
+        raise ConfigurationError(
+            f"shoal server cannot listen on {address} ({links.why(error)}): choose another --host or --port"
+        ) from None
+
+
+def _core_config(terms: JobTerms) -> _native.JobConfig:
+    """A dedicated server need not know who the other servers are."""
+    return _native.JobConfig(
+        hosts=list(terms.hosts),
+        server_names=[f"server {index}" for index in range(len(terms.weights))],
+        server_ranks=[-1] * len(terms.weights),
+        weights=list(terms.weights),
+        segment=terms.limits.segment,
+        credit=terms.limits.credit,
+        eager=terms.limits.eager,
+        small=terms.limits.small,
+        open_limit=terms.limits.open_limit,
+    )

@@ -1,0 +1,269 @@
+"""One rank's part in a job, from ``go`` until nobody needs this process any more.
+
+The native engine does the work; this is what it needs from Python: connections to peers on first use, a logger for its
+warnings, and an end. Two daemon threads: "shoal-events" waits for what the engine wants, "shoal-links" connects and
+accepts. A session may outlive ``leave``: while other ranks still need the server in this process it goes on by itself.
+In a forked child it is inert.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+import weakref
+
+from shoal import _native, links
+from shoal.addresses import Address
+from shoal.background import LoopThread
+from shoal.config import Settings
+from shoal.errors import ShoalError, Timeout
+from shoal.handshake import Client, HandshakeRefused, Role
+from shoal.joining import Joined
+from shoal.patience import Patience
+from shoal.terms import Welcome, rank_name
+
+_log = logging.getLogger("shoal")
+
+# Seconds that the event thread waits at a time; it only notices the end of the engine between two waits.
+_EVENT_WAIT = 0.1
+
+# Seconds that the event thread may take to notice the end.
+_CLEANUP = 5.0
+
+# Seconds between two looks at whether goodbye has been said: at first, and at most.
+_FIRST_LOOK, _LONGEST_LOOK = 0.0005, 0.05
+
+_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def native_config(welcome: Welcome) -> _native.JobConfig:
+    """What the coordinator decided, for the engine."""
+    return _native.JobConfig(
+        hosts=list(welcome.hosts),
+        server_names=welcome.server_names(),
+        server_ranks=welcome.server_ranks(),
+        weights=list(welcome.terms.weights),
+        segment=welcome.limits.segment,
+        credit=welcome.limits.credit,
+        eager=welcome.limits.eager,
+        small=welcome.limits.small,
+        open_limit=welcome.limits.open_limit,
+    )
+
+
+def start_engine(joined: Joined) -> _native.Engine:
+    """An engine that owns all sockets of ``joined`` from here on."""
+    engine = _native.Engine(joined.rank, native_config(joined.welcome))
+    try:
+        if joined.coordinator is not None:
+            engine.attach_coordinator(joined.coordinator.detach())
+        for rank, link in joined.controls.items():
+            engine.attach_control(rank, link.detach())
+        for index, link in joined.servers.items():
+            engine.attach_server(index, link.detach())
+        if joined.door is not None:
+            for (index, rank), link in joined.door.node_links.items():
+                engine.attach_node(index, rank, link.detach())
+        engine.start()
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+class Session:
+    """A job as this rank takes part in it. Methods may be called from any thread.
+
+    ``hosts``: the name of each rank's machine, by rank. ``incarnation``: 16 bytes that name this job.
+    """
+
+    def __init__(self, joined: Joined, settings: Settings, link_thread: LoopThread, patience: Patience) -> None:
+        self.settings = settings
+        self.rank = joined.rank
+        self.size = len(joined.welcome.hosts)
+        self.hosts = list(joined.welcome.hosts)
+        self.incarnation = joined.welcome.incarnation
+        self.lanes = joined.welcome.lanes
+        self._joined = joined
+        self._patience = patience
+        self._links = link_thread
+        self._inert = False
+        self._closing = False
+        self._handed_over = False
+        self._ended = threading.Event()
+        self._finishing = threading.Lock()
+        self._engine = start_engine(joined)
+        if joined.door is not None:
+            link_thread.run(self._receive_peers())
+        self._events = threading.Thread(target=self._serve, name="shoal-events", daemon=True)
+        _sessions.add(self)
+        self._events.start()
+
+    @property
+    def engine(self) -> _native.Engine:
+        """The native engine, started. Raises ShoalError in a forked child."""
+        if self._inert:
+            raise ShoalError(
+                "this process was forked from one that uses Shoal and is not a rank itself: use Shoal in the parent only"
+            )
+        return self._engine
+
+    @property
+    def serves(self) -> bool:
+        """Whether others may need this process after it has left: it holds a server, or is the coordinator's."""
+        return self.rank == 0 or self._joined.welcome.servers[self.rank].weight > 0
+
+    def leave(self, timeout: float | None = None) -> None:
+        """Says goodbye as soon as this rank's operations are done, and returns when that has happened.
+
+        The session may go on serving others; ``wait_ended`` waits for the end. ``timeout`` in seconds; None: the operations'
+        own time-outs are enough. Raises Timeout.
+        """
+        if self._inert or self._ended.is_set():
+            return
+        with contextlib.suppress(RuntimeError):  # closed at this moment
+            self._engine.leave()
+        began, pause = time.monotonic(), _FIRST_LOOK
+        while not self._has_left():
+            if timeout is not None and time.monotonic() - began >= timeout:
+                raise Timeout(
+                    f"{rank_name(self.rank, self.hosts)} could not leave the job within {timeout:g} s: operations are still "
+                    "open, so another rank has not called them"
+                )
+            self._ended.wait(pause)
+            pause = min(2 * pause, _LONGEST_LOOK)
+
+    def _has_left(self) -> bool:
+        return self._ended.is_set() or self._engine.left()
+
+    def wait_ended(self, timeout: float | None = None) -> bool:
+        """Waits until no rank needs this process any more, at most ``timeout`` seconds. Whether it has come to that."""
+        return self._inert or self._ended.wait(timeout)
+
+    def abort(self, reason: str) -> None:
+        """Tells all ranks that this one ends with an error, and closes."""
+        if self._inert or self._ended.is_set():
+            return
+        self._closing = True
+        self._engine.abort(reason)
+        self.close()
+
+    def close(self) -> None:
+        """Ends this rank's part at once: open operations fail, other ranks see it lost. May be called again."""
+        if self._inert:
+            return
+        self._closing = True
+        self._engine.close()
+        if threading.current_thread() is not self._events:
+            self._events.join(_CLEANUP)
+        self._finish()
+
+    def finish_at_exit(self, reason: str) -> None:
+        """Gives the engine to the exit of the process, where Python is gone: exit status 0 is a goodbye.
+
+        Any other is an abort, with ``reason`` or, if that is empty, with the status. Python does nothing more for it.
+        """
+        if self._inert or self._closing or self._ended.is_set():
+            return
+        self._stop_events()
+        if not self._ended.is_set():
+            self._finish()
+            self._engine.finish_at_exit(self.serves, reason)
+
+    def _stop_events(self) -> None:
+        """Ends the event thread, and nothing else."""
+        self._handed_over = True
+        if not self._inert:
+            self._events.join(_CLEANUP)
+
+    # --- The event thread ---
+
+    def _serve(self) -> None:
+        try:
+            while self._handle(self._engine.next_event(_EVENT_WAIT)):
+                if self._handed_over:
+                    return
+                if self._closing:
+                    break
+            self._engine.close()
+        except Exception:
+            # Nobody sees this thread's exception, and without it peers would wait for connections in vain.
+            _log.exception("rank %d: Shoal's event thread failed", self.rank)
+            self._engine.close()
+        self._finish()
+
+    def _handle(self, event: tuple[str, int, str] | None) -> bool:
+        """Does what the engine asks for. False: it has ended."""
+        if event is None:
+            return True
+        kind, rank, text = event
+        if kind == "connect":
+            self._links.start(self._connect_peer(rank))
+        elif kind == "warning":
+            _log.warning("%s", text)
+        return kind != "ended"
+
+    def _finish(self) -> None:
+        """Whoever comes first, the event thread or a caller of ``close``, closes the door; both return when it is closed."""
+        with self._finishing:
+            if self._ended.is_set():
+                return
+            with contextlib.suppress(RuntimeError):  # the loop has failed and is closed
+                self._links.run(self._joined.close())
+            self._links.stop()
+            self._ended.set()
+
+    # --- Peers, in the link thread ---
+
+    async def _receive_peers(self) -> None:
+        assert self._joined.door is not None, "a job of several ranks has a door"
+        self._joined.door.hand_peers_to(self._attach_peer)
+
+    def _attach_peer(self, rank: int, link: socket.socket) -> None:
+        try:
+            self._engine.attach_peer(rank, link.detach())
+        except (RuntimeError, ValueError) as error:
+            if not self._closing:
+                _log.warning("%s: no link to rank %d: %s", rank_name(self.rank, self.hosts), rank, error)
+
+    async def _connect_peer(self, rank: int) -> None:
+        address = self._joined.welcome.addresses[rank]
+        try:
+            link = await self._call(rank, address)
+        except (OSError, HandshakeRefused) as error:
+            reason = links.why(error) if isinstance(error, OSError) else str(error)
+            self._engine.peer_unreachable(
+                rank,
+                f"{rank_name(self.rank, self.hosts)} cannot reach {rank_name(rank, self.hosts)} at {address} ({reason}): see "
+                "whether a firewall is between them (SHOAL_PORT_RANGE says which ports are used)",
+            )
+        else:
+            self._attach_peer(rank, link)
+
+    async def _call(self, rank: int, address: Address) -> socket.socket:
+        client = Client(self._joined.secret, Role.PEER, self.rank, incarnation=self.incarnation)
+        return await links.connect_as(client, address, self._joined.sources, self._patience.peer)
+
+    def _become_inert(self) -> None:
+        self._inert = True
+
+
+def _stop_event_threads() -> None:
+    """A thread that comes back from the native core into an interpreter that has ended would abort the process."""
+    for session in list(_sessions):
+        session._stop_events()
+
+
+# After the handlers of whoever imports this, such as the one that says goodbye.
+atexit.register(_stop_event_threads)
+
+
+def _become_inert_in_child() -> None:
+    for session in list(_sessions):
+        session._become_inert()
+
+
+os.register_at_fork(after_in_child=_become_inert_in_child)

@@ -1,0 +1,181 @@
+"""What the coordinator decided, as it goes to the nodes (``welcome``) and from them to the servers (``job``).
+
+docs/protocol.md, section 3. Both are checked against each other: the first ``job`` of an incarnation makes it at a
+server, and every later one must say the same.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from shoal.addresses import Address
+from shoal.config import Limits
+from shoal.errors import ConfigurationError
+from shoal.launchers import MOST_RANKS
+from shoal.messages import Fields, Message, MessageError
+from shoal.shares import ServerPlace
+
+# Lanes are one byte in HELLO; settings allow fewer.
+MOST_LANES = 64
+MOST_SERVERS = 2 * MOST_RANKS * MOST_LANES
+_MOST_WEIGHT = 2 * MOST_RANKS
+_LARGEST_UNSIGNED = 2**32 - 1
+
+_owner = os.urandom(16)
+
+
+def owner() -> bytes:
+    """16 bytes that name this process to servers. A forked child has its own."""
+    return _owner
+
+
+def _draw_owner() -> None:
+    global _owner
+    _owner = os.urandom(16)
+
+
+os.register_at_fork(after_in_child=_draw_owner)
+
+
+@dataclass(frozen=True)
+class JobTerms:
+    """What a server must know of a job. ``weights`` by server index, lanes included; ``hosts`` by rank."""
+
+    weights: tuple[int, ...]
+    hosts: tuple[str, ...]
+    limits: Limits
+
+    @property
+    def size(self) -> int:
+        return len(self.hosts)
+
+    def job_fields(self, owner: bytes, index: int) -> Fields:
+        """The message ``job`` to the server with this index."""
+        return {
+            "owner": owner.hex(),
+            "size": self.size,
+            "index": index,
+            "weights": self.weights,
+            "hosts": self.hosts,
+            **_limits_fields(self.limits),
+        }
+
+    def difference(self, other: "JobTerms") -> str:
+        """The name of a field in which two differ, "" if they are equal."""
+        if self.limits != other.limits:
+            return next(f.name for f in fields(Limits) if getattr(self.limits, f.name) != getattr(other.limits, f.name))
+        return next((name for name in ("weights", "hosts") if getattr(self, name) != getattr(other, name)), "")
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A ``job`` message that was checked."""
+
+    owner: bytes
+    index: int
+    terms: JobTerms
+
+
+def parse_job(message: Message) -> JobRequest:
+    """Raises MessageError naming a field that is missing or out of range."""
+    if message.kind != "job":
+        raise MessageError(f"the message '{message.kind}' came where 'job' was expected")
+    size = message.integer("size", 1, MOST_RANKS)
+    weights = tuple(message.integers("weights", 0, _MOST_WEIGHT))
+    if not any(weights) or len(weights) > MOST_SERVERS:
+        raise MessageError("message 'job': the field 'weights' has no server above zero, or too many servers")
+    index = message.integer("index", 0, len(weights) - 1)
+    if weights[index] == 0:
+        raise MessageError("message 'job': the field 'index' is that of a server without a share")
+    hosts = tuple(message.texts("hosts", count=size))
+    return JobRequest(message.identity("owner"), index, JobTerms(weights, hosts, _parse_limits(message)))
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Everything that the coordinator decided. ``addresses``: where each rank listens, by rank."""
+
+    incarnation: bytes
+    hosts: tuple[str, ...]
+    addresses: tuple[Address, ...]
+    servers: tuple[ServerPlace, ...]
+    lanes: int
+    limits: Limits
+
+    @property
+    def terms(self) -> JobTerms:
+        weights = tuple(server.weight for server in self.servers for _ in range(self.lanes))
+        return JobTerms(weights, self.hosts, self.limits)
+
+    def server_names(self) -> list[str]:
+        """By server index, lanes included: for messages."""
+        if self.lanes == 1:
+            return [str(server) for server in self.servers]
+        return [f"{server} lane {lane}" for server in self.servers for lane in range(self.lanes)]
+
+    def server_ranks(self) -> list[int]:
+        """By server index, lanes included: the rank whose process holds it, or -1."""
+        ranks = [-1 if server.rank is None else server.rank for server in self.servers]
+        return [rank for rank in ranks for _ in range(self.lanes)]
+
+    def where(self, server: ServerPlace) -> Address:
+        return self.addresses[server.rank] if server.rank is not None else _present(server.address)
+
+    def as_fields(self) -> Fields:
+        return {
+            "incarnation": self.incarnation.hex(),
+            "nodes": [
+                {"host": host, "address": address} for host, address in zip(self.hosts, self.addresses, strict=True)
+            ],
+            "servers": [
+                {"host": server.host, "address": server.address, "rank": server.rank, "weight": server.weight}
+                for server in self.servers
+            ],
+            "lanes": self.lanes,
+            **_limits_fields(self.limits),
+        }
+
+
+def parse_welcome(message: Message, size: int) -> Welcome:
+    """Raises MessageError naming a field that is missing or out of range."""
+    if message.kind != "welcome":
+        raise MessageError(f"the message '{message.kind}' came where 'welcome' was expected")
+    nodes = message.messages("nodes", count=size)
+    return Welcome(
+        incarnation=message.identity("incarnation"),
+        hosts=tuple(node.text("host") for node in nodes),
+        addresses=tuple(Address(*node.address("address")) for node in nodes),
+        servers=tuple(_parse_server(server, size) for server in message.messages("servers")),
+        lanes=message.integer("lanes", 1, MOST_LANES),
+        limits=_parse_limits(message),
+    )
+
+
+def _parse_server(server: Message, size: int) -> ServerPlace:
+    rank = None if server.is_null("rank") else server.integer("rank", 0, size - 1)
+    address = None if server.is_null("address") else Address(*server.address("address"))
+    if (rank is None) == (address is None):
+        raise MessageError(f"{server.kind} has both a rank and an address, or neither")
+    return ServerPlace(server.text("host"), server.integer("weight", 0, _MOST_WEIGHT), rank, address)
+
+
+def _limits_fields(limits: Limits) -> Fields:
+    return {entry.name: getattr(limits, entry.name) for entry in fields(limits)}
+
+
+def _parse_limits(message: Message) -> Limits:
+    values = {entry.name: message.integer(entry.name, 0, _LARGEST_UNSIGNED) for entry in fields(Limits)}
+    try:
+        return Limits(**values)
+    except ConfigurationError as error:
+        raise MessageError(f"message '{message.kind}': {error}") from None
+
+
+def _present(address: Address | None) -> Address:
+    assert address is not None, "a dedicated server has an address"
+    return address
+
+
+def rank_name(rank: int, hosts: Sequence[str]) -> str:
+    """How a rank is called in messages."""
+    return f"rank {rank} (host {hosts[rank]})"

@@ -1,0 +1,15 @@
+"""For tests of what is built on Shoal: real jobs on this machine, in a few lines and with a time limit.
+
+from shoal.testing import run_ranks
+
+def total(addend):
+    shoal.init()
+    return shoal.allreduce(numpy.full(3, shoal.rank() + addend), op="sum").tolist()
+
+def test_total():
+    assert run_ranks(total, 4, 10, servers=2) == [[46, 46, 46]] * 4
+"""
+
+from shoal.testing.cluster import Cluster, ClusterJob, Outcome, RankFailed, TimeLimitReached, run_ranks
+
+__all__ = ["Cluster", "ClusterJob", "Outcome", "RankFailed", "TimeLimitReached", "run_ranks"]

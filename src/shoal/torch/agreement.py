@@ -1,0 +1,78 @@
+"""Whether all ranks mean the same: a statement of some lines, the same on every rank or an error that names the line.
+
+It is compared as a digest of 64 bytes in one small operation. Only ranks that have just learned that they differ
+exchange the lines themselves, and all of them learn it, so they all do.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import torch
+
+from shoal.errors import Mismatch
+from shoal.handles import Handle
+from shoal.torch.channel import Channel
+
+DIGEST_BYTES = 32
+
+
+class Statement:
+    """``lines``: what has to agree, each understandable by itself."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = list(lines)
+        digest = hashlib.sha256("\n".join(lines).encode()).digest()
+        # The greatest digest and, from its complement, the least: they are one if all ranks agree.
+        self._votes = torch.tensor(list(digest) + [255 - byte for byte in digest], dtype=torch.uint8)
+
+    def compare(self, channel: Channel, label: str) -> "Comparison":
+        """Starts to compare with the other ranks' statement of this label."""
+        votes = self._votes.clone()
+        return Comparison(self, label, channel, channel.allreduce(label, votes, "max"), votes)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison on its way."""
+
+    statement: Statement
+    label: str
+    channel: Channel
+    handle: Handle
+    votes: torch.Tensor
+
+    def agreed(self) -> bool:
+        """Waits for the answer, which is the same on every rank."""
+        self.handle.wait()
+        return bool(torch.equal(self.votes[:DIGEST_BYTES], 255 - self.votes[DIGEST_BYTES:]))
+
+    def explain(self, subject: str, labels: Sequence[str] = ()) -> tuple[Mismatch, set[str]]:
+        """After ``agreed`` was False, on every rank: what differs, and all ranks' ``labels``."""
+        own = json.dumps({"lines": self.statement.lines, "labels": list(labels)}) + "\n"
+        gathered = self.channel.allgather(
+            f"{self.label}.lines", torch.frombuffer(bytearray(own.encode()), dtype=torch.uint8)
+        )
+        everyone = [json.loads(line) for line in gathered.numpy().tobytes().decode().splitlines()]
+        difference = _first_difference(self.channel, [each["lines"] for each in everyone])
+        message = f"{self.channel.here}: the ranks do not have the same {subject}: {difference}"
+        return Mismatch(message), {label for each in everyone for label in each["labels"]}
+
+
+def agree(channel: Channel, label: str, lines: Sequence[str], subject: str) -> None:
+    """Raises Mismatch on every rank if they do not all state the same lines."""
+    comparison = Statement(lines).compare(channel, label)
+    if not comparison.agreed():
+        error, _ = comparison.explain(subject)
+        raise error
+
+
+def _first_difference(channel: Channel, statements: Sequence[Sequence[str]]) -> str:
+    other = next((member for member, lines in enumerate(statements) if lines != statements[0]), None)
+    if other is None:
+        return "they differed, but no longer do"
+    pairs = zip_longest(statements[0], statements[other], fillvalue="nothing")
+    ours, theirs = next((ours, theirs) for ours, theirs in pairs if ours != theirs)
+    return f"{channel.member(0)} has [{ours}] where {channel.member(other)} has [{theirs}]"

@@ -1,0 +1,172 @@
+"""Gradient arenas: all gradients of a dtype in one flat memory, each ``param.grad`` a view into it.
+
+What the backward pass wrote is what the network reads, and results land where the optimizer reads. A gradient is copied
+at most once, in ``place``: where the optimizer has set it to None, PyTorch hands over a fresh tensor. See
+docs/decisions/arena.md.
+
+An arena has no values of its own to keep: its memory counts only where a ``param.grad`` is its view, and from the time a
+buffer is handed to an operation until that is done.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shoal.layout import Item, lay_out
+
+PAGE = 4096
+
+NamedParameter = tuple[str, torch.nn.Parameter]
+
+# What is summed for each dtype of gradients: complex ones as their real and imaginary parts.
+WIRE_DTYPES = {
+    torch.float16: torch.float16,
+    torch.bfloat16: torch.bfloat16,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A balanced fusion buffer: a window on an arena, in the dtype that is summed.
+
+    ``gradients``: the indices of the parameters whose gradients it holds bytes of.
+    """
+
+    label: str
+    memory: torch.Tensor
+    gradients: tuple[int, ...]
+
+
+class GradientArenas:
+    """The arenas of a list of parameters, one a dtype.
+
+    ``parameters``: in the order of registration; they are known by their index in it. ``order``: these indices in the
+    order in which the gradients lie. ``buffer_bytes``: the size of a buffer.
+
+    Raises TypeError for a dtype that has no arena.
+    """
+
+    def __init__(self, parameters: Sequence[NamedParameter], order: Sequence[int], buffer_bytes: int) -> None:
+        self._parameters = [parameter for _, parameter in parameters]
+        self._views: dict[int, torch.Tensor] = {}
+        self.buffers: list[Buffer] = []
+        self.touched: list[tuple[int, ...]] = [()] * len(parameters)
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for index in order:
+            by_dtype.setdefault(self._parameters[index].dtype, []).append(index)
+        for dtype, indices in by_dtype.items():
+            self._add_arena(parameters, dtype, indices, buffer_bytes)
+
+    def view(self, index: int) -> torch.Tensor:
+        """The place of a gradient: of the parameter's shape, and of its strides where those are dense."""
+        return self._views[index]
+
+    def place(self, index: int) -> None:
+        """Makes ``param.grad``, if there is one, the view with the same values."""
+        parameter, view = self._parameters[index], self._views[index]
+        gradient = parameter.grad
+        if gradient is None or gradient is view:
+            return
+        if not _same_memory(gradient, view):
+            view.copy_(gradient.detach())
+        parameter.grad = view
+
+    def contribute_unused(self, index: int) -> torch.Tensor | None:
+        """Puts what a parameter that got no gradient now has (zero for None) into its place, and leaves ``param.grad``.
+
+        Returns a copy where ``param.grad`` is that place, since the result will overwrite it.
+        """
+        gradient, view = self._parameters[index].grad, self._views[index]
+        if gradient is None:
+            view.zero_()
+        elif _same_memory(gradient, view):
+            return view.clone()
+        else:
+            view.copy_(gradient.detach())
+        return None
+
+    def settle_unused(self, index: int, saved: torch.Tensor | None, used_elsewhere: bool) -> None:
+        """After the average: takes the result if a rank had a gradient, otherwise leaves ``param.grad`` as it was."""
+        if used_elsewhere:
+            self._parameters[index].grad = self._views[index]
+        elif saved is not None:
+            self._views[index].copy_(saved)
+
+    def take_over(self) -> None:
+        """Places every gradient that there is, whatever arena it was in before."""
+        for index in self._views:
+            self.place(index)
+
+    def _add_arena(
+        self, parameters: Sequence[NamedParameter], dtype: torch.dtype, indices: Sequence[int], buffer_bytes: int
+    ) -> None:
+        wire = _wire_dtype(dtype, parameters[indices[0]][0])
+        items = [
+            Item(name, parameter.numel(), dtype.itemsize) for name, parameter in map(parameters.__getitem__, indices)
+        ]
+        layout = lay_out(items, buffer_bytes)
+        memory = _page_aligned(layout.size)
+        elements, summed = memory.view(dtype), memory.view(wire)
+        first_buffer = len(self.buffers)
+        for index, extent, touched in zip(indices, layout.extents, layout.touched, strict=True):
+            place = elements[extent.begin // dtype.itemsize : extent.end // dtype.itemsize]
+            self._views[index] = _like(place, self._parameters[index])
+            self.touched[index] = tuple(first_buffer + buffer for buffer in touched)
+        name = str(dtype).removeprefix("torch.")
+        for number, (extent, needed) in enumerate(zip(layout.buffers, layout.needed, strict=True)):
+            window = summed[extent.begin // wire.itemsize : extent.end // wire.itemsize]
+            gradients = tuple(indices[item] for item in needed)
+            self.buffers.append(Buffer(f"{name}.buffer{number}", window, gradients))
+
+
+def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The strides of the parameter's gradient in its arena: the parameter's own if they are dense, else row by row."""
+    if _is_dense(parameter):
+        return tuple(parameter.stride())
+    return tuple(torch.empty(parameter.shape, device="meta").stride())
+
+
+def _like(place: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    return place.as_strided(parameter.shape, gradient_strides(parameter))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _same_memory(gradient: torch.Tensor, view: torch.Tensor) -> bool:
+    if gradient.layout != torch.strided:
+        return False
+    return (gradient.data_ptr(), gradient.dtype, gradient.shape, gradient.stride()) == (
+        view.data_ptr(),
+        view.dtype,
+        view.shape,
+        view.stride(),
+    )
+
+
+def _page_aligned(size: int) -> torch.Tensor:
+    """``size`` bytes of zeros that begin at a page."""
+    memory = torch.zeros(size + PAGE, dtype=torch.uint8)
+    begin = -memory.data_ptr() % PAGE
+    return memory[begin : begin + size]
+
+
+def _wire_dtype(dtype: torch.dtype, name: str) -> torch.dtype:
+    if dtype not in WIRE_DTYPES:
+        known = ", ".join(str(known).removeprefix("torch.") for known in WIRE_DTYPES)
+        raise TypeError(f"parameter {name} has dtype {dtype}, whose gradients cannot be averaged: use one of {known}")
+    return WIRE_DTYPES[dtype]

@@ -1,0 +1,68 @@
+"""The named operations of one wrapped module in its group.
+
+Every operation has a label, which is unique within the module; its name on the wire is the module's and the label. So
+ranks may submit them in whatever order their gradients become ready.
+"""
+
+from contextlib import suppress
+from weakref import WeakKeyDictionary
+
+import torch
+
+from shoal import collectives
+from shoal.bootstrap import Session
+from shoal.groups import Group
+from shoal.handles import Handle
+
+# How many modules each group of a job has wrapped: ranks that wrap the same modules in the same order mean the same ones.
+_wrapped: WeakKeyDictionary[Session, dict[tuple[str, tuple[int, ...]], int]] = WeakKeyDictionary()
+
+
+class Channel:
+    """``group``: who takes part. Raises ValueError on a rank that does not."""
+
+    def __init__(self, group: Group) -> None:
+        if group.rank is None:
+            raise ValueError(f"this rank is not a member of {group}: wrap the module on the group's members only")
+        counts = _wrapped.setdefault(group.session, {})
+        number = counts.get((group.name, group.ranks), 0)
+        counts[group.name, group.ranks] = number + 1
+        self.group = group
+        self._prefix = f"ddp{number}"
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is the group's first member, whose word counts where one has to be chosen."""
+        return self.group.rank == 0
+
+    @property
+    def here(self) -> str:
+        """This rank, for messages."""
+        session = self.group.session
+        return f"rank {session.rank} ({session.hosts[session.rank]})"
+
+    def member(self, index: int) -> str:
+        """Another member, for messages."""
+        rank = self.group.ranks[index]
+        return f"rank {rank} ({self.group.session.hosts[rank]})"
+
+    def allreduce(self, label: str, memory: torch.Tensor, op: str) -> Handle:
+        """Starts an all-reduce in place."""
+        return collectives.allreduce_async_(memory, op, self._name(label), self.group)
+
+    def broadcast(self, label: str, memory: torch.Tensor) -> Handle:
+        """Starts a broadcast in place, from the group's first member."""
+        return collectives.broadcast_async_(memory, self.group.ranks[0], self._name(label), self.group)
+
+    def allgather(self, label: str, memory: torch.Tensor) -> torch.Tensor:
+        """The members' one-dimensional tensors one after the other."""
+        result: torch.Tensor = collectives.allgather(memory, self._name(label), self.group)
+        return result
+
+    def fail(self, label: str, reason: str) -> None:
+        """Tells the other members that this rank cannot take part. Does nothing if the job has ended."""
+        with suppress(RuntimeError):
+            collectives.fail(reason, self._name(label), self.group)
+
+    def _name(self, label: str) -> str:
+        return f"{self._prefix}.{label}"

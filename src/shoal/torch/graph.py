@@ -1,0 +1,41 @@
+"""What PyTorch's autograd tells: the tensors of an output, and which parameters a backward pass will reach."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+
+def tensors_in(output: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a module's output: in tuples, lists, mappings and dataclasses, however nested."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_in(value)
+    elif isinstance(output, (list, tuple, set, frozenset)):
+        for value in output:
+            yield from tensors_in(value)
+    elif is_dataclass(output) and not isinstance(output, type):
+        for field in fields(output):
+            yield from tensors_in(getattr(output, field.name))
+
+
+def inside_backward() -> bool:
+    """Whether this thread is in the middle of a backward pass, as when a checkpointed part is computed again."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def reached(parameters: Iterable[torch.nn.Parameter]) -> list[bool]:
+    """Inside a backward pass: which parameters it will accumulate a gradient into.
+
+    All False for ``torch.autograd.grad``, which accumulates none.
+    """
+    with torch.enable_grad():
+        nodes = [torch.autograd.graph.get_gradient_edge(parameter).node for parameter in parameters]
+    try:
+        return [bool(torch._C._will_engine_execute_node(node)) for node in nodes]
+    except RuntimeError:
+        # torch.autograd.grad with respect to the parameters themselves.
+        return [False] * len(nodes)

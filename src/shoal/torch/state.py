@@ -1,0 +1,56 @@
+"""Parameters and buffers of a module, from the group's first member to all others.
+
+Tensors of a dtype travel together: a broadcast takes M bytes of every link however they are cut, and each has its cost.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from shoal.torch.channel import Channel
+
+# How much of a model is copied at once. The copy is needed beside the model.
+CHUNK_BYTES = 25 * 1024 * 1024
+
+
+def broadcast_state(channel: Channel, label: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Overwrites ``tensors`` with those of the group's first member.
+
+    Shapes and dtypes must agree; that is for the caller to find out.
+    """
+    with torch.no_grad():
+        for number, chunk in enumerate(_chunks([_real(tensor) for tensor in tensors])):
+            _broadcast_chunk(channel, f"{label}{number}", chunk)
+
+
+def _broadcast_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tensor]) -> None:
+    if channel.is_root:
+        channel.broadcast(label, torch.cat([tensor.reshape(-1) for tensor in tensors])).wait()
+        return
+    received = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
+    channel.broadcast(label, received).wait()
+    begin = 0
+    for tensor in tensors:
+        tensor.copy_(received[begin : begin + tensor.numel()].view(tensor.shape))
+        begin += tensor.numel()
+
+
+def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """The tensors, those without elements left out, by dtype and in pieces of about CHUNK_BYTES."""
+    chunks: list[list[torch.Tensor]] = []
+    open_chunks: dict[torch.dtype, tuple[list[torch.Tensor], int]] = {}
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            continue
+        chunk, size = open_chunks.get(tensor.dtype, ([], 0))
+        if not chunk or size + tensor.nbytes > CHUNK_BYTES:
+            chunk, size = [], 0
+            chunks.append(chunk)
+        chunk.append(tensor)
+        open_chunks[tensor.dtype] = (chunk, size + tensor.nbytes)
+    return chunks
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    detached = tensor.detach()
+    return torch.view_as_real(detached) if detached.is_complex() else detached

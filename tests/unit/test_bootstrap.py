@@ -1,0 +1,596 @@
+"""Joining, over real sockets on loopback: threads as ranks, through ``bootstrap.join`` up to a started engine."""
+
+import contextlib
+import dataclasses
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+from local_front import running
+
+from shoal import _native, handshake, messages
+from shoal.addresses import Address
+from shoal.bootstrap import Session, _shared, join
+from shoal.config import Limits, Settings
+from shoal.errors import AuthenticationError, ConfigurationError, PeerLost, ShoalError, Timeout
+from shoal.handshake import Client, Role
+from shoal.launchers import Launch
+from shoal.patience import Patience
+from shoal.server import Front
+from shoal.session import _sessions
+
+SECRET = b"the secret of the bootstrap's tests"
+# As the default, but for what the tests wait for.
+HASTY = Patience(stranger=1.0, answer=5.0, late=0.3, rendezvous=20.0, silence=1.0, server=0.6, farewell=1.0)
+LIMIT = 30.0
+
+# docs/protocol.md, section 4.
+ALL_GATHER, BARRIER, INT32 = 4, 6, 7
+
+Outcome = Session | BaseException
+
+
+def free_address() -> Address:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return Address("127.0.0.1", probe.getsockname()[1])
+
+
+def settings(rank: int, size: int, address: Address | None, **changes: Any) -> Settings:
+    launch = Launch("test", rank, size, rank, size, None, 29500, "")
+    return dataclasses.replace(Settings(launch, secret=SECRET, rendezvous=address, timeout=LIMIT), **changes)
+
+
+def run_ranks(all_settings: list[Settings], **arguments: Any) -> list[Outcome]:
+    """What each rank's ``join`` returned or raised, in the order of the list. Fails if one takes too long."""
+    outcomes: dict[int, Outcome] = {}
+
+    def run(place: int) -> None:
+        try:
+            outcomes[place] = join(all_settings[place], **{"limits": Limits(), "patience": HASTY, **arguments})
+        except BaseException as error:
+            outcomes[place] = error
+
+    threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(all_settings))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert len(outcomes) == len(all_settings), f"only {sorted(outcomes)} came to an end"
+    return [outcomes[place] for place in range(len(all_settings))]
+
+
+def run_job(size: int, **changes: Any) -> list[Outcome]:
+    address = free_address()
+    return run_ranks([settings(rank, size, address, **changes) for rank in range(size)])
+
+
+def sessions(outcomes: list[Outcome]) -> list[Session]:
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, Session)]
+
+
+def leave_all(joined: list[Session]) -> None:
+    for session in joined:
+        session.leave(10.0)
+    for session in joined:
+        assert session.wait_ended(10.0)
+
+
+def errors(outcomes: list[Outcome], kind: type[ShoalError], *parts: str) -> list[str]:
+    """The one-line messages of outcomes that are all of this kind and name all of these."""
+    for outcome in outcomes:
+        assert isinstance(outcome, kind), repr(outcome)
+        for part in parts:
+            assert part in str(outcome), str(outcome)
+        assert "\n" not in str(outcome)
+    return [str(outcome) for outcome in outcomes]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Threads and descriptors are where they were."""
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    yield
+    for session in list(_sessions):  # of a test that failed
+        session.close()
+    deadline = time.monotonic() + 5
+    while _shoal_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _shoal_threads() == []
+    gc.collect()  # pytest keeps frames of failures in cycles
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+
+
+def _shoal_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("shoal-")]
+
+
+# --- Coming together ---
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_ranks_come_together_and_leave(size: int) -> None:
+    joined = sessions(run_job(size))
+    assert [session.rank for session in joined] == list(range(size))
+    assert {session.size for session in joined} == {size}
+    assert len({session.incarnation for session in joined}) == 1
+    assert joined[0].hosts == [socket.gethostname()] * size
+    assert all(session.engine.statistics()["open_operations"] == 0 for session in joined)
+    leave_all(joined)
+
+
+def test_with_servers_and_lanes() -> None:
+    with running() as one, running() as other:
+        joined = sessions(run_job(3, servers=(one.address, other.address), sockets=3))
+        assert joined[0].lanes == 3
+        leave_all(joined)
+
+
+def test_a_job_can_follow_another_at_the_same_address() -> None:
+    address = free_address()
+    for _ in range(3):
+        leave_all(sessions(run_ranks([settings(rank, 3, address) for rank in range(3)])))
+
+
+def test_ipv6() -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        address = Address("::1", probe.getsockname()[1])
+    leave_all(sessions(run_ranks([settings(rank, 2, address) for rank in range(2)])))
+
+
+def test_listeners_stay_in_the_port_range() -> None:
+    ports = (free_address().port, free_address().port)
+    first, last = min(ports), max(ports)
+    joined = sessions(run_job(2, port_range=(first, last)))
+    for session in joined:
+        assert first <= session._joined.welcome.addresses[session.rank].port <= last
+    leave_all(joined)
+
+
+def test_a_full_port_range_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        errors(run_job(2, port_range=(port, port)), ConfigurationError, f"SHOAL_PORT_RANGE={port}-{port}")
+
+
+def test_an_unknown_interface_is_named() -> None:
+    alone = settings(0, 2, free_address(), interfaces=("nope0",))
+    errors(run_ranks([alone]), ConfigurationError, "nope0", "rank 0")
+
+
+# --- Stores ---
+
+
+class SharedStore:
+    """A launcher's store: ``get`` waits until somebody has set the key, and gives bytes."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            self.values[key] = value.encode()
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        with self._changed:
+            assert self._changed.wait_for(lambda: key in self.values, 10)
+            return self.values[key]
+
+
+def test_a_store_carries_address_and_secret() -> None:
+    store = SharedStore()
+    for _ in range(2):
+        nothing_known = [settings(rank, 3, None, secret=None) for rank in range(3)]
+        leave_all(sessions(run_ranks(nothing_known, store=store)))
+    secrets = [json.loads(value)["secret"] for value in store.values.values()]
+    assert len(set(secrets)) == 2
+
+
+def test_a_configured_secret_does_not_go_into_the_store() -> None:
+    store = SharedStore()
+    leave_all(sessions(run_ranks([settings(rank, 2, None) for rank in range(2)], store=store)))
+    (value,) = store.values.values()
+    assert json.loads(value)["secret"] is None
+    assert SECRET not in value
+
+
+# --- What is wrong is heard by all ---
+
+
+def test_a_wrong_secret_is_an_error_on_every_rank_within_seconds() -> None:
+    address = free_address()
+    wrong = settings(2, 4, address, secret=b"not the secret of these tests")
+    began = time.monotonic()
+    outcomes = run_ranks([settings(0, 4, address), settings(1, 4, address), wrong, settings(3, 4, address)])
+    errors(outcomes, AuthenticationError, "SHOAL_SECRET", "rank 2")
+    assert time.monotonic() - began < 5
+
+
+def test_ranks_that_come_after_a_refusal_still_hear_why() -> None:
+    address = free_address()
+    late: list[Outcome] = []
+
+    def come_late() -> None:
+        time.sleep(0.6)
+        late.extend(run_ranks([settings(2, 3, address)]))
+
+    thread = threading.Thread(target=come_late)
+    thread.start()
+    outcomes = run_ranks([settings(0, 3, address), settings(1, 3, address, secret=b"not the secret of these tests")])
+    thread.join(LIMIT)
+    errors([*outcomes, *late], AuthenticationError, "SHOAL_SECRET")
+
+
+def test_settings_that_differ_are_named_with_both_ranks_and_values() -> None:
+    address = free_address()
+    every = [settings(rank, 3, address, fusion_mb=50.0 if rank == 2 else 25.0) for rank in range(3)]
+    errors(run_ranks(every), ConfigurationError, "SHOAL_FUSION_MB", "25 on rank 0", "50 on rank 2")
+
+
+def test_a_rank_with_another_idea_of_the_size_is_named() -> None:
+    address = free_address()
+    outcomes = run_ranks([settings(0, 3, address), settings(1, 3, address), settings(2, 4, address)])
+    errors(outcomes, ConfigurationError, "rank 2", "4 ranks", "rank 0")
+
+
+def test_two_processes_with_one_rank_are_named() -> None:
+    address = free_address()
+    every = [settings(0, 3, address), settings(1, 3, address), settings(1, 3, address)]
+    errors(run_ranks(every), ConfigurationError, "two processes joined as rank 1")
+
+
+def test_a_server_that_is_not_there_is_named_on_every_rank() -> None:
+    nowhere = free_address()
+    errors(run_job(3, servers=(nowhere,)), ConfigurationError, str(nowhere), "shoal server", "SHOAL_SERVERS")
+
+
+def test_a_server_that_comes_late_is_waited_for() -> None:
+    address = free_address()
+    patience = dataclasses.replace(HASTY, server=10.0)
+    meeting = free_address()
+    outcomes: list[Outcome] = []
+
+    def run() -> None:
+        outcomes.extend(run_ranks([settings(r, 2, meeting, servers=(address,)) for r in range(2)], patience=patience))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(0.5)
+    with running(address.port):
+        thread.join(LIMIT)
+        leave_all(sessions(outcomes))
+
+
+def test_a_server_with_another_secret_is_named_on_every_rank() -> None:
+    with running(secret=b"the secret of somebody else") as front:
+        outcomes = run_job(2, servers=(front.address,))
+        errors(outcomes, AuthenticationError, str(front.address), "SHOAL_SECRET")
+
+
+def test_one_server_under_two_names_is_found_out() -> None:
+    with running() as front:
+        twice = (front.address, Address("localhost", front.address.port))
+        errors(run_job(2, servers=twice), ConfigurationError, "the same server", "localhost")
+
+
+def test_another_program_where_a_server_should_be_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = Address("127.0.0.1", other.getsockname()[1])
+
+        def greet() -> None:
+            while True:
+                try:
+                    caller, _ = other.accept()
+                except OSError:
+                    return
+                with caller:
+                    caller.sendall(
+                        b"220 mail.example.org ESMTP ready, what can we do for you today, dear sir or madam?"
+                    )
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        errors(run_job(2, servers=(address,)), ConfigurationError, str(address))
+        other.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+def test_a_taken_rendezvous_port_is_an_error_on_every_rank() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = Address("127.0.0.1", taken.getsockname()[1])
+        outcomes = run_ranks([settings(rank, 3, address) for rank in range(3)])
+        errors(outcomes, ConfigurationError, str(address), "SHOAL_RENDEZVOUS")
+        errors(outcomes[:1], ConfigurationError, "taken")
+
+
+def test_an_address_that_is_not_rank_zeros_is_named() -> None:
+    errors(run_ranks([settings(0, 2, Address("192.0.2.77", 7000))]), ConfigurationError, "192.0.2.77:7000")
+
+
+def test_nobody_who_knows_where_rank_zero_is() -> None:
+    errors(run_ranks([settings(1, 2, None)]), ConfigurationError, "rank 1", "SHOAL_RENDEZVOUS=host:port")
+
+
+def test_several_machines_need_a_secret() -> None:
+    far = Launch("test", 0, 2, 0, 1, "192.0.2.1", 7000, "")
+    outcomes = run_ranks([Settings(far, timeout=5.0)])
+    errors(outcomes, ConfigurationError, "SHOAL_SECRET", "openssl rand")
+
+
+def test_ranks_on_one_machine_need_none(tmp_path: Any) -> None:
+    leave_all(sessions(run_job(2, secret=None, secret_folder=tmp_path)))
+
+
+def test_rank_zero_that_never_comes_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    address = free_address()
+    with caplog.at_level(logging.WARNING, "shoal"):
+        outcomes = run_ranks([settings(1, 2, address, timeout=1.0)])
+    errors(outcomes, Timeout, "rank 1", str(address), "rank 0")
+    assert "still trying" in caplog.text
+
+
+def test_a_rank_that_never_comes_is_named_everywhere(caplog: pytest.LogCaptureFixture) -> None:
+    address = free_address()
+    with caplog.at_level(logging.WARNING, "shoal"):
+        outcomes = run_ranks([settings(rank, 4, address, timeout=1.0) for rank in (0, 2)])
+    errors(outcomes, Timeout, "ranks 1, 3")
+    assert "ranks 1, 3 of 4" in caplog.text
+
+
+# --- Strangers and the dying ---
+
+
+def call(address: Address) -> socket.socket:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection(address, 5)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline, "rank 0 does not listen"
+            time.sleep(0.01)
+
+
+def authenticated(address: Address, rank: int) -> socket.socket:
+    """A control link that has said nothing yet but that it holds the secret."""
+    link, client = call(address), Client(SECRET, Role.CONTROL, rank)
+    link.sendall(client.start())
+    while client.expects:
+        link.sendall(client.feed(exactly(link, client.expects)))
+    return link
+
+
+def exactly(link: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        data += link.recv(count - len(data)) or pytest.fail("the link ended")
+    return data
+
+
+def beside_rank_zero(address: Address, size: int, act: Callable[[], None]) -> list[Outcome]:
+    """Rank 0's outcome, while something else happens to it."""
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.extend(run_ranks([settings(0, size, address)])))
+    thread.start()
+    act()
+    thread.join(LIMIT)
+    return outcomes
+
+
+def test_strangers_are_dropped_and_the_job_begins_all_the_same() -> None:
+    address = free_address()
+    ends: list[float] = []
+    others: list[Outcome] = []
+
+    def bother() -> None:
+        began = time.monotonic()
+        silent, loud, liar = call(address), call(address), authenticated(address, 1)
+        loud.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+        for stranger in (silent, loud, liar):
+            stranger.settimeout(10)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+            stranger.close()
+            ends.append(time.monotonic() - began)
+        others.extend(run_ranks([settings(1, 2, address)]))
+
+    outcomes = beside_rank_zero(address, 2, bother)
+    assert max(ends) < HASTY.stranger + 2
+    leave_all(sessions([*outcomes, *others]))
+
+
+def test_a_rank_that_dies_before_the_job_begins_is_named() -> None:
+    address = free_address()
+
+    def die() -> None:
+        link = authenticated(address, 1)
+        zero = settings(0, 3, address)
+        fields = {
+            "rank": 1,
+            "size": 3,
+            "host": "elsewhere",
+            "address": ["127.0.0.1", 9],
+            "settings": _shared(zero, Limits()),
+        }
+        link.sendall(messages.pack("join", fields))
+        time.sleep(0.2)
+        link.close()
+
+    (outcome,) = beside_rank_zero(address, 3, die)
+    errors([outcome], PeerLost, "rank 1 (host elsewhere)")
+    assert isinstance(outcome, PeerLost)
+    assert (outcome.rank, outcome.host) == (1, "elsewhere")
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", messages.pack("go", {}), messages.pack("join", {"rank": 1})])
+def test_a_first_message_that_is_none_ends_the_attempt(data: bytes) -> None:
+    address = free_address()
+
+    def speak() -> None:
+        with authenticated(address, 1) as link:
+            link.sendall(data)
+            link.settimeout(5)
+            length = struct.unpack("<I", exactly(link, 4))[0] if data[0] != 0xFF else 0
+            if length:
+                assert messages.unpack(exactly(link, length)).kind == "refused"
+
+    errors(beside_rank_zero(address, 2, speak), ShoalError, "rank 1")
+
+
+def test_a_connection_that_an_earlier_listener_left_behind_is_tried_again() -> None:
+    """The first callers are hung up on; then rank 0 comes."""
+    address = free_address()
+    earlier = socket.create_server(address)
+    others: list[Outcome] = []
+    thread = threading.Thread(target=lambda: others.extend(run_ranks([settings(1, 2, address)])))
+    thread.start()
+    for _ in range(3):
+        caller, _ = earlier.accept()
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        caller.close()
+    earlier.close()
+    outcomes = run_ranks([settings(0, 2, address)])
+    thread.join(LIMIT)
+    leave_all(sessions([*outcomes, *others]))
+
+
+def test_rank_zero_that_dies_while_others_wait_is_named() -> None:
+    address = free_address()
+    with socket.create_server(address) as listener:
+        outcomes: list[Outcome] = []
+        thread = threading.Thread(target=lambda: outcomes.extend(run_ranks([settings(1, 3, address)])))
+        thread.start()
+        link, _ = listener.accept()
+        server = handshake.Server([SECRET], bytes(16), [Role.CONTROL])
+        while server.expects:
+            link.sendall(server.feed(exactly(link, server.expects)))
+        exactly(link, struct.unpack("<I", exactly(link, 4))[0])
+        link.close()
+        thread.join(LIMIT)
+    errors(outcomes, PeerLost, "rank 0", str(address))
+
+
+# --- The life of a session ---
+
+
+def finished(handles: list[_native.Handle]) -> None:
+    for handle in handles:
+        status = handle.wait(LIMIT)
+        assert status is not None
+        assert (status.code, status.message) == (0, "")
+
+
+def test_peers_connect_on_first_use() -> None:
+    joined = sessions(run_job(3))
+    finished([session.engine.submit(BARRIER, 0, "", 0, 0, [], [], 0, None, None, LIMIT) for session in joined])
+    connected = joined[2].engine.statistics()["links"]
+    blocks = [numpy.full((2, 50_000), session.rank, numpy.int32) for session in joined]
+    handles = [
+        session.engine.submit(ALL_GATHER, 0, "", 0, INT32, list(block.shape), [], 0, _native.Array(block), None, LIMIT)
+        for session, block in zip(joined, blocks, strict=True)
+    ]
+    finished(handles)
+    for handle in handles:
+        found = numpy.frombuffer(handle.output(), numpy.int32).reshape(6, -1)
+        assert found[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    assert joined[2].engine.statistics()["links"] == connected + 2
+    leave_all(joined)
+
+
+def test_closing_one_is_a_loss_to_the_others() -> None:
+    joined = sessions(run_job(3))
+    joined[1].close()
+    joined[1].close()
+    assert joined[1].wait_ended(0)
+    joined[0].leave(10.0)
+    joined[2].leave(10.0)
+    assert joined[0].wait_ended(10.0)
+    assert joined[2].wait_ended(10.0)
+
+
+def test_an_abort_ends_the_session() -> None:
+    joined = sessions(run_job(2))
+    joined[1].abort("out of cheese")
+    assert joined[1].wait_ended(0)
+    joined[0].leave(10.0)
+    assert joined[0].wait_ended(10.0)
+
+
+def test_a_session_lingers_until_all_have_left() -> None:
+    joined = sessions(run_job(2))
+    joined[0].leave(10.0)
+    assert not joined[0].wait_ended(0.2)
+    joined[1].leave(10.0)
+    assert joined[0].wait_ended(10.0)
+    assert joined[1].wait_ended(10.0)
+
+
+def test_a_forked_child_has_nothing_of_it() -> None:
+    joined = sessions(run_job(2))
+    child = os.fork()
+    if child == 0:
+        os._exit(_look_around_in_child(joined[0]))
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    leave_all(joined)
+
+
+def _look_around_in_child(session: Session) -> int:
+    try:
+        session.leave(1.0)
+        session.abort("nothing")
+        session.close()
+        if not session.wait_ended(0):
+            return 2
+        try:
+            session.engine.statistics()
+        except ShoalError:
+            return 0
+    except BaseException:
+        return 3
+    return 4
+
+
+def test_an_interrupted_join_leaves_nothing_and_the_others_hear_of_it() -> None:
+    """As Ctrl-C does, in the middle of waiting."""
+    address = free_address()
+    others: list[Outcome] = []
+    thread = threading.Thread(target=lambda: others.extend(run_ranks([settings(1, 3, address)])))
+    thread.start()
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        join(settings(0, 3, address), Limits(), patience=HASTY)
+    thread.join(LIMIT)
+    timer.join()
+    errors(others, PeerLost, "rank 0")
+
+
+def test_a_server_front_is_what_the_fixture_says() -> None:
+    with running() as front:
+        assert isinstance(front, Front)
+        with call(front.address) as stranger:
+            stranger.settimeout(10)
+            stranger.sendall(b"x" * 64)
+            assert stranger.recv(1) == b""

@@ -1,0 +1,69 @@
+"""What the command line refuses, and in which words."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shoal.cli import main
+
+
+def shoal(*arguments: str, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(main, arguments)
+
+
+def test_help_lists_the_commands() -> None:
+    result = shoal("--help")
+    assert result.exit_code == 0
+    assert "run" in result.output
+    assert "server" in result.output
+
+
+def test_run_needs_a_number_of_ranks(tmp_path: Path) -> None:
+    result = shoal("run", str(tmp_path / "train.py"))
+    assert result.exit_code == 2
+    assert "-n" in result.output
+
+
+def test_a_missing_script_is_named() -> None:
+    result = shoal("run", "-n", "2", "no-such-file.py")
+    assert result.exit_code == 2
+    assert "there is no file 'no-such-file.py'" in result.output
+    assert "-m" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--servers", "2"], "with one node there is nothing for a server to do: add --nodes"),
+        (["--nodes", "5"], "4 ranks cannot be spread over 5 nodes"),
+        (["--nodes", "0"], "--nodes"),
+        (["--servers", "-1", "--nodes", "4"], "--servers"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], said: str) -> None:
+    result = shoal("run", "-n", "4", *arguments, __file__)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+def test_servers_of_its_own_and_others_do_not_mix() -> None:
+    result = shoal("run", "-n", "2", "--nodes", "2", "--servers", "1", __file__, SHOAL_SERVERS="127.0.0.1:7077")
+    assert result.exit_code == 2
+    assert "SHOAL_SERVERS is set" in result.output
+
+
+def test_a_server_with_a_wrong_setting_says_so_in_one_line() -> None:
+    result = shoal("server", "--port", "0", SHOAL_SECRET="short")
+    assert result.exit_code == 1
+    assert "SHOAL_SECRET" in result.output
+    assert len(result.output.strip().splitlines()) == 1
+    result = shoal("server", "--port", "0", SHOAL_SERVRES="127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "SHOAL_SERVERS" in result.output
+
+
+def test_a_server_beyond_loopback_needs_a_secret() -> None:
+    result = shoal("server", "--host", "0.0.0.0", "--port", "0")
+    assert result.exit_code == 1
+    assert "SHOAL_SECRET" in result.output

@@ -1,0 +1,210 @@
+"""config.py: every variable is read, and what is not understood is refused in one line that names it."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from shoal.addresses import Address, interface_addresses, is_loopback, parse_address
+from shoal.config import NAMES, Limits, Settings
+from shoal.errors import ConfigurationError
+
+EVERYTHING = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "SHOAL_SERVERS": "a:7077, 10.0.0.1:1, [fd00::1]:65535",
+    "SHOAL_COLOCATED": "always",
+    "SHOAL_SECRET": "correct horse battery",
+    "SHOAL_TLS": "off",
+    "SHOAL_JOB": "night run",
+    "SHOAL_RENDEZVOUS": "head:7000",
+    "SHOAL_PORT_RANGE": "7100-7199",
+    "SHOAL_INTERFACE": "eth0, 10.0.0.3",
+    "SHOAL_ALGORITHM": "server",
+    "SHOAL_FUSION_MB": "12.5",
+    "SHOAL_TIMEOUT": "60",
+    "SHOAL_PEER_TIMEOUT": "4.5",
+    "SHOAL_SOCKETS": "4",
+    "SHOAL_TRACE": "/tmp/timelines",
+    "SHOAL_LOG": "Debug",
+}
+
+
+def refusal(environ: dict[str, str]) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.from_environment(environ)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_every_variable_is_read() -> None:
+    assert set(EVERYTHING) | {"SHOAL_SECRET_FILE"} == {*NAMES, "RANK", "WORLD_SIZE"}
+    settings = Settings.from_environment(EVERYTHING)
+    assert (settings.rank, settings.size, settings.local_rank, settings.local_size) == (1, 2, 0, 1)
+    assert settings.servers == (Address("a", 7077), Address("10.0.0.1", 1), Address("fd00::1", 65535))
+    assert settings.colocated == "always"
+    assert settings.secret == b"correct horse battery"
+    assert settings.job == "night run"
+    assert settings.meeting_place() == Address("head", 7000)
+    assert settings.port_range == (7100, 7199)
+    assert settings.interfaces == ("eth0", "10.0.0.3")
+    assert (settings.fusion_mb, settings.timeout, settings.peer_timeout) == (12.5, 60.0, 4.5)
+    assert (settings.sockets, settings.lanes) == (4, 4)
+    assert settings.trace == Path("/tmp/timelines")
+    assert settings.log == "DEBUG"
+
+
+def test_defaults() -> None:
+    settings = Settings.from_environment({})
+    assert (settings.servers, settings.colocated, settings.tls, settings.algorithm) == ((), "auto", "off", "server")
+    assert (settings.timeout, settings.peer_timeout, settings.lanes) == (1800.0, 15.0, 1)
+    assert settings.secret is None
+    assert settings.fusion_mb is None
+
+
+def test_the_secret_is_not_shown() -> None:
+    assert "horse" not in repr(Settings.from_environment(EVERYTHING))
+    assert "tiny" not in refusal({"SHOAL_SECRET": "tiny"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SHOAL_SERVERS", "a"),
+        ("SHOAL_SERVERS", "a:0"),
+        ("SHOAL_SERVERS", "a:7077,"),
+        ("SHOAL_SERVERS", "a:1,a:1"),
+        ("SHOAL_SERVERS", "fd00::1:7077"),
+        ("SHOAL_SERVERS", "tcp://a:1"),
+        ("SHOAL_COLOCATED", "sometimes"),
+        ("SHOAL_SECRET", "short"),
+        ("SHOAL_TLS", "on"),
+        ("SHOAL_JOB", "a\nb"),
+        ("SHOAL_RENDEZVOUS", "head"),
+        ("SHOAL_RENDEZVOUS", "head:http"),
+        ("SHOAL_RENDEZVOUS", "0.0.0.0:7000"),
+        ("SHOAL_PORT_RANGE", "7000"),
+        ("SHOAL_PORT_RANGE", "7002-7001"),
+        ("SHOAL_PORT_RANGE", "0-99999"),
+        ("SHOAL_INTERFACE", "eth0,,eth1"),
+        ("SHOAL_ALGORITHM", "tree"),
+        ("SHOAL_FUSION_MB", "0"),
+        ("SHOAL_FUSION_MB", "inf"),
+        ("SHOAL_TIMEOUT", "nan"),
+        ("SHOAL_TIMEOUT", "10s"),
+        ("SHOAL_PEER_TIMEOUT", "-1"),
+        ("SHOAL_SOCKETS", "0"),
+        ("SHOAL_SOCKETS", "1.5"),
+        ("SHOAL_LOG", "loud"),
+    ],
+)
+def test_a_malformed_value_is_named_with_what_is_expected(name: str, value: str) -> None:
+    message = refusal({name: value})
+    assert name in message
+    if name != "SHOAL_SECRET":
+        assert repr(value) in message
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_value_is_refused(name: str) -> None:
+    assert refusal({name: ""}).startswith(f"{name} is set but empty")
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    assert "did you mean SHOAL_SERVERS?" in refusal({"SHOAL_SERVER": "a:1"})
+    assert "did you mean SHOAL_FUSION_MB?" in refusal({"SHOAL_FUSION": "25"})
+    assert "did you mean SHOAL_" in refusal({"SHOAL_X": "1"})
+
+
+def test_what_kubernetes_sets_for_a_service_called_shoal_is_ignored() -> None:
+    address = "tcp://10.0.0.1:7077"
+    kubernetes = {
+        "SHOAL_SERVICE_HOST": "10.0.0.1",
+        "SHOAL_SERVICE_PORT": "7077",
+        "SHOAL_SERVICE_PORT_MAIN": "7077",
+        "SHOAL_PORT": address,
+        "SHOAL_PORT_7077_TCP": address,
+        "SHOAL_PORT_7077_TCP_PROTO": "tcp",
+        "SHOAL_PORT_7077_TCP_PORT": "7077",
+        "SHOAL_PORT_7077_TCP_ADDR": "10.0.0.1",
+        "SHOAL_SERVERS_SERVICE_HOST": "10.0.0.1",
+        "SHOAL_SERVERS_PORT_7077_TCP_ADDR": "10.0.0.1",
+    }
+    assert Settings.from_environment(kubernetes) == Settings.from_environment({})
+    assert "SHOAL_PORT " in refusal({"SHOAL_PORT": "7077"})
+
+
+def test_what_this_version_cannot_do_is_not_silently_something_else() -> None:
+    assert "not available" in refusal({"SHOAL_TLS": "psk"})
+    assert "not available" in refusal({"SHOAL_ALGORITHM": "ring"})
+
+
+def test_contradictions() -> None:
+    assert "SHOAL_SERVERS" in refusal({"SHOAL_COLOCATED": "never"})
+    assert "unset one" in refusal({"SHOAL_SECRET": "x" * 16, "SHOAL_SECRET_FILE": "/x"})
+
+
+def test_the_meeting_place_is_a_port_above_the_masters() -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "head", "MASTER_PORT": "29500"}
+    assert Settings.from_environment(environ).meeting_place() == Address("head", 29501)
+    with pytest.raises(ConfigurationError, match="65535"):
+        Settings.from_environment({**environ, "MASTER_PORT": "65535"}).meeting_place()
+
+
+def test_the_secret_folder_follows_xdg() -> None:
+    folder = Settings.from_environment({"XDG_RUNTIME_DIR": "/run/user/7", "HOME": "/home/x"}).secret_folder
+    assert folder == Path("/run/user/7/shoal")
+    assert Settings.from_environment({"XDG_STATE_HOME": "/s"}).secret_folder == Path("/s/shoal")
+    assert Settings.from_environment({"HOME": "/home/x"}).secret_folder == Path("/home/x/.local/state/shoal")
+
+
+def test_settings_that_must_agree_are_those_that_ranks_could_differ_in() -> None:
+    ours = Settings.from_environment({"SHOAL_FUSION_MB": "25"}).shared()
+    theirs = Settings.from_environment({"SHOAL_FUSION_MB": "25.0", "SHOAL_TIMEOUT": "5"}).shared()
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"segment": 0},
+        {"segment": 100},
+        {"segment": 32 * 1024 * 1024},
+        {"credit": 65535},
+        {"eager": -1},
+        {"small": 65537},
+        {"open_limit": 0},
+        {"credit": 2**32},
+    ],
+)
+def test_limits_that_cannot_work_are_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(changes))):
+        Limits(**changes)
+
+
+def test_the_smallest_limits_work() -> None:
+    smallest = Limits(segment=64, credit=64, eager=0, small=0, open_limit=1)
+    assert smallest.as_text()["segment"] == "64"
+    assert dataclasses.asdict(smallest)["credit"] == 64
+
+
+def test_addresses_are_written_as_they_are_read() -> None:
+    for text in ("a:1", "10.0.0.1:7077", "[fd00::1]:7077"):
+        assert str(parse_address(text)) == text
+
+
+def test_loopback() -> None:
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert is_loopback("localhost")
+    assert not is_loopback("192.0.2.1")
+    assert not is_loopback("0.0.0.0")
+    assert not is_loopback("no-such-host.invalid")
+
+
+def test_interfaces() -> None:
+    assert "127.0.0.1" in interface_addresses(["lo"])
+    assert interface_addresses(["10.1.2.3"]) == ["10.1.2.3"]
+    with pytest.raises(ValueError, match="'nope' is not a network interface"):
+        interface_addresses(["nope"])

@@ -1,0 +1,95 @@
+"""keyring.py: the secret from a file, and the one that a user's processes on one machine share."""
+
+import dataclasses
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from shoal import keyring
+from shoal.config import Settings
+from shoal.errors import ConfigurationError
+
+
+def with_file(path: Path) -> Settings:
+    return dataclasses.replace(Settings.from_environment({}), secret_file=path)
+
+
+def test_a_secret_file_may_hold_several(tmp_path: Path) -> None:
+    path = tmp_path / "secrets"
+    path.write_text("first secret of many\n\n  second secret of all \r\n")
+    assert keyring.configured_secrets(with_file(path)) == [b"first secret of many", b"second secret of all"]
+
+
+@pytest.mark.parametrize("content", ["", "short\n", "x" * 70000])
+def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "secret"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match="SHOAL_SECRET_FILE"):
+        keyring.configured_secrets(with_file(path))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="nothing-here"):
+        keyring.configured_secrets(with_file(tmp_path / "nothing-here"))
+
+
+def test_the_users_secret_is_made_once_and_is_private(tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "shoal"
+    secret = keyring.user_secret(folder)
+    assert len(secret) == 64
+    assert keyring.user_secret(folder) == secret
+    assert stat.S_IMODE((folder / "secret").stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [entry.name for entry in folder.iterdir()] == ["secret"]
+
+
+def test_whoever_makes_it_at_once_has_the_same(tmp_path: Path) -> None:
+    found: list[bytes] = []
+    start = threading.Barrier(16)
+
+    def make() -> None:
+        start.wait(10)
+        found.append(keyring.user_secret(tmp_path / "shoal"))
+
+    threads = [threading.Thread(target=make) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(found) == 16
+    assert len(set(found)) == 1
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    keyring.user_secret(tmp_path)
+    (tmp_path / "secret").chmod(0o640)
+    with pytest.raises(ConfigurationError, match="only this user"):
+        keyring.user_secret(tmp_path)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("x" * 64)
+    folder = tmp_path / "shoal"
+    folder.mkdir(mode=0o700)
+    (folder / "secret").symlink_to(elsewhere)
+    with pytest.raises(ConfigurationError, match="secret"):
+        keyring.user_secret(folder)
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "shoal"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(ConfigurationError, match="chmod 700"):
+        keyring.user_secret(folder)
+
+
+def test_an_empty_secret_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "shoal"
+    folder.mkdir(mode=0o700)
+    (folder / "secret").touch(mode=0o600)
+    with pytest.raises(ConfigurationError, match="does not hold a secret"):
+        keyring.user_secret(folder)

@@ -1,0 +1,195 @@
+"""server.py: who gets in at a dedicated server, and what a job message must say."""
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from local_front import SECRET, running
+
+from shoal import messages
+from shoal.addresses import Address
+from shoal.config import Limits
+from shoal.errors import ConfigurationError
+from shoal.handshake import Client, HandshakeRefused, Role
+from shoal.messages import Message
+from shoal.server import Front, serve
+from shoal.terms import JobTerms
+
+INCARNATION = bytes(range(16))
+OWNER = bytes(range(50, 66))
+TERMS = JobTerms((0, 0, 1), ("a", "b"), Limits())
+
+
+def exactly(link: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = link.recv(count - len(data))
+        if not more:
+            raise ConnectionResetError("the link ended")
+        data += more
+    return data
+
+
+def call(
+    address: Address, rank: int = 0, *, incarnation: bytes = INCARNATION, role: Role = Role.SERVER
+) -> socket.socket:
+    link = socket.create_connection(address, 5)
+    client = Client(SECRET, role, rank, incarnation=incarnation)
+    link.sendall(client.start())
+    while client.expects:
+        link.sendall(client.feed(exactly(link, client.expects)))
+    return link
+
+
+def say(link: socket.socket, kind: str, fields: messages.Fields) -> Message:
+    link.sendall(messages.pack(kind, fields))
+    return messages.unpack(exactly(link, struct.unpack("<I", exactly(link, 4))[0]))
+
+
+def refusal(message: Message) -> str:
+    assert message.kind == "refused"
+    return message.text("message")
+
+
+def ended(link: socket.socket, limit: float = 5.0) -> bool:
+    link.settimeout(limit)
+    try:
+        return link.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+def test_nodes_of_a_job_are_let_in_and_the_job_ends_with_its_links() -> None:
+    with running() as front:
+        links = [call(front.address, rank) for rank in range(2)]
+        for link in links:
+            assert say(link, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
+        wait_for(lambda: front._core.jobs() == [INCARNATION])
+        for link in links:
+            link.close()
+        wait_for(lambda: front._core.jobs() == [])
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.01)
+
+
+def test_a_second_job_message_must_say_the_same() -> None:
+    with running() as front, call(front.address, 0) as first, call(front.address, 1) as second:
+        assert say(first, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
+        other = JobTerms(TERMS.weights, TERMS.hosts, Limits(credit=65536)).job_fields(OWNER, 2)
+        assert "'credit'" in refusal(say(second, "job", other))
+        assert ended(second)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"index": 0}, {"index": 7}, {"size": 3}, {"owner": None}, {"segment": 1}, {"weights": [0]}]
+)
+def test_a_job_that_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
+    with running() as front, call(front.address) as link:
+        assert "job" in refusal(say(link, "job", {**TERMS.job_fields(OWNER, 2), **changes}))
+        assert front._core.jobs() == []
+
+
+def test_a_rank_that_is_not_in_the_job_is_refused() -> None:
+    with running() as front, call(front.address, rank=2) as link:
+        assert "rank 2" in refusal(say(link, "job", TERMS.job_fields(OWNER, 2)))
+
+
+def test_another_message_is_refused() -> None:
+    with running() as front, call(front.address) as link:
+        assert "'join'" in refusal(say(link, "join", {}))
+
+
+def test_another_role_is_refused() -> None:
+    with running() as front, pytest.raises(HandshakeRefused, match="another part of Shoal"):
+        call(front.address, role=Role.CONTROL)
+
+
+def test_a_process_that_begins_another_job_ends_its_older_one() -> None:
+    newer = bytes(16)
+    with running() as front, call(front.address, 0) as older:
+        assert say(older, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
+        wait_for(lambda: front._core.jobs() == [INCARNATION])
+        with call(front.address, 1, incarnation=newer) as link:
+            assert say(link, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
+            assert ended(older)
+            wait_for(lambda: front._core.jobs() == [newer])
+            with call(front.address, 1) as late:
+                assert "has ended" in refusal(say(late, "job", TERMS.job_fields(bytes(16), 2)))
+
+
+def test_two_jobs_of_different_processes_live_side_by_side() -> None:
+    other = bytes(16)
+    with running() as front, call(front.address) as one, call(front.address, incarnation=other) as two:
+        assert say(one, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
+        assert say(two, "job", TERMS.job_fields(bytes(16), 2)).kind == "ready"
+        wait_for(lambda: sorted(front._core.jobs()) == sorted([INCARNATION, other]))
+
+
+def test_strangers_are_dropped_soon_and_keep_nobody_out() -> None:
+    with running(stranger=0.5) as front:
+        strangers = [socket.create_connection(front.address, 5) for _ in range(300)]
+        began = time.monotonic()
+        for stranger in strangers:
+            assert ended(stranger)
+        assert time.monotonic() - began < 5
+        with call(front.address) as link:
+            assert say(link, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_server_reachable_from_elsewhere_needs_a_secret() -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1"):
+        with pytest.raises(ConfigurationError, match="SHOAL_SECRET"):
+            Front(host, 0, 1, [])
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}") as caught:
+            serve("127.0.0.1", port, 1, [SECRET])
+    assert "\n" not in str(caught.value)
+
+
+PROGRAM = """
+import sys
+from shoal.server import serve
+serve("127.0.0.1", 0, 2, [b"the secret of the server's test"], lambda host, port: print(host, port, flush=True))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_a_clean_exit(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        watchdog = threading.Timer(30, server.kill)
+        watchdog.start()
+        try:
+            assert server.stdout is not None
+            host, port = server.stdout.readline().split()
+            with socket.create_connection((host, int(port)), 5):
+                os.kill(server.pid, number)
+                assert server.wait(10) == 0
+            assert server.stderr is not None
+            assert server.stderr.read() == ""
+        finally:
+            watchdog.cancel()
+            with contextlib.suppress(ProcessLookupError):
+                server.kill()

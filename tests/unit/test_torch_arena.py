@@ -1,0 +1,116 @@
+"""What gradient arenas promise, without any communication."""
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.torch.arena import PAGE, GradientArenas, gradient_strides
+from shoal.torch.graph import tensors_in
+
+ORDER = [2, 0, 3, 1]
+
+
+def parameters() -> list[tuple[str, nn.Parameter]]:
+    torch.manual_seed(0)
+    tensors = [
+        torch.randn(5, 7),
+        torch.randn(33, dtype=torch.float64),
+        torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.randn(6, 8).t(),
+    ]
+    return [(f"p{index}", nn.Parameter(tensor)) for index, tensor in enumerate(tensors)]
+
+
+@pytest.mark.parametrize("buffer_bytes", [64, 200, 10**6])
+def test_gradients_fill_the_buffers_of_their_dtype_in_order(buffer_bytes: int) -> None:
+    named = parameters()
+    arenas = GradientArenas(named, ORDER, buffer_bytes)
+    for index, (_, parameter) in enumerate(named):
+        parameter.grad = torch.full_like(parameter, index + 1.0)
+        arenas.place(index)
+    for dtype, order in ((torch.float32, [2, 0, 3]), (torch.float64, [1])):
+        windows = [buffer.memory for buffer in arenas.buffers if buffer.memory.dtype == dtype]
+        expected = torch.cat([torch.full((named[index][1].numel(),), index + 1.0, dtype=dtype) for index in order])
+        assert torch.equal(torch.cat(windows), expected)
+        assert windows[0].data_ptr() % PAGE == 0
+        ends = [window.data_ptr() + window.nbytes for window in windows]
+        assert [window.data_ptr() for window in windows[1:]] == ends[:-1]
+
+
+def test_a_gradient_has_the_memory_layout_of_its_parameter() -> None:
+    named = parameters()
+    arenas = GradientArenas(named, ORDER, 64)
+    for index, (_, parameter) in enumerate(named):
+        assert arenas.view(index).stride() == parameter.stride()
+        assert arenas.view(index).shape == parameter.shape
+    gaps = torch.randn(6, 8)[:, ::2]
+    assert gradient_strides(gaps) == (4, 1)
+
+
+def test_a_gradient_is_copied_once_and_then_added_to_in_place() -> None:
+    named = parameters()
+    arenas = GradientArenas(named, ORDER, 64)
+    parameter = named[3][1]
+    (parameter * 2).sum().backward()
+    assert parameter.grad is not arenas.view(3)
+    arenas.place(3)
+    assert parameter.grad is arenas.view(3)
+    (parameter * 2).sum().backward()
+    assert parameter.grad is arenas.view(3)
+    assert torch.equal(parameter.grad, torch.full_like(parameter, 4.0))
+
+
+def test_taking_over_keeps_values_and_none() -> None:
+    named = parameters()
+    before = GradientArenas(named, ORDER, 64)
+    named[0][1].grad = torch.full((5, 7), 3.0)
+    before.place(0)
+    after = GradientArenas(named, ORDER[::-1], 128)
+    after.take_over()
+    assert named[0][1].grad is after.view(0)
+    assert torch.equal(after.view(0), torch.full((5, 7), 3.0))
+    assert [named[index][1].grad for index in (1, 2, 3)] == [None, None, None]
+
+
+@pytest.mark.parametrize("place", ["none", "arena", "elsewhere"])
+@pytest.mark.parametrize("used_elsewhere", [False, True])
+def test_an_unused_gradient_contributes_what_it_is_and_changes_only_if_used_elsewhere(
+    place: str, used_elsewhere: bool
+) -> None:
+    named = parameters()
+    arenas = GradientArenas(named, ORDER, 64)
+    parameter, view = named[0][1], arenas.view(0)
+    view.fill_(99.0)
+    if place != "none":
+        parameter.grad = torch.full((5, 7), 3.0)
+    if place == "arena":
+        arenas.place(0)
+    own = parameter.grad
+    saved = arenas.contribute_unused(0)
+    assert torch.equal(view, torch.full((5, 7), 0.0 if place == "none" else 3.0))
+    view.fill_(5.0)
+    arenas.settle_unused(0, saved, used_elsewhere)
+    if used_elsewhere:
+        assert parameter.grad is view
+        assert torch.equal(view, torch.full((5, 7), 5.0))
+    else:
+        assert parameter.grad is own
+        assert own is None or torch.equal(own, torch.full((5, 7), 3.0))
+
+
+def test_complex_gradients_are_summed_as_real_numbers() -> None:
+    parameter = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    arenas = GradientArenas([("z", parameter)], [0], 64)
+    arenas.view(0).copy_(torch.tensor([1 + 2j, 3 + 4j, 5 + 6j]))
+    assert arenas.buffers[0].memory.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_dtype_without_an_arena_is_refused_by_name() -> None:
+    parameter = nn.Parameter(torch.zeros(3).to(torch.float8_e4m3fn))
+    with pytest.raises(TypeError, match="z has dtype"):
+        GradientArenas([("z", parameter)], [0], 64)
+
+
+def test_tensors_are_found_however_nested() -> None:
+    a, b, c = torch.zeros(1), torch.ones(1), torch.ones(2)
+    assert list(tensors_in({"x": [a, (b, None)], "y": {"z": c}, "n": 3})) == [a, b, c]
