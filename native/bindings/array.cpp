@@ -87,7 +87,7 @@ Array::Array(nb::handle object, std::optional<int> dtype) {
   }
 }
 
-std::byte* Array::address() const { return static_cast<std::byte*>(const_cast<void*>(array_.data())); }
+std::byte* Array::address() const { return static_cast<std::byte*>(array_.data_handle()) + array_.byte_offset(); }
 
 std::vector<std::int64_t> Array::shape() const {
   return std::vector<std::int64_t>(array_.shape_ptr(), array_.shape_ptr() + array_.ndim());

@@ -37,7 +37,7 @@ using ArraysInFlight = std::unordered_map<std::uint64_t, std::pair<nb::object, n
 
 class Session {
  public:
-  Session(std::uint32_t rank, const JobConfig& config) : engine_(rank, config) {}
+  Session(std::uint32_t rank, const JobConfig& config, int peer_timeout) : engine_(rank, config, peer_timeout) {}
   ~Session() {
     const nb::gil_scoped_release released;
     engine_.close();
@@ -100,6 +100,11 @@ class Handle {
   std::vector<std::uint64_t> blocks() const {
     require_done();
     return operation_->blocks();
+  }
+
+  std::int64_t sent_at() const {
+    require_done();
+    return std::chrono::nanoseconds(operation_->sent_at().time_since_epoch()).count();
   }
 
   std::int64_t finished_at() const {
@@ -202,7 +207,8 @@ void finish_at_exit(nb::handle self, bool serves, std::string reason) {
 
 JobConfig make_config(std::vector<std::string> hosts, std::vector<std::string> server_names,
                       std::vector<std::int32_t> server_ranks, std::vector<std::uint32_t> weights, std::uint32_t segment,
-                      std::uint32_t credit, std::uint32_t eager, std::uint32_t small, std::uint32_t open_limit) {
+                      std::uint32_t credit, std::uint32_t eager, std::uint32_t small, std::uint32_t open_limit,
+                      bool ring) {
   JobConfig config{std::move(hosts),
                    std::move(server_names),
                    std::move(server_ranks),
@@ -211,7 +217,8 @@ JobConfig make_config(std::vector<std::string> hosts, std::vector<std::string> s
                    credit,
                    eager,
                    small,
-                   open_limit};
+                   open_limit,
+                   ring};
   if (const std::string problem = problem_with(config); !problem.empty()) {
     throw std::invalid_argument(problem);
   }
@@ -236,14 +243,15 @@ void bind_engine(nb::module_& module) {
       .def("wait", &Handle::wait, "seconds"_a)
       .def("output", &Handle::output)
       .def("blocks", &Handle::blocks)
+      .def("sent_at", &Handle::sent_at)
       .def("finished_at", &Handle::finished_at);
 
   nb::class_<JobConfig>(module, "JobConfig")
       .def(nb::new_(&make_config), nb::kw_only(), "hosts"_a, "server_names"_a, "server_ranks"_a, "weights"_a,
-           "segment"_a, "credit"_a, "eager"_a, "small"_a, "open_limit"_a);
+           "segment"_a, "credit"_a, "eager"_a, "small"_a, "open_limit"_a, "ring"_a = false);
 
   nb::class_<Session>(module, "Engine")
-      .def(nb::init<std::uint32_t, const JobConfig&>(), "rank"_a, "config"_a)
+      .def(nb::init<std::uint32_t, const JobConfig&, int>(), "rank"_a, "config"_a, "peer_timeout"_a = 15)
       .def("attach_coordinator", without_gil(&tcp::Engine::attach_coordinator), "fd"_a)
       .def("attach_control", without_gil(&tcp::Engine::attach_control), "rank"_a, "fd"_a)
       .def("attach_server", without_gil(&tcp::Engine::attach_server), "index"_a, "fd"_a)

@@ -18,6 +18,7 @@ struct JobConfig {
   std::uint32_t eager = 0;                 // bytes of unanswered inline data per node and server
   std::uint32_t small = 0;                 // operations of at most so many bytes live on their home server alone
   std::uint32_t open_limit = 0;            // operations open at once per node
+  bool ring = false;                       // all-reduces that are not small go round the ring
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(hosts.size()); }
   std::uint32_t servers() const { return static_cast<std::uint32_t>(weights.size()); }

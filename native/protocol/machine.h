@@ -87,6 +87,12 @@ class ServerWorld : public Wire {
 // Actions of a node.
 class NodeWorld : public Wire {
  public:
+  // For the ring.
+  virtual void sum(Sum sum) = 0;
+
+  // The first bytes of the operation's contribution have been handed to the driver. For timelines.
+  virtual void sending(std::uint64_t handle) = 0;
+
   // The handle is done. Called once for each submitted operation.
   virtual void finish(std::uint64_t handle, Status status) = 0;
 

@@ -42,6 +42,7 @@ void Node::abort(const std::string& reason) { impl_->abort(reason); }
 Placement Node::on_header(LinkId link, const Header& header) { return impl_->on_header(link, header); }
 Status Node::on_payload(LinkId link) { return impl_->on_payload(link); }
 void Node::on_sent(Token token) { impl_->on_sent(token); }
+void Node::on_summed(Token token) { impl_->on_summed(token); }
 void Node::on_lost(LinkId link, const Status& why) { impl_->on_lost(link, why); }
 void Node::on_time(Time now) { impl_->on_time(now); }
 Time Node::deadline() const { return impl_->deadline(); }
@@ -385,7 +386,11 @@ void Node::Impl::on_sent(Token token) {
   Operation* operation = find(token);
   if (operation != nullptr && operation->unsent > 0) {
     --operation->unsent;
-    end_exchange_if_done(*operation);
+    if (operation->ring) {
+      end_ring_if_done(*operation);
+    } else {
+      end_exchange_if_done(*operation);
+    }
   }
 }
 

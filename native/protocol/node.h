@@ -60,6 +60,7 @@ class Node final : public Machine {
   Placement on_header(LinkId link, const wire::Header& header) override;
   Status on_payload(LinkId link) override;
   void on_sent(Token token) override;
+  void on_summed(Token token) override;
   void on_lost(LinkId link, const Status& why) override;
   void on_time(Time now) override;
   Time deadline() const override;

@@ -53,10 +53,14 @@ Status Node::Impl::receive_sizes(std::uint64_t number, const LinkState& link) {
     forget_grants(sizes.exchange);
     return {};
   }
-  const bool expected =
-      operation->gathers() && !operation->exchange.sizes_known && sizes.blocks.size() == operation->group->ranks.size();
+  const std::size_t blocks = takes_ring(*operation) ? 0 : operation->group->ranks.size();
+  const bool expected = (operation->gathers() || takes_ring(*operation)) && !operation->exchange.sizes_known &&
+                        sizes.blocks.size() == blocks;
   if (!expected) {
     return refused("unexpected SIZES for '" + operation->name + "'");
+  }
+  if (takes_ring(*operation)) {
+    return start_ring(*operation, sizes.exchange);
   }
   return start_exchange(*operation, sizes, (link.header.flags & wire::flag_inline) != 0);
 }
@@ -141,8 +145,11 @@ Status Node::Impl::start_exchange(Operation& operation, const wire::Sizes& sizes
 // Makes the link if it is needed and this rank's to make; then grants and sends.
 void Node::Impl::start_blocks(Operation& operation, std::size_t member) {
   const std::uint32_t rank = operation.group->ranks[member];
-  Block& incoming = operation.exchange.incoming[member];
-  if (incoming.range.empty() && operation.exchange.outgoing[member].range.empty()) {
+  const bool needed =
+      operation.ring
+          ? rank == ring_neighbour(operation, 1) || rank == ring_neighbour(operation, operation.group->ranks.size() - 1)
+          : !operation.exchange.incoming[member].range.empty() || !operation.exchange.outgoing[member].range.empty();
+  if (!needed) {
     return;
   }
   node::PeerLink& peer = peers_[rank];
@@ -153,6 +160,11 @@ void Node::Impl::start_blocks(Operation& operation, std::size_t member) {
     }
     return;
   }
+  if (operation.ring) {
+    start_ring_link(operation, rank);
+    return;
+  }
+  Block& incoming = operation.exchange.incoming[member];
   if (incoming.granted == 0 && !incoming.range.empty()) {
     incoming.granted = std::min<std::uint64_t>(config_.credit, incoming.range.size());
     send_to_peer(rank, {.type = Type::grant,
@@ -173,6 +185,7 @@ void Node::Impl::pump_block(Operation& operation, std::size_t member) {
                         .operation = operation.exchange.id,
                         .offset = block.moved};
     block.moved += length;
+    note_sending(operation);
     ++operation.unsent;
     send_to_peer(rank, header, {data, static_cast<std::size_t>(length)}, operation.number);
   }
@@ -193,6 +206,9 @@ Status Node::Impl::check_peer_header(const LinkState& link, const Header& header
       const std::optional<std::size_t> member = operation->group->index_of(link.index);
       if (!member || header.dtype != operation->submission.dtype) {
         return refused("DATA that is not part of '" + operation->name + "'");
+      }
+      if (operation->ring) {
+        return check_ring_data(*operation, link.index, header);
       }
       const Block& block = operation->exchange.incoming[*member];
       if (header.offset != block.moved || header.offset + header.length > block.granted) {
@@ -229,6 +245,9 @@ Status Node::Impl::receive_grant(std::uint32_t rank, const Header& header) {
   if (!member) {
     return refused("GRANT that is not part of '" + operation->name + "'");
   }
+  if (operation->ring) {
+    return receive_ring_grant(*operation, rank, header.credit);
+  }
   Block& block = operation->exchange.outgoing[*member];
   if (header.credit > block.range.size() - block.granted) {
     return refused("GRANT beyond the block of '" + operation->name + "'");
@@ -242,6 +261,10 @@ void Node::Impl::receive_block(std::uint32_t rank, LinkState& link) {
   Operation* operation = exchanging(link.header.operation);
   if (operation == nullptr) {
     return;  // ended in the meantime
+  }
+  if (operation->ring) {
+    receive_ring_data(*operation, link);
+    return;
   }
   const std::size_t member = *operation->group->index_of(rank);
   Block& block = operation->exchange.incoming[member];

@@ -27,6 +27,7 @@ class Node::Impl {
   Placement on_header(LinkId link, const wire::Header& header);
   Status on_payload(LinkId link);
   void on_sent(Token token);
+  void on_summed(Token token);
   void on_lost(LinkId link, const Status& why);
   void on_time(Time now);
   Time deadline() const { return checks_.empty() ? never : checks_.begin()->first; }
@@ -68,6 +69,7 @@ class Node::Impl {
   void open(Operation& operation, const wire::Opening& opening);
   void announce(std::uint32_t server, std::uint32_t group);
   void pump(std::uint32_t server);
+  void note_sending(Operation& operation);
   void answered_eager(Operation& operation);
   // Ends the handle and forgets the operation.
   void end(Operation& operation, Status status);
@@ -88,6 +90,18 @@ class Node::Impl {
   void receive_block(std::uint32_t rank, LinkState& link);
   void end_exchange_if_done(Operation& operation);
   Operation* exchanging(std::uint64_t exchange);
+
+  // The ring (node_ring.cpp).
+  bool takes_ring(const Operation& operation) const;
+  Status start_ring(Operation& operation, std::uint64_t exchange);
+  void start_ring_link(Operation& operation, std::uint32_t rank);
+  std::uint32_t ring_neighbour(const Operation& operation, std::size_t distance) const;
+  void pump_ring(Operation& operation);
+  Status check_ring_data(const Operation& operation, std::uint32_t rank, const wire::Header& header) const;
+  Status receive_ring_grant(Operation& operation, std::uint32_t rank, std::uint32_t credit);
+  void receive_ring_data(Operation& operation, LinkState& link);
+  void ring_processed(Operation& operation);
+  void end_ring_if_done(Operation& operation);
   bool heard(std::uint64_t exchange) const;
   void forget_grants(std::uint64_t exchange);
   void send_to_peer(std::uint32_t rank, wire::Header header, std::span<const std::byte> borrowed = {}, Token token = 0);
@@ -117,6 +131,9 @@ class Node::Impl {
   std::unordered_map<std::uint64_t, std::uint64_t> exchanges_;  // exchange → number
   // Grants that came before SIZES: (exchange, rank) → bytes.
   std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint64_t> early_grants_;
+
+  Token next_sum_ = 1;
+  std::unordered_map<Token, std::uint64_t> summing_;  // token → number
 
   std::map<std::uint32_t, Status> lost_;  // ranks
   Status broken_;                         // not ok: nothing works any more

@@ -189,7 +189,7 @@ void Node::Impl::plan(Operation& operation) {
   const Submission& s = operation.submission;
   const bool receives_only = s.collective == Collective::broadcast && !operation.contributes();
   operation.bytes = operation.failed_here ? 0 : receives_only ? s.output_bytes : s.input_bytes;
-  if (operation.bytes <= config_.small || operation.gathers()) {
+  if (operation.bytes <= config_.small || operation.gathers() || takes_ring(operation)) {
     operation.parts.push_back(Part{operation.home, {0, operation.bytes}, 0, 0, false, false});
   } else {
     for (std::uint32_t server = 0; server < config_.servers(); ++server) {
@@ -211,6 +211,10 @@ void Node::Impl::plan(Operation& operation) {
   }
 }
 
+bool Node::Impl::takes_ring(const Operation& operation) const {
+  return config_.ring && operation.submission.collective == Collective::all_reduce && operation.bytes > config_.small;
+}
+
 void Node::Impl::open(Operation& operation, const wire::Opening& opening) {
   const Submission& s = operation.submission;
   node::ServerLink& home = servers_[operation.home];
@@ -223,6 +227,7 @@ void Node::Impl::open(Operation& operation, const wire::Opening& opening) {
     data = {s.input, static_cast<std::size_t>(operation.bytes)};
     operation.eager = static_cast<std::uint32_t>(operation.bytes);
     home.eager += operation.bytes;
+    note_sending(operation);
     sent.inline_bytes = operation.eager;
   }
   // Nodes visit servers in an order rotated by their rank.
@@ -262,7 +267,14 @@ void Node::Impl::pump(std::uint32_t server) {
         .type = Type::data, .dtype = operation->submission.dtype, .operation = operation->number, .offset = part.sent};
     const std::byte* data = operation->submission.input + part.sent;
     part.sent += length;
+    note_sending(*operation);
     send_to_server(server, header, {}, {data, static_cast<std::size_t>(length)}, operation->number);
+  }
+}
+
+void Node::Impl::note_sending(Operation& operation) {
+  if (!std::exchange(operation.sending, true)) {
+    world_.sending(operation.submission.handle);
   }
 }
 
@@ -278,6 +290,12 @@ void Node::Impl::end_if_done(Operation& operation) {
 
 void Node::Impl::end(Operation& operation, Status status) {
   const std::uint64_t number = operation.number;
+  const bool summing = operation.ring && std::any_of(operation.ring->pieces.begin(), operation.ring->pieces.end(),
+                                                     [](const node::Ring::Piece& piece) { return !piece.done; });
+  if (summing) {
+    operation.ending = std::move(status);
+    return;
+  }
   if (status.ok()) {
     // The home keeps what others may still fail.
     if (operation.gathers() ? !operation.exchange.through_home : operation.bytes > config_.small) {

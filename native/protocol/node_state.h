@@ -55,19 +55,55 @@ struct Exchange {
   bool done() const;
 };
 
+// An all-reduce on its way round the ring: node_ring.cpp.
+struct Ring {
+  struct Stream {
+    std::vector<Range> chunks;  // one a step
+    std::uint64_t bytes = 0;    // of all of them
+    std::size_t step = 0;       // where the next byte belongs
+    std::uint64_t offset = 0;   // in chunks[step]
+    std::uint64_t moved = 0;    // bytes of the stream
+
+    Range next(std::uint64_t segment) const;
+    void advance(std::uint64_t count);
+    void skip_empty();
+  };
+  // Received; being added, or done and waiting for one before it.
+  struct Piece {
+    std::uint64_t bytes = 0;
+    bool done = false;
+    Buffer buffer;
+    Token token = 0;
+  };
+
+  Ring(std::uint64_t bytes, std::size_t members, std::size_t own);
+  bool done() const;
+
+  Stream outgoing;
+  Stream incoming;
+  std::size_t reduce_steps = 0;  // the steps before the all-gather
+  std::uint64_t may_send = 0;
+  std::uint64_t granted = 0;
+  std::uint64_t processed = 0;
+  std::deque<Piece> pieces;
+};
+
 struct Operation {
   std::uint64_t number = 0;
   Submission submission;
   Group* group = nullptr;
   std::string name;
   std::uint32_t home = 0;
-  bool failed_here = false;  // opened as failed: the handle is done, the home's FAIL ends the rest
-  std::vector<Part> parts;   // in ascending order of servers
-  std::uint64_t bytes = 0;   // of the operation's buffer
-  Range wanted;              // of the result
-  std::uint32_t eager = 0;   // bytes of inline data without an answer
-  Exchange exchange;         // all-gather, all-to-all
-  std::size_t unsent = 0;    // its frames with borrowed bytes that the driver has and the network has not
+  bool failed_here = false;      // opened as failed: the handle is done, the home's FAIL ends the rest
+  std::vector<Part> parts;       // in ascending order of servers
+  std::uint64_t bytes = 0;       // of the operation's buffer
+  Range wanted;                  // of the result
+  std::uint32_t eager = 0;       // bytes of inline data without an answer
+  Exchange exchange;             // what goes from node to node
+  bool sending = false;          // the application has heard that it is
+  std::optional<Ring> ring;      // once it has begun
+  std::optional<Status> ending;  // it has failed, and ends when no sum uses its arrays any more
+  std::size_t unsent = 0;        // its frames with borrowed bytes that the driver has and the network has not
 
   Time progress = 0;
   Time check_at = never;

@@ -9,6 +9,7 @@
 #include "base/limits.h"
 #include "protocol/keys.h"
 #include "protocol/server_impl.h"
+#include "reduce/reduce.h"
 #include "wire/bytes.h"
 
 namespace shoal {
@@ -196,13 +197,21 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
   if (!splits_fit) {
     return refused("OPEN of '" + opening.name + "' with splits that do not add up");
   }
+  const bool reduces = opening.collective == Collective::all_reduce || opening.collective == Collective::reduce_scatter;
+  if (!opening.failed && reduces && !reducible(opening.dtype, opening.op)) {
+    return refused("OPEN of '" + opening.name + "' with operator " + name_of(opening.op) + " for " +
+                   name_of(opening.dtype));
+  }
+  if (!opening.failed && opening.dtype != DType::none && opening.bytes % size_of(opening.dtype) != 0) {
+    return refused("OPEN of '" + opening.name + "' with a part of an element");
+  }
   if (tombstones_ > limits::tombstones) {
     return Status::error(Code::limit, "more than " + std::to_string(limits::tombstones) +
                                           " operations have failed that some of their ranks never called");
   }
   const bool lives_at_home = opening.failed || opening.bytes <= config_.small ||
                              opening.collective == Collective::all_gather ||
-                             opening.collective == Collective::all_to_all;
+                             opening.collective == Collective::all_to_all || takes_ring(opening);
   if (lives_at_home && home_of(opening.key, config_) != index_) {
     return refused("OPEN of '" + opening.name + "', whose home is another server");
   }

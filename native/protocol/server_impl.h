@@ -66,6 +66,7 @@ class Server::Impl {
   void opened(Operation& operation, std::size_t member);
   void admit(Operation& operation);
   void exchange(Operation& operation);
+  bool takes_ring(const wire::Opening& opening) const;
   void add_contribution(Operation& operation, std::uint64_t number, std::size_t member,
                         server::Contribution contribution);
   void start_sum(Operation& operation, std::uint64_t number);

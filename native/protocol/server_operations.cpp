@@ -100,7 +100,7 @@ void Server::Impl::admit(Operation& operation) {
   set_alarm(operation, never);
   operation.state = Operation::State::flowing;
   const wire::Opening& attributes = operation.attributes();
-  if (is_gather(attributes.collective)) {
+  if (is_gather(attributes.collective) || takes_ring(attributes)) {
     exchange(operation);
     return;
   }
@@ -129,6 +129,10 @@ void Server::Impl::admit(Operation& operation) {
   for (std::size_t i : inlined) {
     add_contribution(operation, 0, i, std::move(operation.members[i].inline_data));
   }
+}
+
+bool Server::Impl::takes_ring(const wire::Opening& opening) const {
+  return config_.ring && opening.collective == Collective::all_reduce && opening.bytes > config_.small;
 }
 
 void Server::Impl::add_contribution(Operation& operation, std::uint64_t number, std::size_t member,
@@ -287,6 +291,9 @@ void Server::Impl::exchange(Operation& operation) {
   for (std::size_t to = 0; to < size; ++to) {
     sizes.blocks.clear();
     for (const Member& from : operation.members) {
+      if (takes_ring(from.opening)) {
+        break;  // its sizes follow from the operation's
+      }
       sizes.blocks.push_back(gather ? from.opening.bytes : static_cast<std::uint64_t>(from.opening.splits[to]));
     }
     const std::uint32_t rank = operation.group->ranks[to];

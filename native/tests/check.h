@@ -53,12 +53,11 @@ void check_equal(const A& a, const B& b, const char* text, const char* file, int
 
 }  // namespace shoal::tests
 
-#define TEST(name)                                                     \
-  static void name();                                                  \
-  static const shoal::tests::Register register_##name(#name, name);    \
+#define TEST(name)                                                  \
+  static void name();                                               \
+  static const shoal::tests::Register register_##name(#name, name); \
   static void name()
-#define CHECK(condition) \
-  ((condition) ? void() : shoal::tests::fail(__FILE__, __LINE__, "CHECK(" #condition ") failed"))
+#define CHECK(condition) ((condition) ? void() : shoal::tests::fail(__FILE__, __LINE__, "CHECK(" #condition ") failed"))
 #define CHECK_EQ(a, b) shoal::tests::check_equal((a), (b), "CHECK_EQ(" #a ", " #b ")", __FILE__, __LINE__)
 #define RUN_TESTS() \
   int main(int argc, char** argv) { return shoal::tests::run(argc, argv); }

@@ -49,7 +49,7 @@ struct Job {
     config.small = 1024;
     config.open_limit = 1000;
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-      engines.push_back(std::make_unique<Engine>(rank, config));
+      engines.push_back(std::make_unique<Engine>(rank, config, 15));
     }
     connect();
     for (const auto& engine : engines) {

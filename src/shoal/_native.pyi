@@ -18,7 +18,16 @@ def shards(total_bytes: int, weights: list[int]) -> list[tuple[int, int]]:
     """The shard (begin, end) of each server, as servers and nodes cut it."""
 
 def encode_header(
-    type: int, flags: int, dtype: int, codec: int, epoch: int, operation: int, offset: int, length: int, credit: int, acknowledged: int
+    type: int,
+    flags: int,
+    dtype: int,
+    codec: int,
+    epoch: int,
+    operation: int,
+    offset: int,
+    length: int,
+    credit: int,
+    acknowledged: int,
 ) -> bytes:
     """A frame header of 40 bytes with its check (docs/protocol.md, section 4)."""
 
@@ -69,6 +78,9 @@ class Handle:
     def blocks(self) -> list[int]:
         """Bytes received from each member of the group, in its order (all-gather, all-to-all)."""
 
+    def sent_at(self) -> int:
+        """When the first bytes were on their way, as ``finished_at``; 0 if none were."""
+
     def finished_at(self) -> int:
         """When it was done, in nanoseconds of ``time.monotonic_ns``."""
 
@@ -87,6 +99,7 @@ class JobConfig:
         eager: int,
         small: int,
         open_limit: int,
+        ring: bool = False,
     ) -> None:
         """``hosts`` by rank; the other lists by server index (lanes included). ``server_ranks``: the rank whose process holds it, or -1."""
 
@@ -97,7 +110,9 @@ class Engine:
     engine owns them from then on. Links of a process to itself need no descriptor and are not attached.
     """
 
-    def __init__(self, rank: int, config: JobConfig) -> None: ...
+    def __init__(self, rank: int, config: JobConfig, peer_timeout: int = 15) -> None:
+        """``peer_timeout``: seconds of silence from a host's kernel after which it counts as lost."""
+
     def attach_coordinator(self, fd: int) -> None:
         """This node's control link to rank 0."""
 

@@ -21,6 +21,7 @@ from shoal.launchers import Launch, read_launch
 _T = TypeVar("_T")
 
 # Shards begin at multiples of this, so segments are multiples of it (native/base/limits.h, as the two below).
+ALGORITHMS = ("server", "ring")
 SEGMENT_ALIGNMENT = 64
 LARGEST_SEGMENT = 16 * 1024 * 1024
 LARGEST_SMALL = 1024 * 1024
@@ -182,7 +183,7 @@ class Settings:
             rendezvous=_read(environ, "SHOAL_RENDEZVOUS", parse_address, "host:port", None),
             port_range=_read(environ, "SHOAL_PORT_RANGE", _port_range, "first-last, ports from 1 to 65535", None),
             interfaces=_read(environ, "SHOAL_INTERFACE", _interfaces, "names or addresses of network interfaces", ()),
-            algorithm=_read(environ, "SHOAL_ALGORITHM", _one_of("server", "ring"), "server or ring", "server"),
+            algorithm=_read(environ, "SHOAL_ALGORITHM", _one_of(*ALGORITHMS), "server or ring", "server"),
             fusion_mb=_read(environ, "SHOAL_FUSION_MB", _positive, "a number of megabytes above 0", None),
             timeout=_read(environ, "SHOAL_TIMEOUT", _positive, "a number of seconds above 0", 1800.0),
             peer_timeout=_read(environ, "SHOAL_PEER_TIMEOUT", _positive, "a number of seconds above 0", 15.0),
@@ -227,10 +228,6 @@ def _refuse_contradictions(settings: Settings) -> None:
     # Accepting these and doing something else would be a lie; for encryption, a dangerous one.
     if settings.tls != "off":
         raise ConfigurationError(f"SHOAL_TLS={settings.tls} is not available in this version of Shoal: set it to off")
-    if settings.algorithm != "server":
-        raise ConfigurationError(
-            f"SHOAL_ALGORITHM={settings.algorithm} is not available in this version of Shoal: set it to server"
-        )
 
 
 def _read(environ: Mapping[str, str], name: str, parse: Callable[[str], _T], expected: str, default: _T) -> _T:

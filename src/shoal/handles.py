@@ -104,7 +104,11 @@ class Handle:
                 return
             finish, self._finish = self._finish, None
             trace.operation_ended(
-                self._number, self._description.operation, self._native.finished_at(), status=status.code
+                self._number,
+                self._description.operation,
+                sent_ns=self._native.sent_at(),
+                done_ns=self._native.finished_at(),
+                status=status.code,
             )
             if status.code:
                 message = f"{self._description}: {status.message}"

@@ -259,6 +259,7 @@ class Rendezvous:
             servers=tuple(server_places(hosts, self._settings.servers, self._settings.colocated)),
             lanes=self._settings.lanes,
             limits=self._limits,
+            algorithm=self._settings.algorithm,
         )
 
     async def _send(self, member: Member, data: bytes) -> None:

@@ -186,4 +186,5 @@ def _core_config(terms: JobTerms) -> _native.JobConfig:
         eager=terms.limits.eager,
         small=terms.limits.small,
         open_limit=terms.limits.open_limit,
+        ring=terms.algorithm == "ring",
     )

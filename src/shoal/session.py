@@ -9,6 +9,7 @@ In a forked child it is inert.
 import atexit
 import contextlib
 import logging
+import math
 import os
 import socket
 import threading
@@ -51,12 +52,13 @@ def native_config(welcome: Welcome) -> _native.JobConfig:
         eager=welcome.limits.eager,
         small=welcome.limits.small,
         open_limit=welcome.limits.open_limit,
+        ring=welcome.terms.algorithm == "ring",
     )
 
 
-def start_engine(joined: Joined) -> _native.Engine:
+def start_engine(joined: Joined, settings: Settings) -> _native.Engine:
     """An engine that owns all sockets of ``joined`` from here on."""
-    engine = _native.Engine(joined.rank, native_config(joined.welcome))
+    engine = _native.Engine(joined.rank, native_config(joined.welcome), math.ceil(settings.peer_timeout))
     try:
         if joined.coordinator is not None:
             engine.attach_coordinator(joined.coordinator.detach())
@@ -95,7 +97,7 @@ class Session:
         self._handed_over = False
         self._ended = threading.Event()
         self._finishing = threading.Lock()
-        self._engine = start_engine(joined)
+        self._engine = start_engine(joined, settings)
         if joined.door is not None:
             link_thread.run(self._receive_peers())
         self._events = threading.Thread(target=self._serve, name="shoal-events", daemon=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from shoal.addresses import Address
-from shoal.config import Limits
+from shoal.config import ALGORITHMS, Limits
 from shoal.errors import ConfigurationError
 from shoal.launchers import MOST_RANKS
 from shoal.messages import Fields, Message, MessageError
@@ -44,6 +44,7 @@ class JobTerms:
     weights: tuple[int, ...]
     hosts: tuple[str, ...]
     limits: Limits
+    algorithm: str = "server"
 
     @property
     def size(self) -> int:
@@ -57,6 +58,7 @@ class JobTerms:
             "index": index,
             "weights": self.weights,
             "hosts": self.hosts,
+            "algorithm": self.algorithm,
             **_limits_fields(self.limits),
         }
 
@@ -64,7 +66,9 @@ class JobTerms:
         """The name of a field in which two differ, "" if they are equal."""
         if self.limits != other.limits:
             return next(f.name for f in fields(Limits) if getattr(self.limits, f.name) != getattr(other.limits, f.name))
-        return next((name for name in ("weights", "hosts") if getattr(self, name) != getattr(other, name)), "")
+        return next(
+            (name for name in ("weights", "hosts", "algorithm") if getattr(self, name) != getattr(other, name)), ""
+        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ def parse_job(message: Message) -> JobRequest:
     if weights[index] == 0:
         raise MessageError("message 'job': the field 'index' is that of a server without a share")
     hosts = tuple(message.texts("hosts", count=size))
-    return JobRequest(message.identity("owner"), index, JobTerms(weights, hosts, _parse_limits(message)))
+    terms = JobTerms(weights, hosts, _parse_limits(message), _parse_algorithm(message))
+    return JobRequest(message.identity("owner"), index, terms)
 
 
 @dataclass(frozen=True)
@@ -101,11 +106,12 @@ class Welcome:
     servers: tuple[ServerPlace, ...]
     lanes: int
     limits: Limits
+    algorithm: str = "server"
 
     @property
     def terms(self) -> JobTerms:
         weights = tuple(server.weight for server in self.servers for _ in range(self.lanes))
-        return JobTerms(weights, self.hosts, self.limits)
+        return JobTerms(weights, self.hosts, self.limits, self.algorithm)
 
     def server_names(self) -> list[str]:
         """By server index, lanes included: for messages."""
@@ -132,6 +138,7 @@ class Welcome:
                 for server in self.servers
             ],
             "lanes": self.lanes,
+            "algorithm": self.algorithm,
             **_limits_fields(self.limits),
         }
 
@@ -148,6 +155,7 @@ def parse_welcome(message: Message, size: int) -> Welcome:
         servers=tuple(_parse_server(server, size) for server in message.messages("servers")),
         lanes=message.integer("lanes", 1, MOST_LANES),
         limits=_parse_limits(message),
+        algorithm=_parse_algorithm(message),
     )
 
 
@@ -169,6 +177,13 @@ def _parse_limits(message: Message) -> Limits:
         return Limits(**values)
     except ConfigurationError as error:
         raise MessageError(f"message '{message.kind}': {error}") from None
+
+
+def _parse_algorithm(message: Message) -> str:
+    algorithm = message.text("algorithm")
+    if algorithm not in ALGORITHMS:
+        raise MessageError(f"message '{message.kind}': the field 'algorithm' is {algorithm!r}, not one of {ALGORITHMS}")
+    return algorithm
 
 
 def _present(address: Address | None) -> Address:

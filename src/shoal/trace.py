@@ -108,8 +108,13 @@ def operation_began(number: int, name: str, **details: Any) -> None:
         recorder.add("b", name, time.monotonic_ns(), {"id": number}, {"event": "submit", **details})
 
 
-def operation_ended(number: int, name: str, at_ns: int, **details: Any) -> None:
-    """The operation ``number`` was complete at ``at_ns`` of the monotonic clock."""
+def operation_ended(number: int, name: str, *, sent_ns: int, done_ns: int, **details: Any) -> None:
+    """The operation ``number`` was complete at ``done_ns`` of the monotonic clock, its first byte sent at ``sent_ns``.
+
+    ``sent_ns`` 0: it sent nothing.
+    """
     recorder = _recorder
     if recorder is not None:
-        recorder.add("e", name, at_ns, {"id": number}, {"event": "complete", **details})
+        if sent_ns:
+            recorder.add("n", name, sent_ns, {"id": number}, {"event": "first byte sent"})
+        recorder.add("e", name, done_ns, {"id": number}, {"event": "complete", **details})

@@ -137,7 +137,6 @@ def test_what_kubernetes_sets_for_a_service_called_shoal_is_ignored() -> None:
 
 def test_what_this_version_cannot_do_is_not_silently_something_else() -> None:
     assert "not available" in refusal({"SHOAL_TLS": "psk"})
-    assert "not available" in refusal({"SHOAL_ALGORITHM": "ring"})
 
 
 def test_contradictions() -> None:

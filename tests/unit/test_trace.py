@@ -19,16 +19,17 @@ def test_events_come_with_names_and_microseconds(recorder: trace.Recorder) -> No
     trace.instant("gradient ready", parameter="weight")
     trace.operation_began(7, "allreduce", tensor="weight")
     with trace.span("backward"):
-        trace.operation_ended(7, "allreduce", time.monotonic_ns(), status=0)
+        trace.operation_ended(7, "allreduce", sent_ns=time.monotonic_ns(), done_ns=time.monotonic_ns(), status=0)
     assert trace.stop() is recorder
     document = json.loads(recorder.write().read_text())
-    about, ready, submit, complete, backward = document["traceEvents"]
+    about, ready, submit, sent, complete, backward = document["traceEvents"]
     assert "rank 2 (host" in about["args"]["name"]
     assert (ready["ph"], ready["name"], ready["args"]) == ("i", "gradient ready", {"parameter": "weight"})
     assert (submit["ph"], submit["id"], submit["args"]["event"]) == ("b", 7, "submit")
+    assert (sent["ph"], sent["id"], sent["args"]["event"]) == ("n", 7, "first byte sent")
     assert (complete["ph"], complete["id"], complete["args"]["event"]) == ("e", 7, "complete")
     assert (backward["ph"], backward["name"]) == ("X", "backward")
-    assert ready["ts"] <= submit["ts"] <= complete["ts"] <= backward["ts"] + backward["dur"]
+    assert ready["ts"] <= submit["ts"] <= sent["ts"] <= complete["ts"] <= backward["ts"] + backward["dur"]
     assert {event["pid"] for event in document["traceEvents"]} == {2}
 
 

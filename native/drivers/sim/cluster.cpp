@@ -40,6 +40,8 @@ class SimulatedNodeWorld final : public SeatWorld<NodeWorld> {
   SimulatedNodeWorld(Network& network, Seat& seat, Cluster& cluster, Application& application, std::uint32_t rank)
       : SeatWorld(network, seat), cluster_(cluster), application_(application), rank_(rank) {}
 
+  void sum(Sum sum) override { network_.sum(seat_, std::move(sum)); }
+  void sending(std::uint64_t /*handle*/) override {}
   void finish(std::uint64_t handle, Status status) override {
     application_.on_finish(rank_, handle, std::move(status));
   }

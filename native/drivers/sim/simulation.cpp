@@ -170,7 +170,7 @@ void Simulation::exit_if_done(std::uint32_t rank) {
   Cluster::NodeHost& host = cluster_.node(rank);
   const bool needed = rank == 0 || plan_.holds_server(rank);
   const bool all_done = life.leaving && host.node->left();
-  const bool may_exit = life.aborted || (life.ended && plan_.processes_end && all_done) ||
+  const bool may_exit = (life.aborted && life.open == 0) || (life.ended && plan_.processes_end && all_done) ||
                         (all_done && !needed && plan_.ranks[rank].exits_when_left);
   if (!may_exit || life.exiting) {
     return;

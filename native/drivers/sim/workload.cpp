@@ -230,6 +230,7 @@ void choose_limits(Random& random, JobConfig& config) {
   }
   config.small = std::min(config.segment, random.pick<std::uint32_t>({0, 8, 64, 256, 1024}));
   config.eager = random.pick<std::uint32_t>({0, 8, 64, 1024, 4096});
+  config.ring = random.chance(0.2);
 }
 
 Fault random_fault(Random& random, const Plan& plan, Time span) {
@@ -307,10 +308,16 @@ void shuffle_groups(Random& random, const Plan& plan, RankPlan& rank) {
   }
 }
 
+// The smallest open_limit that this needs.
 std::uint32_t most_open(const Plan& plan) {
   std::size_t most = 1;
   for (const RankPlan& rank : plan.ranks) {
-    most = std::max(most, rank.window > 0 ? rank.window : rank.steps.size());
+    // Those that fail before they begin count beside the others, and are open longer than their handles.
+    const auto failing = std::count_if(rank.steps.begin(), rank.steps.end(), [&plan](const RankPlan::Step& step) {
+      return plan.operations[step.operation].outcomes.count(Code::failed_on_rank) > 0;
+    });
+    const std::size_t open = rank.window > 0 ? rank.window : rank.steps.size();
+    most = std::max({most, open, static_cast<std::size_t>(failing)});
   }
   return static_cast<std::uint32_t>(most);
 }
@@ -346,11 +353,18 @@ Plan empty_plan(const Shape& shape) {
   return plan;
 }
 
+void leave_to_dedicated(Plan& plan) {
+  for (std::size_t i = 0; i < plan.config.weights.size(); ++i) {
+    plan.config.weights[i] = plan.config.server_ranks[i] < 0 ? 1 : 0;
+  }
+}
+
 OperationPlan random_operation(Random& random, const Plan& plan, std::uint32_t group) {
   OperationPlan operation;
   operation.group = group;
   operation.values = random.next();
-  operation.rough = random.chance(0.5);
+  // The ring adds in another order, and rounds at every hop: there every sum is exact.
+  operation.rough = !plan.config.ring && random.chance(0.5);
   operation.timeout = patient;
   MemberPlan member;
   member.collective =
@@ -426,7 +440,9 @@ Plan random_plan(std::uint64_t seed, bool faults) {
   shape.lanes = static_cast<std::uint32_t>(random.chance(0.7) ? 1 : 2);
   Plan plan = empty_plan(shape);
   choose_limits(random, plan.config);
-  if (random.chance(0.3)) {
+  if (shape.dedicated > 0 && random.chance(0.3)) {
+    leave_to_dedicated(plan);
+  } else if (random.chance(0.3)) {
     for (std::uint32_t& weight : plan.config.weights) {
       weight = static_cast<std::uint32_t>(random.below(4));
     }

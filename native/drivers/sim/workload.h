@@ -100,6 +100,8 @@ struct Shape {
 };
 // A job with the group of all ranks, small limits and nothing to do yet.
 Plan empty_plan(const Shape& shape);
+// Nodes average nothing themselves (SHOAL_COLOCATED=never): a rank may die without taking a server with it.
+void leave_to_dedicated(Plan& plan);
 OperationPlan random_operation(Random& random, const Plan& plan, std::uint32_t group);
 // Gives every rank its steps, begun within twice `spread`, each in an order of its own if `shuffled`: operations of one
 // name keep theirs. Sets open_limit to what that needs.

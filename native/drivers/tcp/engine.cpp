@@ -26,7 +26,7 @@ using std::chrono::milliseconds;
 constexpr std::size_t pool_bytes = 64 * 1024 * 1024;
 
 // What is on its way when the links are closed (a goodbye, the reason of an abort) is given so long to arrive.
-constexpr milliseconds farewell{500};
+constexpr milliseconds farewell{10'000};
 constexpr milliseconds abort_notice{1000};
 
 Status closed_status() {
@@ -39,7 +39,7 @@ Status closed_status() {
 // Invariant: an operation is in `open_` from submit() until it is finished, so that none is forgotten.
 class Engine::Impl {
  public:
-  Impl(std::uint32_t rank, JobConfig config);
+  Impl(std::uint32_t rank, JobConfig config, int peer_timeout);
   ~Impl() { close(); }
 
   void attach_coordinator(Descriptor socket);
@@ -112,6 +112,8 @@ class Engine::Impl::World final : public OnLoop<NodeWorld> {
  public:
   World(Impl& engine, Loop& loop) : OnLoop(loop), engine_(engine) {}
 
+  void sum(Sum sum) override { loop_.sum(*machine_, sum); }
+  void sending(std::uint64_t handle) override { engine_.operation(handle)->note_sending(); }
   void finish(std::uint64_t handle, Status status) override { engine_.finish(handle, std::move(status)); }
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
     return engine_.operation(handle)->allocate_output(block_bytes);
@@ -126,7 +128,8 @@ class Engine::Impl::World final : public OnLoop<NodeWorld> {
 
 // --- Making and connecting the machines ---
 
-Engine::Impl::Impl(std::uint32_t rank, JobConfig config) : rank_(rank), config_(std::move(config)) {
+Engine::Impl::Impl(std::uint32_t rank, JobConfig config, int peer_timeout)
+    : rank_(rank), config_(std::move(config)), loop_(LinkOptions{peer_timeout, false}) {
   if (const std::string problem = problem_with(config_); !problem.empty()) {
     throw std::invalid_argument(problem);
   }
@@ -156,7 +159,7 @@ void Engine::Impl::check_rank(std::uint32_t rank) const {
 }
 
 void Engine::Impl::attach_coordinator(Descriptor socket) {
-  loop_.call([&] { node_->attach_coordinator(loop_.add_socket(*node_, std::move(socket))); });
+  loop_.call([&] { node_->attach_coordinator(loop_.add_socket(*node_, std::move(socket), loop_.control_options())); });
 }
 
 void Engine::Impl::attach_control(std::uint32_t rank, Descriptor socket) {
@@ -164,7 +167,9 @@ void Engine::Impl::attach_control(std::uint32_t rank, Descriptor socket) {
   if (coordinator_ == nullptr) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + " is not the coordinator: rank 0 is");
   }
-  loop_.call([&] { coordinator_->attach_node(loop_.add_socket(*coordinator_, std::move(socket)), rank); });
+  loop_.call([&] {
+    coordinator_->attach_node(loop_.add_socket(*coordinator_, std::move(socket), loop_.control_options()), rank);
+  });
 }
 
 void Engine::Impl::attach_server(std::uint32_t index, Descriptor socket) {
@@ -204,6 +209,7 @@ void Engine::Impl::start() {
   loop_.after_round = [this] { after_round(); };
   loop_.on_failure = [this](const std::string& why) {
     finish_all(Status::error(Code::aborted, "Shoal's thread on rank " + std::to_string(rank_) + " failed: " + why));
+    tell({"ended", -1, ""});
   };
   loop_.start();
 }
@@ -387,7 +393,8 @@ std::map<std::string, std::uint64_t> Engine::Impl::statistics() const {
 
 // --- The engine as others see it ---
 
-Engine::Engine(std::uint32_t rank, JobConfig config) : impl_(std::make_unique<Impl>(rank, std::move(config))) {}
+Engine::Engine(std::uint32_t rank, JobConfig config, int peer_timeout)
+    : impl_(std::make_unique<Impl>(rank, std::move(config), peer_timeout)) {}
 Engine::~Engine() = default;
 
 void Engine::attach_coordinator(int descriptor) { impl_->attach_coordinator(Descriptor(descriptor)); }

@@ -29,7 +29,8 @@ struct Event {
 class Engine {
  public:
   // Throws std::invalid_argument for a configuration that cannot be worked with.
-  Engine(std::uint32_t rank, JobConfig config);
+  // `peer_timeout`: seconds of silence from a host's kernel after which it counts as lost.
+  Engine(std::uint32_t rank, JobConfig config, int peer_timeout);
   ~Engine();
 
   // Descriptors are connected, authenticated stream sockets, owned by the engine from here on, also when it throws

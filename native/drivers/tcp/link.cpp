@@ -41,9 +41,14 @@ void configure(int socket, const LinkOptions& options) {
   ::fcntl(socket, F_SETFL, ::fcntl(socket, F_GETFL) | O_NONBLOCK);
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, options.keepalive_idle_seconds);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, options.keepalive_interval_seconds);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, options.keepalive_count);
+  // A third of the time without a question, then one every sixth of it.
+  const int timeout = std::max(options.peer_timeout_seconds, 3);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, timeout / 3);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, std::max(timeout / 6, 1));
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 4);
+  if (options.judges_unacknowledged_data) {
+    set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, timeout * 1000);
+  }
 }
 
 }  // namespace

@@ -26,9 +26,11 @@ namespace shoal::tcp {
 
 // How the operating system watches a connection whose other end is silent.
 struct LinkOptions {
-  int keepalive_idle_seconds = 5;
-  int keepalive_interval_seconds = 2;
-  int keepalive_count = 5;
+  // Seconds of silence from the other kernel after which the connection counts as broken.
+  int peer_timeout_seconds = 15;
+  // Whether that holds for sent data that is not acknowledged, too. Not where payloads flow: the kernel counts a full
+  // receive buffer of a stopped process as silence.
+  bool judges_unacknowledged_data = false;
 };
 
 struct LinkCounters {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cfenv>
 #include <chrono>
 #include <csignal>
 #include <cstring>
@@ -108,6 +109,9 @@ void Loop::wake() {
 
 void Loop::run() {
   ::pthread_setname_np(::pthread_self(), "shoal");
+  // A thread inherits its maker's floating-point environment, and frameworks can be told to flush denormals to zero:
+  // sums must not depend on that.
+  std::fesetenv(FE_DFL_ENV);
   std::string failure;
   try {
     run_rounds();
@@ -221,10 +225,10 @@ void Loop::remove(Machine& machine) {
   std::erase(machines_, &machine);
 }
 
-LinkId Loop::add_socket(Machine& machine, Descriptor socket) {
+LinkId Loop::add_socket(Machine& machine, Descriptor socket, const LinkOptions& options) {
   const LinkId id = ++last_link_;
   SocketEnd& end = sockets_[id];
-  end = {&machine, std::make_unique<Link>(id, std::move(socket), options_)};
+  end = {&machine, std::make_unique<Link>(id, std::move(socket), options)};
   wait_for(*end.link, false, EPOLL_CTL_ADD);
   return id;
 }

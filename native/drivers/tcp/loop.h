@@ -65,7 +65,10 @@ class Loop final : private Receiver {
   // Closes the machine's links without telling it, and forgets it. Not from within a machine's call.
   void remove(Machine& machine);
 
-  LinkId add_socket(Machine& machine, Descriptor socket);
+  LinkId add_socket(Machine& machine, Descriptor socket) { return add_socket(machine, std::move(socket), options_); }
+  LinkId add_socket(Machine& machine, Descriptor socket, const LinkOptions& options);
+  // Options for a link on which the liveness of the other host is judged.
+  LinkOptions control_options() const { return {options_.peer_timeout_seconds, true}; }
   // The ends belong to the first and the second machine.
   std::pair<LinkId, LinkId> add_pair(Machine& first, Machine& second);
   std::size_t links_of(const Machine& machine) const;

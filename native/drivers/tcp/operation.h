@@ -26,6 +26,8 @@ class Operation {
   // Whether it is done; waits for that at most so long.
   bool wait(std::chrono::nanoseconds longest);
 
+  // Before finish(), from the loop's thread: its first bytes are on their way.
+  void note_sending() { sent_at_ = std::chrono::steady_clock::now(); }
   // Before finish(): memory for an output of which only now is known how many bytes come from each member.
   std::byte* allocate_output(const std::vector<std::uint64_t>& block_bytes);
   void finish(Status status);
@@ -33,6 +35,8 @@ class Operation {
   // The following are constant once done() is true, and not to be read before.
   const Status& status() const { return status_; }
   std::chrono::steady_clock::time_point finished_at() const { return finished_at_; }
+  // The epoch, if nothing was sent.
+  std::chrono::steady_clock::time_point sent_at() const { return sent_at_; }
   std::byte* output() const { return output_.get(); }
   std::size_t output_bytes() const { return output_bytes_; }
   const std::vector<std::uint64_t>& blocks() const { return blocks_; }
@@ -43,6 +47,7 @@ class Operation {
   std::condition_variable changed_;
   std::atomic<bool> done_{false};
   Status status_;
+  std::chrono::steady_clock::time_point sent_at_;
   std::chrono::steady_clock::time_point finished_at_;
   std::unique_ptr<std::byte[]> output_;
   std::size_t output_bytes_ = 0;
