@@ -47,7 +47,7 @@ class Node final : public Machine {
   // `ranks`: members in order, this rank among them (checked by the caller). Returns the group's number.
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, const std::string& name);
 
-  // The handle finishes later, in another event, even when the submission is refused.
+  // The handle is finished exactly once: within this call if the submission is refused, has failed or needs no one else.
   void submit(Submission submission);
 
   // Says goodbye as soon as no operation is open; nothing may be submitted after it.

@@ -293,7 +293,9 @@ void Node::Impl::end(Operation& operation, Status status) {
   const bool summing = operation.ring && std::any_of(operation.ring->pieces.begin(), operation.ring->pieces.end(),
                                                      [](const node::Ring::Piece& piece) { return !piece.done; });
   if (summing) {
-    operation.ending = std::move(status);
+    if (!operation.ending) {
+      operation.ending = std::move(status);
+    }
     return;
   }
   if (status.ok()) {

@@ -5,6 +5,7 @@ on, whatever happens here in between, a new ``init`` included. How the end of th
 docs/decisions/exit.md and done in ``shoal.leaving``.
 """
 
+import atexit
 import logging
 import os
 import threading
@@ -46,7 +47,11 @@ def init(store: Any = None, *, _limits: Limits | None = None) -> None:
         _session = bootstrap.join(settings, _limits or Limits(), store)
         _settings = settings
         _forked = False
-        trace.start(_recorder(_session))
+        recorder = _recorder(_session)
+        trace.start(recorder)
+        if recorder is not None:
+            # For programs that end without calling shutdown(). Writes once, whoever comes first.
+            atexit.register(_write_trace)
         leaving.watch(_session)
 
 

@@ -14,7 +14,7 @@ import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shoal import _native, keyring, links, messages
 from shoal.addresses import Address, is_loopback
@@ -60,10 +60,11 @@ async def _serve_until_signal(front: "Front", ready: Ready | None) -> None:
 
 @dataclass
 class _Job:
-    """A job that this server takes part in, and the processes that own it."""
+    """A job that this server takes part in."""
 
     terms: JobTerms
-    owners: set[bytes] = field(default_factory=set)
+    # Of rank 0's process; None until it has connected.
+    owner: bytes | None = None
     # Connections that have been let in and are not with the core yet.
     arriving: int = 0
 
@@ -115,16 +116,17 @@ class Front:
         if hello.rank >= request.terms.size:
             raise MessageError(f"rank {hello.rank} does not fit into a job of {request.terms.size} ranks")
         if hello.incarnation in self._ended:
-            raise MessageError("this job has ended: one of its processes has begun another")
+            raise MessageError("this job has ended: its rank 0 has begun another")
         self._forget_finished()
         job = self._jobs.get(hello.incarnation)
         if job is not None and (difference := job.terms.difference(request.terms)):
             raise MessageError(f"the field '{difference}' is not what the job's first rank said")
-        self._end_older(request.owner, hello.incarnation)
         if job is None:
             self._jobs[hello.incarnation] = job = _Job(request.terms)
             _log.info("a job of %d ranks begins: %s", request.terms.size, hello.incarnation.hex())
-        job.owners.add(request.owner)
+        if hello.rank == 0 and job.owner is None:
+            self._end_older(request.owner)
+            job.owner = request.owner
         return request
 
     def _attach(self, hello: Hello, request: JobRequest, link: socket.socket) -> None:
@@ -143,15 +145,15 @@ class Front:
         for incarnation in gone:
             del self._jobs[incarnation]
 
-    def _end_older(self, owner: bytes, incarnation: bytes) -> None:
-        """A process is in one job at a time: its older ones are over, whatever their other ranks believe."""
-        for older in [known for known, job in self._jobs.items() if known != incarnation and owner in job.owners]:
+    def _end_older(self, owner: bytes) -> None:
+        """A process is rank 0 of one job at a time: its older ones are over, whatever their other ranks believe."""
+        for older in [known for known, job in self._jobs.items() if job.owner == owner]:
             del self._jobs[older]
             self._ended[older] = None
             while len(self._ended) > _ENDED_REMEMBERED:
                 self._ended.popitem(last=False)
-            _log.info("job %s ends: one of its processes has begun another", older.hex())
-            self._core.end_job(older, "one of its processes has begun another job")
+            _log.info("job %s ends: its rank 0 has begun another", older.hex())
+            self._core.end_job(older, "its rank 0 has begun another job")
 
     def _on_dropped(self, name: str, why: Exception) -> None:
         _log.debug("dropped a connection from %s: %s", name, why)

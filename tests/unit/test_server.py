@@ -119,12 +119,15 @@ def test_another_role_is_refused() -> None:
         call(front.address, role=Role.CONTROL)
 
 
-def test_a_process_that_begins_another_job_ends_its_older_one() -> None:
+def test_a_rank_0_that_begins_another_job_ends_its_older_one() -> None:
     newer = bytes(16)
     with running() as front, call(front.address, 0) as older:
         assert say(older, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
         wait_for(lambda: front._core.jobs() == [INCARNATION])
         with call(front.address, 1, incarnation=newer) as link:
+            assert say(link, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
+            assert not ended(older, limit=0.3)
+        with call(front.address, 0, incarnation=newer) as link:
             assert say(link, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
             assert ended(older)
             wait_for(lambda: front._core.jobs() == [newer])

@@ -1,5 +1,6 @@
 #include "drivers/tcp/operation.h"
 
+#include <new>
 #include <numeric>
 #include <utility>
 
@@ -17,7 +18,7 @@ std::byte* Operation::allocate_output(const std::vector<std::uint64_t>& block_by
   blocks_ = block_bytes;
   output_bytes_ = std::accumulate(blocks_.begin(), blocks_.end(), std::size_t{0});
   // Not initialised: every byte will be received. One byte at least, so that there is an address.
-  output_.reset(new std::byte[output_bytes_ > 0 ? output_bytes_ : 1]);
+  output_.reset(new (std::nothrow) std::byte[output_bytes_ > 0 ? output_bytes_ : 1]);
   return output_.get();
 }
 
