@@ -196,6 +196,21 @@ def test_every_operation_gives_what_numpy_gives(ranks: int, servers: int) -> Non
     run_ranks(everything, ranks, servers=servers, timeout=120)
 
 
+def test_every_operation_gives_the_same_over_several_connections() -> None:
+    run_ranks(everything, 3, servers=2, environment={"SHOAL_SOCKETS": "3"}, timeout=120)
+
+
+def only_allreduce() -> None:
+    shoal.init()
+    every_allreduce()
+    shoal.shutdown()
+
+
+@pytest.mark.parametrize(("ranks", "servers"), [(2, 0), (3, 1), (4, 0)])
+def test_the_ring_gives_what_numpy_gives(ranks: int, servers: int) -> None:
+    run_ranks(only_allreduce, ranks, servers=servers, environment={"SHOAL_ALGORITHM": "ring"}, timeout=120)
+
+
 def arrays_in_place_that_are_not_contiguous() -> None:
     shoal.init()
     size = shoal.size()
@@ -320,4 +335,10 @@ def bits_of_a_sum() -> bytes:
 
 def test_the_same_job_gives_the_same_bits_whatever_the_servers() -> None:
     results = {bits for servers in (0, 1, 3, 0) for bits in run_ranks(bits_of_a_sum, 4, servers=servers, timeout=60)}
+    results.update(run_ranks(bits_of_a_sum, 4, servers=2, environment={"SHOAL_SOCKETS": "2"}, timeout=60))
     assert len(results) == 1
+
+
+def test_the_ring_repeats_to_the_bit_with_itself() -> None:
+    ring = {"SHOAL_ALGORITHM": "ring"}
+    assert len({bits for _ in range(2) for bits in run_ranks(bits_of_a_sum, 4, environment=ring, timeout=60)}) == 1
