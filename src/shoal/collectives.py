@@ -14,6 +14,7 @@ Mismatch if members disagree, PeerLost if a member is gone, Timeout if nothing h
 ShoalError for every other reason, such as a member that failed before its part.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -196,11 +197,12 @@ def _submit(operation: str, name: str | None, group: Group | None, plan: Callabl
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{description}: {error}") from error
         raise
+    submitted_ns = time.monotonic_ns()
     try:
         native = _hand_over(session.engine, number, wire_name, planned, chosen.timeout)
     except RuntimeError as error:
         raise ShoalError(f"{description}: {error}") from error
-    return Handle(native, description, planned.finish)
+    return Handle(native, description, planned.finish, submitted_ns)
 
 
 def _hand_over(engine: _native.Engine, group: int, name: str, plan: Plan, timeout: float) -> _native.Handle:

@@ -47,7 +47,11 @@ class Handle:
     """
 
     def __init__(
-        self, native: _native.Handle, description: Description, finish: Callable[[_native.Handle], Outcome]
+        self,
+        native: _native.Handle,
+        description: Description,
+        finish: Callable[[_native.Handle], Outcome],
+        submitted_ns: int,
     ) -> None:
         self._native = native
         self._description = description
@@ -56,7 +60,7 @@ class Handle:
         self._error: Exception | None = None
         self._lock = threading.Lock()
         self._number = next(_numbers)
-        trace.operation_began(self._number, description.operation, tensor=description.name)
+        trace.operation_began(self._number, description.operation, submitted_ns, tensor=description.name)
 
     def done(self) -> bool:
         """Whether ``wait`` would return, or raise, at once."""

@@ -101,11 +101,14 @@ def span(name: str, **details: Any) -> Iterator[None]:
         recorder.add("X", name, begin, {"dur": (time.monotonic_ns() - begin) / 1000}, details)
 
 
-def operation_began(number: int, name: str, **details: Any) -> None:
-    """The operation ``number`` of this process was submitted. It is drawn as a bar until it completes."""
+def operation_began(number: int, name: str, at_ns: int, **details: Any) -> None:
+    """The operation ``number`` of this process was submitted at ``at_ns`` of the monotonic clock.
+
+    It is drawn as a bar until it completes.
+    """
     recorder = _recorder
     if recorder is not None:
-        recorder.add("b", name, time.monotonic_ns(), {"id": number}, {"event": "submit", **details})
+        recorder.add("b", name, at_ns, {"id": number}, {"event": "submit", **details})
 
 
 def operation_ended(number: int, name: str, *, sent_ns: int, done_ns: int, **details: Any) -> None:

@@ -292,10 +292,11 @@ def test_a_timeline_is_left_where_it_was_asked_for(tmp_path: Path) -> None:
     files = sorted(tmp_path.iterdir())
     assert [file.name.split("-")[:2] for file in files] == [["a_job", "rank0"], ["a_job", "rank1"]]
     for rank, file in enumerate(files):
-        _, submit, complete = json.loads(file.read_text())["traceEvents"]
+        _, submit, sent, complete = json.loads(file.read_text())["traceEvents"]
         assert (submit["args"], submit["pid"]) == ({"event": "submit", "tensor": "gradient"}, rank)
         assert complete["args"] == {"event": "complete", "status": 0}
-        assert submit["ts"] < complete["ts"]
+        assert sent["args"] == {"event": "first byte sent"}
+        assert submit["ts"] < sent["ts"] < complete["ts"]
 
 
 def interrupt_a_wait() -> None:

@@ -17,7 +17,7 @@ def recorder(tmp_path: Path) -> trace.Recorder:
 def test_events_come_with_names_and_microseconds(recorder: trace.Recorder) -> None:
     trace.start(recorder)
     trace.instant("gradient ready", parameter="weight")
-    trace.operation_began(7, "allreduce", tensor="weight")
+    trace.operation_began(7, "allreduce", time.monotonic_ns(), tensor="weight")
     with trace.span("backward"):
         trace.operation_ended(7, "allreduce", sent_ns=time.monotonic_ns(), done_ns=time.monotonic_ns(), status=0)
     assert trace.stop() is recorder
