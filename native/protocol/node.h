@@ -47,7 +47,8 @@ class Node final : public Machine {
   // `ranks`: members in order, this rank among them (checked by the caller). Returns the group's number.
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, const std::string& name);
 
-  // The handle is finished exactly once: within this call if the submission is refused, has failed or needs no one else.
+  // The handle is finished exactly once: within this call if the submission is refused, has failed or needs no one
+  // else.
   void submit(Submission submission);
 
   // Says goodbye as soon as no operation is open; nothing may be submitted after it.

@@ -28,8 +28,8 @@ class Operation {
 
   // Before finish(), from the loop's thread: its first bytes are on their way.
   void note_sending() { sent_at_ = std::chrono::steady_clock::now(); }
-  // Before finish(): memory for an output of which only now is known how many bytes come from each member; null if there
-  // is not so much.
+  // Before finish(): memory for an output of which only now is known how many bytes come from each member; null if
+  // there is not so much.
   std::byte* allocate_output(const std::vector<std::uint64_t>& block_bytes);
   void finish(Status status);
 
