@@ -22,7 +22,7 @@ inline constexpr std::size_t text_bytes = 16 * 1024;
 // The most ranks of a job.
 inline constexpr std::size_t world_size = 16 * 1024;
 
-// The most groups that a node may announce to one server.
+// The most groups of a job, the one of all ranks among them. Nobody forgets a group.
 inline constexpr std::size_t groups = 16 * 1024;
 
 // The most names that a node's operations may have over the life of a job, over all groups.

@@ -27,6 +27,10 @@ std::size_t size_of(DType dtype) {
   return 0;
 }
 
+bool is_gather(Collective collective) {
+  return collective == Collective::all_gather || collective == Collective::all_to_all;
+}
+
 const char* name_of(DType dtype) {
   switch (dtype) {
     case DType::none:

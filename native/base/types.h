@@ -40,7 +40,10 @@ enum class Collective : std::uint8_t {
 // Bytes of one element; 0 for `none` and for numbers that are no dtype.
 std::size_t size_of(DType dtype);
 
-// Names for messages; "dtype 77" and the like for numbers that are none.
+// All-gather and all-to-all: blocks of members are put together, of sizes that may differ; nothing is summed.
+bool is_gather(Collective collective);
+
+// Names for messages; "an unknown dtype" and the like for numbers that are none.
 const char* name_of(DType dtype);
 const char* name_of(Operator op);
 const char* name_of(Collective collective);

@@ -19,6 +19,8 @@ namespace {
 // How long a report waits for the concerned rank's own word: it may have left, or have a better reason.
 constexpr Time report_wait = second / 2;
 
+constexpr const char* look_at_rank = "see the last lines of that rank's output, and its machine's log";
+
 Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
 
 }  // namespace
@@ -56,7 +58,7 @@ class Coordinator::Impl {
         break;
       case Type::abort:
         lose_rank(from.rank, Code::aborted,
-                  rank_text(from.rank) + " ended with an error: " + wire::text_of(from.payload));
+                  rank_text(from.rank, config_) + " ended with an error: " + wire::text_of(from.payload));
         break;
       default: {
         wire::Loss loss;
@@ -76,7 +78,8 @@ class Coordinator::Impl {
     members_[rank].link.reset();
     if (is_needed(rank)) {
       lose_rank(rank, Code::peer_lost,
-                rank_text(rank) + " is lost: its connection to " + rank_text(0) + " ended (" + why.message + ")");
+                rank_text(rank, config_) + " is lost: its connection to " + rank_text(0, config_) + " ended (" +
+                    why.message + "); " + look_at_rank);
     }
     end_if_all_gone();
   }
@@ -87,11 +90,13 @@ class Coordinator::Impl {
       const Report report = reports_.begin()->second;
       reports_.erase(reports_.begin());
       const std::string text =
-          " is lost: " + rank_text(report.by) + " cannot reach it (" + report.loss.status.message + ")";
+          " is lost: " + rank_text(report.by, config_) + " cannot reach it (" + report.loss.status.message + ")";
       if (report.loss.kind == wire::Loss::Kind::server) {
-        lose_server(report.loss.index, "server " + config_.server_names[report.loss.index] + text);
+        lose_server(report.loss.index,
+                    "server " + config_.server_names[report.loss.index] + text + "; see that server's log");
       } else if (is_needed(report.loss.index)) {
-        lose_rank(report.loss.index, Code::peer_lost, rank_text(report.loss.index) + text);
+        lose_rank(report.loss.index, Code::peer_lost,
+                  rank_text(report.loss.index, config_) + text + "; " + look_at_rank);
       }
     }
     end_if_all_gone();
@@ -174,10 +179,6 @@ class Coordinator::Impl {
         world_.send(*member.link, {.type = Type::ended}, {}, {}, 0);
       }
     }
-  }
-
-  std::string rank_text(std::uint32_t rank) const {
-    return "rank " + std::to_string(rank) + " (" + config_.hosts[rank] + ")";
   }
 
   const JobConfig config_;

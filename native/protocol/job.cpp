@@ -43,4 +43,20 @@ std::string problem_with(const JobConfig& config) {
   return "";
 }
 
+std::string rank_text(std::uint32_t rank, const JobConfig& config) {
+  return "rank " + std::to_string(rank) + " (" + config.hosts[rank] + ")";
+}
+
+std::string ranks_text(const std::vector<std::uint32_t>& ranks, const JobConfig& config) {
+  constexpr std::size_t shown = 16;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size() && i < shown; ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]) + " (" + config.hosts[ranks[i]] + ")";
+  }
+  if (ranks.size() > shown) {
+    text += " and " + std::to_string(ranks.size() - shown) + " more";
+  }
+  return text;
+}
+
 }  // namespace shoal

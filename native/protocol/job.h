@@ -28,4 +28,8 @@ struct JobConfig {
 // Empty if the configuration can be worked with, otherwise what is wrong with it.
 std::string problem_with(const JobConfig& config);
 
+// "rank 3 (host)" and "ranks 3 (a), 5 (b)", for messages. Of many ranks the first are named.
+std::string rank_text(std::uint32_t rank, const JobConfig& config);
+std::string ranks_text(const std::vector<std::uint32_t>& ranks, const JobConfig& config);
+
 }  // namespace shoal

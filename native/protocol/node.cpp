@@ -69,6 +69,10 @@ void Node::Impl::attach_coordinator(LinkId link) {
 }
 
 void Node::Impl::attach_peer(LinkId link, std::uint32_t rank) {
+  if (peers_[rank].link) {
+    world_.close(link);  // one is enough, and the loss of either would count as the rank's
+    return;
+  }
   peers_[rank].link = link;
   links_[link] = LinkState{LinkState::Kind::peer, rank, {}, {}};
   std::vector<std::uint64_t> waiting;
@@ -95,8 +99,8 @@ Placement Node::Impl::on_header(LinkId link, const Header& header) {
     status = check_peer_header(state, header);
   } else if (header.type != Type::lost && header.type != Type::ended) {
     status = refused(std::string(wire::name_of(header.type)) + " from the coordinator");
-  } else if (header.length > limits::text_bytes + 16) {
-    status = refused("a loss of " + std::to_string(header.length) + " bytes");
+  } else if (header.length > (header.type == Type::lost ? limits::text_bytes + 16 : 0)) {
+    status = refused(std::string(wire::name_of(header.type)) + " of " + std::to_string(header.length) + " bytes");
   }
   if (!status.ok()) {
     return {std::move(status), nullptr};
@@ -130,6 +134,10 @@ Status Node::Impl::check_server_header(const LinkState& link, const Header& head
       return operation == nullptr || operation->failed_here ? at_most(std::max(config_.segment, config_.small))
                                                             : check_result(*operation, link.index, header);
     case Type::admit:
+      if (operation != nullptr && !operation->failed_here && !owes_data(*operation, link.index)) {
+        return refused("ADMIT of '" + operation->name + "', for which nothing is owed");
+      }
+      return at_most(0);
     case Type::grant:
       return at_most(0);
     case Type::fail:
@@ -141,6 +149,13 @@ Status Node::Impl::check_server_header(const LinkState& link, const Header& head
     default:
       return refused(std::string(wire::name_of(header.type)) + " from a server");
   }
+}
+
+// Whether the server may ask for this rank's contribution now.
+bool Node::Impl::owes_data(Operation& operation, std::uint32_t server) const {
+  const Part& part = operation.part_of(server);
+  return operation.contributes() && !operation.gathers() && !takes_ring(operation) && !part.admitted &&
+         part.sent < part.shard.end;
 }
 
 Status Node::Impl::check_result(Operation& operation, std::uint32_t server, const Header& header) const {
@@ -158,7 +173,8 @@ Status Node::Impl::check_result(Operation& operation, std::uint32_t server, cons
   }
   const Range segment{part.answered, std::min(part.answered + config_.segment, part.shard.end)};
   const Range expected = intersection(segment, operation.wanted);
-  const bool next = header.length == expected.size() &&
+  const bool contributed = !operation.contributes() || segment.end <= part.sent;
+  const bool next = contributed && header.length == expected.size() &&
                     header.offset == (expected.empty() ? segment.begin : expected.begin) &&
                     ((header.flags & wire::flag_last) != 0) == (segment.end == part.shard.end);
   return next ? Status{} : wrong();
@@ -258,15 +274,12 @@ Status Node::Impl::receive_late(Operation& operation, const LinkState& link) {
   if (Status status = wire::decode_ranks(payload, ranks); !status.ok()) {
     return status;
   }
-  std::string names;
-  for (std::uint32_t rank : ranks) {
-    if (rank >= config_.size()) {
-      return refused("LATE with a rank that does not exist");
-    }
-    names += (names.empty() ? "" : ", ") + rank_text(rank);
+  if (std::any_of(ranks.begin(), ranks.end(), [this](std::uint32_t rank) { return rank >= config_.size(); })) {
+    return refused("LATE with a rank that does not exist");
   }
+  const std::string names = ranks_text(ranks, config_);
   operation.late = names + " had not called it";
-  world_.warn(describe(operation) + " on " + rank_text(rank_) + " is waiting for " + names +
+  world_.warn(describe(operation) + " on " + rank_text(rank_, config_) + " is waiting for " + names +
               (ranks.size() == 1 ? ", which has not called it yet" : ", which have not called it yet"));
   return {};
 }
@@ -350,8 +363,8 @@ void Node::Impl::on_lost(LinkId link, const Status& why) {
       coordinator_.reset();
       if (!goodbye_said_) {
         break_job(Status::error(Code::peer_lost,
-                                rank_text(0) + " is lost, and with it the job: its connection to " + rank_text(rank_) +
-                                    " ended (" + why.message + ")",
+                                rank_text(0, config_) + " is lost, and with it the job: its connection to " +
+                                    rank_text(rank_, config_) + " ended (" + why.message + ")",
                                 0));
       }
       if (!ended_) {
@@ -426,7 +439,7 @@ void Node::Impl::say_goodbye_if_done() {
 }
 
 void Node::Impl::abort(const std::string& reason) {
-  const std::string text = reason.substr(0, limits::text_bytes);
+  const std::string text = wire::cut(reason);
   if (coordinator_ && !goodbye_said_) {
     wire::Bytes bytes;
     wire::append_text(bytes, text);

@@ -102,10 +102,10 @@ Status Node::Impl::start_exchange(Operation& operation, const wire::Sizes& sizes
     problem = "but its output has " + std::to_string(s.output_bytes);
   }
   if (!problem.empty()) {
-    Status why = Status::error(
-        Code::failed_on_rank,
-        "'" + operation.name + "' on " + rank_text(rank_) + " receives " + std::to_string(in) + " bytes, " + problem,
-        static_cast<std::int32_t>(rank_));
+    Status why = Status::error(Code::failed_on_rank,
+                               "'" + operation.name + "' on " + rank_text(rank_, config_) + " receives " +
+                                   std::to_string(in) + " bytes, " + problem,
+                               static_cast<std::int32_t>(rank_));
     send_to_server(operation.home, {.type = Type::fail, .operation = operation.number},
                    wire::encode(wire::Failure{why}));
     why.message = std::string(name_of(s.collective)) + " " + why.message;
@@ -132,9 +132,9 @@ Status Node::Impl::start_exchange(Operation& operation, const wire::Sizes& sizes
         return refused("GRANT beyond the block of '" + operation.name + "'");
       }
       exchange.outgoing[i].granted = early->second;
-      early_grants_.erase(early);
     }
   }
+  forget_grants(exchange.id);
   for (std::size_t step = 1; step < members; ++step) {
     start_blocks(operation, (own + step) % members);
   }
@@ -232,6 +232,9 @@ Status Node::Impl::receive_from_peer(LinkState& link) {
 Status Node::Impl::receive_grant(std::uint32_t rank, const Header& header) {
   Operation* operation = exchanging(header.operation);
   if (operation == nullptr) {
+    if (server_of(header.operation) >= servers_.size()) {
+      return refused("GRANT for an exchange of no server");
+    }
     if (!heard(header.operation)) {
       early_grants_[{header.operation, rank}] += header.credit;
       // As many as the peer may have open, each granted once before it gets data.
@@ -293,7 +296,7 @@ Node::Impl::Operation* Node::Impl::exchanging(std::uint64_t exchange) {
   return found == exchanges_.end() ? nullptr : find(found->second);
 }
 
-// Nobody will ask for them any more: the exchange has ended here before it began.
+// Nobody will ask for them any more: the exchange has begun here, or has ended before it could.
 void Node::Impl::forget_grants(std::uint64_t exchange) {
   early_grants_.erase(early_grants_.lower_bound({exchange, 0}), early_grants_.lower_bound({exchange + 1, 0}));
 }

@@ -1,5 +1,5 @@
 // The node machine's parts: node.cpp turns events into calls of these, node_operations.cpp submits, sends and ends
-// operations, node_exchange.cpp moves blocks between nodes.
+// operations, node_exchange.cpp moves blocks between nodes, node_ring.cpp sends all-reduces round the ring.
 #pragma once
 
 #include <map>
@@ -49,6 +49,7 @@ class Node::Impl {
 
   // Frames (node.cpp).
   Status check_server_header(const LinkState& link, const wire::Header& header);
+  bool owes_data(Operation& operation, std::uint32_t server) const;
   Status check_result(Operation& operation, std::uint32_t server, const wire::Header& header) const;
   Status check_peer_header(const LinkState& link, const wire::Header& header);
   Status receive_from_server(LinkState& link);
@@ -79,7 +80,6 @@ class Node::Impl {
   void send_to_server(std::uint32_t server, wire::Header header, wire::Bytes owned = {},
                       std::span<const std::byte> borrowed = {}, Token token = 0);
   std::string describe(const Operation& operation) const;
-  std::string rank_text(std::uint32_t rank) const;
 
   // Blocks (node_exchange.cpp).
   Status receive_sizes(std::uint64_t number, const LinkState& link);

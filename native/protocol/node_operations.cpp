@@ -1,7 +1,6 @@
 // A node's operations: how they are opened, sent, and ended. docs/protocol.md, section 7.
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "base/limits.h"
@@ -37,9 +36,7 @@ std::optional<std::size_t> Group::index_of(std::uint32_t rank) const {
   return static_cast<std::size_t>(found - ranks.begin());
 }
 
-bool Operation::gathers() const {
-  return submission.collective == Collective::all_gather || submission.collective == Collective::all_to_all;
-}
+bool Operation::gathers() const { return is_gather(submission.collective); }
 
 bool Operation::contributes() const {
   switch (submission.collective) {
@@ -90,8 +87,9 @@ Status Node::Impl::problem_with(const Submission& submission) const {
   if (submission.name == unnamed || submission.name.size() > limits::name_bytes) {
     return wrong("a name has 1 to " + std::to_string(limits::name_bytes) + " bytes and is not '#'");
   }
-  if (submission.shape.size() > limits::dimensions) {
-    return wrong("arrays have at most " + std::to_string(limits::dimensions) + " dimensions");
+  if (submission.group >= limits::groups) {
+    return Status::error(
+        Code::limit, "there are more than " + std::to_string(limits::groups) + " groups: make them once and keep them");
   }
   for (std::uint32_t rank : groups_[submission.group]->ranks) {
     const auto lost = lost_.find(rank);
@@ -100,8 +98,11 @@ Status Node::Impl::problem_with(const Submission& submission) const {
     }
   }
   if (occurrences_.size() >= limits::names) {
-    return Status::error(Code::limit, "operations have had more than " + std::to_string(limits::names) +
-                                          " different names: use the same names in every step");
+    const std::string name = submission.name.empty() ? unnamed : submission.name;
+    if (!occurrences_.contains(operation_key(groups_[submission.group]->id, name, 0))) {
+      return Status::error(Code::limit, "operations have had more than " + std::to_string(limits::names) +
+                                            " different names: use the same names in every step");
+    }
   }
   return {};
 }
@@ -134,10 +135,14 @@ void Node::Impl::submit(Submission submission) {
   Status failure;
   if (!s.failure.empty()) {
     failure = Status::error(Code::failed_on_rank, s.failure, static_cast<std::int32_t>(rank_));
+  } else if (s.shape.size() > limits::dimensions) {
+    failure =
+        Status::error(Code::failed_on_rank, "arrays have at most " + std::to_string(limits::dimensions) + " dimensions",
+                      static_cast<std::int32_t>(rank_));
   } else if (operations_.size() - failed_here_ >= config_.open_limit) {
     failure = Status::error(Code::limit,
                             "more than " + std::to_string(config_.open_limit) + " operations are open at once on " +
-                                rank_text(rank_) + ": wait for some of them",
+                                rank_text(rank_, config_) + ": wait for some of them",
                             static_cast<std::int32_t>(rank_));
   }
   if (!failure.ok()) {
@@ -172,10 +177,16 @@ void Node::Impl::finish_alone(const Submission& submission) {
     return;
   }
   std::byte* output = submission.output;
-  const bool gathers =
-      submission.collective == Collective::all_gather || submission.collective == Collective::all_to_all;
-  if (output == nullptr && gathers) {
+  if (output == nullptr && is_gather(submission.collective)) {
     output = world_.allocate_output(submission.handle, {submission.input_bytes});
+    if (output == nullptr && submission.input_bytes > 0) {
+      world_.finish(submission.handle,
+                    Status::error(Code::failed_on_rank,
+                                  "there is no memory for the " + std::to_string(submission.input_bytes) +
+                                      " bytes that " + rank_text(rank_, config_) + " receives",
+                                  static_cast<std::int32_t>(rank_)));
+      return;
+    }
   }
   // A broadcast's root may have no output.
   if (output != nullptr && output != submission.input && submission.input_bytes > 0) {
@@ -227,6 +238,7 @@ void Node::Impl::open(Operation& operation, const wire::Opening& opening) {
     data = {s.input, static_cast<std::size_t>(operation.bytes)};
     operation.eager = static_cast<std::uint32_t>(operation.bytes);
     home.eager += operation.bytes;
+    operation.parts.front().sent = operation.bytes;
     note_sending(operation);
     sent.inline_bytes = operation.eager;
   }
@@ -336,8 +348,9 @@ void Node::Impl::check_again(Operation& operation, Time when) {
 void Node::Impl::check_progress(Operation& operation) {
   const Time timeout = operation.submission.timeout;
   if (operation.timed_out) {
-    std::string text = describe(operation) + " made no progress, and its home " + config_.server_names[operation.home] +
-                       " did not answer";
+    std::string text = describe(operation) + " made no progress on " + rank_text(rank_, config_) +
+                       " for its timeout, and its home " + config_.server_names[operation.home] +
+                       " did not answer: see whether that process is stopped or its machine out of reach";
     text += operation.late.empty() ? "" : "; last heard: " + operation.late;
     end(operation, Status::error(Code::timeout, std::move(text)));
     return;
@@ -345,7 +358,8 @@ void Node::Impl::check_progress(Operation& operation) {
   // Where it waits for its turn, the progress of those before it counts.
   Time progress = operation.progress;
   for (const Part& part : operation.parts) {
-    if (part.admitted && !part.done) {
+    // Who only receives is not told that it is admitted.
+    if ((part.admitted || !operation.contributes()) && !part.done) {
       progress = std::max(progress, servers_[part.server].last_result);
     }
   }
@@ -355,7 +369,7 @@ void Node::Impl::check_progress(Operation& operation) {
   }
   const auto tenths = static_cast<std::uint64_t>(timeout / (second / 10));
   Status why = Status::error(Code::timeout,
-                             "'" + operation.name + "' made no progress on " + rank_text(rank_) + " for " +
+                             "'" + operation.name + "' made no progress on " + rank_text(rank_, config_) + " for " +
                                  std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s",
                              static_cast<std::int32_t>(rank_));
   operation.timed_out = true;
@@ -380,10 +394,6 @@ void Node::Impl::send_to_server(std::uint32_t server, Header header, wire::Bytes
 
 std::string Node::Impl::describe(const Operation& operation) const {
   return std::string(name_of(operation.submission.collective)) + " '" + operation.name + "'";
-}
-
-std::string Node::Impl::rank_text(std::uint32_t rank) const {
-  return "rank " + std::to_string(rank) + " (" + config_.hosts[rank] + ")";
 }
 
 Node::Impl::Operation* Node::Impl::find(std::uint64_t number) {

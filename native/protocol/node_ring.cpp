@@ -2,8 +2,8 @@
 //
 // A node sends one stream of bytes to the next member and receives one from the previous. Byte p of either stream
 // belongs to a step, a chunk and an offset in it that both ends know:
-//   outgoing  chunk(own), chunk(own-1), ..., chunk(own+2)   2(n-1) of them, indices modulo n
-//   incoming  chunk(own-1), chunk(own-2), ..., chunk(own+1)
+//   outgoing  chunk(own), chunk(own-1), ..., chunk(own+3)   2(n-1) of them, indices modulo n
+//   incoming  chunk(own-1), chunk(own-2), ..., chunk(own+2)
 // What a node sends after its own chunk is what it received, in the same order, one step later: in the first n-1 steps
 // after adding its own contribution (reduce-scatter), afterwards as it is (all-gather). So
 //   sent ≤ min(may_send, size(chunk(own)) + processed)   and   processed ≤ received ≤ granted.
@@ -79,9 +79,12 @@ Status Node::Impl::start_ring(Operation& operation, std::uint64_t exchange) {
   exchanges_.emplace(exchange, operation.number);
   const auto early = early_grants_.find({exchange, ring_neighbour(operation, 1)});
   if (early != early_grants_.end()) {
+    if (early->second > operation.ring->outgoing.bytes) {
+      return refused("GRANT beyond the stream of '" + operation.name + "'");
+    }
     operation.ring->may_send = early->second;
-    early_grants_.erase(early);
   }
+  forget_grants(exchange);
   const std::size_t members = operation.group->ranks.size();
   start_blocks(operation, (operation.group->own + 1) % members);
   start_blocks(operation, (operation.group->own + members - 1) % members);

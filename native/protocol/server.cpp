@@ -10,7 +10,6 @@
 #include "protocol/keys.h"
 #include "protocol/server_impl.h"
 #include "reduce/reduce.h"
-#include "wire/bytes.h"
 
 namespace shoal {
 
@@ -23,6 +22,17 @@ using wire::Type;
 namespace {
 
 Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
+
+// Whether these sizes are possible and add up to exactly `bytes`.
+bool add_up(const std::vector<std::int64_t>& splits, std::uint64_t bytes) {
+  for (std::int64_t split : splits) {
+    if (split < 0 || static_cast<std::uint64_t>(split) > bytes) {
+      return false;
+    }
+    bytes -= static_cast<std::uint64_t>(split);
+  }
+  return bytes == 0;
+}
 
 // How long the coordinator's word about a rank whose link broke is waited for: it knows better why.
 constexpr Time absence_wait = 2 * second;
@@ -103,9 +113,6 @@ Status Server::Impl::check_header(const NodeState& from, const Header& header) c
     case Type::fail:
       return at_most(limits::text_bytes + 8);
     case Type::group:
-      if (groups_.size() >= limits::groups) {
-        return refused("announces more than " + std::to_string(limits::groups) + " groups");
-      }
       return at_most(24 + 4 * static_cast<std::size_t>(config_.size()));
     case Type::drop:
     case Type::leave:
@@ -186,14 +193,16 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
     return refused("inline data of '" + opening.name + "' is beyond the eager limit of " +
                    std::to_string(config_.eager));
   }
+  // Inline data is the whole contribution; one that contributes nothing sends none.
+  if (opening.inline_bytes != 0 && opening.inline_bytes != opening.bytes) {
+    return refused("OPEN of '" + opening.name + "' with a part of its data");
+  }
   if (opening.collective == Collective::broadcast && opening.root >= group->second->ranks.size()) {
     return refused("OPEN of '" + opening.name + "' with a root that is not in the group");
   }
   const bool splits_fit =
       opening.collective != Collective::all_to_all || opening.failed ||
-      (opening.splits.size() == group->second->ranks.size() &&
-       std::all_of(opening.splits.begin(), opening.splits.end(), [](auto s) { return s >= 0; }) &&
-       std::accumulate(opening.splits.begin(), opening.splits.end(), std::uint64_t{0}) == opening.bytes);
+      (opening.splits.size() == group->second->ranks.size() && add_up(opening.splits, opening.bytes));
   if (!splits_fit) {
     return refused("OPEN of '" + opening.name + "' with splits that do not add up");
   }
@@ -209,9 +218,8 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
     return Status::error(Code::limit, "more than " + std::to_string(limits::tombstones) +
                                           " operations have failed that some of their ranks never called");
   }
-  const bool lives_at_home = opening.failed || opening.bytes <= config_.small ||
-                             opening.collective == Collective::all_gather ||
-                             opening.collective == Collective::all_to_all || takes_ring(opening);
+  const bool lives_at_home =
+      opening.failed || opening.bytes <= config_.small || is_gather(opening.collective) || takes_ring(opening);
   if (lives_at_home && home_of(opening.key, config_) != index_) {
     return refused("OPEN of '" + opening.name + "', whose home is another server");
   }
@@ -225,11 +233,7 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
   }
   member.opened = true;
   member.number = from.header.operation;
-  // Inline data is the whole contribution; one that contributes nothing sends none.
   member.inlined = opening.inline_bytes == opening.bytes && opening.bytes <= config_.small;
-  if (opening.inline_bytes != 0 && !member.inlined) {
-    return refused("OPEN of '" + opening.name + "' with a part of its data");
-  }
   from.eager += opening.inline_bytes;
   member.eager = opening.inline_bytes;
   from.operations.emplace(member.number, operation.serial);
@@ -272,13 +276,14 @@ Status Server::Impl::receive_fail(std::uint32_t rank) {
   }
   const std::optional<Place> at = place(rank, from.header.operation);
   if (!at || at->operation->state == Operation::State::failed || !at->operation->home) {
-    return {};  // has ended in the meantime, and the node hears of that
+    return {};  // has ended in the meantime, and the node hears of that; only a home is asked
   }
   Operation& operation = *at->operation;
   if (failure.status.code == Code::timeout) {
     const std::vector<std::uint32_t> absent = missing(operation);
     if (!absent.empty()) {
-      failure.status.message += ": " + server::ranks_text(absent, config_) + " had not called it";
+      failure.status.message += ": " + ranks_text(absent, config_) +
+                                " had not called it; see what they are doing (py-spy dump), or raise SHOAL_TIMEOUT";
     }
   }
   fail(operation, std::move(failure.status));
@@ -301,13 +306,16 @@ Status Server::Impl::receive_group(std::uint32_t rank) {
   if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
     return refused("GROUP with a rank twice");
   }
-  auto& group = groups_[members.id];
-  if (group == nullptr) {
-    group = std::make_unique<Group>();
-    group->ranks = std::move(members.ranks);
-  } else if (group->ranks != members.ranks) {
-    return refused("GROUP with other members than it had");
+  const auto known = groups_.find(members.id);
+  if (known != groups_.end()) {
+    return known->second->ranks == members.ranks ? Status{} : refused("GROUP with other members than it had");
   }
+  if (groups_.size() >= limits::groups) {
+    return Status::error(Code::limit, "a job has more than " + std::to_string(limits::groups) + " groups");
+  }
+  auto made = std::make_unique<Group>();
+  made->ranks = std::move(members.ranks);
+  groups_.emplace(members.id, std::move(made));
   return {};
 }
 
@@ -355,7 +363,7 @@ Status Server::Impl::absence_status(const Operation& operation, std::uint32_t ra
   const char* why =
       code == Code::peer_left ? ", which has left the job normally" : ", which has lost its connection to ";
   return Status::error(code,
-                       "'" + operation.name() + "' needs " + server::rank_text(rank, config_) + why +
+                       "'" + operation.name() + "' needs " + rank_text(rank, config_) + why +
                            (code == Code::peer_left ? "" : config_.server_names[index_]),
                        static_cast<std::int32_t>(rank));
 }

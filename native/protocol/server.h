@@ -1,8 +1,8 @@
 // The server's machine for one job and one lane: matches openings, admits operations, sums segments in member order,
 // sends results, and keeps every node within its credit. docs/protocol.md, section 7.
 //
-// Memory is bounded: for each node at most `credit` bytes of contributions, `eager` bytes of inline data, and
-// `open_limit` openings.
+// Memory is bounded: for each node at most `credit` bytes of contributions, `eager` bytes of inline data, and twice
+// `open_limit` openings (those that failed on their node come on top); for all, limits::groups and limits::tombstones.
 #pragma once
 
 #include <cstdint>

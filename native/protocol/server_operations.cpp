@@ -24,10 +24,6 @@ constexpr Time conflict_wait = second * 3 / 10;
 // When the home first says who is late; then at doubling intervals.
 constexpr Time first_late = 10 * second;
 
-bool is_gather(Collective collective) {
-  return collective == Collective::all_gather || collective == Collective::all_to_all;
-}
-
 }  // namespace
 
 Server::Impl::Operation& Server::Impl::find_or_make(const wire::Opening& opening, const Group& group) {
@@ -41,7 +37,6 @@ Server::Impl::Operation& Server::Impl::find_or_make(const wire::Opening& opening
   operation->group = &group;
   operation->home = home_of(opening.key, config_) == index_;
   operation->members.resize(group.ranks.size());
-  operation->opened_at = now_;
   operation->late_after = first_late;
   Operation& made = *operation;
   serials_.emplace(made.key, made.serial);
@@ -64,7 +59,7 @@ void Server::Impl::opened(Operation& operation, std::size_t index) {
   if (opening.failed) {
     const std::uint32_t rank = operation.group->ranks[index];
     fail(operation, Status::error(Code::failed_on_rank,
-                                  "'" + opening.name + "' failed on " + server::rank_text(rank, config_) +
+                                  "'" + opening.name + "' failed on " + rank_text(rank, config_) +
                                       " before it began: " + opening.text,
                                   static_cast<std::int32_t>(rank)));
     return;
@@ -223,7 +218,7 @@ void Server::Impl::send_results(Operation& operation, std::uint64_t number, Segm
       outgoing.answers_root = true;
       outgoing.root = rank;
       outgoing.answer = header;
-      outgoing.eager = std::exchange(member.eager, 0);
+      answer(operation, i, 0);  // its inline data; its credit comes with the answer
       continue;
     }
     answer(operation, i, credit);
@@ -246,8 +241,8 @@ void Server::Impl::send_results(Operation& operation, std::uint64_t number, Segm
 }
 
 void Server::Impl::end_flow(Operation& operation) {
-  // The home of an operation that other servers work on too is kept until all are done with it: a member may yet
-  // report that it failed.
+  // The home of an operation that is cut into shards is kept until all are done with it: a member may yet report that
+  // it failed.
   if (operation.home && operation.attributes().bytes > config_.small) {
     operation.state = Operation::State::closing;
     remove_if_done(operation);
@@ -261,7 +256,6 @@ void Server::Impl::end_outgoing(Token token) {
   const Outgoing& done = outgoing.mapped();
   if (done.answers_root) {
     node(done.root).outstanding -= done.answer.credit;
-    node(done.root).eager -= done.eager;
     send(done.root, done.answer);
   }
 }

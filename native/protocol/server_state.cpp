@@ -8,10 +8,6 @@ namespace shoal::server {
 
 namespace {
 
-bool is_gather(Collective collective) {
-  return collective == Collective::all_gather || collective == Collective::all_to_all;
-}
-
 // The part of the shape that must agree.
 std::vector<std::int64_t> compared_shape(const wire::Opening& opening) {
   if (is_gather(opening.collective) && !opening.shape.empty()) {
@@ -111,22 +107,6 @@ std::string describe(const wire::Opening& opening) {
   }
   if (opening.collective == Collective::broadcast) {
     text += " from member " + std::to_string(opening.root);
-  }
-  return text;
-}
-
-std::string rank_text(std::uint32_t rank, const JobConfig& config) {
-  return "rank " + std::to_string(rank) + " (" + config.hosts[rank] + ")";
-}
-
-std::string ranks_text(const std::vector<std::uint32_t>& ranks, const JobConfig& config) {
-  constexpr std::size_t shown = 16;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size() && i < shown; ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]) + " (" + config.hosts[ranks[i]] + ")";
-  }
-  if (ranks.size() > shown) {
-    text += " and " + std::to_string(ranks.size() - shown) + " more";
   }
   return text;
 }

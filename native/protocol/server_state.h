@@ -67,7 +67,6 @@ struct Operation {
   bool conflict = false;  // openings differ
   Status failure;         // why, once failed; ok: others say why
 
-  Time opened_at = 0;
   Time next_alarm = never;  // the next LATE, or the end of the wait for those who have not opened a conflict
   Time late_after = 0;      // the interval that doubles
 
@@ -98,7 +97,6 @@ struct Outgoing {
   bool answers_root = false;
   std::uint32_t root = 0;
   wire::Header answer;
-  std::uint32_t eager = 0;
 };
 
 struct NodeState {
@@ -126,10 +124,6 @@ std::string describe(const wire::Opening& opening);
 
 // The text of a Mismatch: what every member sent, and who has not called yet.
 std::string mismatch_text(const Operation& operation, const JobConfig& config);
-
-// "rank 3 (host)" and "ranks 3 (a), 5 (b)".
-std::string rank_text(std::uint32_t rank, const JobConfig& config);
-std::string ranks_text(const std::vector<std::uint32_t>& ranks, const JobConfig& config);
 
 // Members that have not opened the operation, as ranks.
 std::vector<std::uint32_t> missing(const Operation& operation);

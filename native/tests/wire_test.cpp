@@ -3,6 +3,7 @@
 #include <cstring>
 #include <random>
 
+#include "base/limits.h"
 #include "check.h"
 #include "wire/frame.h"
 #include "wire/opening.h"
@@ -94,6 +95,25 @@ TEST(an_opening_survives_the_wire) {
   CHECK_EQ(read.root, opening.root);
   CHECK_EQ(read.occurrence, opening.occurrence);
   CHECK_EQ(read.bytes, opening.bytes);
+}
+
+TEST(an_opening_with_reserved_bytes_is_refused) {
+  wire::Bytes bytes = payload_of(an_opening());
+  bytes[88] = std::byte{1};
+  wire::Opening read;
+  std::size_t inline_offset = 0;
+  CHECK(!wire::decode(bytes, read, inline_offset).ok());
+}
+
+TEST(a_long_text_is_cut_between_characters) {
+  const std::string umlaut = "\xC3\xA4";
+  std::string text = "x";
+  while (text.size() <= limits::text_bytes) {
+    text += umlaut;
+  }
+  CHECK_EQ(wire::cut(text).size(), limits::text_bytes - 1);
+  CHECK_EQ(wire::cut(umlaut), umlaut);
+  CHECK(text.starts_with(wire::cut(text)));
 }
 
 TEST(an_opening_of_any_other_length_is_refused) {

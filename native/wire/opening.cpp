@@ -21,8 +21,6 @@ std::size_t aligned(std::size_t bytes) { return (bytes + inline_alignment - 1) /
 
 Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
 
-std::string cut(const std::string& text) { return text.substr(0, limits::text_bytes); }
-
 bool known(Code code) { return code <= Code::cancelled; }
 
 // A whole payload of equal numbers.
@@ -61,6 +59,14 @@ Status check_values(const Opening& opening, std::uint8_t wire_dtype, std::uint8_
 }
 
 }  // namespace
+
+std::string cut(const std::string& text) {
+  std::size_t size = std::min(text.size(), limits::text_bytes);
+  while (size > 0 && size < text.size() && (static_cast<unsigned char>(text[size]) & 0xC0U) == 0x80U) {
+    --size;
+  }
+  return text.substr(0, size);
+}
 
 std::size_t opening_limit(std::size_t size, std::size_t small) {
   return aligned(fixed_bytes + 8 * limits::dimensions + 8 * size + limits::name_bytes + limits::text_bytes) + small;
@@ -124,6 +130,9 @@ Status decode(ConstBytes payload, Opening& opening, std::size_t& inline_offset) 
 
   if (flags > flag_failed) {
     return refused("unknown flags " + std::to_string(flags) + " in OPEN");
+  }
+  if (get<std::uint64_t>(at + 88) != 0) {
+    return refused("reserved bytes that are not 0 in OPEN");
   }
   if (name > limits::name_bytes || dimensions > limits::dimensions || splits > limits::world_size ||
       text > limits::text_bytes || opening.inline_bytes > limits::inline_bytes) {

@@ -19,6 +19,9 @@ namespace shoal::wire {
 using Bytes = std::vector<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 
+// A text as it is sent: at most limits::text_bytes, and no part of a character.
+std::string cut(const std::string& text);
+
 // What a node says of an operation when it opens it.
 struct Opening {
   Collective collective = Collective::none;

@@ -264,7 +264,7 @@ class _Foreign(Library):
                 data: NumPyArray = np.asarray(array)
                 return Operand(array, _aligned(data), self, _numpy_dtype(data), data.shape)
             raise TypeError(
-                f"a {_type_name(array)} is not an array that Shoal can read ({error}): pass a NumPy array, a PyTorch "
+                f"a {_type_name(array)} is not an array that Shoal can read: pass a NumPy array, a PyTorch "
                 "tensor or any CPU array with __dlpack__"
             ) from error
         memory = native if native.contiguous else _aligned(np.from_dlpack(array))

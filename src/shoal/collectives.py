@@ -222,6 +222,8 @@ def _hand_over(engine: _native.Engine, group: int, name: str, plan: Plan, timeou
 
 
 def _number_in_current_job(group: Group) -> int:
+    if not isinstance(group, Group):
+        raise TypeError(f"group must be a shoal.Group, got {type(group).__name__}: make one with shoal.Group(ranks)")
     if group.session is not runtime.current():
         raise ShoalError(f"{group} was made before the last shoal.shutdown(): make it again after shoal.init()")
     return group.number
@@ -230,6 +232,8 @@ def _number_in_current_job(group: Group) -> int:
 def _checked_name(name: str | None) -> str:
     if name is None:
         return ""
+    if not isinstance(name, str):
+        raise TypeError(f"a name is a text, got {type(name).__name__}: pass str(...) of it")
     if not name or name.startswith("#"):
         raise ValueError(f"a name must not be empty or begin with '#', which unnamed operations use: {name!r}")
     if len(name.encode()) > NAME_LIMIT:

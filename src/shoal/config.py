@@ -186,7 +186,9 @@ class Settings:
             algorithm=_read(environ, "SHOAL_ALGORITHM", _one_of(*ALGORITHMS), "server or ring", "server"),
             fusion_mb=_read(environ, "SHOAL_FUSION_MB", _positive, "a number of megabytes above 0", None),
             timeout=_read(environ, "SHOAL_TIMEOUT", _positive, "a number of seconds above 0", 1800.0),
-            peer_timeout=_read(environ, "SHOAL_PEER_TIMEOUT", _positive, "a number of seconds above 0", 15.0),
+            peer_timeout=_read(
+                environ, "SHOAL_PEER_TIMEOUT", _peer_timeout, "a number of seconds above 0, at most 86400", 15.0
+            ),
             sockets=_read(environ, "SHOAL_SOCKETS", _socket_count, "a whole number from 1 to 64", None),
             trace=_read(environ, "SHOAL_TRACE", _path, "the path of a folder", None),
             log=_read(environ, "SHOAL_LOG", _log_level, "debug, info, warning, error or critical", None),
@@ -296,6 +298,14 @@ def _interfaces(text: str) -> tuple[str, ...]:
 def _positive(text: str) -> float:
     number = float(text)
     if not (math.isfinite(number) and number > 0):
+        raise ValueError
+    return number
+
+
+def _peer_timeout(text: str) -> float:
+    """What the kernel can count: its limit for a third of it is 32767 seconds."""
+    number = _positive(text)
+    if number > 86400:
         raise ValueError
     return number
 

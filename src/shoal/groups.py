@@ -4,6 +4,7 @@ Making one is not collective: a group is its members, its name, and how often th
 the same groups in the same order mean the same ones.
 """
 
+import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ class Group:
 
     def __init__(self, ranks: Iterable[int], name: str = "", timeout: float | None = None) -> None:
         session = runtime.current()
-        members = tuple(int(rank) for rank in ranks)
+        members = tuple(operator.index(rank) for rank in ranks)
         _check_members(members, session.size)
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout}")

@@ -97,7 +97,10 @@ class Handle:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _WAIT_SECONDS if deadline is None else deadline - time.monotonic()
-            status = self._native.wait(max(0.0, min(left, _WAIT_SECONDS)))
+            try:
+                status = self._native.wait(max(0.0, min(left, _WAIT_SECONDS)))
+            except RuntimeError as error:  # in a forked child
+                raise ShoalError(f"{self._description}: {error}") from None
             if status is not None or left <= 0:
                 return status
 

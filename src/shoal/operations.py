@@ -4,6 +4,7 @@ A plan is made from this rank's arguments alone; whatever is wrong with them is 
 must agree on is compared by the protocol, not here.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,7 +159,7 @@ def chunk(rows: int, members: int, index: int) -> tuple[int, int]:
 
 
 def _operator(op: str, dtype: int) -> int:
-    if op not in OPERATORS:
+    if not isinstance(op, str) or op not in OPERATORS:
         raise ValueError(f"op must be one of {', '.join(OPERATORS)}, got {op!r}")
     if op == "mean" and dtype not in FLOATING:
         raise TypeError(f"the mean of {DTYPE_NAMES[dtype]} is not one: use op='sum', or floating numbers")
@@ -195,7 +196,7 @@ def _equal_splits(rows: int, group: Group) -> list[int]:
 
 
 def _checked_splits(splits: Sequence[int], rows: int, group: Group) -> list[int]:
-    counts = [int(count) for count in splits]
+    counts = [operator.index(count) for count in splits]
     if len(counts) != group.size or min(counts) < 0 or sum(counts) != rows:
         raise ValueError(
             f"splits must be {group.size} numbers of rows, one for each member, that add up to the first dimension, "

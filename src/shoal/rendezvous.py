@@ -17,7 +17,15 @@ from typing import NoReturn
 from shoal import links, messages
 from shoal.addresses import Address
 from shoal.config import Limits, Settings
-from shoal.errors import AuthenticationError, ConfigurationError, PeerLost, ShoalError, Timeout
+from shoal.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    PeerLost,
+    ShoalError,
+    Timeout,
+    error_from_name,
+    name_of,
+)
 from shoal.handshake import HandshakeRefused, Refusal, Role, Server
 from shoal.launchers import MOST_RANKS
 from shoal.messages import Message, MessageError
@@ -133,17 +141,18 @@ class Rendezvous:
 
     async def _first_message(self, link: socket.socket) -> tuple[int, Message]:
         server = Server([self._secret], self._id, [Role.CONTROL])
+        caller = links.peer_name(link)
         try:
             hello = await links.authenticate_server(link, server)
         except HandshakeRefused as error:
             if error.refusal == Refusal.WRONG_SECRET and server.hello is not None:
                 self._tell(server.hello.rank)
-                self._events.put_nowait(_wrong_secret(server.hello.rank, links.peer_name(link)))
+                self._events.put_nowait(_wrong_secret(server.hello.rank, caller))
             raise
         try:
             return hello.rank, await links.receive_message(link)
         except MessageError as error:
-            self._events.put_nowait(ShoalError(f"rank {hello.rank} at {links.peer_name(link)}: {error}"))
+            self._events.put_nowait(ShoalError(f"rank {hello.rank} at {caller}: {error}"))
             raise
 
     async def _listen_to(self, member: Member) -> None:
@@ -204,6 +213,10 @@ class Rendezvous:
     def _parsed(self, joining: _Joining) -> Member:
         message = joining.message
         try:
+            if message.kind == "refused":
+                refusal = _refusal_before_joining(joining)
+                self._outsiders.append((joining.rank, joining.link))
+                raise refusal
             if message.kind != "join" or message.integer("rank", 0, MOST_RANKS) != joining.rank:
                 raise MessageError(f"the message '{message.kind}' is not the 'join' of that rank")
             message.integer("size", 1, MOST_RANKS)
@@ -349,6 +362,14 @@ def _failure(event: _Event) -> ShoalError:
     if event.message.kind == "refused":
         return messages.error_of(event.message)
     return ShoalError(f"{event.member} said '{event.message.kind}', which is not its turn: install the same version")
+
+
+def _refusal_before_joining(joining: _Joining) -> ShoalError:
+    """What went wrong on a rank that had reached rank 0, but could not join."""
+    error = messages.error_of(joining.message)
+    return error_from_name(
+        name_of(error), f"rank {joining.rank} at {links.peer_name(joining.link)} could not join: {error}"
+    )
 
 
 def _wrong_secret(rank: int, where: str) -> AuthenticationError:

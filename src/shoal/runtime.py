@@ -8,12 +8,13 @@ docs/decisions/exit.md and done in ``shoal.leaving``.
 import atexit
 import logging
 import os
+import tempfile
 import threading
 from typing import Any
 
 from shoal import bootstrap, leaving, trace
 from shoal.config import Limits, Settings
-from shoal.errors import ShoalError
+from shoal.errors import ConfigurationError, ShoalError
 
 _log = logging.getLogger("shoal")
 
@@ -44,6 +45,7 @@ def init(store: Any = None, *, _limits: Limits | None = None) -> None:
             raise ShoalError(
                 f"rank {_session.rank} has joined a job with other settings: call shoal.shutdown() before shoal.init()"
             )
+        _check_trace_folder(settings)
         _session = bootstrap.join(settings, _limits or Limits(), store)
         _settings = settings
         _forked = False
@@ -115,6 +117,21 @@ def _recorder(session: bootstrap.Session) -> trace.Recorder | None:
     if folder is None:
         return None
     return trace.Recorder(folder, session.settings.job, session.rank, session.hosts[session.rank])
+
+
+def _check_trace_folder(settings: Settings) -> None:
+    """Before the job, not after it: that a timeline can be written there."""
+    if settings.trace is None:
+        return
+    try:
+        settings.trace.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=settings.trace):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"SHOAL_TRACE={str(settings.trace)!r}: no timeline can be written there on rank {settings.rank} "
+            f"({error.strerror}): name a folder that this process may write to"
+        ) from None
 
 
 def _write_trace() -> None:

@@ -94,6 +94,7 @@ def test_the_secret_is_not_shown() -> None:
         ("SHOAL_TIMEOUT", "nan"),
         ("SHOAL_TIMEOUT", "10s"),
         ("SHOAL_PEER_TIMEOUT", "-1"),
+        ("SHOAL_PEER_TIMEOUT", "86401"),
         ("SHOAL_SOCKETS", "0"),
         ("SHOAL_SOCKETS", "1.5"),
         ("SHOAL_LOG", "loud"),

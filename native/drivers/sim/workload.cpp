@@ -17,10 +17,6 @@ constexpr std::int64_t most_bytes = 3000;
 
 bool is_float(DType dtype) { return dtype >= DType::float32 && dtype <= DType::bfloat16; }
 
-bool is_gather(Collective collective) {
-  return collective == Collective::all_gather || collective == Collective::all_to_all;
-}
-
 bool reduces(Collective collective) {
   return collective == Collective::all_reduce || collective == Collective::reduce_scatter;
 }

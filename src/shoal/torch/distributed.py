@@ -1,5 +1,6 @@
 """DistributedDataParallel: PyTorch's interface, Shoal's averaging."""
 
+import math
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,8 +128,8 @@ class _FusionSize:
     """The size of a buffer, in bytes, for so many bytes of gradients."""
 
     def __init__(self, group: Group, fusion_mb: float | None) -> None:
-        if fusion_mb is not None and not fusion_mb > 0:
-            raise ValueError(f"fusion_mb must be above 0, got {fusion_mb}")
+        if fusion_mb is not None and not (fusion_mb > 0 and math.isfinite(fusion_mb)):
+            raise ValueError(f"fusion_mb must be a number above 0, got {fusion_mb}")
         settings = group.session.settings
         self._fixed = settings.fusion_mb if fusion_mb is None else fusion_mb
         self._servers = _averaging_servers(settings)

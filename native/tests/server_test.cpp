@@ -1,0 +1,126 @@
+// The server's machine against frames that no well-behaved simulation sends: each test plays the nodes itself.
+#include "protocol/server.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <vector>
+
+#include "base/limits.h"
+#include "check.h"
+#include "protocol/keys.h"
+
+namespace {
+
+using namespace shoal;
+using wire::Type;
+
+// Keeps what was sent; nothing is ever written to a network, so on_sent never comes.
+struct World final : ServerWorld {
+  void send(LinkId link, const wire::Header& header, Bytes /*owned*/, std::span<const std::byte> /*borrowed*/,
+            Token /*token*/) override {
+    sent[link].push_back(header);
+  }
+  void detach(Token /*token*/) override {}
+  void close(LinkId /*link*/) override {}
+  void sum(Sum /*sum*/) override {}
+
+  std::map<LinkId, std::vector<wire::Header>> sent;
+};
+
+// A job of three ranks and one server. The link of a rank has the rank's number.
+struct Job {
+  Job() {
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      server.attach_node(rank, rank);
+    }
+  }
+
+  Status frame(std::uint32_t rank, wire::Header header, const Bytes& payload) {
+    header.length = static_cast<std::uint32_t>(payload.size());
+    const Placement placement = server.on_header(rank, header);
+    if (!placement.status.ok()) {
+      return placement.status;
+    }
+    std::copy(payload.begin(), payload.end(), placement.memory);
+    return server.on_payload(rank);
+  }
+
+  // With `inlined` bytes of inline data.
+  Status open(std::uint32_t rank, std::uint64_t number, wire::Opening opening, std::uint32_t inlined) {
+    opening.group = world_group_id(config.size());
+    opening.key = operation_key(opening.group, opening.name, 0);
+    opening.inline_bytes = inlined;
+    Bytes payload = wire::encode(opening);
+    payload.resize(payload.size() + inlined);
+    return frame(rank, {.type = Type::open, .operation = number}, payload);
+  }
+
+  static JobConfig make_config() {
+    JobConfig config{{"a", "b", "c"}, {"s"}, {-1}, {1}, 4096, 4096, 1024, 1024, 10};
+    CHECK_EQ(problem_with(config), "");
+    return config;
+  }
+
+  const JobConfig config = make_config();
+  World world;
+  BufferPool pool{0};
+  Server server{config, 0, world, pool};
+};
+
+wire::Opening opening_of(Collective collective, const char* name, std::uint64_t bytes) {
+  wire::Opening opening;
+  opening.collective = collective;
+  opening.dtype = DType::uint8;
+  opening.name = name;
+  opening.bytes = bytes;
+  opening.shape = {static_cast<std::int64_t>(bytes)};
+  return opening;
+}
+
+}  // namespace
+
+TEST(splits_that_add_up_only_modulo_2_to_the_64_are_refused) {
+  Job job;
+  wire::Opening opening = opening_of(Collective::all_to_all, "a", 0);
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  opening.splits = {most, most, 2};
+  const Status status = job.open(0, 1, opening, 0);
+  CHECK(status.code == Code::protocol);
+  opening.splits = {0, 0, 0};
+  CHECK(job.open(1, 1, opening, 0).ok());
+}
+
+TEST(a_part_of_the_inline_data_is_refused_and_leaves_nothing_behind) {
+  Job job;
+  CHECK(!job.open(0, 1, opening_of(Collective::broadcast, "a", 100), 50).ok());
+  CHECK_EQ(job.server.operations(), 0U);
+}
+
+TEST(inline_data_of_a_root_is_answered_by_results_that_are_not_written_yet) {
+  Job job;
+  const wire::Opening first = opening_of(Collective::broadcast, "a", job.config.eager);
+  CHECK(job.open(0, 1, first, job.config.eager).ok());
+  CHECK(job.open(1, 1, first, 0).ok());
+  CHECK(job.open(2, 1, first, 0).ok());
+  CHECK(job.world.sent[0].empty());  // rank 0 hears when the others have it
+  CHECK_EQ(job.world.sent[1].size(), 1U);
+  // Rank 0 hears of a loss, ends the operation by itself, and may use its eager bytes anew.
+  CHECK(job.frame(0, {.type = Type::drop, .operation = 1}, {}).ok());
+  CHECK(job.open(0, 2, opening_of(Collective::broadcast, "b", job.config.eager), job.config.eager).ok());
+}
+
+TEST(the_group_that_is_one_too_many_is_refused_and_known_ones_are_not) {
+  Job job;
+  const auto announce = [&job](std::uint32_t rank, std::uint64_t made) {
+    const std::vector<std::uint32_t> ranks{0, 1};
+    return job.frame(rank, {.type = Type::group}, wire::encode(wire::GroupMembers{group_id(ranks, "g", made), ranks}));
+  };
+  for (std::uint64_t made = 1; made < limits::groups; ++made) {
+    CHECK(announce(0, made).ok());
+  }
+  CHECK(announce(1, 1).ok());
+  CHECK(announce(0, limits::groups).code == Code::limit);
+}
+
+RUN_TESTS()
