@@ -310,7 +310,7 @@ def interrupt_a_wait() -> None:
         with pytest.raises(shoal.Timeout, match="'awaited' on rank 0") as caught:
             handle.wait(timeout=0.2)
         assert isinstance(caught.value, TimeoutError)
-        assert 0.1 < time.monotonic() - begin < 1.0
+        assert 0.1 < time.monotonic() - begin < 5.0
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         begin = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
