@@ -232,7 +232,11 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("code", [](const Status& status) { return static_cast<int>(status.code); })
       .def_prop_ro("rank", [](const Status& status) { return status.rank; })
       .def_prop_ro("message",
-                   [](const Status& status) { return nb::str(status.message.data(), status.message.size()); })
+                   [](const Status& status) {
+                     // A peer may have said it: it need not be UTF-8.
+                     return nb::steal<nb::str>(PyUnicode_DecodeUTF8(
+                         status.message.data(), static_cast<Py_ssize_t>(status.message.size()), "replace"));
+                   })
       .def("__repr__", [](const Status& status) {
         return "Status(code=" + std::to_string(static_cast<int>(status.code)) +
                ", rank=" + std::to_string(status.rank) + ", message='" + status.message + "')";
