@@ -29,6 +29,10 @@ Hash128 operation_key(const Hash128& group, const std::string& name, std::uint32
       .digest();
 }
 
+bool takes_ring(const JobConfig& config, Collective collective, std::uint64_t bytes) {
+  return config.ring && collective == Collective::all_reduce && bytes > config.small;
+}
+
 std::uint32_t home_of(const Hash128& key, const JobConfig& config) {
   const auto in_use = static_cast<std::uint64_t>(
       std::count_if(config.weights.begin(), config.weights.end(), [](std::uint32_t weight) { return weight > 0; }));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "base/types.h"
 #include "protocol/job.h"
 
 namespace shoal {
@@ -20,5 +21,8 @@ Hash128 operation_key(const Hash128& group, const std::string& name, std::uint32
 
 // The home server: one of those with a weight above zero.
 std::uint32_t home_of(const Hash128& key, const JobConfig& config);
+
+// Whether an operation of so many bytes goes round the ring instead of through servers.
+bool takes_ring(const JobConfig& config, Collective collective, std::uint64_t bytes);
 
 }  // namespace shoal

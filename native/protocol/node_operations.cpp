@@ -223,7 +223,7 @@ void Node::Impl::plan(Operation& operation) {
 }
 
 bool Node::Impl::takes_ring(const Operation& operation) const {
-  return config_.ring && operation.submission.collective == Collective::all_reduce && operation.bytes > config_.small;
+  return shoal::takes_ring(config_, operation.submission.collective, operation.bytes);
 }
 
 void Node::Impl::open(Operation& operation, const wire::Opening& opening) {

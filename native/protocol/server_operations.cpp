@@ -127,7 +127,7 @@ void Server::Impl::admit(Operation& operation) {
 }
 
 bool Server::Impl::takes_ring(const wire::Opening& opening) const {
-  return config_.ring && opening.collective == Collective::all_reduce && opening.bytes > config_.small;
+  return shoal::takes_ring(config_, opening.collective, opening.bytes);
 }
 
 void Server::Impl::add_contribution(Operation& operation, std::uint64_t number, std::size_t member,

@@ -7,15 +7,13 @@
 #include <utility>
 
 #include "base/buffer.h"
+#include "drivers/tcp/hosted_server.h"
 #include "drivers/tcp/loop.h"
 #include "protocol/server.h"
 
 namespace shoal::tcp {
 
 namespace {
-
-// What a machine's pool keeps of freed segments for reuse.
-constexpr std::size_t pool_bytes = 64 * 1024 * 1024;
 
 void check(const JobConfig& config, std::uint32_t index, std::uint32_t rank) {
   if (const std::string problem = problem_with(config); !problem.empty()) {
@@ -45,15 +43,8 @@ class DedicatedServer::Impl {
  private:
   using Key = std::pair<std::string, std::uint32_t>;  // incarnation and index
 
-  struct Hosted {
-    Hosted(const JobConfig& config, std::uint32_t index, Loop& loop)
-        : pool(pool_bytes), world(loop), machine(config, index, world, pool) {
-      world.bind(machine);
-      loop.add(machine);
-    }
-    BufferPool pool;
-    ServerOnLoop world;
-    Server machine;
+  struct Hosted : HostedServer {
+    using HostedServer::HostedServer;
     std::set<std::uint32_t> ranks;  // that were attached
   };
   struct Proxy {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/buffer.h"
+#include "drivers/tcp/hosted_server.h"
 #include "drivers/tcp/loop.h"
 #include "protocol/coordinator.h"
 #include "protocol/server.h"
@@ -21,9 +22,6 @@ namespace shoal::tcp {
 namespace {
 
 using std::chrono::milliseconds;
-
-// What a machine's pool keeps of freed segments for reuse.
-constexpr std::size_t pool_bytes = 64 * 1024 * 1024;
 
 // What is on its way when the links are closed (a goodbye, the reason of an abort) is given so long to arrive.
 constexpr milliseconds farewell{10'000};
@@ -61,16 +59,6 @@ class Engine::Impl {
 
  private:
   class World;
-  struct Colocated {
-    Colocated(const JobConfig& config, std::uint32_t index, Loop& loop)
-        : pool(pool_bytes), world(loop), machine(config, index, world, pool) {
-      world.bind(machine);
-      loop.add(machine);
-    }
-    BufferPool pool;
-    ServerOnLoop world;
-    Server machine;
-  };
 
   void check_rank(std::uint32_t rank) const;
   void post(Loop::Task task);
@@ -88,7 +76,7 @@ class Engine::Impl {
   BufferPool pool_{pool_bytes};
   std::unique_ptr<World> world_;
   std::unique_ptr<Node> node_;
-  std::map<std::uint32_t, std::unique_ptr<Colocated>> servers_;  // by index
+  std::map<std::uint32_t, std::unique_ptr<HostedServer>> servers_;  // by index
   std::unique_ptr<OnLoop<Wire>> coordinator_world_;
   std::unique_ptr<Coordinator> coordinator_;
 
@@ -140,7 +128,7 @@ Engine::Impl::Impl(std::uint32_t rank, JobConfig config, int peer_timeout)
   loop_.add(*node_);
   for (std::uint32_t index = 0; index < config_.servers(); ++index) {
     if (config_.server_ranks[index] == static_cast<std::int32_t>(rank) && config_.weights[index] > 0) {
-      servers_[index] = std::make_unique<Colocated>(config_, index, loop_);
+      servers_[index] = std::make_unique<HostedServer>(config_, index, loop_);
     }
   }
   if (rank == 0) {

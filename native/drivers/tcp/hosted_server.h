@@ -1,0 +1,30 @@
+// A server machine on a loop, with the memory and the world that it needs: in a node's process or in a server's own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/buffer.h"
+#include "drivers/tcp/loop.h"
+#include "protocol/job.h"
+#include "protocol/server.h"
+
+namespace shoal::tcp {
+
+// What a machine's pool keeps of freed segments for reuse.
+inline constexpr std::size_t pool_bytes = 64 * 1024 * 1024;
+
+// The loop must outlive it, and forget the machine (Loop::remove) before it goes.
+struct HostedServer {
+  HostedServer(const JobConfig& config, std::uint32_t index, Loop& loop)
+      : pool(pool_bytes), world(loop), machine(config, index, world, pool) {
+    world.bind(machine);
+    loop.add(machine);
+  }
+
+  BufferPool pool;
+  ServerOnLoop world;
+  Server machine;
+};
+
+}  // namespace shoal::tcp
