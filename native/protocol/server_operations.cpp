@@ -218,6 +218,7 @@ void Server::Impl::send_results(Operation& operation, std::uint64_t number, Segm
       outgoing.answers_root = true;
       outgoing.root = rank;
       outgoing.answer = header;
+      node(rank).broadcasting[member.number].push_back(token);
       answer(operation, i, 0);  // its inline data; its credit comes with the answer
       continue;
     }
@@ -252,11 +253,22 @@ void Server::Impl::end_flow(Operation& operation) {
 }
 
 void Server::Impl::end_outgoing(Token token) {
-  auto outgoing = outgoing_.extract(token);
-  const Outgoing& done = outgoing.mapped();
-  if (done.answers_root) {
-    node(done.root).outstanding -= done.answer.credit;
-    send(done.root, done.answer);
+  const auto ended = outgoing_.find(token);
+  if (!ended->second.answers_root) {
+    outgoing_.erase(ended);
+    return;
+  }
+  NodeState& root = node(ended->second.root);
+  const auto broadcast = root.broadcasting.find(ended->second.answer.operation);
+  std::deque<Token>& unanswered = broadcast->second;
+  while (!unanswered.empty() && outgoing_.at(unanswered.front()).unsent == 0) {
+    const auto done = outgoing_.extract(unanswered.front());
+    unanswered.pop_front();
+    root.outstanding -= done.mapped().answer.credit;
+    send(done.mapped().root, done.mapped().answer);
+  }
+  if (unanswered.empty()) {
+    root.broadcasting.erase(broadcast);
   }
 }
 

@@ -93,7 +93,7 @@ struct Outgoing {
   Buffer buffer;
   std::size_t unsent = 0;
 
-  // Broadcast: what the root hears when all have been written.
+  // Broadcast: what the root hears when all have been written, segment after segment.
   bool answers_root = false;
   std::uint32_t root = 0;
   wire::Header answer;
@@ -110,6 +110,10 @@ struct NodeState {
   std::uint64_t eager = 0;                                      // bytes of inline data without an answer
   std::uint32_t results_sent = 0;                               // modulo 2^32
   std::uint32_t acknowledged = 0;
+
+  // Broadcasts from it, by its number: the segments that it has no answer to, in order. (A link that breaks ends the
+  // frames on it in any order.)
+  std::unordered_map<std::uint64_t, std::deque<Token>> broadcasting;
 
   // The frame that is being received.
   wire::Header header;

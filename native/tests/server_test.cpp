@@ -15,17 +15,19 @@ namespace {
 using namespace shoal;
 using wire::Type;
 
-// Keeps what was sent; nothing is ever written to a network, so on_sent never comes.
+// Keeps what was sent; nothing is ever written to a network, so on_sent comes only when a test says so.
 struct World final : ServerWorld {
   void send(LinkId link, const wire::Header& header, Bytes /*owned*/, std::span<const std::byte> /*borrowed*/,
-            Token /*token*/) override {
+            Token token) override {
     sent[link].push_back(header);
+    tokens[link].push_back(token);
   }
   void detach(Token /*token*/) override {}
   void close(LinkId /*link*/) override {}
   void sum(Sum /*sum*/) override {}
 
   std::map<LinkId, std::vector<wire::Header>> sent;
+  std::map<LinkId, std::vector<Token>> tokens;
 };
 
 // A job of three ranks and one server. The link of a rank has the rank's number.
@@ -57,7 +59,7 @@ struct Job {
   }
 
   static JobConfig make_config() {
-    JobConfig config{{"a", "b", "c"}, {"s"}, {-1}, {1}, 4096, 4096, 1024, 1024, 10};
+    JobConfig config{{"a", "b", "c"}, {"s"}, {-1}, {1}, 4096, 8192, 1024, 1024, 10};
     CHECK_EQ(problem_with(config), "");
     return config;
   }
@@ -108,6 +110,29 @@ TEST(inline_data_of_a_root_is_answered_by_results_that_are_not_written_yet) {
   // Rank 0 hears of a loss, ends the operation by itself, and may use its eager bytes anew.
   CHECK(job.frame(0, {.type = Type::drop, .operation = 1}, {}).ok());
   CHECK(job.open(0, 2, opening_of(Collective::broadcast, "b", job.config.eager), job.config.eager).ok());
+}
+
+TEST(a_root_is_answered_in_order_when_frames_to_a_lost_rank_end_in_another) {
+  Job job;
+  const wire::Opening opening = opening_of(Collective::broadcast, "a", 3 * 4096);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    CHECK(job.open(rank, 1, opening, 0).ok());
+  }
+  const auto data = [&job](std::uint64_t offset) {
+    return job.frame(0, {.type = Type::data, .dtype = DType::uint8, .operation = 1, .offset = offset}, Bytes(4096));
+  };
+  CHECK(data(0).ok());
+  CHECK(data(4096).ok());
+  const std::vector<Token>& tokens = job.world.tokens[1];
+  CHECK_EQ(tokens.size(), 2U);
+  job.server.on_lost(2, Status::error(Code::peer_lost, "gone"));
+  for (const Token token : {tokens[1], tokens[1], tokens[0], tokens[0]}) {
+    job.server.on_sent(token);
+  }
+  const std::vector<wire::Header>& answers = job.world.sent[0];
+  CHECK_EQ(answers.size(), 3U);  // ADMIT, then one for each segment
+  CHECK_EQ(answers[1].offset, 0U);
+  CHECK_EQ(answers[2].offset, 4096U);
 }
 
 TEST(the_group_that_is_one_too_many_is_refused_and_known_ones_are_not) {
