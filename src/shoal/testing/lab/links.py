@@ -1,0 +1,174 @@
+"""The link between a host and the switch: a veth pair, shaped at both ends, and its counters.
+
+What leaves an interface is what a shaper can hold back, so the host's end (``eth0``, in the host's namespace) shapes
+what the host sends, and the switch's end (``port3``, in the switch's namespace) what it receives. Functions here give
+the lines of ``ip``, ``tc`` and ``bridge`` that make a link; who runs them decides how many go into one process.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import ConfigurationError
+from shoal.testing.lab import commands
+from shoal.testing.lab.shapes import LinkShape
+
+HOST_END = "eth0"
+SWITCH = "switch"
+MAX_HOSTS = 250
+
+_CONGESTION_CONTROL = "net/ipv4/tcp_congestion_control"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a host is on the network: everything that follows from its index and the lab's name."""
+
+    index: int
+    namespace: str
+    switch: str  # the switch's namespace
+
+    @property
+    def address(self) -> str:
+        return f"10.98.0.{self.index + 1}"
+
+    @property
+    def mac(self) -> str:
+        return f"02:00:0a:62:00:{self.index + 1:02x}"
+
+    @property
+    def port(self) -> str:
+        return f"port{self.index}"
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a host's interface has sent and received since the lab began, and what its link has dropped.
+
+    Bytes are those of Ethernet frames as the interface sees them: data that segmentation offload leaves in one piece of
+    up to 64 KB counts as one packet with one header. ``dropped_sending`` and ``dropped_receiving`` are the packets for
+    which there was no room in the queue of that direction, since that direction was last unshaped.
+    """
+
+    sent_bytes: int
+    received_bytes: int
+    sent_packets: int
+    received_packets: int
+    dropped_sending: int
+    dropped_receiving: int
+
+
+def switch_lines(places: list[Place], mtu: int) -> list[str]:
+    """ip: the switch with its ports, each joined to the host's end, in the switch's namespace.
+
+    The switch learns and guesses nothing (``forwarding_lines`` tells it who is where), and no interface has an IPv6
+    address: nothing is on the wire but what the hosts send.
+    """
+    lines = [
+        f"link add {SWITCH} mtu {mtu} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+        *_without_ipv6(SWITCH),
+        f"link set {SWITCH} up",
+    ]
+    for place in places:
+        peer = f"{HOST_END} mtu {mtu} address {place.mac} netns {place.namespace}"
+        lines += [
+            f"link add {place.port} mtu {mtu} type veth peer name {peer}",
+            *_without_ipv6(place.port),
+            f"link set {place.port} master {SWITCH}",
+            f"link set {place.port} type bridge_slave learning off flood off",
+            f"link set {place.port} up",
+        ]
+    return lines
+
+
+def forwarding_lines(places: list[Place]) -> list[str]:
+    """bridge: which host is behind which port."""
+    return [f"fdb add {place.mac} dev {place.port} master static" for place in places]
+
+
+def host_lines(place: Place, places: list[Place]) -> list[str]:
+    """ip: the host's address and the other hosts', in its namespace. Nobody has to ask, whatever is being dropped."""
+    return [
+        "link set lo up",
+        *_without_ipv6(HOST_END),
+        f"address add {place.address}/24 dev {HOST_END}",
+        f"link set {HOST_END} up",
+        *(
+            f"neighbour add {other.address} lladdr {other.mac} dev {HOST_END} nud permanent"
+            for other in places
+            if other is not place
+        ),
+    ]
+
+
+def sending_lines(shape: LinkShape, before: LinkShape) -> list[str]:
+    """tc, in the host's namespace: what the host sends."""
+    return _shaper_lines(HOST_END, shape.sending, before.sending, f"burst {shape.burst} limit {shape.sending_queue}")
+
+
+def receiving_lines(place: Place, shape: LinkShape, before: LinkShape) -> list[str]:
+    """tc, in the switch's namespace: what the host receives."""
+    return _shaper_lines(place.port, shape.receiving, before.receiving, f"burst {shape.burst} limit {shape.queue}")
+
+
+def offload_lines(shape: LinkShape, before: LinkShape) -> list[str]:
+    """ip, in the host's namespace: how large a piece of new connections' data is."""
+    if shape.largest_piece == before.largest_piece:
+        return []
+    return [f"link set {HOST_END} gso_max_size {shape.largest_piece}"]
+
+
+def _shaper_lines(device: str, rate: float | None, rate_before: float | None, room: str) -> list[str]:
+    if rate is None:
+        return [] if rate_before is None else [f"qdisc delete dev {device} root"]
+    # Replacing a shaper by its like changes the one that is there, with what waits in it and its counters.
+    return [f"qdisc replace dev {device} root tbf rate {round(rate)}bit {room}"]
+
+
+def set_congestion_control(place: Place, name: str) -> None:
+    """For the host's new TCP connections. Raises ConfigurationError, with what there is, where the kernel refuses."""
+    if not commands.write_setting(place.namespace, _CONGESTION_CONTROL, name):
+        raise ConfigurationError(
+            f"the kernel does not let a lab use the congestion control {name!r}: it has "
+            f"{_setting('tcp_available_congestion_control')}, and allows in network namespaces "
+            f"{_setting('tcp_allowed_congestion_control')} (for another: modprobe tcp_{name}, then add it to "
+            "net.ipv4.tcp_allowed_congestion_control)"
+        )
+
+
+def machines_congestion_control() -> str:
+    return _setting("tcp_congestion_control")
+
+
+def read_counters(places: list[Place], switch: str) -> list[Counters]:
+    """The counters of some hosts of the lab whose switch's namespace is ``switch``, in their order."""
+    links = {link["ifname"]: link["stats64"] for link in commands.query("ip", ["-s", "link", "show"], switch)}
+    receiving = _drops(switch)
+    return [_counters(place, links[place.port], receiving.get(place.port, 0)) for place in places]
+
+
+def _counters(place: Place, statistics: dict[str, dict[str, Any]], dropped_receiving: int) -> Counters:
+    sent, received = statistics["rx"], statistics["tx"]  # the switch's end receives what the host sends
+    return Counters(
+        sent_bytes=sent["bytes"],
+        received_bytes=received["bytes"],
+        sent_packets=sent["packets"],
+        received_packets=received["packets"],
+        dropped_sending=_drops(place.namespace).get(HOST_END, 0),
+        dropped_receiving=dropped_receiving,
+    )
+
+
+def _drops(namespace: str) -> dict[str, int]:
+    shapers = commands.query("tc", ["-s", "qdisc", "show"], namespace)
+    return {shaper["dev"]: shaper["drops"] for shaper in shapers if shaper["kind"] == "tbf"}
+
+
+def _without_ipv6(device: str) -> list[str]:
+    # Before the interface is up, or it has announced itself already. A kernel without IPv6 has nothing to turn off.
+    return [f"link set {device} addrgenmode none"] if os.path.exists("/proc/sys/net/ipv6") else []  # noqa: PTH110
+
+
+def _setting(name: str) -> str:
+    with open(f"/proc/sys/net/ipv4/{name}") as file:  # noqa: PTH123
+        return file.read().strip()
