@@ -1,7 +1,9 @@
-"""The command line: ``shoal run``, ``shoal server``. A file a command; what they do lies in the package."""
+"""The command line: ``shoal run``, ``server``, ``bench``, ``lab``. A file a command; what they do lies in the package."""
 
 import click
 
+from shoal.cli.bench import bench
+from shoal.cli.lab import lab
 from shoal.cli.run import run
 from shoal.cli.server import server
 
@@ -12,5 +14,7 @@ def main() -> None:
     """Shoal averages gradients between the machines of a training job."""
 
 
+main.add_command(bench)
+main.add_command(lab)
 main.add_command(run)
 main.add_command(server)

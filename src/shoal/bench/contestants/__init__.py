@@ -1,0 +1,31 @@
+"""The contestants: one module for each library, none of which is imported before a process takes that part."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.bench.contestants.base import Buffer, Contestant, FloatArray
+
+__all__ = ["Buffer", "Contestant", "FloatArray", "join"]
+
+
+def join(name: str, arguments: Mapping[str, Any]) -> Contestant:
+    """Makes this process a rank of contestant ``name``; returns when all ranks are there.
+
+    ``arguments``: what that contestant's constructor needs. Raises ImportError if the library is not there, and whatever the
+    library raises.
+    """
+    if name == "shoal":
+        from shoal.bench.contestants.shoal_ranks import ShoalRanks
+
+        return ShoalRanks(**arguments)
+    if name in ("gloo", "nccl"):
+        from shoal.bench.contestants.torch_ranks import Gloo, Nccl
+
+        return Gloo(**arguments) if name == "gloo" else Nccl(**arguments)
+    if name == "horovod":
+        from shoal.bench.contestants.horovod_ranks import Horovod
+
+        return Horovod(**arguments)
+    from shoal.bench.contestants.mpi import Mpi
+
+    return Mpi(name, **arguments)

@@ -1,0 +1,30 @@
+"""Shoal itself: a rank that sums in place, with nothing but the public operations."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import shoal
+from shoal import _native, runtime
+from shoal.bench.contestants.base import ArrayBuffer, Buffer, FloatArray
+from shoal.config import Limits
+
+
+class ShoalRanks:
+    """Joins the job that the environment describes. ``limits``: overrides of the job's limits, by name."""
+
+    def __init__(self, limits: Mapping[str, int], store: Any = None) -> None:
+        runtime.init(store, _limits=Limits(**limits))
+        self.version = _native.__version__
+        self.rank = shoal.rank()
+        self.size = shoal.size()
+        self.algorithm = os.environ.get("SHOAL_ALGORITHM", "server")
+
+    def buffer(self, content: FloatArray) -> Buffer:
+        return ArrayBuffer(content, lambda: shoal.allreduce_(content, op="sum"))
+
+    def barrier(self) -> None:
+        shoal.barrier()
+
+    def close(self) -> None:
+        shoal.shutdown()

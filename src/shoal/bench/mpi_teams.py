@@ -1,0 +1,132 @@
+"""Starting the ranks of Open MPI and MPICH with their own launchers, over TCP alone.
+
+Their launchers start a daemon on every host through something like ssh; here it is an agent, a small shell script that
+knows a host's address and the command that runs a program on it. All network namespaces of a machine have one
+hostname, which Open MPI takes for one node, so the agent gives every host a UTS namespace with a name of its own.
+Shared memory is switched off: hosts of a lab stand for machines. On loopback everything is one host to the launcher.
+"""
+
+import importlib.util
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal.bench import teams
+from shoal.bench.conductor import Player
+from shoal.bench.contestants.mpi import ABI_VARIABLE, mpich_environment
+
+# Debian's names first: both may be installed, and what "mpirun" means is a matter of alternatives.
+_LAUNCHERS = {"openmpi": ("mpirun.openmpi", "orterun", "mpirun"), "mpich": ("mpirun.mpich", "mpiexec.hydra")}
+
+_AGENT = """#!/bin/sh
+# agent [-x ...] HOST COMMAND...: as ssh, but HOST is a host of the lab.
+while [ "${{1#-}}" != "$1" ]; do shift; done
+host="$1"; shift
+case "$host" in
+{cases}
+*) echo "agent: no host $host" >&2; exit 1 ;;
+esac
+"""
+_CASE = """{address}) exec {command} "$*" ;;"""
+_RENAMED = 'hostname "$0" && exec sh -c "$1"'
+
+
+def start_openmpi(troupe: teams.Troupe) -> list[Player]:
+    """Raises FileNotFoundError or ImportError for what is not installed, BenchError."""
+    place = troupe.place
+    launcher = _launcher("openmpi")
+    lab = place.address(0) != place.address(1)
+    options = {
+        "pml": "ob1",
+        "btl": "tcp,self",
+        "btl_tcp_if_include": place.interface(),
+        "oob_tcp_if_include": place.interface(),
+        # More ranks than processors: a rank that waits gives way to the others.
+        "mpi_yield_when_idle": "1",
+    }
+    if lab:
+        options |= {"plm_rsh_agent": str(_write_agent(troupe)), "plm_rsh_no_tree_spawn": "1"}
+    hosts = ",".join(f"{place.address(rank)}:1" for rank in range(place.nodes)) if lab else ""
+    command = [
+        launcher,
+        *("--allow-run-as-root" for _ in range(os.geteuid() == 0)),
+        *(["--host", hosts] if lab else ["--oversubscribe"]),
+        *(word for name, value in options.items() for word in ("--mca", name, value)),
+        *("-n", str(place.nodes), "--bind-to", "none"),
+    ]
+    environment = teams.base_environment() | {ABI_VARIABLE: "openmpi"}
+    return _start(troupe, "openmpi", command, environment, lab)
+
+
+def start_mpich(troupe: teams.Troupe) -> list[Player]:
+    """Raises FileNotFoundError or ImportError for what is not installed, BenchError."""
+    place = troupe.place
+    launcher = _launcher("mpich")
+    lab = place.address(0) != place.address(1)
+    environment = teams.base_environment() | mpich_environment(troupe.folder)
+    environment |= {
+        ABI_VARIABLE: "mpich",
+        # No shared memory between ranks, and TCP below, whichever of its two network layers it was built with.
+        "MPIR_CVAR_NOLOCAL": "1",
+        "MPIR_CVAR_CH4_SHM_ENABLE": "0",
+        "UCX_TLS": "tcp,self",
+        "UCX_NET_DEVICES": place.interface(),
+        "FI_PROVIDER": "tcp",
+        "FI_TCP_IFACE": place.interface(),
+    }
+    command = [launcher, "-n", str(place.nodes)]
+    if lab:
+        hosts = ",".join(place.address(rank) for rank in range(place.nodes))
+        command += ["-launcher", "ssh", "-launcher-exec", str(_write_agent(troupe)), "-hosts", hosts]
+        command += ["-iface", place.interface()]
+    return _start(troupe, "mpich", command, environment, lab)
+
+
+def _start(
+    troupe: teams.Troupe, name: str, launcher: Sequence[str], environment: dict[str, str], lab: bool
+) -> list[Player]:
+    if importlib.util.find_spec("mpi4py") is None:
+        raise ImportError("mpi4py is not installed: pip install 'shoal[bench]'")
+    place = troupe.place
+    member = troupe.member_command(name, [place.address(rank) for rank in range(place.nodes)], {})
+    # The first host runs the launcher, and Open MPI its ranks too, without the agent.
+    command = [*_renamed(0), shlex.join([*launcher, *member])] if lab else [*launcher, *member]
+    troupe.start(0, f"{name} launcher", command, environment)
+    return troupe.stage.admit(place.nodes, teams.START_SECONDS, troupe.alive)
+
+
+def _launcher(name: str) -> str:
+    for word in _LAUNCHERS[name]:
+        path = shutil.which(word)
+        if path is not None and _is_of(name, path):
+            return path
+    raise FileNotFoundError(f"its launcher ({' or '.join(_LAUNCHERS[name])}) is not installed")
+
+
+def _is_of(name: str, path: str) -> bool:
+    """Whether a launcher is that MPI's: by its name, where it says so."""
+    real = Path(path).resolve().name
+    return "hydra" in real or "mpich" in real if name == "mpich" else "hydra" not in real and "mpich" not in real
+
+
+def _renamed(host: int) -> list[str]:
+    """Runs the shell command that follows with a hostname of its own."""
+    return ["unshare", "--uts", "sh", "-c", _RENAMED, f"bench{host}"]
+
+
+def _write_agent(troupe: teams.Troupe) -> Path:
+    place = troupe.place
+    path = troupe.folder / "agent"
+    if not path.exists():
+        cases = [
+            _CASE.format(address=place.address(host), command=shlex.join(place.wrap(host, _renamed(host))))
+            for host in range(place.nodes)
+        ]
+        path.write_text(_AGENT.format(cases="\n".join(cases)))
+        path.chmod(0o700)
+    return path
+
+
+__all__ = ["start_mpich", "start_openmpi"]

@@ -1,0 +1,94 @@
+"""This machine's loopback: every rank counts as a node, nothing is shaped, no root is needed."""
+
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shoal.bench.plan import parse_pairs
+from shoal.bench.report import Network
+from shoal.bench.watch import Watch, loopback_links
+from shoal.errors import ConfigurationError
+from shoal.processes import Guard, Process, free_master_port
+from shoal.processes.environment import HOST
+
+
+class LocalProcess:
+    """A process in a group of its own."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        return None if self._process.running() else self._process.exit.result()
+
+    def stop(self) -> None:
+        self._process.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.finish()
+
+
+class LocalPlace:
+    """Use it in the main thread: the kernel ends the processes with the thread that started them."""
+
+    name = "loopback"
+
+    def __init__(self, nodes: int, servers: int = 0) -> None:
+        if nodes < 2 or servers < 0:
+            raise ConfigurationError(f"{nodes} ranks and {servers} servers: take 2 ranks or more")
+        self.nodes = nodes
+        self.servers = servers
+        self._guard = Guard()
+        self._processes: list[LocalProcess] = []
+
+    @staticmethod
+    def parse(text: str) -> "LocalPlace":
+        """``n=4,servers=2``. Raises ConfigurationError."""
+        pairs = parse_pairs(text)
+        try:
+            nodes, servers = int(pairs.pop("n")), int(pairs.pop("servers", "0"))
+        except (KeyError, ValueError):
+            raise ConfigurationError(f"--local {text!r} is not of the form n=4,servers=2") from None
+        if pairs:
+            raise ConfigurationError(f"--local {text!r}: {next(iter(pairs))!r} is neither n nor servers")
+        return LocalPlace(nodes, servers)
+
+    def address(self, host: int) -> str:
+        return HOST
+
+    def interface(self) -> str:
+        return "lo"
+
+    def free_ports(self, host: int, count: int) -> int:
+        assert count <= 2
+        return free_master_port()
+
+    def wrap(self, host: int, command: Sequence[str]) -> list[str]:
+        return list(command)
+
+    def start(
+        self, host: int, name: str, command: Sequence[str], environment: Mapping[str, str], output: Path
+    ) -> LocalProcess:
+        with output.open("wb") as file:
+            process = LocalProcess(Process(name, command, environment, self._guard, stdout=file, stderr=file))
+        self._processes.append(process)
+        return process
+
+    def watch(self, server_pids: Sequence[int]) -> Watch:
+        return Watch(server_pids, machine=True, links=loopback_links)
+
+    def network(self, rate: float) -> Network:
+        return Network(rate, shaped=False, node_factors=(1.0,) * self.nodes, server_factors=(1.0,) * self.servers)
+
+    def facts(self) -> dict[str, str]:
+        return {"place": f"loopback of one machine, {self.nodes} ranks as nodes, {self.servers} dedicated servers"}
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+        self._guard.close()

@@ -1,0 +1,92 @@
+"""What is to be measured: sizes, rounds, contestants, and what the ranks of Shoal are given."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from shoal.bench.sizes import parse_bytes
+from shoal.config import Limits
+from shoal.errors import ConfigurationError
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+# A step of four where the latency counts, then the two sizes that issues and papers speak of.
+DEFAULT_SIZES = (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 25_000_000, 100_000_000)
+# Only when a larger size than the default ones is allowed.
+_LARGE_SIZES = (250_000_000, GIB)
+LARGEST_SIZE = 4 * GIB
+
+# In the order in which they take turns and are shown.
+CONTESTANTS = ("shoal", "gloo", "openmpi", "mpich", "horovod", "nccl")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``sizes``: bytes of float32 per rank, multiples of 4. ``rounds``: turns that count, of each contestant at each size.
+
+    ``contestants``: empty for all that are there. ``limits``: overrides of ``shoal.config.Limits``. ``environment``: added
+    to that of Shoal's ranks (and servers). ``turn_seconds``: how long a turn is made to last at least by repeating the
+    operation. ``patience``: seconds after which a turn that has not ended is given up.
+
+    Raises ConfigurationError for what cannot be.
+    """
+
+    sizes: Sequence[int] = DEFAULT_SIZES
+    rounds: int = 7
+    contestants: Sequence[str] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    turn_seconds: float = 0.05
+    patience: float = 600.0
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            if not 4 <= size <= LARGEST_SIZE or size % 4:
+                raise ConfigurationError(f"a size of {size} bytes: take a multiple of 4 from 4 bytes to 4 GiB")
+        if not self.sizes:
+            raise ConfigurationError("there is no size to measure")
+        if self.rounds < 1:
+            raise ConfigurationError(f"{self.rounds} rounds: there has to be one at least")
+        for name in self.contestants:
+            if name not in CONTESTANTS:
+                raise ConfigurationError(f"{name!r} is no contestant: choose from {', '.join(CONTESTANTS)}")
+        self.checked_limits()
+
+    def checked_limits(self) -> Limits:
+        """The limits of Shoal's ranks. Raises ConfigurationError for a name or value that cannot be."""
+        known = [entry.name for entry in fields(Limits)]
+        for name in self.limits:
+            if name not in known:
+                raise ConfigurationError(f"{name!r} is not one of the limits: {', '.join(known)}")
+        return Limits(**self.limits)
+
+
+def choose_sizes(listed: str | None, smallest: str | None = None, largest: str | None = None) -> tuple[int, ...]:
+    """``1KiB,25MB`` in the order given, or the default ones; those between two bounds. Raises ConfigurationError."""
+    try:
+        sizes = DEFAULT_SIZES if listed is None else tuple(parse_bytes(part) for part in listed.split(","))
+        low = 0 if smallest is None else parse_bytes(smallest)
+        high = LARGEST_SIZE if largest is None else parse_bytes(largest)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+    if listed is None and high > DEFAULT_SIZES[-1]:
+        sizes += tuple(size for size in _LARGE_SIZES if largest is not None)
+    return tuple(size for size in sizes if low <= size <= high)
+
+
+def parse_limits(text: str | None) -> dict[str, int]:
+    """``segment=16384,credit=65536``, sizes as above. Raises ConfigurationError."""
+    try:
+        return {name: parse_bytes(value) for name, value in parse_pairs(text or "").items()}
+    except ValueError as error:
+        raise ConfigurationError(f"--limits {text!r}: {error}") from None
+
+
+def parse_pairs(text: str) -> dict[str, str]:
+    """``segment=16384,credit=65536``: name → value. Raises ConfigurationError."""
+    pairs: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.strip().partition("=")
+        if not name or not equals or not value or name in pairs:
+            raise ConfigurationError(f"{text!r} is not of the form name=value,name=value (at {part!r})")
+        pairs[name] = value
+    return pairs

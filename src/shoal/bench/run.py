@@ -1,0 +1,108 @@
+"""Running a plan at a place: starts everything, measures, and returns a report."""
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.bench import mpi_teams, teams
+from shoal.bench.conductor import Conductor, Player, unix_stage
+from shoal.bench.job import run_in_job
+from shoal.bench.machine import machine_facts
+from shoal.bench.places import LabPlace, LabShape, LocalPlace, Place
+from shoal.bench.plan import Plan
+from shoal.bench.progress import Progress
+from shoal.bench.report import Report, Result
+from shoal.errors import ConfigurationError
+
+_AT_PLACES = ("shoal", "gloo", "openmpi", "mpich")
+
+
+def run_at(plan: Plan, lab: str | None, local: str | None, progress: Progress) -> Report | None:
+    """As the command line has it: in the lab of that shape, on loopback, or in the job that this process is a rank of.
+
+    None on ranks other than 0 of such a job. Raises ConfigurationError, BenchError.
+    """
+    if lab is not None:
+        place: Place = LabPlace(LabShape.parse(lab))
+    elif local is not None:
+        place = LocalPlace.parse(local)
+    else:
+        return run_in_job(plan, progress)
+    try:
+        return run(plan, place, progress)
+    finally:
+        progress.end()
+        place.close()
+
+
+def run(plan: Plan, place: Place, progress: Progress | None = None) -> Report:
+    """Measures ``plan`` at ``place``, which it does not close.
+
+    Raises ConfigurationError for what cannot be, BenchError when a process fails or a result is wrong.
+    """
+    progress = progress or Progress(sys.stderr, quiet=True)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-")))
+        stage = unix_stage(folder)
+        stack.callback(stage.listener.close)
+        troupe = teams.Troupe(place, stage, folder)
+        players, pids, missing = _assemble(troupe, plan, progress)
+        conductor = Conductor(players, place.watch(pids), plan.patience, troupe.alive)
+        stack.callback(conductor.close)
+        return _measure(plan, place, conductor, players, missing, progress)
+    raise AssertionError
+
+
+def _assemble(
+    troupe: teams.Troupe, plan: Plan, progress: Progress
+) -> tuple[dict[str, list[Player]], list[int], dict[str, str]]:
+    players: dict[str, list[Player]] = {}
+    pids: list[int] = []
+    missing: dict[str, str] = {}
+    for name in plan.contestants or _AT_PLACES:
+        progress.say(f"starting {name}")
+        try:
+            if name == "shoal":
+                players[name], pids = teams.start_shoal(troupe, plan)
+            else:
+                players[name] = _STARTERS[name](troupe)
+        except (ImportError, FileNotFoundError) as error:
+            if plan.contestants:
+                raise ConfigurationError(f"{name} cannot take part: {error}") from None
+            missing[name] = str(error)
+    return players, pids, missing
+
+
+_STARTERS: dict[str, Callable[[teams.Troupe], list[Player]]] = {
+    "gloo": teams.start_gloo,
+    "openmpi": mpi_teams.start_openmpi,
+    "mpich": mpi_teams.start_mpich,
+}
+
+
+def _measure(
+    plan: Plan,
+    place: Place,
+    conductor: Conductor,
+    players: dict[str, list[Player]],
+    missing: dict[str, str],
+    progress: Progress,
+) -> Report:
+    progress.say("measuring the link")
+    network = place.network(conductor.link_rate())
+    results: list[Result] = []
+    for size in plan.sizes:
+        results += conductor.measure(plan, size, progress)
+    return Report(
+        title="all-reduce",
+        ranks=place.nodes,
+        nodes=place.nodes,
+        servers=place.servers,
+        network=network,
+        results=tuple(results),
+        versions={name: team[0].versions[name] for name, team in players.items()},
+        facts={**machine_facts(), **place.facts()},
+        missing=missing,
+    )

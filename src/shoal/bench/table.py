@@ -1,0 +1,106 @@
+"""A report as text: a table for people, with what a figure needs beside it to be believed."""
+
+from typing import Any
+
+from shoal.bench.bound import allreduce_factor, server_factor
+from shoal.bench.report import Report, Result
+from shoal.bench.sizes import show_bytes, show_rate, show_seconds
+from shoal.errors import ConfigurationError
+
+NAMES = {
+    "shoal": "Shoal",
+    "gloo": "gloo",
+    "openmpi": "Open MPI",
+    "mpich": "MPICH",
+    "horovod": "Horovod",
+    "nccl": "NCCL",
+}
+
+HOW_TO_INSTALL = "pip install 'shoal[bench]'"
+
+COLUMNS = (
+    "size",
+    "contestant",
+    "median",
+    "fastest to slowest",
+    "bandwidth",
+    "× bound",
+    "Shoal is",
+    "CPU s/GB",
+    "machine s/GB",
+    "on the wire",
+    "drops",
+)
+
+
+def row(report: Report, result: Result) -> list[str]:
+    """The cells of one result, in the order of COLUMNS; "" for what does not exist."""
+    ratio = report.bound_ratio(result.contestant, result.size)
+    rival = result.contestant != "shoal" and "shoal" in report.contestants
+    return [
+        show_bytes(result.size),
+        NAMES[result.contestant],
+        show_seconds(result.seconds),
+        f"{show_seconds(result.fastest)} to {show_seconds(result.slowest)}",
+        show_rate(result.bandwidth),
+        "" if ratio is None else f"{ratio:.3f}",
+        f"{report.speedup(result.contestant, result.size):.2f} × as fast" if rival else "",
+        _number(result.cpu_per_gb),
+        "" if result.busy_per_gb is None else _number(result.busy_per_gb),
+        "" if result.wire_bytes is None else f"{result.wire_bytes / result.size:.2f} × size",
+        "" if result.drops is None else str(result.drops),
+    ]
+
+
+def notes(report: Report) -> list[str]:
+    """The lines above and below the table: where, how fast the links are, the bound, versions, the machine."""
+    network = report.network
+    shape = f"ranks: {report.ranks}, nodes: {report.nodes}, dedicated servers: {report.servers}"
+    lines = [f"{report.title} (sum of float32), {shape}"]
+    if network.rate:
+        lines.append(f"B, one TCP flow between two hosts: {show_rate(network.rate)} of payload")
+    if network.shaped:
+        unequal = len({*network.node_factors, *network.server_factors}) > 1
+        ours = "solved for the links' speeds" if unequal else f"{server_factor(report.nodes, report.servers):.3f}"
+        free = f"(M - {show_bytes(network.burst)})/B" if network.burst else "M/B"
+        lines.append(f"bound: Shoal {ours}, rivals {allreduce_factor(report.nodes):.3f}, each × {free}")
+    else:
+        lines.append("bound: none, since processors and not links decide here")
+    lines += [f"{NAMES[name]}: {version}" for name, version in report.versions.items()]
+    lines += [f"{NAMES[name]} took no part: {why}" for name, why in report.missing.items()]
+    lines += [f"{name}: {value}" for name, value in report.facts.items()]
+    return lines
+
+
+def print_report(report: Report, file: Any = None) -> None:
+    """Prints table and notes. Raises ConfigurationError without rich."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        raise ConfigurationError(f"the table is drawn by rich, which is not installed: {HOW_TO_INSTALL}") from None
+    rows = [row(report, result) for result in report.results]
+    shown = [index for index in range(len(COLUMNS)) if any(cells[index] for cells in rows)]
+    table = Table(box=None, pad_edge=False)
+    for index in shown:
+        table.add_column(COLUMNS[index], justify="left" if index == 1 else "right", no_wrap=True)
+    before = None
+    for result, cells in zip(report.results, rows, strict=True):
+        if before is not None and before != result.size:
+            table.add_section()
+        if before == result.size:
+            cells[0] = ""
+        table.add_row(*(cells[index] for index in shown), style="bold" if result.contestant == "shoal" else None)
+        before = result.size
+    # A pipe has no width; cut cells would be worse than long lines.
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal or console.width < 140:
+        console.width = 170
+    console.print(table)
+    console.print()
+    for line in notes(report):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
