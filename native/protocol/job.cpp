@@ -7,6 +7,29 @@
 
 namespace shoal {
 
+namespace {
+
+// Of the largest: smaller segments cost more in headers and wake-ups than an even end is worth.
+constexpr std::uint64_t smallest_part = 16;
+
+std::uint64_t aligned(std::uint64_t bytes) {
+  return (bytes + limits::shard_alignment - 1) / limits::shard_alignment * limits::shard_alignment;
+}
+
+}  // namespace
+
+JobConfig::Window JobConfig::window_of(std::size_t server) const {
+  const std::uint64_t weight = weights[server];
+  const std::uint64_t largest = *std::max_element(weights.begin(), weights.end());
+  const std::uint64_t in_proportion = std::max((segment * weight + largest - 1) / largest, segment / smallest_part);
+  const std::uint64_t own = std::clamp<std::uint64_t>(aligned(in_proportion), limits::shard_alignment, segment);
+  return {static_cast<std::uint32_t>(own), static_cast<std::uint32_t>(std::max(own, credit * weight / largest))};
+}
+
+std::uint32_t JobConfig::segment_for(const Window& window, std::uint64_t bytes) const {
+  return bytes <= small ? std::max(small, window.segment) : window.segment;
+}
+
 std::string problem_with(const JobConfig& config) {
   const auto servers = config.weights.size();
   if (config.hosts.empty() || config.hosts.size() > limits::world_size) {

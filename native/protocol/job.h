@@ -13,12 +13,22 @@ struct JobConfig {
   std::vector<std::string> server_names;   // by server index (lanes included): where it is, for messages
   std::vector<std::int32_t> server_ranks;  // by server index: the rank whose process holds it, -1: dedicated
   std::vector<std::uint32_t> weights;      // by server index: its share of every operation
-  std::uint32_t segment = 0;               // bytes; a multiple of limits::shard_alignment
-  std::uint32_t credit = 0;                // bytes per node and server; at least a segment
+  std::uint32_t segment = 0;               // bytes, of the server with the largest weight; a multiple of the alignment
+  std::uint32_t credit = 0;                // bytes per node and that server; at least a segment
   std::uint32_t eager = 0;                 // bytes of unanswered inline data per node and server
   std::uint32_t small = 0;                 // operations of at most so many bytes live on their home server alone
   std::uint32_t open_limit = 0;            // operations open at once per node
   bool ring = false;                       // all-reduces that are not small go round the ring
+
+  // What one server averages in proportion to its weight, it also moves in pieces of that proportion, so that the parts
+  // of an operation end together and no link is full of one server's bytes while another server waits.
+  struct Window {
+    std::uint32_t segment = 0;
+    std::uint32_t credit = 0;
+  };
+  Window window_of(std::size_t server) const;
+  // How an operation of so many bytes is cut by a server with that window: a small one is not.
+  std::uint32_t segment_for(const Window& window, std::uint64_t bytes) const;
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(hosts.size()); }
   std::uint32_t servers() const { return static_cast<std::uint32_t>(weights.size()); }

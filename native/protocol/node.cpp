@@ -53,8 +53,9 @@ Node::Impl::Impl(const JobConfig& config, std::uint32_t rank, NodeWorld& world, 
   std::vector<std::uint32_t> all(config.size());
   std::iota(all.begin(), all.end(), 0U);
   make_group(std::move(all), "");
-  for (node::ServerLink& server : servers_) {
-    server.credit = config.credit;
+  for (std::uint32_t index = 0; index < config.servers(); ++index) {
+    servers_[index].window = config.window_of(index);
+    servers_[index].credit = servers_[index].window.credit;
   }
 }
 
@@ -171,7 +172,7 @@ Status Node::Impl::check_result(Operation& operation, std::uint32_t server, cons
                        header.length == operation.wanted.size() && (header.flags & wire::flag_last) != 0;
     return whole && header.length <= config_.small ? Status{} : wrong();
   }
-  const Range segment{part.answered, std::min(part.answered + config_.segment, part.shard.end)};
+  const Range segment{part.answered, std::min(part.answered + part.segment, part.shard.end)};
   const Range expected = intersection(segment, operation.wanted);
   const bool contributed = !operation.contributes() || segment.end <= part.sent;
   const bool next = contributed && header.length == expected.size() &&
@@ -201,7 +202,7 @@ Status Node::Impl::on_payload(LinkId link) {
 Status Node::Impl::receive_from_server(LinkState& link) {
   node::ServerLink& from = servers_[link.index];
   from.credit += link.header.credit;
-  if (from.credit > config_.credit) {
+  if (from.credit > static_cast<std::int64_t>(from.window.credit)) {
     return refused("more credit than was spent");
   }
   if (link.header.type == Type::result) {
@@ -249,7 +250,7 @@ void Node::Impl::receive_result(Operation& operation, LinkState& link) {
     std::memcpy(operation.submission.output + (header.offset - operation.wanted.begin), link.payload.data(),
                 header.length);
   }
-  part.answered = std::min(part.answered + config_.segment, part.shard.end);
+  part.answered = std::min(part.answered + part.segment, part.shard.end);
   part.done = (header.flags & wire::flag_last) != 0;
   end_if_done(operation);
 }

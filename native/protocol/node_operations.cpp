@@ -198,15 +198,19 @@ void Node::Impl::finish_alone(const Submission& submission) {
 // Which servers work on it, and what of the result is wanted.
 void Node::Impl::plan(Operation& operation) {
   const Submission& s = operation.submission;
+  const auto segment_for = [&](std::uint32_t server) {
+    return config_.segment_for(servers_[server].window, operation.bytes);
+  };
   const bool receives_only = s.collective == Collective::broadcast && !operation.contributes();
   operation.bytes = operation.failed_here ? 0 : receives_only ? s.output_bytes : s.input_bytes;
   if (operation.bytes <= config_.small || operation.gathers() || takes_ring(operation)) {
-    operation.parts.push_back(Part{operation.home, {0, operation.bytes}, 0, 0, false, false});
+    operation.parts.push_back(
+        Part{operation.home, {0, operation.bytes}, segment_for(operation.home), 0, 0, false, false});
   } else {
     for (std::uint32_t server = 0; server < config_.servers(); ++server) {
       const Range shard = shard_of(operation.bytes, config_.weights, server);
       if (!shard.empty() || server == operation.home) {
-        operation.parts.push_back(Part{server, shard, shard.begin, shard.begin, false, false});
+        operation.parts.push_back(Part{server, shard, segment_for(server), shard.begin, shard.begin, false, false});
       }
     }
   }
@@ -270,11 +274,12 @@ void Node::Impl::pump(std::uint32_t server) {
       continue;
     }
     Part& part = operation->part_of(server);
-    const std::uint64_t length = std::min<std::uint64_t>(config_.segment, part.shard.end - part.sent);
-    if (link.credit < length) {
+    const std::uint64_t length = std::min<std::uint64_t>(part.segment, part.shard.end - part.sent);
+    // With nothing unanswered, one segment may always be sent.
+    if (link.credit < static_cast<std::int64_t>(std::min<std::uint64_t>(length, link.window.credit))) {
       return;
     }
-    link.credit -= length;
+    link.credit -= static_cast<std::int64_t>(length);
     const Header header{
         .type = Type::data, .dtype = operation->submission.dtype, .operation = operation->number, .offset = part.sent};
     const std::byte* data = operation->submission.input + part.sent;

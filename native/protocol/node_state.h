@@ -29,6 +29,7 @@ struct Group {
 struct Part {
   std::uint32_t server = 0;
   Range shard;
+  std::uint32_t segment = 0;  // bytes
   std::uint64_t sent = 0;
   std::uint64_t answered = 0;
   bool admitted = false;
@@ -118,7 +119,8 @@ struct Operation {
 
 struct ServerLink {
   std::optional<LinkId> link;
-  std::uint64_t credit = 0;
+  JobConfig::Window window;
+  std::int64_t credit = 0;             // bytes that may be sent; below 0 after a small operation that is larger
   std::uint64_t eager = 0;             // bytes of inline data without an answer
   std::deque<std::uint64_t> admitted;  // numbers in the server's order; ended ones are passed over
   std::uint32_t results = 0;           // RESULT frames received, modulo 2^32

@@ -55,6 +55,7 @@ std::size_t Server::operations() const { return impl_->operations(); }
 Server::Impl::Impl(const JobConfig& config, std::uint32_t index, ServerWorld& world, BufferPool& pool)
     : config_(config),
       index_(index),
+      window_(config.window_of(index)),
       world_(world),
       pool_(pool),
       nodes_(config.size()),
@@ -127,12 +128,13 @@ Status Server::Impl::check_data(const NodeState& from, const Header& header) con
   if (found == from.operations.end()) {
     return refused("DATA for operation " + std::to_string(header.operation) + ", which is not open");
   }
-  if (header.length > config_.segment || from.outstanding + header.length > config_.credit) {
+  // One segment may always be on its way, so that a small operation fits into any window.
+  if (from.outstanding > 0 && from.outstanding + header.length > window_.credit) {
     return refused("DATA of " + std::to_string(header.length) + " bytes is beyond the credit of " +
-                   std::to_string(config_.credit));
+                   std::to_string(window_.credit));
   }
   const Operation& operation = *operations_.at(found->second);
-  if (operation.state == Operation::State::failed) {
+  if (operation.state == Operation::State::failed && header.length <= std::max(config_.segment, config_.small)) {
     return {};  // was on its way; thrown away by receive_data
   }
   const auto rank = static_cast<std::uint32_t>(&from - nodes_.data());
@@ -144,7 +146,7 @@ Status Server::Impl::check_data(const NodeState& from, const Header& header) con
   if (header.dtype != operation.attributes().dtype) {
     return refused(std::string("DATA in ") + name_of(header.dtype) + " for '" + operation.name() + "'");
   }
-  const std::uint64_t end = std::min<std::uint64_t>(member.next + config_.segment, operation.shard.end);
+  const std::uint64_t end = std::min<std::uint64_t>(member.next + operation.segment, operation.shard.end);
   if (header.offset != member.next || header.offset + header.length != end || header.length == 0) {
     return refused("DATA for '" + operation.name() + "' is not the next segment");
   }
@@ -260,7 +262,7 @@ Status Server::Impl::receive_data(std::uint32_t rank) {
   Operation& operation = *at->operation;
   from.outstanding += bytes;
   operation.members[at->member].next += bytes;
-  const std::uint64_t number = (from.header.offset - operation.shard.begin) / config_.segment;
+  const std::uint64_t number = (from.header.offset - operation.shard.begin) / operation.segment;
   Contribution contribution{std::move(from.payload), nullptr, bytes};
   contribution.data = contribution.buffer.data();
   add_contribution(operation, number, at->member, std::move(contribution));

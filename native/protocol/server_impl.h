@@ -101,6 +101,7 @@ class Server::Impl {
 
   const JobConfig config_;
   const std::uint32_t index_;
+  const JobConfig::Window window_;
   ServerWorld& world_;
   BufferPool& pool_;
   Time now_ = 0;

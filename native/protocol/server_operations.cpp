@@ -101,7 +101,8 @@ void Server::Impl::admit(Operation& operation) {
   }
   operation.shard = attributes.bytes <= config_.small ? Range{0, attributes.bytes}
                                                       : shard_of(attributes.bytes, config_.weights, index_);
-  operation.segments = std::max<std::uint64_t>(1, (operation.shard.size() + config_.segment - 1) / config_.segment);
+  operation.segment = config_.segment_for(window_, attributes.bytes);
+  operation.segments = std::max<std::uint64_t>(1, (operation.shard.size() + operation.segment - 1) / operation.segment);
   if (operation.shard.empty()) {
     send_results(operation, 0, Segment{operation.shard, {}, 0});
     return;
@@ -134,7 +135,7 @@ void Server::Impl::add_contribution(Operation& operation, std::uint64_t number, 
                                     Contribution contribution) {
   Segment& segment = operation.filling[number];
   if (segment.arrived == 0) {
-    segment.range = operation.segment_range(number, config_.segment);
+    segment.range = operation.segment_range(number);
     segment.contributions.resize(operation.members.size());
   }
   segment.contributions[member] = std::move(contribution);

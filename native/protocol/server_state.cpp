@@ -61,9 +61,9 @@ std::size_t Operation::contributors() const {
   }
 }
 
-Range Operation::segment_range(std::uint64_t number, std::uint32_t segment_bytes) const {
-  const std::uint64_t begin = shard.begin + number * segment_bytes;
-  return {begin, std::min(begin + segment_bytes, shard.end)};
+Range Operation::segment_range(std::uint64_t number) const {
+  const std::uint64_t begin = shard.begin + number * segment;
+  return {begin, std::min(begin + segment, shard.end)};
 }
 
 Range Operation::wanted(std::size_t member) const {

@@ -72,6 +72,7 @@ struct Operation {
 
   // Of the bytes that this server averages.
   Range shard;
+  std::uint32_t segment = 0;                 // bytes
   std::map<std::uint64_t, Segment> filling;  // by number of the segment
   std::map<std::uint64_t, Segment> summed;   // done, but one before them is not
   std::uint64_t next_result = 0;
@@ -83,7 +84,7 @@ struct Operation {
   bool tells_failure() const { return home && !failure.ok(); }
   bool is_contributor(std::size_t member) const;
   std::size_t contributors() const;
-  Range segment_range(std::uint64_t number, std::uint32_t segment_bytes) const;
+  Range segment_range(std::uint64_t number) const;
   // What the member gets of the result.
   Range wanted(std::size_t member) const;
 };

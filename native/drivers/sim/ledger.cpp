@@ -17,7 +17,8 @@ Ledger::Flow& Ledger::flow(const End& end) {
   const LinkId id = end.is_client ? end.id : end.other->id;
   const auto [found, is_new] = flows_.try_emplace(id);
   if (is_new) {
-    found->second.credit = config_.credit;
+    found->second.limit = config_.window_of(end.service).credit;
+    found->second.credit = found->second.limit;
   }
   return found->second;
 }
@@ -65,8 +66,10 @@ std::string Ledger::node_sent(Flow& at, const wire::Header& header, const Bytes&
   } else if (header.type == Type::drop) {
     answered(at, header.operation);
   } else if (header.type == Type::data) {
+    // One frame may always be on its way.
+    const bool first = at.credit == at.limit;
     at.credit -= header.length;
-    if (at.credit < 0) {
+    if (at.credit < 0 && !first) {
       return "DATA goes beyond the credit by " + std::to_string(-at.credit) + " bytes";
     }
     const auto place = at.order.find(header.operation);
@@ -85,7 +88,7 @@ std::string Ledger::server_sent(Flow& at, const wire::Header& header) {
 
 std::string Ledger::node_heard(Flow& at, const wire::Header& header) {
   at.credit += header.credit;
-  if (at.credit > config_.credit) {
+  if (at.credit > at.limit) {
     return "the node has more credit than the job allows";
   }
   if (header.type == Type::admit) {
