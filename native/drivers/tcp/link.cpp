@@ -274,6 +274,13 @@ void Link::close(std::vector<Token>& unsent) {
   queued_bytes_ = 0;
 }
 
+int Link::unsent_bytes() const {
+  int bytes = 0;
+  return ::ioctl(socket_.number(), SIOCOUTQNSD, &bytes) == 0 ? bytes : 0;
+}
+
+void Link::push() const { set_option(socket_.number(), IPPROTO_TCP, TCP_NODELAY, 1); }
+
 int Link::unacknowledged_bytes() const {
   int bytes = 0;
   return ::ioctl(socket_.number(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;

@@ -81,9 +81,16 @@ class Link {
 
   // Bytes that the other side's kernel has not acknowledged yet.
   int unacknowledged_bytes() const;
+  // Of those, bytes that our kernel has not sent yet.
+  int unsent_bytes() const;
+  // Makes the kernel try again to send what it has. Where this machine's own queue was full and nothing of the
+  // connection is on its way, so that no answer will come, it would wait for 200 ms.
+  void push() const;
 
   // Whether the loop waits for room in the kernel's buffer.
   bool waits_for_room = false;
+  // Whether the loop watches the kernel's backlog of this link.
+  bool is_backlogged = false;
   // Whether the loop has this link on its list of those to flush.
   bool is_listed = false;
 

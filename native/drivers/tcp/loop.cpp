@@ -31,6 +31,9 @@ constexpr std::size_t follow_ups_per_round = 1024;
 // With so much queued, a link is flushed at once, so that the network works while the machines do.
 constexpr std::size_t flush_early_bytes = 128 * 1024;
 
+// How often the kernel is reminded of what it has not sent.
+constexpr Time push_interval = second / 1000;
+
 int checked(int result, const char* what) {
   if (result < 0) {
     throw std::system_error(errno, std::generic_category(), what);
@@ -138,6 +141,7 @@ void Loop::run_rounds() {
     wait_for_events();
     carry_out_follow_ups();
     flush_listed();
+    push_backlog();
     closed_.clear();
     publish_counters();
     if (after_round) {
@@ -181,6 +185,9 @@ int Loop::milliseconds_to_wait() const {
   Time earliest = never;
   for (const Machine* machine : machines_) {
     earliest = std::min(earliest, machine->deadline());
+  }
+  if (!backlogged_.empty()) {
+    earliest = std::min(earliest, next_push_);
   }
   if (earliest == never) {
     return -1;
@@ -360,9 +367,34 @@ void Loop::flush(SocketEnd& end) {
     list(link);
   } else if (progress == Link::Progress::blocked) {
     wait_for(link, true, EPOLL_CTL_MOD);
+  } else if (progress == Link::Progress::idle && !link.is_backlogged && link.unsent_bytes() > 0) {
+    link.is_backlogged = true;
+    if (backlogged_.empty()) {
+      next_push_ = now() + push_interval;
+    }
+    backlogged_.push_back(link.id());
   } else if (progress == Link::Progress::lost) {
     follow_ups_.push_back({FollowUp::Kind::broken, end.machine, link.id()});
   }
+}
+
+void Loop::push_backlog() {
+  if (backlogged_.empty() || now() < next_push_) {
+    return;
+  }
+  next_push_ = now() + push_interval;
+  std::erase_if(backlogged_, [this](LinkId id) {
+    const auto end = sockets_.find(id);
+    if (end == sockets_.end()) {
+      return true;
+    }
+    Link& link = *end->second.link;
+    link.is_backlogged = link.unsent_bytes() > 0;
+    if (link.is_backlogged) {
+      link.push();
+    }
+    return !link.is_backlogged;
+  });
 }
 
 void Loop::wait_for(Link& link, bool room, int operation) {

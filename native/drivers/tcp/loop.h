@@ -127,6 +127,7 @@ class Loop final : private Receiver {
   void flush_listed();
   void flush(SocketEnd& end);
   void list(Link& link);
+  void push_backlog();
   void lose_socket(LinkId link, Status why);  // by value: it may be the link's own
   void lose_memory(LinkId link, const Status& why);
   std::unordered_map<LinkId, SocketEnd>::iterator drop_socket(std::unordered_map<LinkId, SocketEnd>::iterator end);
@@ -157,6 +158,8 @@ class Loop final : private Receiver {
   std::vector<std::unique_ptr<Link>> closed_;  // until the end of the round: one of them may be on the stack
   std::deque<FollowUp> follow_ups_;
   std::vector<LinkId> to_flush_;
+  std::vector<LinkId> backlogged_;  // links whose bytes the kernel has taken and not sent
+  Time next_push_ = 0;
   LinkId last_link_ = 0;
   std::uint64_t links_gone_ = 0;
   Machine* receiving_ = nullptr;  // whose socket is being read
