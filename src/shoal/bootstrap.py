@@ -5,10 +5,12 @@ every rank's side (joining), where a rank listens (door), and the life after it 
 """
 
 import logging
+from collections.abc import Mapping
+from dataclasses import fields
 
-from shoal import _native, handshake
+from shoal import _native, handshake, sizing
 from shoal.background import LoopThread
-from shoal.config import Limits, Settings
+from shoal.config import Limits, Settings, overrides_of
 from shoal.errors import ShoalError
 from shoal.joining import Joined, join_alone, join_job
 from shoal.meeting import Store, meet
@@ -20,8 +22,15 @@ __all__ = ["Session", "join"]
 _log = logging.getLogger("shoal")
 
 
-def join(settings: Settings, limits: Limits, store: Store | None = None, patience: Patience = DEFAULT) -> Session:
+def join(
+    settings: Settings,
+    limits: Limits | Mapping[str, int],
+    store: Store | None = None,
+    patience: Patience = DEFAULT,
+) -> Session:
     """Brings this rank and all others together; returns when every rank is connected.
+
+    ``limits``: those that are not to be found by measuring, by name; a ``Limits`` leaves nothing to find.
 
     ``store``: what the launcher's ranks share (``set`` and a waiting ``get``), for the meeting place and the secret.
     Raises ConfigurationError, AuthenticationError, PeerLost, Timeout; what is wrong on one rank is raised on all.
@@ -34,7 +43,7 @@ def join(settings: Settings, limits: Limits, store: Store | None = None, patienc
         raise error.with_traceback(None) from None
 
 
-def _start(settings: Settings, limits: Limits, store: Store | None, patience: Patience) -> Session:
+def _start(settings: Settings, limits: Limits | Mapping[str, int], store: Store | None, patience: Patience) -> Session:
     link_thread = LoopThread("shoal-links")
     try:
         joined = link_thread.run(_join(settings, limits, store, patience))
@@ -48,15 +57,20 @@ def _start(settings: Settings, limits: Limits, store: Store | None, patience: Pa
         raise
 
 
-async def _join(settings: Settings, limits: Limits, store: Store | None, patience: Patience) -> Joined:
+async def _join(
+    settings: Settings, limits: Limits | Mapping[str, int], store: Store | None, patience: Patience
+) -> Joined:
+    overrides = overrides_of(limits)
+    sizing.limits_for(None, 1, overrides)  # what cannot work is refused before others are met
     if settings.size == 1:
-        return join_alone(settings, limits)
-    return await join_job(settings, limits, _shared(settings, limits), meet(settings, store), patience)
+        return join_alone(settings, overrides)
+    return await join_job(settings, overrides, _shared(settings, limits), meet(settings, store), patience)
 
 
-def _shared(settings: Settings, limits: Limits) -> dict[str, str]:
+def _shared(settings: Settings, limits: Limits | Mapping[str, int]) -> dict[str, str]:
     """What must be equal on every rank, under the names that users know."""
-    limit_texts = {f"limit '{name}'": value for name, value in limits.as_text().items()}
+    overrides = overrides_of(limits)
+    limit_texts = {f"limit '{entry.name}'": str(overrides.get(entry.name, "unset")) for entry in fields(Limits)}
     versions = {"the version of Shoal": _native.__version__, "the protocol's version": str(handshake.VERSION)}
     return {**settings.shared(), **limit_texts, **versions}
 

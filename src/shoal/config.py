@@ -67,7 +67,7 @@ class Limits:
     ``open_limit``: operations open at once per node. Raises ConfigurationError for what cannot work.
     """
 
-    segment: int = 65536
+    segment: int = 262144
     credit: int = 262144
     eager: int = 262144
     small: int = 16384
@@ -89,9 +89,15 @@ class Limits:
     def _say_segment(self) -> str:
         return f"segment={self.segment} must be a multiple of {SEGMENT_ALIGNMENT} from 64 to {LARGEST_SEGMENT}"
 
-    def as_text(self) -> dict[str, str]:
-        """Name → value, for comparison between ranks."""
-        return {entry.name: str(getattr(self, entry.name)) for entry in fields(self)}
+
+def overrides_of(limits: Limits | Mapping[str, int]) -> dict[str, int]:
+    """Limits that were given by hand, by name. A ``Limits`` gives all of them. Raises ConfigurationError."""
+    if isinstance(limits, Limits):
+        return {entry.name: getattr(limits, entry.name) for entry in fields(limits)}
+    known = [entry.name for entry in fields(Limits)]
+    for name in limits:
+        _require(name in known, f"{name} is not one of {', '.join(known)}")
+    return dict(limits)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Where a rank listens: for nodes that use the server in its process (role 2), and for peers (role 3).
+"""Where a rank listens: for nodes that use the server in its process (role 2), for peers (role 3) and to measure (role 4).
 
 Open from before the rank joins until its part in the job is over. Nothing is accepted until the incarnation is known;
-until then callers wait in the kernel. A caller that does not prove itself within a few seconds is dropped.
+until then callers wait in the kernel. Nodes and peers then wait for the welcome, which other ranks may have heard first. A
+caller that does not prove itself within a few seconds is dropped.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 
-from shoal import links, messages
+from shoal import links, measuring, messages
 from shoal.addresses import Address
 from shoal.errors import ShoalError
 from shoal.handshake import Hello, Role, Server
@@ -22,6 +23,8 @@ _log = logging.getLogger("shoal")
 
 # Callers beyond the job's own.
 _STRANGERS = 64
+
+_ROLES = (Role.SERVER, Role.PEER, Role.MEASURE)
 
 
 class Door:
@@ -37,18 +40,28 @@ class Door:
         self._secret = secret
         self._rank = rank
         self._patience = patience
-        self._welcome: Welcome | None = None
+        self._incarnation: bytes | None = None
+        self._welcome: asyncio.Future[Welcome] | None = None
         self._came = asyncio.Event()
         self._accepting: asyncio.Task[None] | None = None
         self._on_peer: Callable[[int, socket.socket], None] | None = None
         self._early_peers: list[tuple[int, socket.socket]] = []
 
-    def open(self, welcome: Welcome) -> None:
-        """Begins to accept."""
-        self._welcome = welcome
-        callers = len(welcome.hosts) * (welcome.lanes + 1) + _STRANGERS
-        acceptor = links.Acceptor(self._listener, self._admit, self._on_dropped, callers)
+    def open(self, incarnation: bytes, callers: int) -> None:
+        """Begins to accept: connections to measure at once, others after ``welcome``. ``callers``: so many at a time."""
+        self._incarnation = incarnation
+        self._welcome = asyncio.get_running_loop().create_future()
+        acceptor = links.Acceptor(self._listener, self._admit, self._on_dropped, callers + _STRANGERS)
         self._accepting = asyncio.create_task(acceptor.run())
+
+    def welcome(self, welcome: Welcome) -> None:
+        """Lets in nodes and peers. The door is opened if it is not."""
+        if self._incarnation is None:
+            self.open(welcome.incarnation, len(welcome.hosts) * (welcome.lanes + 1))
+        if welcome.incarnation != self._incarnation:
+            raise MessageError("rank 0 said 'measure' for another incarnation than 'welcome'")
+        assert self._welcome is not None, "an open door waits for the welcome"
+        self._welcome.set_result(welcome)
 
     async def wait_for_nodes(self, expected: Iterable[tuple[int, int]]) -> None:
         """Until each of these (server index, rank) has connected. Raises ShoalError naming the first that has not."""
@@ -82,13 +95,19 @@ class Door:
             link.close()
 
     async def _admit(self, link: socket.socket) -> None:
-        assert self._welcome is not None, "nothing is accepted before the welcome"
-        server = Server([self._secret], self.server_id, [Role.SERVER, Role.PEER], incarnation=self._welcome.incarnation)
+        assert self._welcome is not None, "nothing is accepted before the incarnation is known"
+        server = Server([self._secret], self.server_id, _ROLES, incarnation=self._incarnation)
         hello = await asyncio.wait_for(links.authenticate_server(link, server), self._patience.stranger)
+        if hello.role == Role.MEASURE:
+            if self._welcome.done():
+                raise MessageError(f"rank {hello.rank} wants to measure a link of a job that has begun")
+            await measuring.answer(link)
+            return
+        welcome = await asyncio.wait_for(asyncio.shield(self._welcome), self._patience.answer)
         if hello.role == Role.PEER:
             self._admit_peer(hello.rank, link)
         else:
-            await asyncio.wait_for(self._admit_node(hello, link), self._patience.answer)
+            await asyncio.wait_for(self._admit_node(welcome, hello, link), self._patience.answer)
 
     def _admit_peer(self, rank: int, link: socket.socket) -> None:
         if rank >= self._rank:
@@ -98,10 +117,10 @@ class Door:
         else:
             self._on_peer(rank, link)
 
-    async def _admit_node(self, hello: Hello, link: socket.socket) -> None:
+    async def _admit_node(self, welcome: Welcome, hello: Hello, link: socket.socket) -> None:
         message = await links.receive_message(link)
         try:
-            index = self._checked(hello, message)
+            index = self._checked(welcome, hello, message)
         except MessageError as error:
             await links.say_last_words(link, messages.pack_refused(error))
             raise
@@ -109,14 +128,13 @@ class Door:
         self.node_links[index, hello.rank] = link
         self._came.set()
 
-    def _checked(self, hello: Hello, message: messages.Message) -> int:
-        assert self._welcome is not None, "nothing is accepted before the welcome"
+    def _checked(self, welcome: Welcome, hello: Hello, message: messages.Message) -> int:
         job = parse_job(message)
-        difference = job.terms.difference(self._welcome.terms)
+        difference = job.terms.difference(welcome.terms)
         if difference:
             raise MessageError(f"rank {hello.rank} and rank {self._rank} were told different '{difference}'")
-        server, lane = divmod(job.index, self._welcome.lanes)
-        if self._welcome.servers[server].rank != self._rank or lane != hello.lane or hello.rank >= job.terms.size:
+        server, lane = divmod(job.index, welcome.lanes)
+        if welcome.servers[server].rank != self._rank or lane != hello.lane or hello.rank >= job.terms.size:
             raise MessageError(f"rank {hello.rank} looks for server {job.index}, which is not on rank {self._rank}")
         if (job.index, hello.rank) in self.node_links:
             raise MessageError(f"rank {hello.rank} is connected to server {job.index} already")

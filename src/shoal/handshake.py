@@ -42,6 +42,7 @@ class Role(IntEnum):
     CONTROL = 1
     SERVER = 2
     PEER = 3
+    MEASURE = 4
 
 
 class Refusal(IntEnum):

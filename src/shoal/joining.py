@@ -10,13 +10,13 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal import links, messages
+from shoal import links, measuring, messages, sizing
 from shoal.addresses import Address, is_loopback
-from shoal.config import Limits, Settings
+from shoal.config import Settings
 from shoal.door import Door
 from shoal.errors import AuthenticationError, ConfigurationError, PeerLost, ShoalError, Timeout
 from shoal.handshake import Client, HandshakeRefused, Refusal, Role
@@ -25,6 +25,7 @@ from shoal.messages import Message, MessageError
 from shoal.patience import Patience
 from shoal.rendezvous import Rendezvous
 from shoal.shares import ServerPlace, server_places
+from shoal.survey import NOTHING
 from shoal.terms import Welcome, owner, parse_welcome
 
 _log = logging.getLogger("shoal")
@@ -58,18 +59,21 @@ class Joined:
             link.close()
 
 
-def join_alone(settings: Settings, limits: Limits) -> Joined:
-    """A job of one rank: its own server, and nobody to talk to."""
+def join_alone(settings: Settings, overrides: Mapping[str, int]) -> Joined:
+    """A job of one rank: its own server, and nobody to talk to. ``overrides``: of limits, by name."""
     host = socket.gethostname()
     places = tuple(server_places([host], settings.servers, settings.colocated))
+    limits = sizing.limits_for(None, settings.lanes, overrides)
     welcome = Welcome(os.urandom(16), (host,), (Address("127.0.0.1", 1),), places, settings.lanes, limits)
     return Joined(0, b"", welcome, [])
 
 
 async def join_job(
-    settings: Settings, limits: Limits, shared: dict[str, str], meeting: Meeting, patience: Patience
+    settings: Settings, overrides: Mapping[str, int], shared: dict[str, str], meeting: Meeting, patience: Patience
 ) -> Joined:
-    """Joins with the other ranks of a job of two or more. ``shared``: name → value of what must be equal everywhere.
+    """Joins with the other ranks of a job of two or more.
+
+    ``overrides``: limits that are not to be found by measuring. ``shared``: name → value of what must be equal everywhere.
 
     Raises ShoalError, the same kind on every rank, when something is wrong on any of them.
     """
@@ -77,7 +81,7 @@ async def join_job(
         control = await Caller(settings, meeting, patience).reach_rank_zero()
         return await _Node(settings, shared, meeting, control, patience).join()
     ours, theirs = (links.watched(end) for end in socket.socketpair())
-    rendezvous = Rendezvous(settings, limits, shared, meeting.secret, meeting.listener, theirs, patience)
+    rendezvous = Rendezvous(settings, overrides, shared, meeting.secret, meeting.listener, theirs, patience)
     return await _join_beside(rendezvous, _Node(settings, shared, meeting, ours, patience))
 
 
@@ -199,9 +203,12 @@ class _Node:
         await self._tell(messages.pack("join", self._introduction(door.address)))
         # Rank 0 gives up first, and says why.
         limit = min(self._settings.timeout, self._patience.rendezvous) + 2 * self._patience.answer
-        welcome = parse_welcome(await self._hear("welcome", limit), self._settings.size)
-        door.open(welcome)
-        hearing = asyncio.create_task(self._hear("go", limit))
+        message = await self._hear(limit, "measure", "welcome")
+        if message.kind == "measure":
+            message = await self._measure(message, door, limit)
+        welcome = parse_welcome(message, self._settings.size)
+        door.welcome(welcome)
+        hearing = asyncio.create_task(self._hear(limit, "go"))
         connecting = asyncio.create_task(self._connect_servers(welcome))
         try:
             await asyncio.wait({hearing, connecting}, return_when=asyncio.FIRST_COMPLETED)
@@ -232,6 +239,29 @@ class _Node:
             "settings": self._shared,
         }
 
+    async def _measure(self, message: Message, door: Door, limit: float) -> Message:
+        """Lets others measure the link of this host, and calls whom rank 0 names. Its next message."""
+        incarnation = message.identity("incarnation")
+        door.open(incarnation, self._settings.size * (self._settings.lanes + 1))
+
+        def client() -> Client:
+            return Client(self._meeting.secret, Role.MEASURE, self._rank, incarnation=incarnation)
+
+        while (message := await self._hear(limit, "call", "welcome")).kind == "call":
+            address, both = Address(*message.address("address")), message.flag("both")
+            link = await measuring.connect(client, address, self._meeting.sources)
+            with contextlib.ExitStack() as stack:
+                if link is not None:
+                    stack.callback(link.close)
+                await self._tell(messages.pack("prepared", {}))
+                # In case rank 0 has waited too long for us, it goes on without.
+                message = await self._hear(limit, "begin", "call", "welcome")
+                if message.kind != "begin":
+                    return message
+                found = await measuring.call(link, both) if link is not None else NOTHING
+            await self._tell(messages.pack("measured", found.as_fields()))
+        return message
+
     # --- The control link ---
 
     async def _tell(self, data: bytes) -> None:
@@ -239,10 +269,10 @@ class _Node:
             await asyncio.wait_for(links.send(self._control, data), self._patience.answer)
         except (OSError, asyncio.TimeoutError):
             # Rank 0 is gone or has refused the job: what it said last is still to be read.
-            await self._hear("refused", self._patience.answer)
+            await self._hear(self._patience.answer, "refused")
 
-    async def _hear(self, kind: str, limit: float) -> Message:
-        """The next message of rank 0. Raises what rank 0 refused the job for."""
+    async def _hear(self, limit: float, *kinds: str) -> Message:
+        """The next message of rank 0, which must be one of these. Raises what rank 0 refused the job for."""
         try:
             message = await asyncio.wait_for(links.receive_message(self._control), limit)
         except asyncio.TimeoutError:
@@ -257,8 +287,9 @@ class _Node:
             ) from None
         if message.kind == "refused":
             raise messages.error_of(message)
-        if message.kind != kind:
-            raise MessageError(f"rank 0 said '{message.kind}' where rank {self._rank} expected '{kind}'")
+        if message.kind not in kinds:
+            expected = " or ".join(f"'{kind}'" for kind in kinds)
+            raise MessageError(f"rank 0 said '{message.kind}' where rank {self._rank} expected {expected}")
         return message
 
     async def _say_why(self, error: BaseException) -> None:

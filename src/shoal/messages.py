@@ -67,6 +67,9 @@ class Message:
     def text(self, name: str, longest: int = LONGEST_TEXT) -> str:
         return self._checked(name, lambda value: _text(value, longest))
 
+    def flag(self, name: str) -> bool:
+        return self._checked(name, _flag)
+
     def identity(self, name: str) -> bytes:
         """16 bytes in hexadecimal."""
         return self._checked(name, _identity)
@@ -83,6 +86,10 @@ class Message:
 
     def text_map(self, name: str) -> dict[str, str]:
         return self._checked(name, _text_map)
+
+    def message(self, name: str) -> "Message":
+        """An object, to be checked in the same way."""
+        return self._checked(name, lambda value: Message(f"{self.kind}.{name}", _object(value)))
 
     def messages(self, name: str, count: int | None = None) -> "list[Message]":
         """A list of objects, to be checked in the same way."""
@@ -129,6 +136,12 @@ def _integer(value: Any, lowest: int, highest: int) -> int:
 def _text(value: Any, longest: int) -> str:
     if not isinstance(value, str) or len(value) > longest:
         raise ValueError(f"is not a text of at most {longest} characters")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("is neither true nor false")  # noqa: TRY004 (a wrong field, not a wrong call)
     return value
 
 

@@ -1,7 +1,7 @@
 """The coordinator's side of joining, on rank 0: docs/protocol.md, section 3, control link.
 
-Waits until every rank has joined with equal settings, tells all who is in the job, waits until all are connected, and
-says ``go``. Whatever is wrong with one rank ends the attempt for all, and all hear why; ranks that come later than that
+Waits until every rank has joined with equal settings, has all links measured, tells all who is in the job and who averages
+how much, waits until all are connected, and says ``go``. Whatever is wrong with one rank ends the attempt for all, and all hear why; ranks that come later than that
 still hear it for a moment. Strangers are dropped and cost nothing more.
 """
 
@@ -10,13 +10,13 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from shoal import links, messages
+from shoal import links, messages, sizing
 from shoal.addresses import Address
-from shoal.config import Limits, Settings
+from shoal.config import Settings
 from shoal.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -29,14 +29,20 @@ from shoal.errors import (
 from shoal.handshake import HandshakeRefused, Refusal, Role, Server
 from shoal.launchers import MOST_RANKS
 from shoal.messages import Message, MessageError
+from shoal.network import Network
 from shoal.patience import Patience
 from shoal.shares import server_places
+from shoal.survey import Measured, Round, Survey
 from shoal.terms import Welcome
 
 _log = logging.getLogger("shoal")
 
 # Strangers that are looked at beside the job's own ranks.
 _STRANGERS = 64
+
+# Seconds for all ranks to connect for measuring, or to measure once: several times what it takes.
+_MEASURING = 5.0
+_OF_MEASURING = ("prepared", "measured")
 
 
 @dataclass
@@ -76,13 +82,14 @@ class Rendezvous:
     """One attempt to bring a job together.
 
     ``listener``: at the meeting place; closed when this is over. ``own``: one end of a pair of sockets, whose other end
-    rank 0's own node uses as every other node uses its control link. ``shared``: what must be equal everywhere.
+    rank 0's own node uses as every other node uses its control link. ``overrides``: limits that are not to be found by
+    measuring. ``shared``: what must be equal everywhere.
     """
 
     def __init__(
         self,
         settings: Settings,
-        limits: Limits,
+        overrides: Mapping[str, int],
         shared: dict[str, str],
         secret: bytes,
         listener: socket.socket,
@@ -90,13 +97,14 @@ class Rendezvous:
         patience: Patience,
     ) -> None:
         self._settings = settings
-        self._limits = limits
+        self._overrides = overrides
         self._shared = shared
         self._secret = secret
         self._listener = listener
         self._own = own
         self._patience = patience
         self._id = os.urandom(16)
+        self._incarnation = os.urandom(16)
         self._members: dict[int, Member] = {}
         # Those that proved themselves but do not fit: they hear the refusal like the members do.
         self._outsiders: list[tuple[int, socket.socket]] = []
@@ -115,7 +123,7 @@ class Rendezvous:
         complete = False
         try:
             await self._gather()
-            await self._connect()
+            await self._connect(await self._measure())
             complete = True
         except ShoalError as error:
             await self._refuse(error)
@@ -240,39 +248,86 @@ class Rendezvous:
                     f"{name} differs: {ours} on {zero}, {other} on {member}; it must be the same on every rank",
                 )
 
-    async def _connect(self) -> None:
-        """All ranks are here: says who is in the job, and waits until they are connected to the servers."""
-        members = [self._members[rank] for rank in range(self._settings.size)]
-        welcome = self._welcome(members)
+    async def _measure(self) -> Network | None:
+        """All ranks are here: measures their links. What goes wrong in that is a warning, and joining goes on."""
+        members = self._in_order()
+        survey = Survey([member.address for member in members], self._settings.servers)
+        rounds = survey.first_rounds()
+        if not rounds:
+            return None
+        for member in members:
+            await self._send(member, messages.pack("measure", {"incarnation": self._incarnation.hex()}))
+        try:
+            for pairs in rounds:
+                await self._measure_round(survey, pairs)
+            for pairs in survey.second_look():
+                await self._measure_round(survey, pairs)
+        except _GaveUp as error:
+            _log.warning("not all links were measured: %s", error)
+        if unknown := survey.unknown():
+            _log.warning("links that could not be measured count as like most others: %s", ", ".join(unknown))
+        return survey.network()
+
+    async def _measure_round(self, survey: Survey, pairs: Round) -> None:
+        """All callers begin together, once all are connected."""
+        callers = [pair.rank for pair in pairs]
+        for pair in pairs:
+            call = {"address": pair.called.address, "both": pair.both}
+            await self._send(self._members[pair.rank], messages.pack("call", call))
+        await self._hear_all("prepared", callers, _MEASURING, "to connect for measuring")
+        begin = messages.pack("begin", {})
+        for rank in callers:
+            await self._send(self._members[rank], begin)
+        found = await self._hear_all("measured", callers, _MEASURING, "to measure a link")
+        for pair in pairs:
+            survey.note(pair, Measured.parse(found[pair.rank]))
+
+    def _in_order(self) -> list[Member]:
+        return [self._members[rank] for rank in range(self._settings.size)]
+
+    async def _connect(self, network: Network | None) -> None:
+        """Says who is in the job and who averages how much, and waits until all are connected to the servers."""
+        members = self._in_order()
+        welcome = self._welcome(members, network)
         packed = messages.pack("welcome", welcome.as_fields())
         for member in members:
             await self._send(member, packed)
-        ids: dict[int, list[str]] = {}
-        clock = _Clock(self._patience, self._patience_limit())
+        _say_what_was_found(welcome)
+        everyone, limit = range(len(members)), self._patience_limit()
+        heard = await self._hear_all("connected", everyone, limit, "to connect to the servers")
+        ids = [heard[rank].texts("server_ids", count=len(welcome.servers)) for rank in everyone]
+        _compare_ids(ids, members, welcome)
+
+    async def _hear_all(self, kind: str, ranks: Collection[int], limit: float, what: str) -> dict[int, Message]:
+        """This message of each of these ranks. Raises _GaveUp after ``limit`` seconds; the error that ends the job."""
+        heard: dict[int, Message] = {}
+        clock = _Clock(self._patience, limit)
 
         def waiting_for() -> str:
-            return f"{_list_of([m.rank for m in members if m.rank not in ids])} to connect to the servers"
+            return f"{_list_of([rank for rank in ranks if rank not in heard])} {what}"
 
-        while len(ids) < len(members):
+        while len(heard) < len(ranks):
             event = await clock.next(self._events, waiting_for)
             if isinstance(event, _Joining):
                 self._checked(event)  # a rank too many: there is none that fits
-            elif isinstance(event, _Said) and isinstance(event.message, Message) and event.message.kind == "connected":
-                ids[event.member.rank] = event.message.texts("server_ids", count=len(welcome.servers))
-            else:
+            elif isinstance(event, _Said) and isinstance(event.message, Message) and event.message.kind == kind:
+                heard[event.member.rank] = event.message
+            elif not _is_late(event):
                 raise _failure(event)
-        _compare_ids([ids[member.rank] for member in members], members, welcome)
+        return heard
 
-    def _welcome(self, members: list[Member]) -> Welcome:
+    def _welcome(self, members: list[Member], network: Network | None) -> Welcome:
         hosts = [member.host for member in members]
+        servers = server_places(hosts, self._settings.servers, self._settings.colocated, network)
         return Welcome(
-            incarnation=os.urandom(16),
+            incarnation=self._incarnation,
             hosts=tuple(hosts),
             addresses=tuple(member.address for member in members),
-            servers=tuple(server_places(hosts, self._settings.servers, self._settings.colocated)),
+            servers=tuple(servers),
             lanes=self._settings.lanes,
-            limits=self._limits,
+            limits=sizing.limits_for(network, len(members) * self._settings.lanes, self._overrides),
             algorithm=self._settings.algorithm,
+            network=network,
         )
 
     async def _send(self, member: Member, data: bytes) -> None:
@@ -325,6 +380,10 @@ class Rendezvous:
         return [*((member.rank, member.link) for member in self._members.values()), *self._outsiders]
 
 
+class _GaveUp(Timeout):
+    """Somebody did not come or answer in time."""
+
+
 class _Clock:
     """Waits for events, warns at doubling intervals who is late, and gives up at the limit."""
 
@@ -338,7 +397,7 @@ class _Clock:
         while True:
             elapsed = self._now() - self._began
             if elapsed >= self._limit:
-                raise Timeout(
+                raise _GaveUp(
                     f"after {elapsed:.0f} s rank 0 still waits for {waiting_for()}: see whether they run, and whether they "
                     "can reach that address"
                 )
@@ -349,6 +408,11 @@ class _Clock:
                 return await asyncio.wait_for(events.get(), min(self._next_report, self._limit) - elapsed)
             except asyncio.TimeoutError:
                 continue
+
+
+def _is_late(event: _Event) -> bool:
+    """Whether this is from a measurement that was given up."""
+    return isinstance(event, _Said) and isinstance(event.message, Message) and event.message.kind in _OF_MEASURING
 
 
 def _failure(event: _Event) -> ShoalError:
@@ -396,6 +460,21 @@ def _compare_ids(ids: list[list[str]], members: list[Member], welcome: Welcome) 
                     f"{welcome.servers[first_met[identity]]} and {server} are the same server: name it once in SHOAL_SERVERS"
                 )
             first_met[identity] = index
+
+
+def _say_what_was_found(welcome: Welcome) -> None:
+    if welcome.network is None:
+        return
+    nodes = [f"rank {rank} (host {host})" for rank, host in enumerate(welcome.hosts)]
+    servers = [str(server.address) for server in welcome.servers if server.address is not None]
+    _log.info(
+        "links: %s; round trip %.0f us; segment %d, credit %d bytes; weights %s",
+        welcome.network.describe(nodes, servers),
+        1e6 * welcome.network.round_trip,
+        welcome.limits.segment,
+        welcome.limits.credit,
+        " ".join(str(server.weight) for server in welcome.servers),
+    )
 
 
 def _list_of(ranks: list[int]) -> str:

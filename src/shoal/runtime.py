@@ -10,6 +10,7 @@ import logging
 import os
 import tempfile
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from shoal import bootstrap, leaving, trace
@@ -26,7 +27,7 @@ _settings: Settings | None = None
 _forked = False
 
 
-def init(store: Any = None, *, _limits: Limits | None = None) -> None:
+def init(store: Any = None, *, _limits: Limits | Mapping[str, int] | None = None) -> None:
     """Joins the job that the environment describes; returns when all its ranks have.
 
     Does nothing if this process has joined already and the environment still says the same. ``store``: an object with
@@ -46,7 +47,7 @@ def init(store: Any = None, *, _limits: Limits | None = None) -> None:
                 f"rank {_session.rank} has joined a job with other settings: call shoal.shutdown() before shoal.init()"
             )
         _check_trace_folder(settings)
-        _session = bootstrap.join(settings, _limits or Limits(), store)
+        _session = bootstrap.join(settings, _limits or {}, store)
         _settings = settings
         _forked = False
         recorder = _recorder(_session)

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shoal import _native, keyring, links, messages
+from shoal import _native, keyring, links, measuring, messages
 from shoal.addresses import Address, is_loopback
 from shoal.config import secret_folder
 from shoal.errors import ConfigurationError
@@ -92,8 +92,11 @@ class Front:
             self._core.close()
 
     async def _admit(self, link: socket.socket) -> None:
-        server = Server(self._secrets, self._id, [Role.SERVER])
+        server = Server(self._secrets, self._id, [Role.SERVER, Role.MEASURE])
         hello = await asyncio.wait_for(links.authenticate_server(link, server), self._patience.stranger)
+        if hello.role == Role.MEASURE:
+            await measuring.answer(link)
+            return
         message = await asyncio.wait_for(links.receive_message(link), self._patience.answer)
         try:
             request = self._checked(hello, message)

@@ -79,7 +79,9 @@ def start_engine(joined: Joined, settings: Settings) -> _native.Engine:
 class Session:
     """A job as this rank takes part in it. Methods may be called from any thread.
 
-    ``hosts``: the name of each rank's machine, by rank. ``incarnation``: 16 bytes that name this job.
+    ``hosts``: the name of each rank's machine, by rank. ``incarnation``: 16 bytes that name this job. ``network``: what was
+    measured of its links, None on one machine. ``limits`` and ``weights`` (by server, its lanes counted as one): those that
+    hold.
     """
 
     def __init__(self, joined: Joined, settings: Settings, link_thread: LoopThread, patience: Patience) -> None:
@@ -89,6 +91,9 @@ class Session:
         self.hosts = list(joined.welcome.hosts)
         self.incarnation = joined.welcome.incarnation
         self.lanes = joined.welcome.lanes
+        self.network = joined.welcome.network
+        self.limits = joined.welcome.limits
+        self.weights = [server.weight for server in joined.welcome.servers]
         self._joined = joined
         self._patience = patience
         self._links = link_thread

@@ -1,14 +1,30 @@
 """Who averages how much: the servers of a job, in the order of their indices, and their integer weights.
 
-design's balance, for n nodes and k dedicated servers with links of equal speed: each co-located server averages the
-fraction x and each dedicated one y = (1 - n x) / k of a buffer, with x = (n - k) / (n² + k n - 2 k) for 0 ≤ k ≤ n. Then
-y = 2 (n - 1) / (n² + k n - 2 k), so that the weights n - k and 2 (n - 1) say the same without a fraction.
+design's balance. n nodes average M bytes; node i's server averages the fraction x_i of them and dedicated server j the
+fraction y_j. In either direction a node's link then carries M (1 + (n - 2) x_i) and a dedicated server's n y_j M. So in a
+time T, with r the rate of a link and tau = T / M, they have room for
+
+    x_i ≤ (r_i tau - 1) / (n - 2)      y_j ≤ r_j tau / n
+
+and the least tau is the one for which all rooms add up to 1, but never less than 1 / r_i: a node must send what it has.
+With two nodes a share costs its node nothing.
+
+For k dedicated servers and links of equal speed x = (n - k) / (n² + k n - 2 k) and y = 2 (n - 1) / (n² + k n - 2 k), so that
+the weights n - k and 2 (n - 1) say the same without a fraction.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.addresses import Address
 from shoal.errors import ConfigurationError
+from shoal.network import Network
+
+# Of the largest share where links differ: fine enough for any number of servers.
+LARGEST_WEIGHT = 10_000
+
+# A share below this part of the largest is none: it would gain less than its connections cost.
+_WORTH_IT = 0.05
 
 
 @dataclass(frozen=True)
@@ -25,7 +41,7 @@ class ServerPlace:
 
 
 def server_weights(nodes: int, dedicated: int, colocated: str = "auto") -> tuple[int, int]:
-    """The weights of a co-located and of a dedicated server. ``colocated``: auto, always or never."""
+    """The weights of a co-located and of a dedicated server, for equal links. ``colocated``: auto, always or never."""
     if colocated == "never" and dedicated == 0:
         raise ConfigurationError("SHOAL_COLOCATED=never needs dedicated servers: set SHOAL_SERVERS")
     if nodes == 1:
@@ -39,10 +55,75 @@ def server_weights(nodes: int, dedicated: int, colocated: str = "auto") -> tuple
     return nodes - dedicated, 2 * (nodes - 1)
 
 
-def server_places(hosts: list[str], dedicated: tuple[Address, ...], colocated: str) -> list[ServerPlace]:
-    """All servers of a job: first the co-located ones by rank, then the dedicated ones in the order given."""
-    near, far = server_weights(len(hosts), len(dedicated), colocated)
+def least_time(node_rates: Sequence[float], server_rates: Sequence[float] = ()) -> float:
+    """tau: the seconds per byte of a node's gradients that averaging takes at least, with the best split.
+
+    ``node_rates``, ``server_rates``: bytes per second of each link in its slower direction. 0 for one node.
+    """
+    n = len(node_rates)
+    if n < 2:
+        return 0.0
+    own = 1 / min(node_rates)
+    if n == 2:
+        return own
+    return max(own, (1 + n / (n - 2)) / (sum(node_rates) / (n - 2) + sum(server_rates) / n))
+
+
+def link_shares(
+    node_rates: Sequence[float], server_rates: Sequence[float], colocated: str = "auto"
+) -> tuple[list[float], list[float]]:
+    """The fractions that nodes and dedicated servers average, which add up to 1, for links of these rates.
+
+    ``auto`` takes the least time. In it dedicated servers are filled first, and the rest goes to the nodes in proportion
+    to their room. ``never``: dedicated servers alone, ``always``: everyone, both in proportion to rates.
+    """
+    if colocated == "never":
+        return [0.0] * len(node_rates), _divided(1.0, server_rates)
+    if colocated == "always" and server_rates:
+        everyone = _divided(1.0, [*node_rates, *server_rates])
+        return everyone[: len(node_rates)], everyone[len(node_rates) :]
+    tau, n = least_time(node_rates, server_rates), len(node_rates)
+    far = min(1.0, tau * sum(server_rates) / n)
+    # At the least time the slowest node may have no room at all, which must not be a little less than none.
+    room = [max(0.0, rate * tau - 1) for rate in node_rates] if n > 2 else [1.0] * n
+    return _divided(1.0 - far, room), _divided(far, server_rates)
+
+
+def _divided(whole: float, parts: Sequence[float]) -> list[float]:
+    """``whole`` in proportion to these parts."""
+    total = sum(parts)
+    return [whole * part / total if total else 0.0 for part in parts]
+
+
+def weights_for(network: Network, colocated: str = "auto") -> tuple[list[int], list[int]]:
+    """The weights of the nodes' and of the dedicated servers, for the links that were measured."""
+    n, k = len(network.node_rates), len(network.server_rates)
+    if len({*network.node_rates, *network.server_rates}) == 1:
+        near, far = server_weights(n, k, colocated)
+        return [near] * n, [far] * k
+    near_shares, far_shares = link_shares(network.node_rates, network.server_rates, colocated)
+    largest = max([*near_shares, *far_shares])
+    weights = [_weight(share / largest) for share in [*near_shares, *far_shares]]
+    return weights[:n], weights[n:]
+
+
+def _weight(part: float) -> int:
+    return round(LARGEST_WEIGHT * part) if part >= _WORTH_IT else 0
+
+
+def server_places(
+    hosts: list[str], dedicated: tuple[Address, ...], colocated: str, network: Network | None = None
+) -> list[ServerPlace]:
+    """All servers of a job: first the co-located ones by rank, then the dedicated ones in the order given.
+
+    ``network``: None where nothing was measured; then all links count as equal.
+    """
+    if network is None or len(hosts) == 1:
+        near, far = server_weights(len(hosts), len(dedicated), colocated)
+        near_weights, far_weights = [near] * len(hosts), [far] * len(dedicated)
+    else:
+        near_weights, far_weights = weights_for(network, colocated)
     return [
-        *(ServerPlace(host, near, rank=rank) for rank, host in enumerate(hosts)),
-        *(ServerPlace(address.host, far, address=address) for address in dedicated),
+        *(ServerPlace(host, near_weights[rank], rank=rank) for rank, host in enumerate(hosts)),
+        *(ServerPlace(address.host, far_weights[j], address=address) for j, address in enumerate(dedicated)),
     ]

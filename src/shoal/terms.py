@@ -13,13 +13,15 @@ from shoal.config import ALGORITHMS, Limits
 from shoal.errors import ConfigurationError
 from shoal.launchers import MOST_RANKS
 from shoal.messages import Fields, Message, MessageError
-from shoal.shares import ServerPlace
+from shoal.network import Network
+from shoal.shares import LARGEST_WEIGHT, ServerPlace
 
 # Lanes are one byte in HELLO; settings allow fewer.
 MOST_LANES = 64
 MOST_SERVERS = 2 * MOST_RANKS * MOST_LANES
-_MOST_WEIGHT = 2 * MOST_RANKS
+_MOST_WEIGHT = max(2 * MOST_RANKS, LARGEST_WEIGHT)
 _LARGEST_UNSIGNED = 2**32 - 1
+_LARGEST_RATE = 2**48
 
 _owner = os.urandom(16)
 
@@ -107,6 +109,8 @@ class Welcome:
     lanes: int
     limits: Limits
     algorithm: str = "server"
+    # None if nothing was measured.
+    network: Network | None = None
 
     @property
     def terms(self) -> JobTerms:
@@ -139,6 +143,7 @@ class Welcome:
             ],
             "lanes": self.lanes,
             "algorithm": self.algorithm,
+            "network": None if self.network is None else _network_fields(self.network),
             **_limits_fields(self.limits),
         }
 
@@ -148,14 +153,16 @@ def parse_welcome(message: Message, size: int) -> Welcome:
     if message.kind != "welcome":
         raise MessageError(f"the message '{message.kind}' came where 'welcome' was expected")
     nodes = message.messages("nodes", count=size)
+    servers = tuple(_parse_server(server, size) for server in message.messages("servers"))
     return Welcome(
         incarnation=message.identity("incarnation"),
         hosts=tuple(node.text("host") for node in nodes),
         addresses=tuple(Address(*node.address("address")) for node in nodes),
-        servers=tuple(_parse_server(server, size) for server in message.messages("servers")),
+        servers=servers,
         lanes=message.integer("lanes", 1, MOST_LANES),
         limits=_parse_limits(message),
         algorithm=_parse_algorithm(message),
+        network=None if message.is_null("network") else _parse_network(message.message("network"), size, servers),
     )
 
 
@@ -165,6 +172,23 @@ def _parse_server(server: Message, size: int) -> ServerPlace:
     if (rank is None) == (address is None):
         raise MessageError(f"{server.kind} has both a rank and an address, or neither")
     return ServerPlace(server.text("host"), server.integer("weight", 0, _MOST_WEIGHT), rank, address)
+
+
+def _network_fields(network: Network) -> Fields:
+    return {
+        "node_rates": network.node_rates,
+        "server_rates": network.server_rates,
+        "round_trip": round(network.round_trip * 1e6),
+    }
+
+
+def _parse_network(message: Message, size: int, servers: Sequence[ServerPlace]) -> Network:
+    dedicated = sum(server.address is not None for server in servers)
+    return Network(
+        tuple(message.integers("node_rates", 1, _LARGEST_RATE, count=size)),
+        tuple(message.integers("server_rates", 1, _LARGEST_RATE, count=dedicated)),
+        message.integer("round_trip", 0, _LARGEST_UNSIGNED) / 1e6,
+    )
 
 
 def _limits_fields(limits: Limits) -> Fields:

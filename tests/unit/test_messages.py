@@ -13,6 +13,7 @@ from shoal.addresses import Address
 from shoal.config import Limits
 from shoal.errors import PeerLost, Timeout
 from shoal.messages import Message, MessageError
+from shoal.network import Network
 from shoal.shares import server_places
 from shoal.terms import JobTerms, Welcome, parse_job, parse_welcome
 
@@ -97,7 +98,7 @@ def test_a_job_comes_back_as_it_was() -> None:
         ("segment", None),
         ("credit", 1),
         ("eager", 2**32),
-        ("small", 65537),
+        ("small", 262145),
         ("open_limit", 0),
     ],
 )
@@ -120,6 +121,7 @@ def test_a_welcome_comes_back_as_it_was() -> None:
         servers=tuple(server_places(["a", "b"], (Address("s", 7077),), "auto")),
         lanes=2,
         limits=Limits(small=64),
+        network=Network((50_000_000, 25_000_000), (50_000_000,), 60e-6),
     )
     found = parse_welcome(over_the_wire("welcome", welcome.as_fields()), 2)
     assert found == welcome

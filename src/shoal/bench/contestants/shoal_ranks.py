@@ -7,14 +7,13 @@ from typing import Any
 import shoal
 from shoal import _native, runtime
 from shoal.bench.contestants.base import ArrayBuffer, Buffer, FloatArray
-from shoal.config import Limits
 
 
 class ShoalRanks:
     """Joins the job that the environment describes. ``limits``: overrides of the job's limits, by name."""
 
     def __init__(self, limits: Mapping[str, int], store: Any = None) -> None:
-        runtime.init(store, _limits=Limits(**limits))
+        runtime.init(store, _limits=limits)
         self.version = _native.__version__
         self.rank = shoal.rank()
         self.size = shoal.size()

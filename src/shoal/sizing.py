@@ -1,0 +1,66 @@
+"""The limits of a job from its size and what was measured of its network.
+
+Two rules. What all nodes may have in flight toward one port stays above what the wire holds and below what a switch's queue
+holds. A segment is not so small that waking up for each costs more time than its bytes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from shoal.config import SEGMENT_ALIGNMENT, Limits
+from shoal.network import Network
+
+KIB = 1024
+
+# Bytes in flight toward a port: this many times what the wire holds, within what switches can keep.
+_ROUND_TRIPS = 2
+_LEAST_IN_FLIGHT = 128 * KIB
+_MOST_IN_FLIGHT = 4096 * KIB
+
+# Seconds until a process answers what has arrived, beside the network's round trip.
+_WAKE_UP = 100e-6
+
+# A port's segments a second: more keep a processor busy with wake-ups alone.
+_MOST_SEGMENTS = 60_000
+
+_SEGMENT_STEP = 4 * KIB
+_LARGEST_SEGMENT = 64 * KIB
+_LARGEST_SMALL = 16 * KIB
+
+
+def limits_for(network: Network | None, flows: int, overrides: Mapping[str, int]) -> Limits:
+    """``network``: None if nothing was measured: one machine, where the defaults are good. ``flows``: connections from
+    nodes to a server, over all its lanes. ``overrides``: limits given by hand, by name.
+
+    What is not given fits to what is. Raises ConfigurationError where overrides contradict each other.
+    """
+    found = asdict(Limits() if network is None else _limits_of(network, flows))
+    if "segment" in overrides:
+        found["credit"] = max(found["credit"], overrides["segment"])
+    elif "credit" in overrides:
+        found["segment"] = max(
+            SEGMENT_ALIGNMENT, min(found["segment"], _rounded(overrides["credit"], SEGMENT_ALIGNMENT))
+        )
+    found["small"] = min(found["small"], overrides.get("segment", found["segment"]))
+    return Limits(**{**found, **overrides})
+
+
+def _limits_of(network: Network, flows: int) -> Limits:
+    each = in_flight(network) // flows
+    segment = min(_LARGEST_SEGMENT, max(_rounded(each, _SEGMENT_STEP), _least_segment(network)))
+    return Limits(segment=segment, credit=max(segment, each), small=min(_LARGEST_SMALL, segment))
+
+
+def in_flight(network: Network) -> int:
+    """Bytes that all nodes together may have unanswered toward one server."""
+    wire = network.rate * (network.round_trip + _WAKE_UP)
+    return round(min(_MOST_IN_FLIGHT, max(_LEAST_IN_FLIGHT, _ROUND_TRIPS * wire)))
+
+
+def _least_segment(network: Network) -> int:
+    enough = network.rate // _MOST_SEGMENTS
+    return max(_SEGMENT_STEP, _rounded(enough + _SEGMENT_STEP - 1, _SEGMENT_STEP))
+
+
+def _rounded(size: int, step: int) -> int:
+    return size // step * step

@@ -1,0 +1,78 @@
+"""sizing.py: limits follow from what was measured, and what was given by hand stays."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.config import Limits, overrides_of
+from shoal.errors import ConfigurationError
+from shoal.network import Network
+from shoal.sizing import KIB, in_flight, limits_for
+
+GIGABIT, FOUR_HUNDRED_MEGABIT = 119_600_000, 47_800_000
+networks = st.builds(
+    lambda rate, round_trip: Network((rate, rate), (), round_trip), st.integers(10**5, 2 * 10**10), st.floats(0, 0.1)
+)
+
+
+def network(rate: int, round_trip: float = 20e-6) -> Network:
+    return Network((rate,), (), round_trip)
+
+
+def test_nothing_measured_means_the_defaults() -> None:
+    assert limits_for(None, 8, {}) == Limits()
+
+
+@pytest.mark.parametrize(("rate", "nodes", "expected"), [(GIGABIT, 4, 32 * KIB), (FOUR_HUNDRED_MEGABIT, 8, 16 * KIB)])
+def test_what_is_known_to_be_good(rate: int, nodes: int, expected: int) -> None:
+    found = limits_for(network(rate), nodes, {})
+    assert (found.segment, found.credit) == (expected, expected)
+
+
+@given(networks, st.integers(2, 64 * 512))
+def test_what_all_may_send_fits_into_a_port(measured: Network, flows: int) -> None:
+    found = limits_for(measured, flows, {})
+    assert 128 * KIB <= in_flight(measured) <= 4096 * KIB
+    assert found.segment <= found.credit
+    # Less than a segment cannot be granted, so only many flows may pass the rule.
+    assert found.credit * flows <= in_flight(measured) or found.credit == found.segment
+    assert found.segment % (4 * KIB) == 0
+    assert 4 * KIB <= found.segment <= 64 * KIB
+
+
+def test_a_faster_network_has_more_in_flight() -> None:
+    assert in_flight(network(GIGABIT)) < in_flight(network(10 * GIGABIT)) < in_flight(network(10 * GIGABIT, 1e-3))
+
+
+@given(
+    networks,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "segment": st.integers(1, 4096).map(lambda units: 64 * units),
+            "credit": st.integers(262144, 2**32 - 1),
+            "eager": st.integers(0, 2**32 - 1),
+            "open_limit": st.integers(1, 2**32 - 1),
+        },
+    ),
+)
+def test_what_is_given_by_hand_stays(measured: Network, overrides: dict[str, int]) -> None:
+    found = overrides_of(limits_for(measured, 8, overrides))
+    assert {name: found[name] for name in overrides} == overrides
+
+
+def test_all_limits_given_leave_nothing_to_find() -> None:
+    smallest = Limits(segment=64, credit=64, eager=0, small=0, open_limit=1)
+    assert limits_for(network(GIGABIT), 4, overrides_of(smallest)) == smallest
+
+
+def test_a_small_credit_makes_segments_that_fit() -> None:
+    found = limits_for(network(GIGABIT), 4, {"credit": 1000})
+    assert (found.segment, found.credit, found.small) == (960, 1000, 960)
+
+
+def test_what_contradicts_itself_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="credit=64"):
+        limits_for(None, 4, {"segment": 128, "credit": 64})
+    with pytest.raises(ConfigurationError, match="sgement"):
+        overrides_of({"sgement": 128})
