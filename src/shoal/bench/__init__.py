@@ -13,7 +13,7 @@
 How it measures, and what the figures mean, is told in docs/benchmarks.md.
 """
 
-from shoal.bench.bound import allreduce_factor, bound, ring_bound, server_factor
+from shoal.bench.bound import allreduce_factor, bound, server_factor
 from shoal.bench.conductor import BenchError
 from shoal.bench.places import LabPlace, LabShape, LocalPlace, Place
 from shoal.bench.plan import Plan, choose_sizes, parse_limits
@@ -41,7 +41,6 @@ __all__ = [
     "parse_limits",
     "plot",
     "print_report",
-    "ring_bound",
     "run",
     "run_at",
     "server_factor",

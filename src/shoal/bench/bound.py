@@ -24,29 +24,24 @@ def allreduce_factor(nodes: int) -> float:
     return server_factor(nodes, 0)
 
 
-def ring_bound(payload: float, node_rates: Sequence[float]) -> float:
-    """Seconds that a ring needs at least: its slowest link carries as much as the others.
-
-    ``payload``: bytes per node. ``node_rates``: bytes per second of each node's link, in its slower direction.
-    """
-    return allreduce_factor(len(node_rates)) * payload / min(node_rates)
-
-
-def bound(payload: float, node_rates: Sequence[float], server_rates: Sequence[float] = ()) -> float:
+def bound(payload: float, node_rates: Sequence[float], server_rates: Sequence[float] = (), burst: float = 0.0) -> float:
     """Seconds that averaging through servers needs at least, with the best split for these links.
 
     ``payload``: bytes per node. ``node_rates``, ``server_rates``: bytes per second of each link in its slower direction (both
-    directions carry the same). 0 for one node.
+    directions carry the same). ``burst``: bytes that each link lets through for nothing. 0 for one node.
 
-    Where T is given, node i has room for x_i = (r_i T/M - 1) / (n - 2) and server j for y_j = s_j T / (n M); the least T is
-    the one at which the rooms add up to 1, unless the slowest node needs longer for its own gradients alone.
+    In a time T node i can carry c_i = r_i T + burst, and has room for x_i = (c_i/M - 1) / (n - 2); server j can carry
+    c_j = s_j T + burst, and has room for y_j = c_j / (n M). The least T is the one at which the rooms add up to 1, unless the
+    slowest node needs longer for its own gradients alone. Without servers and with equal links this is 2(n-1)/n · M/B, which
+    no all-reduce can go below.
     """
     n = len(node_rates)
     if n < 2:
         return 0.0
-    slowest = payload / min(node_rates)
+    slowest = (payload - burst) / min(node_rates)
     if n == 2:
         # A node's share costs its link nothing: what it keeps it need not send, what it returns it would have received.
-        return slowest
+        return max(0.0, slowest)
     room_per_second = sum(node_rates) / (n - 2) + sum(server_rates) / n
-    return max(slowest, payload * (1 + n / (n - 2)) / room_per_second)
+    room_at_once = burst * (n / (n - 2) + len(server_rates) / n)
+    return max(0.0, slowest, (payload * (1 + n / (n - 2)) - room_at_once) / room_per_second)

@@ -6,6 +6,7 @@ by ping-pong; the time of a turn is from the earliest start to the latest end ov
 
 import secrets
 import socket
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -171,10 +172,27 @@ class Conductor:
         self._ask_all(team, {"do": "prepare", "contestant": name, "bytes": size, "check": check})
         before = self._watch.look()
         answers = self._ask_all(team, {"do": "turn", "repetitions": repetitions, "check": check})
-        turn = _turn(team, answers, repetitions, before, self._watch.look())
+        turn = self._turn(team, answers, repetitions, before)
         if size > _KEPT_BYTES:
             self._ask_all(team, {"do": "forget"})
         return turn
+
+    def _turn(self, team: Sequence[Player], answers: Sequence[Message], repetitions: int, before: Sight) -> Turn:
+        after = self._watch.look()
+        first = min(answer["start"] - player.offset for player, answer in zip(team, answers, strict=True))
+        last = max(answer["end"] - player.offset for player, answer in zip(team, answers, strict=True))
+        others = None if self._watch.others is None else self._watch.others(first, last)
+        return Turn(
+            seconds=(last - first) / repetitions / 1e9,
+            rank_cpu=sum(answer["cpu"] for answer in answers) / repetitions,
+            server_cpu=_each(before.server_cpu, after.server_cpu, repetitions),
+            busy=_each(before.busy, after.busy, repetitions),
+            # What other flows sent cannot be told from this.
+            wire_bytes=None if others else _each(before.sent_bytes, after.sent_bytes, repetitions),
+            drops=None if before.drops is None or after.drops is None else after.drops - before.drops,
+            others_mean=statistics.mean(others) if others else None,
+            others_least=min(others) if others else None,
+        )
 
     def _forget(self) -> None:
         for team in self._teams.values():
@@ -211,20 +229,8 @@ class Conductor:
         return answer
 
 
-def _turn(team: Sequence[Player], answers: Sequence[Message], repetitions: int, before: Sight, after: Sight) -> Turn:
-    first = min(answer["start"] - player.offset for player, answer in zip(team, answers, strict=True))
-    last = max(answer["end"] - player.offset for player, answer in zip(team, answers, strict=True))
-    server_cpu, busy, wire, drops = None, None, None, None
-    if before.server_cpu is not None and after.server_cpu is not None:
-        server_cpu = (after.server_cpu - before.server_cpu) / repetitions
-    if before.busy is not None and after.busy is not None:
-        busy = (after.busy - before.busy) / repetitions
-    if before.links is not None and after.links is not None:
-        wire = (after.links.sent_bytes - before.links.sent_bytes) / repetitions
-        if before.links.drops is not None and after.links.drops is not None:
-            drops = after.links.drops - before.links.drops
-    rank_cpu = sum(answer["cpu"] for answer in answers) / repetitions
-    return Turn((last - first) / repetitions / 1e9, rank_cpu, server_cpu, busy, wire, drops)
+def _each(before: float | None, after: float | None, repetitions: int) -> float | None:
+    return None if before is None or after is None else (after - before) / repetitions
 
 
 def _receive(channel: Channel, seconds: float, alive: Alive) -> Message:

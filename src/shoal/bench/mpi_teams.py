@@ -8,17 +8,29 @@ Shared memory is switched off: hosts of a lab stand for machines. On loopback ev
 
 import importlib.util
 import os
+import re
 import shlex
 import shutil
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shoal.bench import teams
 from shoal.bench.conductor import Player
-from shoal.bench.contestants.mpi import ABI_VARIABLE, mpich_environment
+from shoal.bench.contestants.mpi import ABI_VARIABLE, MPICH_ALGORITHM, mpich_environment
 
 # Debian's names first: both may be installed, and what "mpirun" means is a matter of alternatives.
 _LAUNCHERS = {"openmpi": ("mpirun.openmpi", "orterun", "mpirun"), "mpich": ("mpirun.mpich", "mpiexec.hydra")}
+
+# The fastest found where ranks share processors and links are slow: docs/benchmarks.md, "What the rivals are given".
+OPENMPI_SETTINGS = {
+    "mpi_yield_when_idle": "1",
+    "coll_libnbc_iallreduce_algorithm": "1",  # ring
+    "btl_tcp_eager_limit": str(8 * 1024 * 1024),
+}
+MPICH_SETTINGS = {MPICH_ALGORITHM: "tsp_ring", "UCX_RNDV_THRESH": "1g"}
+# Older ones call that algorithm something else, and refuse to start with a name that they do not know.
+_MPICH_WITH_RING = (4, 0)
 
 _AGENT = """#!/bin/sh
 # agent [-x ...] HOST COMMAND...: as ssh, but HOST is a host of the lab.
@@ -33,7 +45,7 @@ _CASE = """{address}) exec {command} "$*" ;;"""
 _RENAMED = 'hostname "$0" && exec sh -c "$1"'
 
 
-def start_openmpi(troupe: teams.Troupe) -> list[Player]:
+def start_openmpi(troupe: teams.Troupe, settings: Mapping[str, str] = OPENMPI_SETTINGS) -> list[Player]:
     """Raises FileNotFoundError or ImportError for what is not installed, BenchError."""
     place = troupe.place
     launcher = _launcher("openmpi")
@@ -43,8 +55,7 @@ def start_openmpi(troupe: teams.Troupe) -> list[Player]:
         "btl": "tcp,self",
         "btl_tcp_if_include": place.interface(),
         "oob_tcp_if_include": place.interface(),
-        # More ranks than processors: a rank that waits gives way to the others.
-        "mpi_yield_when_idle": "1",
+        **settings,
     }
     if lab:
         options |= {"plm_rsh_agent": str(_write_agent(troupe)), "plm_rsh_no_tree_spawn": "1"}
@@ -60,7 +71,7 @@ def start_openmpi(troupe: teams.Troupe) -> list[Player]:
     return _start(troupe, "openmpi", command, environment, lab)
 
 
-def start_mpich(troupe: teams.Troupe) -> list[Player]:
+def start_mpich(troupe: teams.Troupe, settings: Mapping[str, str] = MPICH_SETTINGS) -> list[Player]:
     """Raises FileNotFoundError or ImportError for what is not installed, BenchError."""
     place = troupe.place
     launcher = _launcher("mpich")
@@ -75,7 +86,10 @@ def start_mpich(troupe: teams.Troupe) -> list[Player]:
         "UCX_NET_DEVICES": place.interface(),
         "FI_PROVIDER": "tcp",
         "FI_TCP_IFACE": place.interface(),
+        **settings,
     }
+    if _mpich_version(launcher) < _MPICH_WITH_RING:
+        environment.pop(MPICH_ALGORITHM, None)
     command = [launcher, "-n", str(place.nodes)]
     if lab:
         hosts = ",".join(place.address(rank) for rank in range(place.nodes))
@@ -90,7 +104,7 @@ def _start(
     if importlib.util.find_spec("mpi4py") is None:
         raise ImportError("mpi4py is not installed: pip install 'shoal[bench]'")
     place = troupe.place
-    member = troupe.member_command(name, [place.address(rank) for rank in range(place.nodes)], {})
+    member = troupe.member_command(name, [place.address(rank) for rank in range(place.nodes)], {"sharing": True})
     # The first host runs the launcher, and Open MPI its ranks too, without the agent.
     command = [*_renamed(0), shlex.join([*launcher, *member])] if lab else [*launcher, *member]
     troupe.start(0, f"{name} launcher", command, environment)
@@ -109,6 +123,13 @@ def _is_of(name: str, path: str) -> bool:
     """Whether a launcher is that MPI's: by its name, where it says so."""
     real = Path(path).resolve().name
     return "hydra" in real or "mpich" in real if name == "mpich" else "hydra" not in real and "mpich" not in real
+
+
+def _mpich_version(launcher: str) -> tuple[int, ...]:
+    """(4, 0, 2); () if it does not say."""
+    said = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    match = re.search(r"Version:\s*(\d+(?:\.\d+)*)", said)
+    return tuple(map(int, match[1].split("."))) if match else ()
 
 
 def _renamed(host: int) -> list[str]:

@@ -1,10 +1,10 @@
 """What is to be measured: sizes, rounds, contestants, and what the ranks of Shoal are given."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from shoal.bench.sizes import parse_bytes
-from shoal.config import Limits
+from shoal.config import overrides_of
 from shoal.errors import ConfigurationError
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
@@ -24,7 +24,8 @@ class Plan:
     """``sizes``: bytes of float32 per rank, multiples of 4. ``rounds``: turns that count, of each contestant at each size.
 
     ``contestants``: empty for all that are there. ``limits``: overrides of ``shoal.config.Limits``. ``environment``: added
-    to that of Shoal's ranks (and servers). ``turn_seconds``: how long a turn is made to last at least by repeating the
+    to that of Shoal's ranks (and servers). ``background``: the congestion control of one bulk flow of somebody else on every
+    link of a lab, in each direction. ``turn_seconds``: how long a turn is made to last at least by repeating the
     operation. ``patience``: seconds after which a turn that has not ended is given up.
 
     Raises ConfigurationError for what cannot be.
@@ -35,6 +36,7 @@ class Plan:
     contestants: Sequence[str] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    background: str | None = None
     turn_seconds: float = 0.05
     patience: float = 600.0
 
@@ -49,15 +51,7 @@ class Plan:
         for name in self.contestants:
             if name not in CONTESTANTS:
                 raise ConfigurationError(f"{name!r} is no contestant: choose from {', '.join(CONTESTANTS)}")
-        self.checked_limits()
-
-    def checked_limits(self) -> Limits:
-        """The limits of Shoal's ranks. Raises ConfigurationError for a name or value that cannot be."""
-        known = [entry.name for entry in fields(Limits)]
-        for name in self.limits:
-            if name not in known:
-                raise ConfigurationError(f"{name!r} is not one of the limits: {', '.join(known)}")
-        return Limits(**self.limits)
+        overrides_of(self.limits)
 
 
 def choose_sizes(listed: str | None, smallest: str | None = None, largest: str | None = None) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from shoal.bench.bound import bound, ring_bound
+from shoal.bench.bound import bound
 
 FORMAT = 1
 
@@ -21,7 +21,8 @@ class Turn:
     ``seconds``: from the first rank's submission to the last rank's completion. ``rank_cpu`` and ``server_cpu``: processor
     time of all ranks and of all dedicated servers. ``busy``: processor time of the whole machine, the kernel's work for no
     process included. ``wire_bytes``: sent on all links together, headers included. ``drops``: packets that shapers threw
-    away. None for what could not be seen from here.
+    away. ``others_mean``, ``others_least``: payload of other flows on the same links, bytes per second, and that of the flow
+    that got least. None for what could not be seen from here.
     """
 
     seconds: float
@@ -30,6 +31,8 @@ class Turn:
     busy: float | None = None
     wire_bytes: float | None = None
     drops: int | None = None
+    others_mean: float | None = None
+    others_least: float | None = None
 
     @property
     def cpu(self) -> float:
@@ -95,6 +98,18 @@ class Result:
         seen = [turn.drops for turn in self.turns if turn.drops is not None]
         return sum(seen) if seen else None
 
+    @property
+    def others_mean(self) -> float | None:
+        """Bytes per second of the other flows on the same links, on average; the median over the turns."""
+        seen = [turn.others_mean for turn in self.turns if turn.others_mean is not None]
+        return statistics.median(seen) if seen else None
+
+    @property
+    def others_least(self) -> float | None:
+        """As ``others_mean``, for the flow that got least in each turn."""
+        seen = [turn.others_least for turn in self.turns if turn.others_least is not None]
+        return statistics.median(seen) if seen else None
+
 
 @dataclass(frozen=True)
 class Network:
@@ -111,15 +126,17 @@ class Network:
     node_factors: tuple[float, ...] = ()
     server_factors: tuple[float, ...] = ()
 
-    def bound(self, contestant: str, size: int) -> float | None:
-        """The least time for this contestant's kind of all-reduce, None where links have no speed of their own."""
-        payload = max(0, size - self.burst)
-        if not self.shaped or payload == 0:
+    def bound(self, contestant: str, size: int, repetitions: int = 1) -> float | None:
+        """The least time of an operation of this contestant's kind, of so many one after another.
+
+        Links let a burst through for nothing once, not for each of them. None where links have no speed of their own, and
+        where the burst is all that an operation needs.
+        """
+        if not self.shaped:
             return None
         nodes = [factor * self.rate for factor in self.node_factors]
-        if contestant == "shoal":
-            return bound(payload, nodes, [factor * self.rate for factor in self.server_factors])
-        return ring_bound(payload, nodes)
+        servers = [factor * self.rate for factor in self.server_factors] if contestant == "shoal" else []
+        return bound(size, nodes, servers, self.burst / repetitions) or None
 
 
 @dataclass(frozen=True)
@@ -154,8 +171,9 @@ class Report:
 
     def bound_ratio(self, contestant: str, size: int) -> float | None:
         """Median time by the least time for that kind of all-reduce on these links."""
-        least = self.network.bound(contestant, size)
-        return None if least is None else self.result(contestant, size).seconds / least
+        result = self.result(contestant, size)
+        least = self.network.bound(contestant, size, result.repetitions)
+        return None if least is None else result.seconds / least
 
     def speedup(self, rival: str, size: int, of: str = "shoal") -> float:
         """How many times as fast as ``rival`` the contestant ``of`` was, by medians."""

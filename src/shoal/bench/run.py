@@ -3,17 +3,18 @@
 import contextlib
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shoal.bench import mpi_teams, teams
+from shoal.bench.background import Background
 from shoal.bench.conductor import Conductor, Player, unix_stage
 from shoal.bench.job import run_in_job
 from shoal.bench.machine import machine_facts
 from shoal.bench.places import LabPlace, LabShape, LocalPlace, Place
 from shoal.bench.plan import Plan
 from shoal.bench.progress import Progress
-from shoal.bench.report import Report, Result
+from shoal.bench.report import Network, Report, Result
 from shoal.errors import ConfigurationError
 
 _AT_PLACES = ("shoal", "gloo", "openmpi", "mpich")
@@ -24,6 +25,10 @@ def run_at(plan: Plan, lab: str | None, local: str | None, progress: Progress) -
 
     None on ranks other than 0 of such a job. Raises ConfigurationError, BenchError.
     """
+    if plan.background is not None and lab is None:
+        raise ConfigurationError(
+            "flows in the background need a lab, whose links are known: --lab nodes=8,rate=400mbit"
+        )
     if lab is not None:
         place: Place = LabPlace(LabShape.parse(lab))
     elif local is not None:
@@ -49,9 +54,16 @@ def run(plan: Plan, place: Place, progress: Progress | None = None) -> Report:
         stack.callback(stage.listener.close)
         troupe = teams.Troupe(place, stage, folder)
         players, pids, missing = _assemble(troupe, plan, progress)
-        conductor = Conductor(players, place.watch(pids), plan.patience, troupe.alive)
+        watch = place.watch(pids)
+        conductor = Conductor(players, watch, plan.patience, troupe.alive)
         stack.callback(conductor.close)
-        return _measure(plan, place, conductor, players, missing, progress)
+        progress.say("measuring the link")
+        network = place.network(conductor.link_rate())
+        if plan.background is not None:
+            progress.say("starting the flows of somebody else")
+            watch.others = Background(troupe, plan.background).rates
+        results = [result for size in plan.sizes for result in conductor.measure(plan, size, progress)]
+        return _report(plan, place, network, results, players, missing)
     raise AssertionError
 
 
@@ -82,19 +94,17 @@ _STARTERS: dict[str, Callable[[teams.Troupe], list[Player]]] = {
 }
 
 
-def _measure(
+def _report(
     plan: Plan,
     place: Place,
-    conductor: Conductor,
+    network: Network,
+    results: Sequence[Result],
     players: dict[str, list[Player]],
     missing: dict[str, str],
-    progress: Progress,
 ) -> Report:
-    progress.say("measuring the link")
-    network = place.network(conductor.link_rate())
-    results: list[Result] = []
-    for size in plan.sizes:
-        results += conductor.measure(plan, size, progress)
+    facts = {**machine_facts(), **place.facts()}
+    if plan.background is not None:
+        facts["background"] = f"a bulk flow of somebody else from every host to the next, {plan.background}"
     return Report(
         title="all-reduce",
         ranks=place.nodes,
@@ -103,6 +113,6 @@ def _measure(
         network=network,
         results=tuple(results),
         versions={name: team[0].versions[name] for name, team in players.items()},
-        facts={**machine_facts(), **place.facts()},
+        facts=facts,
         missing=missing,
     )

@@ -30,6 +30,8 @@ COLUMNS = (
     "machine s/GB",
     "on the wire",
     "drops",
+    "our share",
+    "others' share",
 )
 
 
@@ -49,6 +51,7 @@ def row(report: Report, result: Result) -> list[str]:
         "" if result.busy_per_gb is None else _number(result.busy_per_gb),
         "" if result.wire_bytes is None else f"{result.wire_bytes / result.size:.2f} × size",
         "" if result.drops is None else str(result.drops),
+        *_shares(report, result),
     ]
 
 
@@ -61,15 +64,29 @@ def notes(report: Report) -> list[str]:
         lines.append(f"B, one TCP flow between two hosts: {show_rate(network.rate)} of payload")
     if network.shaped:
         unequal = len({*network.node_factors, *network.server_factors}) > 1
-        ours = "solved for the links' speeds" if unequal else f"{server_factor(report.nodes, report.servers):.3f}"
-        free = f"(M - {show_bytes(network.burst)})/B" if network.burst else "M/B"
-        lines.append(f"bound: Shoal {ours}, rivals {allreduce_factor(report.nodes):.3f}, each × {free}")
+        ours, theirs = server_factor(report.nodes, report.servers), allreduce_factor(report.nodes)
+        least = "solved for the links' speeds" if unequal else f"Shoal {ours:.3f}, rivals {theirs:.3f}, each × M/B"
+        lines.append(f"bound: {least}{_free(network.burst)}")
     else:
         lines.append("bound: none, since processors and not links decide here")
     lines += [f"{NAMES[name]}: {version}" for name, version in report.versions.items()]
     lines += [f"{NAMES[name]} took no part: {why}" for name, why in report.missing.items()]
     lines += [f"{name}: {value}" for name, value in report.facts.items()]
     return lines
+
+
+def _shares(report: Report, result: Result) -> tuple[str, str]:
+    """Of the busiest link: ours, and those of the other flows, where there are any."""
+    mean, least, ratio = result.others_mean, result.others_least, report.bound_ratio(result.contestant, result.size)
+    if mean is None or least is None:
+        return "", ""
+    rate = report.network.rate
+    ours = "" if ratio is None else f"{1 / ratio:.3f}"
+    return ours, f"{mean / rate:.3f}, one {least / rate:.3f}"
+
+
+def _free(burst: int) -> str:
+    return f"; a link lets {show_bytes(burst)} through for nothing in each turn" if burst else ""
 
 
 def print_report(report: Report, file: Any = None) -> None:

@@ -4,7 +4,7 @@ Counters are read before and after a turn, outside of what is timed.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +28,17 @@ class Sight:
 
     server_cpu: float | None
     busy: float | None
-    links: Links | None
+    sent_bytes: int | None
+    drops: int | None
 
 
 class Watch:
-    """Looks at the dedicated servers ``pids`` (None: they are elsewhere), at this machine, and at what ``links`` says."""
+    """Looks at the dedicated servers ``pids`` (None: they are elsewhere), at this machine, and at what ``links`` says.
+
+    ``others`` may be set to what gives the speeds of other flows (bytes per second) between two moments (nanoseconds).
+    """
+
+    others: Callable[[int, int], Sequence[float]] | None = None
 
     def __init__(
         self, pids: Iterable[int] | None = None, *, machine: bool = False, links: Callable[[], Links] | None = None
@@ -42,10 +48,12 @@ class Watch:
         self._links = links
 
     def look(self) -> Sight:
+        links = self._links() if self._links is not None else None
         return Sight(
             server_cpu=None if self._pids is None else sum(map(process_cpu, self._pids)),
             busy=machine_busy() if self._machine else None,
-            links=self._links() if self._links is not None else None,
+            sent_bytes=links.sent_bytes if links is not None else None,
+            drops=links.drops if links is not None else None,
         )
 
 

@@ -36,6 +36,11 @@ def bench() -> None:
 @click.option(
     "--set", "variables", metavar="NAME=VALUE", multiple=True, help="A variable for Shoal's ranks and servers."
 )
+@click.option(
+    "--background",
+    type=click.Choice(["reno", "bbr", "cubic"]),
+    help="In a lab: beside each measurement a bulk flow of somebody else on every link, in each direction.",
+)
 @click.option("--patience", type=float, default=600.0, show_default=True, help="Seconds that one turn may take.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Writes the report to this file.")
 @click.option(
@@ -52,6 +57,7 @@ def allreduce(
     contestants: str | None,
     limits: str | None,
     variables: Sequence[str],
+    background: str | None,
     patience: float,
     json_file: Path | None,
     plot_file: Path | None,
@@ -73,17 +79,19 @@ def allreduce(
             contestants=tuple(contestants.split(",")) if contestants else (),
             limits=library.parse_limits(limits),
             environment=dict(_variable(text) for text in variables),
+            background=background,
             patience=patience,
         )
         progress = library.Progress(sys.stderr, quiet=quiet)
         report = library.run_at(plan, lab, local, progress)
         if report is None:
             return  # another rank has it
-        library.print_report(report)
+        # The files first: whoever reads the table may stop reading.
         if json_file is not None:
             json_file.write_text(report.to_json())
         if plot_file is not None:
             library.plot(report, plot_file)
+        library.print_report(report)
 
     _told(measure)
 

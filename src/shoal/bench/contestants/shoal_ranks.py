@@ -7,6 +7,7 @@ from typing import Any
 import shoal
 from shoal import _native, runtime
 from shoal.bench.contestants.base import ArrayBuffer, Buffer, FloatArray
+from shoal.bench.sizes import show_bytes, show_rate, show_seconds
 
 
 class ShoalRanks:
@@ -14,7 +15,7 @@ class ShoalRanks:
 
     def __init__(self, limits: Mapping[str, int], store: Any = None) -> None:
         runtime.init(store, _limits=limits)
-        self.version = _native.__version__
+        self.version = f"{_native.__version__}, {_found()}"
         self.rank = shoal.rank()
         self.size = shoal.size()
         self.algorithm = os.environ.get("SHOAL_ALGORITHM", "server")
@@ -27,3 +28,12 @@ class ShoalRanks:
 
     def close(self) -> None:
         shoal.shutdown()
+
+
+def _found() -> str:
+    """The sizes that hold in this job, and what they were made from, as far as it was measured."""
+    session = runtime.current()
+    sizes = f"segment {show_bytes(session.limits.segment)}, credit {show_bytes(session.limits.credit)}"
+    if session.network is None:
+        return sizes
+    return f"{sizes}; found links of {show_rate(session.network.rate)}, round trip {show_seconds(session.network.round_trip)}"
