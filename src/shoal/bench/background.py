@@ -24,8 +24,8 @@ from shoal.errors import ConfigurationError
 _WAIT = 30.0
 _CHUNK = 1024 * 1024
 # A file: the number of notes, then the notes, each the time (ns) and the bytes received until then.
-_COUNT = struct.Struct("=q")
-_NOTE = struct.Struct("=qq")
+COUNT = struct.Struct("=q")
+NOTE = struct.Struct("=qq")
 _NOTE_NANOSECONDS = 5_000_000
 _MOST_NOTES = 200_000  # 3 MB of a sparse file; older ones are overwritten after more than a quarter of an hour
 
@@ -49,19 +49,19 @@ class Background:
             }
             command = [sys.executable, "-m", "shoal.bench.background", json.dumps(arguments)]
             troupe.start(host, f"background {host}", command, base_environment())
-        self._notes = [_Notes(path, troupe.alive) for path in paths]
+        self._notes = [Notes(path, troupe.alive) for path in paths]
 
     def rates(self, begin: int, end: int) -> list[float]:
         """Payload bytes per second of every flow between two moments of the monotonic clock, in nanoseconds."""
         return [notes.rate(begin, end) for notes in self._notes]
 
 
-class _Notes:
+class Notes:
     """The notes of one flow, as the conductor reads them."""
 
     def __init__(self, path: Path, alive: Callable[[], None]) -> None:
         deadline = time.monotonic() + _WAIT
-        while not path.exists() or _COUNT.unpack(path.read_bytes()[: _COUNT.size])[0] < 2:
+        while not path.exists() or COUNT.unpack(path.read_bytes()[: COUNT.size])[0] < 2:
             alive()
             if time.monotonic() > deadline:
                 raise ConfigurationError(f"a flow in the background has not begun in {_WAIT:g} s")
@@ -75,13 +75,13 @@ class _Notes:
 
     def _read(self) -> list[tuple[int, int]]:
         """In their order. The next one to be written may be the oldest: it is left out."""
-        (count,) = _COUNT.unpack_from(self._map)
+        (count,) = COUNT.unpack_from(self._map)
         numbers = range(max(0, count - _MOST_NOTES + 1), count)
-        return [_NOTE.unpack_from(self._map, _offset(number)) for number in numbers]
+        return [NOTE.unpack_from(self._map, _offset(number)) for number in numbers]
 
 
 def _offset(number: int) -> int:
-    return _COUNT.size + number % _MOST_NOTES * _NOTE.size
+    return COUNT.size + number % _MOST_NOTES * NOTE.size
 
 
 def _bytes_at(notes: Sequence[tuple[int, int]], moment: int) -> float:
@@ -130,16 +130,16 @@ def _receive(connection: socket.socket, path: Path) -> None:
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     with path.open("w+b") as file:
-        file.truncate(_COUNT.size + _MOST_NOTES * _NOTE.size)
+        file.truncate(COUNT.size + _MOST_NOTES * NOTE.size)
         notes = mmap.mmap(file.fileno(), 0)
     count, received, due = 0, 0, 0
     while True:
         poll.poll(_NOTE_NANOSECONDS // 1_000_000)
         now = time.monotonic_ns()
         if now >= due:
-            _NOTE.pack_into(notes, _offset(count), now, received)
+            NOTE.pack_into(notes, _offset(count), now, received)
             count += 1
-            _COUNT.pack_into(notes, 0, count)
+            COUNT.pack_into(notes, 0, count)
             due = now + _NOTE_NANOSECONDS
         try:
             got = connection.recv_into(buffer, _CHUNK, socket.MSG_TRUNC | socket.MSG_DONTWAIT)

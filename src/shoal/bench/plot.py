@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.bench.report import Report, Result
 from shoal.bench.sizes import show_bytes, show_seconds
-from shoal.bench.table import COLUMNS, HOW_TO_INSTALL, NAMES, notes, row
+from shoal.bench.table import COLUMNS, HOW_TO_INSTALL, NAMES, notes, row, shown_columns
 from shoal.errors import ConfigurationError
 
 _COLOURS = {
@@ -78,8 +78,11 @@ def _draw_times(axes: Any, report: Report) -> None:
             [result.slowest - result.seconds for result in results],
         ]
         axes.errorbar(sizes, times, yerr=spread, label=NAMES[name], capsize=2, **_line(name))
-    bounded = [(size, report.network.bound("shoal", size)) for size in report.sizes]
-    shown = [(size, least) for size, least in bounded if least is not None]
+    shown = []
+    for result in _of(report, "shoal"):
+        least = report.network.bound("shoal", result.size, result.repetitions)
+        if least is not None:
+            shown.append((result.size, least))
     if shown:
         axes.plot(*zip(*shown, strict=True), color=_BOUND_COLOUR, linestyle=":", label="least for these links")
     axes.set_title("time of one all-reduce: median, fastest to slowest", fontsize=10)
@@ -141,7 +144,7 @@ def _title(report: Report) -> str:
 
 def _page(report: Report, vector: str) -> str:
     title = html.escape(_title(report))
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
+    head = "".join(f"<th>{html.escape(COLUMNS[index])}</th>" for index in shown_columns(report))
     # The declaration of XML before it has no place inside HTML.
     drawing = vector[vector.index("<svg") :]
     facts = "".join(f"<li>{html.escape(line)}</li>" for line in notes(report))
@@ -154,12 +157,13 @@ def _page(report: Report, vector: str) -> str:
 
 
 def _rows(report: Report) -> str:
-    lines, before = [], -1
+    lines, before, shown = [], -1, shown_columns(report)
     for result in report.results:
         kinds = [
             kind for kind, is_so in (("first", result.size != before), ("shoal", result.contestant == "shoal")) if is_so
         ]
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row(report, result))
+        values = row(report, result)
+        cells = "".join(f"<td>{html.escape(values[index])}</td>" for index in shown)
         lines.append(f'<tr class="{" ".join(kinds)}">{cells}</tr>\n')
         before = result.size
     return "".join(lines)

@@ -15,6 +15,7 @@ from shoal.bench.places import LabPlace, LabShape, LocalPlace, Place
 from shoal.bench.plan import Plan
 from shoal.bench.progress import Progress
 from shoal.bench.report import Network, Report, Result
+from shoal.bench.watch import foreign_load
 from shoal.errors import ConfigurationError
 
 _AT_PLACES = ("shoal", "gloo", "openmpi", "mpich")
@@ -52,6 +53,7 @@ def run(plan: Plan, place: Place, progress: Progress | None = None) -> Report:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-")))
         stage = unix_stage(folder)
         stack.callback(stage.listener.close)
+        load = foreign_load()
         troupe = teams.Troupe(place, stage, folder)
         players, pids, missing = _assemble(troupe, plan, progress)
         watch = place.watch(pids)
@@ -63,7 +65,7 @@ def run(plan: Plan, place: Place, progress: Progress | None = None) -> Report:
             progress.say("starting the flows of somebody else")
             watch.others = Background(troupe, plan.background).rates
         results = [result for size in plan.sizes for result in conductor.measure(plan, size, progress)]
-        return _report(plan, place, network, results, players, missing)
+        return _report(plan, place, network, results, players, missing, load)
     raise AssertionError
 
 
@@ -101,8 +103,9 @@ def _report(
     results: Sequence[Result],
     players: dict[str, list[Player]],
     missing: dict[str, str],
+    load: float,
 ) -> Report:
-    facts = {**machine_facts(), **place.facts()}
+    facts = {**machine_facts(), **place.facts(), "other load, before": f"{load:.2f} processors"}
     if plan.background is not None:
         facts["background"] = f"a bulk flow of somebody else from every host to the next, {plan.background}"
     return Report(

@@ -55,6 +55,12 @@ def row(report: Report, result: Result) -> list[str]:
     ]
 
 
+def shown_columns(report: Report) -> list[int]:
+    """The columns that say anything about this report, as indices of COLUMNS."""
+    rows = [row(report, result) for result in report.results]
+    return [index for index in range(len(COLUMNS)) if any(cells[index] for cells in rows)]
+
+
 def notes(report: Report) -> list[str]:
     """The lines above and below the table: where, how fast the links are, the bound, versions, the machine."""
     network = report.network
@@ -96,13 +102,13 @@ def print_report(report: Report, file: Any = None) -> None:
         from rich.table import Table
     except ImportError:
         raise ConfigurationError(f"the table is drawn by rich, which is not installed: {HOW_TO_INSTALL}") from None
-    rows = [row(report, result) for result in report.results]
-    shown = [index for index in range(len(COLUMNS)) if any(cells[index] for cells in rows)]
+    shown = shown_columns(report)
     table = Table(box=None, pad_edge=False)
     for index in shown:
         table.add_column(COLUMNS[index], justify="left" if index == 1 else "right", no_wrap=True)
     before = None
-    for result, cells in zip(report.results, rows, strict=True):
+    for result in report.results:
+        cells = row(report, result)
         if before is not None and before != result.size:
             table.add_section()
         if before == result.size:

@@ -4,6 +4,7 @@ Counters are read before and after a turn, outside of what is timed.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 # In /proc/stat: user nice system idle iowait irq softirq steal.
 _IDLE = (3, 4)
 _COUNTED = 8
+FOREIGN_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,13 @@ def machine_busy() -> float:
     """Seconds that all processors together have worked since the start of the machine."""
     numbers = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1 : 1 + _COUNTED]]
     return sum(number for index, number in enumerate(numbers) if index not in _IDLE) / _TICKS
+
+
+def foreign_load() -> float:
+    """Processors that something else keeps busy, while this program does nothing for FOREIGN_SECONDS."""
+    before, began = machine_busy(), time.monotonic()
+    time.sleep(FOREIGN_SECONDS)
+    return (machine_busy() - before) / (time.monotonic() - began)
 
 
 def loopback_links() -> Links:

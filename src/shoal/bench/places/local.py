@@ -58,6 +58,11 @@ class LocalPlace:
             raise ConfigurationError(f"--local {text!r}: {next(iter(pairs))!r} is neither n nor servers")
         return LocalPlace(nodes, servers)
 
+    @property
+    def pids(self) -> list[int]:
+        """Of everything that was started, in that order."""
+        return [process.pid for process in self._processes]
+
     def address(self, host: int) -> str:
         return HOST
 

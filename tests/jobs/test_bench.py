@@ -1,0 +1,130 @@
+"""``shoal bench`` with real processes at every place that it knows: loopback, a lab, and jobs that a launcher has started.
+
+Sizes are small: what is tested is that every contestant takes part, not how fast it is. Open MPI and MPICH are Debian's
+packages; where a launcher is not installed its tests cannot run, and a lab needs root.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.bench import BenchError, LocalPlace, Plan, Progress, Report, run
+
+SIZES = [4096, 262144]
+BENCH = [sys.executable, "-m", "shoal.cli", "bench", "allreduce", "--quiet", "--rounds", "2", "--sizes", "4KiB,256KiB"]
+SECONDS = 120
+MPIS = {"openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="a lab makes network namespaces, which needs root")
+everyone = ["shoal", "gloo", *(name for name, launcher in MPIS.items() if shutil.which(launcher))]
+
+
+def measured(command: list[str], file: Path) -> Report:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
+    # As root in a container, Open MPI wants to be told that this is meant.
+    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(
+        [*command, "--json", str(file)], env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Shoal" in done.stdout
+    return Report.from_json(file.read_text())
+
+
+def assert_complete(report: Report, contestants: list[str], ranks: int, servers: int) -> None:
+    assert report.contestants == contestants
+    assert (report.ranks, report.servers, report.sizes) == (ranks, servers, SIZES)
+    assert set(report.versions) == set(contestants)
+    assert report.network.rate > 0
+    for result in report.results:
+        assert len(result.turns) == 2
+        assert result.fastest > 0
+        assert result.cpu_per_gb > 0
+
+
+def test_all_take_part_on_loopback(tmp_path: Path) -> None:
+    figure = tmp_path / "figure.png"
+    command = [*BENCH, "--local", "n=2,servers=1", "--plot", str(figure)]
+    report = measured(command, tmp_path / "report.json")
+    assert_complete(report, everyone, ranks=2, servers=1)
+    assert report.bound_ratio("shoal", SIZES[1]) is None
+    assert figure.exists()
+    assert figure.with_suffix(".html").exists()
+
+
+@as_root
+def test_all_take_part_in_a_lab_beside_flows_of_somebody_else(tmp_path: Path) -> None:
+    shape = "nodes=2,servers=1,rate=200mbit,queue=128kb,slow=2:160mbit"
+    report = measured([*BENCH, "--lab", shape, "--background", "reno"], tmp_path / "report.json")
+    assert_complete(report, everyone, ranks=2, servers=1)
+    assert report.network.server_factors == (0.8,)
+    for name in everyone:
+        result = report.result(name, SIZES[1])
+        # A link gives what it has, to both together.
+        ratio, others = report.bound_ratio(name, SIZES[1]), result.others_mean
+        assert ratio is not None
+        assert others is not None
+        assert 0 < others < 1.1 * report.network.rate
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["-m", "shoal.cli", "run", "-n", "2", "--nodes", "2", "--servers", "1"],
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    ],
+    ids=["shoal run", "torchrun"],
+)
+def test_ranks_of_a_job_take_part(launcher: list[str], tmp_path: Path) -> None:
+    report = measured([sys.executable, *launcher, *BENCH[1:]], tmp_path / "report.json")
+    assert_complete(report, ["shoal", "gloo"], ranks=2, servers=1 if "--servers" in launcher else 0)
+    assert set(report.missing) == {"openmpi", "mpich", "horovod", "nccl"}
+
+
+@pytest.mark.parametrize("name", list(MPIS))
+def test_an_mpi_takes_part_in_the_job_that_it_started(name: str, tmp_path: Path) -> None:
+    launcher = shutil.which(MPIS[name])
+    if launcher is None:
+        pytest.skip(f"{MPIS[name]} is not installed")
+    oversubscribe = ["--oversubscribe"] if name == "openmpi" else []
+    report = measured([launcher, *oversubscribe, "-n", "2", *BENCH], tmp_path / "report.json")
+    assert_complete(report, ["shoal", "gloo", name], ranks=2, servers=0)
+
+
+class Killer(Progress):
+    """Kills one process of the benchmark as soon as it measures."""
+
+    def __init__(self, place: LocalPlace) -> None:
+        super().__init__(sys.stderr, quiet=True)
+        self._place = place
+
+    def __call__(self, contestant: str, size: int, turn: int, rounds: int) -> None:
+        if turn == 1:
+            os.kill(self._place.pids[-1], signal.SIGKILL)
+
+
+def test_a_rank_that_dies_ends_the_benchmark_and_nothing_is_left() -> None:
+    place = LocalPlace(2)
+    try:
+        with pytest.raises(BenchError, match="gloo rank"):
+            run(Plan(sizes=[4096], rounds=2, contestants=["gloo"]), place, Killer(place))
+        pids = place.pids
+    finally:
+        place.close()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, "a process is left"
+        time.sleep(0.05)
+    assert len(pids) == 2
+
+
+def test_a_job_that_nobody_started_is_refused_with_what_to_do() -> None:
+    done = subprocess.run(BENCH, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 1
+    assert "--local n=4,servers=2" in done.stderr
