@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from lab_hosts import needs_lab
 
 from shoal.bench import BenchError, LocalPlace, Plan, Progress, Report, run
 
@@ -21,7 +22,6 @@ BENCH = [sys.executable, "-m", "shoal.cli", "bench", "allreduce", "--quiet", "--
 SECONDS = 120
 MPIS = {"openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="a lab makes network namespaces, which needs root")
 everyone = ["shoal", "gloo", *(name for name, launcher in MPIS.items() if shutil.which(launcher))]
 
 
@@ -58,7 +58,7 @@ def test_all_take_part_on_loopback(tmp_path: Path) -> None:
     assert figure.with_suffix(".html").exists()
 
 
-@as_root
+@needs_lab
 def test_all_take_part_in_a_lab_beside_flows_of_somebody_else(tmp_path: Path) -> None:
     shape = "nodes=2,servers=1,rate=200mbit,queue=128kb,slow=2:160mbit"
     report = measured([*BENCH, "--lab", shape, "--background", "reno"], tmp_path / "report.json")

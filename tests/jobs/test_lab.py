@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_hosts import needs_lab
 
 from shoal.errors import ConfigurationError
 from shoal.testing.lab import Host, Lab, LinkShape
 from shoal.testing.lab.namespaces import existing
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a lab makes network namespaces, which needs root")
+pytestmark = needs_lab
 
 TRAFFIC = [sys.executable, "-I", "-S", str(Path(__file__).with_name("lab_traffic.py"))]
 PORT = 7000

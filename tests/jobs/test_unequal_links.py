@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from lab_hosts import needs_lab
 
 from shoal.testing.lab import Host, Lab, LinkShape
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a lab makes network namespaces, which needs root")
+pytestmark = needs_lab
 
 USUAL, HALF = 80e6, 40e6
 PAYLOAD = 1448 / 1514 / 8  # bytes of payload a bit of Ethernet frames, at an MTU of 1500
