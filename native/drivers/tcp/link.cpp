@@ -38,8 +38,8 @@ void set_option(int socket, int level, int option, int value) {
 }
 
 // A lost segment at the end of what was sent is known only by a timer, and everybody waits for what it carried. Between
-// machines of one room the kernel's default of 200 ms is a thousand round trips. The option is Linux' own and new (6.18 has it;
-// older ones refuse it and keep their default).
+// machines of one room the kernel's default of 200 ms is a thousand round trips. The option is Linux' own and new (6.18
+// has it; older ones refuse it and keep their default).
 #ifdef TCP_RTO_MIN_US
 constexpr int shortest_retransmission_timer = TCP_RTO_MIN_US;
 #else
