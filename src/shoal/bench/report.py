@@ -5,13 +5,20 @@ Times in seconds, rates in bytes per second, sizes in bytes.
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.bench.bound import bound
 
 FORMAT = 1
+
+_T = TypeVar("_T")
+
+
+def _seen(values: Iterable[_T | None]) -> list[_T]:
+    """Without those that could not be seen."""
+    return [value for value in values if value is not None]
 
 
 @dataclass(frozen=True)
@@ -83,31 +90,31 @@ class Result:
     @property
     def busy_per_gb(self) -> float | None:
         """As ``cpu_per_gb``, for the whole machine. The mean, since the kernel counts in steps of 10 ms."""
-        seen = [turn.busy for turn in self.turns if turn.busy is not None]
+        seen = _seen(turn.busy for turn in self.turns)
         return statistics.mean(seen) / self.size * 1e9 if seen else None
 
     @property
     def wire_bytes(self) -> float | None:
         """Sent for one operation on all links together; the median."""
-        seen = [turn.wire_bytes for turn in self.turns if turn.wire_bytes is not None]
+        seen = _seen(turn.wire_bytes for turn in self.turns)
         return statistics.median(seen) if seen else None
 
     @property
     def drops(self) -> int | None:
         """Packets thrown away by shapers in all turns."""
-        seen = [turn.drops for turn in self.turns if turn.drops is not None]
+        seen = _seen(turn.drops for turn in self.turns)
         return sum(seen) if seen else None
 
     @property
     def others_mean(self) -> float | None:
         """Bytes per second of the other flows on the same links, on average; the median over the turns."""
-        seen = [turn.others_mean for turn in self.turns if turn.others_mean is not None]
+        seen = _seen(turn.others_mean for turn in self.turns)
         return statistics.median(seen) if seen else None
 
     @property
     def others_least(self) -> float | None:
         """As ``others_mean``, for the flow that got least in each turn."""
-        seen = [turn.others_least for turn in self.turns if turn.others_least is not None]
+        seen = _seen(turn.others_least for turn in self.turns)
         return statistics.median(seen) if seen else None
 
 

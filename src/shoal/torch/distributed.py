@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from shoal import groups, layout
-from shoal.config import Settings
 from shoal.errors import ConfigurationError
 from shoal.groups import Group
-from shoal.shares import server_weights
 from shoal.torch import graph, runtime
 from shoal.torch.agreement import agree
 from shoal.torch.arena import NamedParameter
@@ -130,20 +128,14 @@ class _FusionSize:
     def __init__(self, group: Group, fusion_mb: float | None) -> None:
         if fusion_mb is not None and not (fusion_mb > 0 and math.isfinite(fusion_mb)):
             raise ValueError(f"fusion_mb must be a number above 0, got {fusion_mb}")
-        settings = group.session.settings
-        self._fixed = settings.fusion_mb if fusion_mb is None else fusion_mb
-        self._servers = _averaging_servers(settings)
+        session = group.session
+        self._fixed = session.settings.fusion_mb if fusion_mb is None else fusion_mb
+        self._servers = sum(weight > 0 for weight in session.weights)
 
     def __call__(self, total: int) -> int:
         if self._fixed is not None:
             return max(1, round(self._fixed * MIB))
         return layout.fusion_bytes(total, self._servers)
-
-
-def _averaging_servers(settings: Settings) -> int:
-    """How many servers share each buffer."""
-    colocated, dedicated = server_weights(settings.size, len(settings.servers), settings.colocated)
-    return (settings.size if colocated else 0) + (len(settings.servers) if dedicated else 0)
 
 
 def _trainable(module: torch.nn.Module) -> list[NamedParameter]:
