@@ -11,7 +11,7 @@ Promises:
 
 import sys
 from abc import ABC, abstractmethod
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -167,7 +167,7 @@ class _NumPy(Library):
         if isinstance(array, np.ma.MaskedArray):
             raise TypeError("a masked array would lose its mask: pass x.filled(value) or x.data")
         data: NumPyArray = np.asarray(array)
-        dtype = _numpy_dtype(data)
+        dtype = _number_of(data.dtype)
         return Operand(array, _aligned(data), self, dtype, data.shape)
 
     def target(self, array: Any) -> Operand:
@@ -187,7 +187,7 @@ class _NumPy(Library):
     def finish(self, operand: Operand) -> Any:
         if operand.array is None:
             return operand.memory
-        if not np.may_share_memory(operand.memory, operand.array):
+        if operand.memory is not operand.array and not np.may_share_memory(operand.memory, operand.array):
             np.copyto(operand.array, operand.memory)
         return operand.array
 
@@ -262,7 +262,7 @@ class _Foreign(Library):
         except TypeError as error:
             if hasattr(array, "__array__"):
                 data: NumPyArray = np.asarray(array)
-                return Operand(array, _aligned(data), self, _numpy_dtype(data), data.shape)
+                return Operand(array, _aligned(data), self, _number_of(data.dtype), data.shape)
             raise TypeError(
                 f"a {_type_name(array)} is not an array that Shoal can read: pass a NumPy array, a PyTorch "
                 "tensor or any CPU array with __dlpack__"
@@ -330,12 +330,14 @@ def _library_of(array: Any) -> Library:
     return next(library for library in _LIBRARIES if library.owns(array))
 
 
-def _numpy_dtype(data: NumPyArray) -> int:
-    if data.dtype.name not in DTYPES:
-        raise TypeError(_unsupported_dtype(data.dtype.name))
-    if not data.dtype.isnative:
+@lru_cache(maxsize=256)
+def _number_of(dtype: np.dtype[Any]) -> int:
+    # NumPy makes the name anew each time, which takes longer than all else that a small operation does here.
+    if dtype.name not in DTYPES:
+        raise TypeError(_unsupported_dtype(dtype.name))
+    if not dtype.isnative:
         raise TypeError('this array has foreign byte order: pass x.astype(x.dtype.newbyteorder("="))')
-    return DTYPES[data.dtype.name]
+    return DTYPES[dtype.name]
 
 
 def _unsupported_dtype(name: str) -> str:
@@ -349,7 +351,8 @@ def _unsupported_dtype(name: str) -> str:
 
 def _aligned(data: NumPyArray) -> NumPyArray:
     """``data`` itself if it is contiguous and aligned, else a copy that is. Keeps a shape of no dimensions."""
-    return np.require(data, requirements=["C", "A"])
+    flags = data.flags
+    return data if flags.c_contiguous and flags.aligned else np.require(data, requirements=["C", "A"])
 
 
 def _numpy_native(data: NumPyArray, dtype: int) -> _native.Array:

@@ -3,9 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal import _native, trace
 from shoal.errors import ShoalError, Timeout, error_from_status
@@ -16,8 +15,8 @@ _WAIT_SECONDS = 3600.0
 _numbers = count(1)
 
 
-@dataclass(frozen=True)
-class Description:
+# One of each of these is made for every operation: named tuples, since frozen dataclasses take several times as long.
+class Description(NamedTuple):
     """Which operation this is, for messages and the timeline."""
 
     operation: str
@@ -30,12 +29,14 @@ class Description:
         return f"{self.operation}{name} on rank {self.rank} ({self.hosts[self.rank]})"
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What an operation gives to the caller of ``wait``."""
 
     array: Any = None
     splits: tuple[int, ...] | None = None
+
+
+_NOTHING = Outcome()
 
 
 class Handle:
@@ -45,6 +46,8 @@ class Handle:
     read either. Once it is done every ``wait`` gives the same array or raises the same error; after an error the
     contents of an array that was given to an in-place form are unspecified. May be used from any thread.
     """
+
+    __slots__ = ("__weakref__", "_description", "_error", "_finish", "_lock", "_native", "_number", "_outcome")
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class Handle:
         self._native = native
         self._description = description
         self._finish: Callable[[_native.Handle], Outcome] | None = finish
-        self._outcome = Outcome()
+        self._outcome = _NOTHING
         self._error: Exception | None = None
         self._lock = threading.Lock()
         self._number = next(_numbers)
@@ -110,16 +113,18 @@ class Handle:
             if self._finish is None:
                 return
             finish, self._finish = self._finish, None
-            trace.operation_ended(
-                self._number,
-                self._description.operation,
-                sent_ns=self._native.sent_at(),
-                done_ns=self._native.finished_at(),
-                status=status.code,
-            )
-            if status.code:
+            code = status.code
+            if trace.recording():
+                trace.operation_ended(
+                    self._number,
+                    self._description.operation,
+                    sent_ns=self._native.sent_at(),
+                    done_ns=self._native.finished_at(),
+                    status=code,
+                )
+            if code:
                 message = f"{self._description}: {status.message}"
-                self._error = error_from_status(status.code, status.rank, message, self._description.hosts)
+                self._error = error_from_status(code, status.rank, message, self._description.hosts)
                 return
             try:
                 self._outcome = finish(self._native)

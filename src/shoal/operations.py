@@ -6,8 +6,7 @@ must agree on is compared by the protocol, not here.
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal import _native, arrays
 from shoal.arrays import BOOL, DTYPE_NAMES, FLOATING, Operand
@@ -20,8 +19,7 @@ ALL_REDUCE, REDUCE_SCATTER, BROADCAST, ALL_GATHER, ALL_TO_ALL, BARRIER = 1, 2, 3
 OPERATORS = {"sum": 1, "mean": 2, "min": 3, "max": 4, "product": 5}
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """One submission. ``splits`` are bytes, ``root`` is an index into the group."""
 
     collective: int

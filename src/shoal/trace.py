@@ -80,6 +80,11 @@ def stop() -> Recorder | None:
     return recorder
 
 
+def recording() -> bool:
+    """Whether calls of the functions below have an effect: for callers whose arguments cost something."""
+    return _recorder is not None
+
+
 def instant(name: str, **details: Any) -> None:
     """Something that happened now: ``instant("gradient ready", parameter="layer1.weight")``."""
     recorder = _recorder
