@@ -31,6 +31,9 @@ inline constexpr std::size_t names = 1024 * 1024;
 // The most failed operations that a server remembers for members that have not called them yet.
 inline constexpr std::size_t tombstones = 64 * 1024;
 
+// What all nodes together may be allowed to have unanswered toward one server where windows grow.
+inline constexpr std::size_t port_bytes = 64 * 1024 * 1024;
+
 // The largest segment, and the largest contribution that may travel inside an opening.
 inline constexpr std::size_t segment_bytes = 16 * 1024 * 1024;
 inline constexpr std::size_t inline_bytes = 1024 * 1024;

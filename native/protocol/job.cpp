@@ -19,15 +19,34 @@ std::uint64_t aligned(std::uint64_t bytes) {
 }  // namespace
 
 JobConfig::Window JobConfig::window_of(std::size_t server) const {
-  const std::uint64_t weight = weights[server];
+  return {segment_of(server), credit_of(server, credit)};
+}
+
+std::uint32_t JobConfig::segment_of(std::size_t server) const {
   const std::uint64_t largest = *std::max_element(weights.begin(), weights.end());
-  const std::uint64_t in_proportion = std::max((segment * weight + largest - 1) / largest, segment / smallest_part);
-  const std::uint64_t own = std::clamp<std::uint64_t>(aligned(in_proportion), limits::shard_alignment, segment);
-  return {static_cast<std::uint32_t>(own), static_cast<std::uint32_t>(std::max(own, credit * weight / largest))};
+  const std::uint64_t in_proportion =
+      std::max((std::uint64_t{segment} * weights[server] + largest - 1) / largest, segment / smallest_part);
+  return static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(aligned(in_proportion), limits::shard_alignment, segment));
+}
+
+std::uint32_t JobConfig::credit_of(std::size_t server, std::uint32_t job_credit) const {
+  const std::uint64_t largest = *std::max_element(weights.begin(), weights.end());
+  const auto in_proportion = static_cast<std::uint32_t>(std::uint64_t{job_credit} * weights[server] / largest);
+  return std::max(segment_of(server), in_proportion);
+}
+
+std::uint32_t JobConfig::most_credit() const {
+  return std::max({credit, 2 * segment, static_cast<std::uint32_t>(limits::port_bytes / size())});
 }
 
 std::uint32_t JobConfig::segment_for(const Window& window, std::uint64_t bytes) const {
   return bytes <= small ? std::max(small, window.segment) : window.segment;
+}
+
+std::uint32_t JobConfig::inline_of(std::uint64_t shard_bytes, std::uint32_t shard_segment) const {
+  const std::uint64_t first = std::min<std::uint64_t>(shard_bytes, shard_segment);
+  return first <= limits::inline_bytes ? static_cast<std::uint32_t>(first) : 0;
 }
 
 std::string problem_with(const JobConfig& config) {

@@ -1,6 +1,7 @@
 // What the coordinator decided at `init`, equal on every node and server (docs/protocol.md, section 3).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -19,6 +20,8 @@ struct JobConfig {
   std::uint32_t small = 0;                 // operations of at most so many bytes live on their home server alone
   std::uint32_t open_limit = 0;            // operations open at once per node
   bool ring = false;                       // all-reduces that are not small go round the ring
+  std::uint64_t rate = 0;                  // bytes a second of an operation of all ranks that the links allow, as far
+                                           // as known; 0: windows stay as they are. Nodes only
 
   // What one server averages in proportion to its weight, it also moves in pieces of that proportion, so that the parts
   // of an operation end together and no link is full of one server's bytes while another server waits.
@@ -27,8 +30,15 @@ struct JobConfig {
     std::uint32_t credit = 0;
   };
   Window window_of(std::size_t server) const;
+  // The credit of that server's window when the job's credit is this one: from a segment to most_credit (pace.h).
+  std::uint32_t credit_of(std::size_t server, std::uint32_t job_credit) const;
+  std::uint32_t segment_of(std::size_t server) const;
+  std::uint32_t most_credit() const;
   // How an operation of so many bytes is cut by a server with that window: a small one is not.
   std::uint32_t segment_for(const Window& window, std::uint64_t bytes) const;
+  // What of a shard of such segments may travel with the opening: the first segment.
+  std::uint32_t inline_of(std::uint64_t shard_bytes, std::uint32_t shard_segment) const;
+  std::uint32_t most_inline() const { return std::max(segment, small); }
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(hosts.size()); }
   std::uint32_t servers() const { return static_cast<std::uint32_t>(weights.size()); }

@@ -36,6 +36,7 @@ std::uint32_t Node::make_group(std::vector<std::uint32_t> ranks, const std::stri
   return impl_->make_group(std::move(ranks), name);
 }
 void Node::submit(Submission submission) { impl_->submit(std::move(submission)); }
+void Node::set_window(std::uint32_t credit) { impl_->set_window(credit); }
 void Node::leave() { impl_->leave(); }
 bool Node::left() const { return impl_->left(); }
 void Node::abort(const std::string& reason) { impl_->abort(reason); }
@@ -49,13 +50,20 @@ Time Node::deadline() const { return impl_->deadline(); }
 std::size_t Node::open_operations() const { return impl_->open_operations(); }
 
 Node::Impl::Impl(const JobConfig& config, std::uint32_t rank, NodeWorld& world, BufferPool& pool)
-    : config_(config), rank_(rank), world_(world), pool_(pool), servers_(config.servers()), peers_(config.size()) {
+    : config_(config),
+      rank_(rank),
+      world_(world),
+      pool_(pool),
+      servers_(config.servers()),
+      peers_(config.size()),
+      pace_(config) {
   std::vector<std::uint32_t> all(config.size());
   std::iota(all.begin(), all.end(), 0U);
   make_group(std::move(all), "");
   for (std::uint32_t index = 0; index < config.servers(); ++index) {
     servers_[index].window = config.window_of(index);
     servers_[index].credit = servers_[index].window.credit;
+    servers_[index].most_credit = config.credit_of(index, config.most_credit());
   }
 }
 
@@ -202,8 +210,8 @@ Status Node::Impl::on_payload(LinkId link) {
 Status Node::Impl::receive_from_server(LinkState& link) {
   node::ServerLink& from = servers_[link.index];
   from.credit += link.header.credit;
-  if (from.credit > static_cast<std::int64_t>(from.window.credit)) {
-    return refused("more credit than was spent");
+  if (from.credit > from.most_credit) {
+    return refused("more credit than there can be");
   }
   if (link.header.type == Type::result) {
     ++from.results;
@@ -223,6 +231,7 @@ Status Node::Impl::receive_from_server(LinkState& link) {
         operation->part_of(link.index).admitted = true;
         operation->progress = now_;
         from.admitted.push_back(operation->number);
+        follow_pace(*operation);
         break;
       case Type::result:
         receive_result(*operation, link);
@@ -240,17 +249,25 @@ Status Node::Impl::receive_from_server(LinkState& link) {
 
 void Node::Impl::receive_result(Operation& operation, LinkState& link) {
   operation.progress = now_;
-  if (link.index == operation.home) {
-    answered_eager(operation);
-  }
   Part& part = operation.part_of(link.index);
+  const std::uint64_t unanswered = part.unanswered();
+  answered_eager(part);
   const Header& header = link.header;
   if (header.length > 0) {
     // The first moment at which the result replaces the contribution: it is whole.
     std::memcpy(operation.submission.output + (header.offset - operation.wanted.begin), link.payload.data(),
                 header.length);
   }
+  const std::uint64_t before = part.answered;
   part.answered = std::min(part.answered + part.segment, part.shard.end);
+  if (operation.sends_data()) {
+    servers_[part.server].unanswered -= unanswered - part.unanswered();
+  }
+  if (operation.paced) {
+    if (const auto credit = pace_.answered(part.answered - before, now_)) {
+      set_window(*credit);
+    }
+  }
   part.done = (header.flags & wire::flag_last) != 0;
   end_if_done(operation);
 }

@@ -51,6 +51,10 @@ class Node final : public Machine {
   // else.
   void submit(Submission submission);
 
+  // The job's credit from now on, from the one of the configuration to most_credit(). Of rank 0's node only, while an
+  // operation is open there: for tests; in a job it is the node itself that decides (pace.h).
+  void set_window(std::uint32_t credit);
+
   // Says goodbye as soon as no operation is open; nothing may be submitted after it.
   void leave();
   // Goodbye has been said and handed to the network.

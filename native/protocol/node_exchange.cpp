@@ -113,7 +113,7 @@ Status Node::Impl::start_exchange(Operation& operation, const wire::Sizes& sizes
     end(operation, why);
     return {};
   }
-  answered_eager(operation);
+  answered_eager(operation.parts.front());
   if (through_home) {
     return {};
   }

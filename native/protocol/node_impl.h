@@ -12,6 +12,7 @@
 
 #include "protocol/node.h"
 #include "protocol/node_state.h"
+#include "protocol/pace.h"
 
 namespace shoal {
 
@@ -38,6 +39,7 @@ class Node::Impl {
   // Operations (node_operations.cpp).
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, const std::string& name);
   void submit(Submission submission);
+  void set_window(std::uint32_t credit);
   std::size_t open_operations() const { return operations_.size(); }
 
  private:
@@ -69,9 +71,14 @@ class Node::Impl {
   void plan(Operation& operation);
   void open(Operation& operation, const wire::Opening& opening);
   void announce(std::uint32_t server, std::uint32_t group);
+  // The bytes that travel with the opening at this server, which count from now on.
+  std::span<const std::byte> take_inline(Operation& operation, Part& part);
+  static bool may_send(const node::ServerLink& link, std::uint64_t length);
   void pump(std::uint32_t server);
   void note_sending(Operation& operation);
-  void answered_eager(Operation& operation);
+  void answered_eager(Part& part);
+  // Rank 0's node measures what is admitted, until it ends.
+  void follow_pace(Operation& operation);
   // Ends the handle and forgets the operation.
   void end(Operation& operation, Status status);
   void end_if_done(Operation& operation);
@@ -131,6 +138,9 @@ class Node::Impl {
   std::unordered_map<std::uint64_t, std::uint64_t> exchanges_;  // exchange → number
   // Grants that came before SIZES: (exchange, rank) → bytes.
   std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint64_t> early_grants_;
+
+  Pace pace_;              // rank 0's alone is used
+  std::size_t paced_ = 0;  // operations that it follows
 
   Token next_sum_ = 1;
   std::unordered_map<Token, std::uint64_t> summing_;  // token → number

@@ -205,12 +205,16 @@ void Node::Impl::plan(Operation& operation) {
   operation.bytes = operation.failed_here ? 0 : receives_only ? s.output_bytes : s.input_bytes;
   if (operation.bytes <= config_.small || operation.gathers() || takes_ring(operation)) {
     operation.parts.push_back(
-        Part{operation.home, {0, operation.bytes}, segment_for(operation.home), 0, 0, false, false});
+        Part{.server = operation.home, .shard = {0, operation.bytes}, .segment = segment_for(operation.home)});
   } else {
     for (std::uint32_t server = 0; server < config_.servers(); ++server) {
       const Range shard = shard_of(operation.bytes, config_.weights, server);
       if (!shard.empty() || server == operation.home) {
-        operation.parts.push_back(Part{server, shard, segment_for(server), shard.begin, shard.begin, false, false});
+        operation.parts.push_back(Part{.server = server,
+                                       .shard = shard,
+                                       .segment = segment_for(server),
+                                       .sent = shard.begin,
+                                       .answered = shard.begin});
       }
     }
   }
@@ -231,29 +235,41 @@ bool Node::Impl::takes_ring(const Operation& operation) const {
 }
 
 void Node::Impl::open(Operation& operation, const wire::Opening& opening) {
-  const Submission& s = operation.submission;
-  node::ServerLink& home = servers_[operation.home];
   wire::Opening sent = opening;
   sent.group = operation.group->id;
   sent.name = operation.name;
-  std::span<const std::byte> data;
-  if (!operation.failed_here && operation.contributes() && operation.bytes <= config_.small &&
-      home.eager + operation.bytes <= config_.eager) {
-    data = {s.input, static_cast<std::size_t>(operation.bytes)};
-    operation.eager = static_cast<std::uint32_t>(operation.bytes);
-    home.eager += operation.bytes;
-    operation.parts.front().sent = operation.bytes;
-    note_sending(operation);
-    sent.inline_bytes = operation.eager;
-  }
   // Nodes visit servers in an order rotated by their rank.
   const std::size_t count = operation.parts.size();
   for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t server = operation.parts[(i + rank_) % count].server;
-    announce(server, operation.submission.group);
-    send_to_server(server, {.type = Type::open, .operation = operation.number}, wire::encode(sent), data,
+    Part& part = operation.parts[(i + rank_) % count];
+    announce(part.server, operation.submission.group);
+    const std::span<const std::byte> data = take_inline(operation, part);
+    sent.inline_bytes = part.eager;
+    send_to_server(part.server, {.type = Type::open, .operation = operation.number}, wire::encode(sent), data,
                    data.empty() ? 0 : operation.number);
   }
+}
+
+std::span<const std::byte> Node::Impl::take_inline(Operation& operation, Part& part) {
+  const bool admitted_later = !operation.gathers() && !takes_ring(operation);
+  if (operation.failed_here || !operation.contributes() || !(admitted_later || operation.bytes <= config_.small)) {
+    return {};
+  }
+  node::ServerLink& server = servers_[part.server];
+  const std::uint32_t bytes = config_.inline_of(part.shard.size(), part.segment);
+  if (bytes == 0 || server.eager + bytes > config_.eager) {
+    return {};
+  }
+  // A part of a shard only saves a round trip, of which there is none to save behind other operations.
+  if (bytes < part.shard.size() && (server.unanswered > 0 || server.eager > 0)) {
+    return {};
+  }
+  const std::byte* data = operation.submission.input + part.shard.begin;
+  part.eager = bytes;
+  part.sent += bytes;
+  server.eager += bytes;
+  note_sending(operation);
+  return {data, bytes};
 }
 
 void Node::Impl::announce(std::uint32_t server, std::uint32_t group) {
@@ -262,6 +278,14 @@ void Node::Impl::announce(std::uint32_t server, std::uint32_t group) {
   }
   const Group& members = *groups_[group];
   send_to_server(server, {.type = Type::group}, wire::encode(wire::GroupMembers{members.id, members.ranks}));
+}
+
+// What came with openings takes of the window too, so that not more than a window is on its way. But where nothing else
+// is, one segment may always be sent, so that operations that wait for their last member hold nothing up.
+bool Node::Impl::may_send(const node::ServerLink& link, std::uint64_t length) {
+  const auto least = static_cast<std::int64_t>(std::min<std::uint64_t>(length, link.window.segment));
+  const auto wanted = static_cast<std::int64_t>(link.unanswered == 0 ? 0 : length + link.eager);
+  return link.credit >= std::max(least, wanted);
 }
 
 // Spends credit on admitted operations, in the server's order.
@@ -275,11 +299,11 @@ void Node::Impl::pump(std::uint32_t server) {
     }
     Part& part = operation->part_of(server);
     const std::uint64_t length = std::min<std::uint64_t>(part.segment, part.shard.end - part.sent);
-    // With nothing unanswered, one segment may always be sent.
-    if (link.credit < static_cast<std::int64_t>(std::min<std::uint64_t>(length, link.window.credit))) {
+    if (!may_send(link, length)) {
       return;
     }
     link.credit -= static_cast<std::int64_t>(length);
+    link.unanswered += length;
     const Header header{
         .type = Type::data, .dtype = operation->submission.dtype, .operation = operation->number, .offset = part.sent};
     const std::byte* data = operation->submission.input + part.sent;
@@ -289,15 +313,31 @@ void Node::Impl::pump(std::uint32_t server) {
   }
 }
 
+void Node::Impl::follow_pace(Operation& operation) {
+  if (rank_ != 0 || operation.paced || operation.bytes <= config_.small) {
+    return;
+  }
+  operation.paced = true;
+  if (paced_++ == 0) {
+    pace_.begin(now_);
+  }
+}
+
+void Node::Impl::set_window(std::uint32_t credit) {
+  for (std::uint32_t server = 0; server < config_.servers(); ++server) {
+    if (config_.weights[server] > 0) {
+      send_to_server(server, {.type = Type::window, .credit = credit});
+    }
+  }
+}
+
 void Node::Impl::note_sending(Operation& operation) {
   if (!std::exchange(operation.sending, true)) {
     world_.sending(operation.submission.handle);
   }
 }
 
-void Node::Impl::answered_eager(Operation& operation) {
-  servers_[operation.home].eager -= std::exchange(operation.eager, 0);
-}
+void Node::Impl::answered_eager(Part& part) { servers_[part.server].eager -= std::exchange(part.eager, 0); }
 
 void Node::Impl::end_if_done(Operation& operation) {
   if (operation.done()) {
@@ -307,6 +347,7 @@ void Node::Impl::end_if_done(Operation& operation) {
 
 void Node::Impl::end(Operation& operation, Status status) {
   const std::uint64_t number = operation.number;
+  const bool failed = !status.ok();
   const bool summing = operation.ring && std::any_of(operation.ring->pieces.begin(), operation.ring->pieces.end(),
                                                      [](const node::Ring::Piece& piece) { return !piece.done; });
   if (summing) {
@@ -326,8 +367,16 @@ void Node::Impl::end(Operation& operation, Status status) {
       send_to_server(part.server, {.type = Type::drop, .operation = number});
     }
   }
-  answered_eager(operation);
+  for (Part& part : operation.parts) {
+    if (operation.sends_data()) {
+      servers_[part.server].unanswered -= part.unanswered();
+    }
+    answered_eager(part);
+  }
   check_again(operation, never);
+  if (operation.paced && --paced_ == 0) {
+    pace_.pause(now_);
+  }
   if (operation.exchange.id != 0) {
     exchanges_.erase(operation.exchange.id);
   }
@@ -336,7 +385,12 @@ void Node::Impl::end(Operation& operation, Status status) {
   } else {
     world_.finish(operation.submission.handle, std::move(status));
   }
+  const std::vector<Part> parts = failed && broken_.ok() ? std::move(operation.parts) : std::vector<Part>();
   operations_.erase(number);
+  // What it held of the windows is free without a word from the servers.
+  for (const Part& part : parts) {
+    pump(part.server);
+  }
   say_goodbye_if_done();
 }
 

@@ -32,8 +32,12 @@ struct Part {
   std::uint32_t segment = 0;  // bytes
   std::uint64_t sent = 0;
   std::uint64_t answered = 0;
+  std::uint32_t eager = 0;  // bytes of inline data without an answer
   bool admitted = false;
   bool done = false;
+
+  // Bytes of DATA without an answer, for those who contribute.
+  std::uint64_t unanswered() const { return sent - answered - eager; }
 };
 
 // A block of an all-gather or all-to-all that goes to or comes from one member.
@@ -99,9 +103,9 @@ struct Operation {
   std::vector<Part> parts;       // in ascending order of servers
   std::uint64_t bytes = 0;       // of the operation's buffer
   Range wanted;                  // of the result
-  std::uint32_t eager = 0;       // bytes of inline data without an answer
   Exchange exchange;             // what goes from node to node
   bool sending = false;          // the application has heard that it is
+  bool paced = false;            // its bytes count for the pace of the job
   std::optional<Ring> ring;      // once it has begun
   std::optional<Status> ending;  // it has failed, and ends when no sum uses its arrays any more
   std::size_t unsent = 0;        // its frames with borrowed bytes that the driver has and the network has not
@@ -113,6 +117,7 @@ struct Operation {
 
   bool gathers() const;
   bool contributes() const;
+  bool sends_data() const { return contributes() && !gathers(); }  // to servers
   Part& part_of(std::uint32_t server);
   bool done() const;
 };
@@ -121,7 +126,9 @@ struct ServerLink {
   std::optional<LinkId> link;
   JobConfig::Window window;
   std::int64_t credit = 0;             // bytes that may be sent; below 0 after a small operation that is larger
+  std::int64_t most_credit = 0;        // that it can ever be
   std::uint64_t eager = 0;             // bytes of inline data without an answer
+  std::uint64_t unanswered = 0;        // bytes of DATA of operations that go on, without an answer
   std::deque<std::uint64_t> admitted;  // numbers in the server's order; ended ones are passed over
   std::uint32_t results = 0;           // RESULT frames received, modulo 2^32
   Time last_result = 0;

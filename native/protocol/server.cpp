@@ -56,6 +56,7 @@ Server::Impl::Impl(const JobConfig& config, std::uint32_t index, ServerWorld& wo
     : config_(config),
       index_(index),
       window_(config.window_of(index)),
+      credit_(window_.credit),
       world_(world),
       pool_(pool),
       nodes_(config.size()),
@@ -64,6 +65,9 @@ Server::Impl::Impl(const JobConfig& config, std::uint32_t index, ServerWorld& wo
   all->ranks.resize(config.size());
   std::iota(all->ranks.begin(), all->ranks.end(), 0U);
   groups_.emplace(world_group_, std::move(all));
+  for (NodeState& one : nodes_) {
+    one.credit = credit_;
+  }
 }
 
 void Server::Impl::attach_node(LinkId link, std::uint32_t rank) {
@@ -108,7 +112,7 @@ Status Server::Impl::check_header(const NodeState& from, const Header& header) c
       if (from.operations.size() >= 2 * static_cast<std::size_t>(config_.open_limit)) {
         return refused("opens more than " + std::to_string(config_.open_limit) + " operations at once");
       }
-      return at_most(wire::opening_limit(config_.size(), config_.small));
+      return at_most(wire::opening_limit(config_.size(), config_.most_inline()));
     case Type::data:
       return check_data(from, header);
     case Type::fail:
@@ -118,6 +122,8 @@ Status Server::Impl::check_header(const NodeState& from, const Header& header) c
     case Type::drop:
     case Type::leave:
       return at_most(0);
+    case Type::window:
+      return check_window(from, header);
     default:
       return refused(std::string(wire::name_of(header.type)) + " is not for a server");
   }
@@ -128,10 +134,10 @@ Status Server::Impl::check_data(const NodeState& from, const Header& header) con
   if (found == from.operations.end()) {
     return refused("DATA for operation " + std::to_string(header.operation) + ", which is not open");
   }
-  // One segment may always be on its way, so that a small operation fits into any window.
-  if (from.outstanding > 0 && from.outstanding + header.length > window_.credit) {
+  // Who holds the smallest window may send one segment, so that a small operation fits into any.
+  if (from.outstanding + std::min(header.length, window_.segment) > from.credit) {
     return refused("DATA of " + std::to_string(header.length) + " bytes is beyond the credit of " +
-                   std::to_string(window_.credit));
+                   std::to_string(from.credit));
   }
   const Operation& operation = *operations_.at(found->second);
   if (operation.state == Operation::State::failed && header.length <= std::max(config_.segment, config_.small)) {
@@ -140,7 +146,7 @@ Status Server::Impl::check_data(const NodeState& from, const Header& header) con
   const auto rank = static_cast<std::uint32_t>(&from - nodes_.data());
   const std::size_t index = *operation.group->index_of(rank);
   const Member& member = operation.members[index];
-  if (operation.state != Operation::State::flowing || member.inlined || !operation.is_contributor(index)) {
+  if (operation.state != Operation::State::flowing || !operation.is_contributor(index)) {
     return refused("DATA for '" + operation.name() + "', which was not asked for");
   }
   if (header.dtype != operation.attributes().dtype) {
@@ -149,6 +155,17 @@ Status Server::Impl::check_data(const NodeState& from, const Header& header) con
   const std::uint64_t end = std::min<std::uint64_t>(member.next + operation.segment, operation.shard.end);
   if (header.offset != member.next || header.offset + header.length != end || header.length == 0) {
     return refused("DATA for '" + operation.name() + "' is not the next segment");
+  }
+  return {};
+}
+
+Status Server::Impl::check_window(const NodeState& from, const Header& header) const {
+  if (&from != nodes_.data()) {
+    return refused("WINDOW from another than rank 0");
+  }
+  if (header.length != 0 || header.credit < config_.segment || header.credit > config_.most_credit()) {
+    return refused("WINDOW with a credit of " + std::to_string(header.credit) + ", which is not from " +
+                   std::to_string(config_.segment) + " to " + std::to_string(config_.most_credit()));
   }
   return {};
 }
@@ -170,9 +187,25 @@ Status Server::Impl::on_payload(LinkId link) {
     case Type::leave:
       receive_leave(rank);
       return {};
+    case Type::window:
+      receive_window(node(rank).header.credit);
+      return {};
     default:
       return refused("unexpected frame");
   }
+}
+
+Range Server::Impl::shard_for(std::uint64_t bytes) const {
+  return bytes <= config_.small ? Range{0, bytes} : shard_of(bytes, config_.weights, index_);
+}
+
+std::uint32_t Server::Impl::inline_of(const wire::Opening& opening) const {
+  if (is_gather(opening.collective)) {
+    return opening.bytes <= config_.small ? static_cast<std::uint32_t>(opening.bytes) : 0;
+  }
+  return takes_ring(opening)
+             ? 0
+             : config_.inline_of(shard_for(opening.bytes).size(), config_.segment_for(window_, opening.bytes));
 }
 
 Status Server::Impl::receive_open(std::uint32_t rank) {
@@ -191,13 +224,13 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
   if (!index) {
     return refused("OPEN of '" + opening.name + "' in a group that this rank is not a member of");
   }
-  if (opening.inline_bytes > config_.small || from.eager + opening.inline_bytes > config_.eager) {
+  if (from.eager + opening.inline_bytes > config_.eager) {
     return refused("inline data of '" + opening.name + "' is beyond the eager limit of " +
                    std::to_string(config_.eager));
   }
-  // Inline data is the whole contribution; one that contributes nothing sends none.
-  if (opening.inline_bytes != 0 && opening.inline_bytes != opening.bytes) {
-    return refused("OPEN of '" + opening.name + "' with a part of its data");
+  // Inline data is the first segment; one that contributes nothing sends none.
+  if (opening.inline_bytes != 0 && opening.inline_bytes != inline_of(opening)) {
+    return refused("OPEN of '" + opening.name + "' with another part of its data than the first segment");
   }
   if (opening.collective == Collective::broadcast && opening.root >= group->second->ranks.size()) {
     return refused("OPEN of '" + opening.name + "' with a root that is not in the group");
@@ -235,7 +268,7 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
   }
   member.opened = true;
   member.number = from.header.operation;
-  member.inlined = opening.inline_bytes == opening.bytes && opening.bytes <= config_.small;
+  member.inlined = opening.inline_bytes == opening.bytes;
   from.eager += opening.inline_bytes;
   member.eager = opening.inline_bytes;
   from.operations.emplace(member.number, operation.serial);
@@ -256,7 +289,7 @@ Status Server::Impl::receive_data(std::uint32_t rank) {
   const std::uint32_t bytes = from.header.length;
   if (!at || at->operation->state == Operation::State::failed) {
     from.payload = Buffer();
-    grant(rank, bytes);
+    grant(rank, give_back(rank, bytes));
     return {};
   }
   Operation& operation = *at->operation;
@@ -340,6 +373,17 @@ void Server::Impl::receive_drop(std::uint32_t rank) {
 void Server::Impl::receive_leave(std::uint32_t rank) {
   node(rank).left = true;
   be_absent(rank, Code::peer_left);
+}
+
+// More is granted at once; less is had by giving back less than was spent.
+void Server::Impl::receive_window(std::uint32_t job_credit) {
+  credit_ = config_.credit_of(index_, job_credit);
+  for (std::uint32_t rank = 0; rank < config_.size(); ++rank) {
+    NodeState& to = node(rank);
+    if (to.credit < credit_) {
+      grant(rank, credit_ - std::exchange(to.credit, credit_));
+    }
+  }
 }
 
 void Server::Impl::be_absent(std::uint32_t rank, Code absence) {
@@ -437,6 +481,13 @@ bool Server::Impl::send(std::uint32_t rank, Header header, wire::Bytes owned, st
   header.length = static_cast<std::uint32_t>(owned.size() + borrowed.size());
   world_.send(*to.link, header, std::move(owned), borrowed, token);
   return true;
+}
+
+std::uint32_t Server::Impl::give_back(std::uint32_t rank, std::uint32_t spent) {
+  NodeState& to = node(rank);
+  const std::uint32_t kept = std::min(spent, to.credit > credit_ ? to.credit - credit_ : 0);
+  to.credit -= kept;
+  return spent - kept;
 }
 
 void Server::Impl::grant(std::uint32_t rank, std::uint32_t credit) {

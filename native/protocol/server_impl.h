@@ -51,12 +51,17 @@ class Server::Impl {
   // Frames (server.cpp).
   Status check_header(const NodeState& node, const wire::Header& header) const;
   Status check_data(const NodeState& node, const wire::Header& header) const;
+  Status check_window(const NodeState& node, const wire::Header& header) const;
+  Range shard_for(std::uint64_t bytes) const;
+  // What may come with this opening.
+  std::uint32_t inline_of(const wire::Opening& opening) const;
   Status receive_open(std::uint32_t rank);
   Status receive_data(std::uint32_t rank);
   Status receive_fail(std::uint32_t rank);
   Status receive_group(std::uint32_t rank);
   void receive_drop(std::uint32_t rank);
   void receive_leave(std::uint32_t rank);
+  void receive_window(std::uint32_t job_credit);
   // Fails what it is a member of and has not opened; what others open from now on fails too.
   void be_absent(std::uint32_t rank, Code absence);
   Status absence_status(const Operation& operation, std::uint32_t rank) const;
@@ -94,6 +99,8 @@ class Server::Impl {
             Token token = 0);
   void send_block(std::uint32_t rank, std::uint64_t number, DType dtype, Buffer buffer, std::size_t bytes);
   void grant(std::uint32_t rank, std::uint32_t credit);
+  // Of what the member spent, what it gets back: less while its credit is above the window.
+  std::uint32_t give_back(std::uint32_t rank, std::uint32_t spent);
 
   NodeState& node(std::uint32_t rank) { return nodes_[rank]; }
   std::uint32_t rank_of(LinkId link) const { return ranks_.at(link); }
@@ -101,7 +108,8 @@ class Server::Impl {
 
   const JobConfig config_;
   const std::uint32_t index_;
-  const JobConfig::Window window_;
+  const JobConfig::Window window_;  // at first
+  std::uint32_t credit_;            // of every node, from now on
   ServerWorld& world_;
   BufferPool& pool_;
   Time now_ = 0;

@@ -99,8 +99,7 @@ void Server::Impl::admit(Operation& operation) {
     exchange(operation);
     return;
   }
-  operation.shard = attributes.bytes <= config_.small ? Range{0, attributes.bytes}
-                                                      : shard_of(attributes.bytes, config_.weights, index_);
+  operation.shard = shard_for(attributes.bytes);
   operation.segment = config_.segment_for(window_, attributes.bytes);
   operation.segments = std::max<std::uint64_t>(1, (operation.shard.size() + operation.segment - 1) / operation.segment);
   if (operation.shard.empty()) {
@@ -114,10 +113,11 @@ void Server::Impl::admit(Operation& operation) {
       member.inline_data = Contribution{};
       continue;
     }
-    member.next = operation.shard.begin;
-    if (member.inlined) {
+    member.next = operation.shard.begin + member.opening.inline_bytes;
+    if (member.opening.inline_bytes > 0) {
       inlined.push_back(i);
-    } else {
+    }
+    if (member.next < operation.shard.end) {
       send(operation.group->ranks[i], {.type = Type::admit, .operation = member.number});
     }
   }
@@ -208,13 +208,13 @@ void Server::Impl::send_results(Operation& operation, std::uint64_t number, Segm
   for (std::size_t i = 0; i < operation.members.size(); ++i) {
     Member& member = operation.members[i];
     const std::uint32_t rank = operation.group->ranks[i];
-    const std::uint32_t credit = segment.contributions.empty() ? 0 : segment.contributions[i].credit;
+    const std::uint32_t spent = segment.contributions.empty() ? 0 : segment.contributions[i].credit;
     Header header{.type = Type::result,
                   .flags = last ? wire::flag_last : std::uint8_t{0},
                   .dtype = attributes.dtype,
                   .operation = member.number,
                   .offset = segment.range.begin,
-                  .credit = credit};
+                  .credit = spent};
     if (broadcast && i == attributes.root) {
       outgoing.answers_root = true;
       outgoing.root = rank;
@@ -223,7 +223,8 @@ void Server::Impl::send_results(Operation& operation, std::uint64_t number, Segm
       answer(operation, i, 0);  // its inline data; its credit comes with the answer
       continue;
     }
-    answer(operation, i, credit);
+    answer(operation, i, spent);
+    header.credit = give_back(rank, spent);
     const Range part = intersection(segment.range, operation.wanted(i));
     if (part.empty()) {
       send(rank, header);
@@ -263,10 +264,12 @@ void Server::Impl::end_outgoing(Token token) {
   const auto broadcast = root.broadcasting.find(ended->second.answer.operation);
   std::deque<Token>& unanswered = broadcast->second;
   while (!unanswered.empty() && outgoing_.at(unanswered.front()).unsent == 0) {
-    const auto done = outgoing_.extract(unanswered.front());
+    auto done = outgoing_.extract(unanswered.front());
     unanswered.pop_front();
-    root.outstanding -= done.mapped().answer.credit;
-    send(done.mapped().root, done.mapped().answer);
+    Header& answer = done.mapped().answer;
+    root.outstanding -= answer.credit;
+    answer.credit = give_back(done.mapped().root, answer.credit);
+    send(done.mapped().root, answer);
   }
   if (unanswered.empty()) {
     root.broadcasting.erase(broadcast);
@@ -390,7 +393,7 @@ void Server::Impl::refund(const Group& group, Segment& segment) {
   for (std::size_t i = 0; i < segment.contributions.size(); ++i) {
     const std::uint32_t credit = segment.contributions[i].credit;
     node(group.ranks[i]).outstanding -= credit;
-    grant(group.ranks[i], credit);
+    grant(group.ranks[i], give_back(group.ranks[i], credit));
   }
   segment.contributions.clear();
 }

@@ -42,7 +42,7 @@ struct Member {
   std::uint64_t number = 0;  // the node's own number of the operation
   wire::Opening opening;     // without inline data
   Contribution inline_data;  // until the operation is admitted
-  bool inlined = false;      // its contribution came with the opening
+  bool inlined = false;      // its whole contribution to the operation came with the opening
   std::uint32_t eager = 0;   // bytes of inline data that it has no answer to
   std::uint64_t next = 0;    // where its next DATA must begin
 };
@@ -108,6 +108,7 @@ struct NodeState {
   bool lost = false;
   std::unordered_map<std::uint64_t, std::uint64_t> operations;  // its number → serial
   std::uint64_t outstanding = 0;                                // bytes of DATA without an answer
+  std::uint32_t credit = 0;                                     // what it has of it in all, spent or not
   std::uint64_t eager = 0;                                      // bytes of inline data without an answer
   std::uint32_t results_sent = 0;                               // modulo 2^32
   std::uint32_t acknowledged = 0;

@@ -148,4 +148,47 @@ TEST(the_group_that_is_one_too_many_is_refused_and_known_ones_are_not) {
   CHECK(announce(0, limits::groups).code == Code::limit);
 }
 
+// --- Windows ---
+
+TEST(windows_are_rank_0_s_to_change) {
+  Job job;
+  const auto window = [&job](std::uint32_t rank, std::uint32_t credit) {
+    return job.frame(rank, {.type = Type::window, .credit = credit}, {});
+  };
+  CHECK(window(1, 16384).code == Code::protocol);
+  CHECK(window(0, job.config.segment - 1).code == Code::protocol);
+  CHECK(window(0, job.config.most_credit() + 1).code == Code::protocol);
+  CHECK(window(0, 16384).ok());
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    CHECK_EQ(job.world.sent[rank].size(), 1U);
+    CHECK(job.world.sent[rank].back().type == Type::grant);
+    CHECK_EQ(job.world.sent[rank].back().credit, 16384 - job.config.credit);
+  }
+}
+
+TEST(a_window_that_shrinks_gives_back_less) {
+  Job job;
+  CHECK(job.frame(0, {.type = Type::window, .credit = 20480}, {}).ok());
+  wire::Opening opening = opening_of(Collective::all_reduce, "x", 1 << 20);
+  opening.op = Operator::sum;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    CHECK(job.open(rank, 1, opening, 0).ok());
+  }
+  const Bytes segment(4096);
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    CHECK(job.frame(1, {.type = Type::data, .dtype = DType::uint8, .operation = 1, .offset = 4096 * i}, segment).ok());
+  }
+  const auto beyond =
+      job.frame(1, {.type = Type::data, .dtype = DType::uint8, .operation = 1, .offset = 20480}, segment);
+  CHECK(beyond.code == Code::protocol);
+  CHECK(job.frame(0, {.type = Type::window, .credit = 8192}, {}).ok());
+  job.world.sent.clear();
+  CHECK(job.frame(0, {.type = Type::drop, .operation = 1}, {}).ok());
+  std::uint32_t back = 0;
+  for (const wire::Header& header : job.world.sent[1]) {
+    back += header.credit;
+  }
+  CHECK_EQ(back, 8192U);
+}
+
 RUN_TESTS()

@@ -4,6 +4,7 @@
 //   shoal_simulate --seed-from 1 --seconds 60
 //   shoal_simulate --seed 17 [--trace]     one run again
 //   --calm, --faults                       only runs without, only runs with faults
+//   shoal_simulate rated ...               one job on links with a rate and queues that drop: sim_rated.cpp
 #include <unistd.h>
 
 #include <chrono>
@@ -16,6 +17,7 @@
 #include <string>
 
 #include "drivers/sim/simulation.h"
+#include "sim_rated.h"
 
 namespace {
 
@@ -116,6 +118,9 @@ bool parse(int argc, char** argv, Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "rated") == 0) {
+    return simulate_rated(argc - 2, argv + 2);
+  }
   Options options;
   if (!parse(argc, argv, options)) {
     return 2;

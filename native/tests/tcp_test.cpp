@@ -1,210 +1,19 @@
-// The TCP driver with stand-in machines: every promise of protocol/machine.h that a driver gives.
+// The TCP driver's links with stand-in machines: every promise of protocol/machine.h that a driver gives.
 
-#include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
-#include <map>
-#include <memory>
 #include <thread>
 
-#include "drivers/tcp/loop.h"
-#include "drivers/tcp/parent_only.h"
-#include "tests/check.h"
+#include "tests/tcp_sides.h"
 #include "wire/bytes.h"
 
 namespace {
 
 using namespace shoal;
-using tcp::Descriptor;
-using tcp::Loop;
-using tcp::OnLoop;
-
-constexpr std::chrono::seconds patience{30};
-
-struct Frame {
-  LinkId link;
-  wire::Header header;
-  Bytes payload;
-};
-
-// Writes down every event, and checks that none comes from within an action.
-class Recorder final : public Machine {
- public:
-  explicit Recorder(Loop& loop) : world(loop) {
-    world.bind(*this);
-    loop.add(*this);
-  }
-
-  Placement on_header(LinkId link, const wire::Header& header) override {
-    const Inside inside(*this);
-    if (when_header) {
-      if (Status status = when_header(link, header); !status.ok()) {
-        return {std::move(status), nullptr};
-      }
-    }
-    ++headers;
-    Frame& frame = arriving[link] = {link, header, Bytes(header.length)};
-    return {{}, frame.payload.data()};
-  }
-  Status on_payload(LinkId link) override {
-    const Inside inside(*this);
-    CHECK(arriving.contains(link));
-    frames.push_back(std::move(arriving.extract(link).mapped()));
-    ++whole_frames;
-    return when_payload ? when_payload(frames.back()) : Status{};
-  }
-  void on_sent(Token token) override {
-    const Inside inside(*this);
-    sent.push_back(token);
-    log.push_back("sent");
-    if (when_sent) {
-      when_sent(token);
-    }
-  }
-  void on_summed(Token token) override {
-    const Inside inside(*this);
-    summed.push_back(token);
-  }
-  void on_lost(LinkId link, const Status& why) override {
-    const Inside inside(*this);
-    lost.emplace_back(link, why);
-    log.push_back("lost");
-  }
-  void on_time(Time now) override {
-    const Inside inside(*this);
-    time = now;
-    if (now >= wanted) {
-      wanted = never;
-      ++alarms;
-    }
-  }
-  Time deadline() const override { return wanted; }
-
-  void send(LinkId link, Bytes owned, std::span<const std::byte> borrowed = {}, Token token = 0) {
-    wire::Header header;
-    header.type = wire::Type::data;
-    header.dtype = DType::uint8;
-    header.operation = ++operations;
-    header.length = static_cast<std::uint32_t>(owned.size() + borrowed.size());
-    world.send(link, header, std::move(owned), borrowed, token);
-  }
-
-  OnLoop<ServerWorld>& wire() { return world; }
-
-  class World final : public OnLoop<ServerWorld> {
-   public:
-    using OnLoop::OnLoop;
-    void sum(Sum sum) override { loop_.sum(*machine_, sum); }
-  };
-  World world;
-  std::function<Status(LinkId, const wire::Header&)> when_header;
-  std::function<Status(const Frame&)> when_payload;
-  std::function<void(Token)> when_sent;
-  std::map<LinkId, Frame> arriving;
-  std::vector<Frame> frames;  // whole ones
-  std::vector<Token> sent;
-  std::vector<Token> summed;
-  std::vector<std::pair<LinkId, Status>> lost;
-  std::vector<std::string> log;
-  std::size_t headers = 0;
-  std::size_t whole_frames = 0;
-  std::uint64_t operations = 0;
-  Time time = 0;
-  Time wanted = never;
-  int alarms = 0;
-
- private:
-  struct Inside {
-    explicit Inside(Recorder& recorder) : machine(recorder) { CHECK(!std::exchange(machine.busy_, true)); }
-    ~Inside() { machine.busy_ = false; }
-    Recorder& machine;
-  };
-  bool busy_ = false;
-};
-
-// A loop with one machine, stopped before the machine goes.
-struct Side {
-  Loop loop;
-  Recorder machine{loop};
-
-  ~Side() { loop.stop(); }
-
-  void until(const std::function<bool()>& condition) {
-    const auto deadline = std::chrono::steady_clock::now() + patience;
-    while (!loop.call(condition)) {
-      CHECK(std::chrono::steady_clock::now() < deadline);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }
-};
-
-std::pair<int, int> local_pair() {
-  int ends[2];
-  CHECK(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
-  return {ends[0], ends[1]};
-}
-
-std::pair<int, int> tcp_pair() {
-  const Descriptor listener(::socket(AF_INET, SOCK_STREAM, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  CHECK(::bind(listener.number(), reinterpret_cast<sockaddr*>(&address), size) == 0);
-  CHECK(::listen(listener.number(), 1) == 0);
-  CHECK(::getsockname(listener.number(), reinterpret_cast<sockaddr*>(&address), &size) == 0);
-  const int client = ::socket(AF_INET, SOCK_STREAM, 0);
-  CHECK(::connect(client, reinterpret_cast<sockaddr*>(&address), size) == 0);
-  const int server = ::accept(listener.number(), nullptr, nullptr);
-  CHECK(server >= 0);
-  return {client, server};
-}
-
-Bytes pattern(std::size_t size, std::size_t seed) {
-  Bytes bytes(size);
-  for (std::size_t i = 0; i < size; ++i) {
-    bytes[i] = static_cast<std::byte>((i * 31 + seed * 17 + (i >> 8)) & 0xff);
-  }
-  return bytes;
-}
-
-Bytes header_of(std::uint32_t length) {
-  wire::Header header;
-  header.type = wire::Type::data;
-  header.dtype = DType::uint8;
-  header.operation = 1;
-  header.length = length;
-  Bytes bytes(wire::header_bytes);
-  wire::encode(header, wire::HeaderBytes(bytes));
-  return bytes;
-}
-
-void write_raw(int socket, const Bytes& bytes) {
-  CHECK_EQ(::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
-}
-
-// The other end is a plain socket in the test's hands.
-struct RawPeer : Side {
-  RawPeer() {
-    const auto [ours, theirs] = local_pair();
-    raw = theirs;
-    link = loop.add_socket(machine, Descriptor(ours));
-  }
-  ~RawPeer() {
-    if (raw >= 0) {
-      ::close(raw);
-    }
-  }
-  void hang_up() { ::close(std::exchange(raw, -1)); }
-
-  int raw = -1;
-  LinkId link = 0;
-};
+using namespace shoal::tests;
 
 void transfer_both_ways(std::pair<int, int> sockets, std::size_t frames,
                         const std::function<std::size_t(std::size_t)>& size) {
@@ -274,6 +83,28 @@ TEST(a_frame_that_trickles_in_byte_by_byte_is_put_together) {
   }
   side.until([&] { return side.machine.whole_frames == 1; });
   CHECK(side.machine.frames[0].payload == payload);
+}
+
+TEST(payloads_that_come_in_parts_are_put_together_and_what_follows_them_is_not_held_up) {
+  RawPeer side;
+  side.loop.start();
+  std::size_t frames = 0;
+  for (const std::size_t size : {100, 4096, 16383, 16384, 16385, 65536}) {
+    const Bytes payload = pattern(size, size);
+    write_raw(side.raw, header_of(static_cast<std::uint32_t>(size)));
+    for (std::size_t at = 0; at < size;) {
+      const std::size_t part = std::min(at == 0 ? std::size_t{50} : size / 3, size - at);
+      const auto begin = payload.begin() + static_cast<std::ptrdiff_t>(at);
+      write_raw(side.raw, Bytes(begin, begin + static_cast<std::ptrdiff_t>(part)));
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      at += part;
+    }
+    side.until([&] { return side.machine.whole_frames == frames + 1; });
+    CHECK(side.machine.frames.back().payload == payload);
+    write_raw(side.raw, header_of(0));
+    frames += 2;
+    side.until([&] { return side.machine.whole_frames == frames; });
+  }
 }
 
 TEST(the_end_between_frames_is_a_lost_peer) {
@@ -424,16 +255,6 @@ TEST(detached_memory_is_not_read_any_more) {
   side.until([&] { return side.machine.sent == (std::vector<Token>{9, 10}); });
 }
 
-// Two machines of one loop and a link in memory between them.
-struct InMemory : Side {
-  Recorder other{loop};
-  LinkId here = 0;
-  LinkId there = 0;
-
-  InMemory() { std::tie(here, there) = loop.add_pair(machine, other); }
-  ~InMemory() { loop.stop(); }
-};
-
 TEST(frames_in_memory_keep_order_and_give_tokens_back) {
   InMemory side;
   const Bytes payload = pattern(1000, 2);
@@ -484,171 +305,6 @@ TEST(a_refusal_in_memory_is_a_loss_for_both) {
   CHECK_EQ(side.other.lost.size(), 1u);
   CHECK_EQ(side.other.lost[0].second.message, "no");
   CHECK(side.machine.lost[0].second.code == Code::peer_lost);
-}
-
-TEST(sums_are_carried_out_and_reported_later) {
-  Side side;
-  const std::vector<float> a{1, 2, 3};
-  const std::vector<float> b{10, 20, 30};
-  std::vector<float> result(3);
-  side.loop.start();
-  side.loop.call([&] {
-    Sum sum;
-    sum.destination = reinterpret_cast<std::byte*>(result.data());
-    sum.sources = {reinterpret_cast<const std::byte*>(a.data()), reinterpret_cast<const std::byte*>(b.data())};
-    sum.count = 3;
-    sum.dtype = DType::float32;
-    sum.op = Operator::sum;
-    sum.token = 8;
-    side.machine.world.sum(sum);
-    CHECK(side.machine.summed.empty());
-  });
-  side.until([&] { return side.machine.summed == std::vector<Token>{8}; });
-  CHECK(result == (std::vector<float>{11, 22, 33}));
-}
-
-TEST(deadlines_are_kept_without_other_events) {
-  Side side;
-  side.loop.start();
-  const Time wanted = Loop::now() + second / 50;
-  side.loop.call([&] { side.machine.wanted = wanted; });
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  side.until([&] { return side.machine.alarms == 1; });
-  side.loop.stop();
-  CHECK(side.machine.time >= wanted);
-}
-
-TEST(tasks_of_many_threads_all_run_each_thread_in_order) {
-  Side side;
-  side.loop.start();
-  constexpr int threads = 4;
-  constexpr int tasks = 5000;
-  std::vector<std::vector<int>> ran(threads);
-  std::vector<std::thread> posters;
-  for (int t = 0; t < threads; ++t) {
-    posters.emplace_back([&, t] {
-      for (int i = 0; i < tasks; ++i) {
-        CHECK(side.loop.post([&, t, i] { ran[static_cast<std::size_t>(t)].push_back(i); }));
-        if (i % 1000 == 0) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));  // lets the loop fall asleep
-        }
-      }
-    });
-  }
-  for (std::thread& poster : posters) {
-    poster.join();
-  }
-  side.until(
-      [&] { return std::all_of(ran.begin(), ran.end(), [](const auto& list) { return list.size() == tasks; }); });
-  for (const auto& list : ran) {
-    CHECK(std::is_sorted(list.begin(), list.end()));
-  }
-}
-
-TEST(a_stopped_loop_takes_no_tasks_and_says_so) {
-  Side side;
-  side.loop.start();
-  side.loop.stop();
-  side.loop.stop();
-  CHECK(!side.loop.post([] {}));
-  bool refused = false;
-  try {
-    side.loop.call([] { return 1; });
-  } catch (const std::runtime_error&) {
-    refused = true;
-  }
-  CHECK(refused);
-}
-
-TEST(a_loop_that_fails_closes_its_links_and_tells) {
-  RawPeer side;
-  std::string why;
-  side.loop.on_failure = [&](const std::string& text) { why = text; };
-  side.loop.start();
-  side.loop.post([] { throw std::runtime_error("no memory"); });
-  char byte;
-  CHECK_EQ(::recv(side.raw, &byte, 1, 0), 0);
-  side.loop.stop();
-  CHECK_EQ(why, "no memory");
-}
-
-TEST(a_machine_that_is_removed_hears_nothing_more) {
-  RawPeer side;
-  side.loop.start();
-  side.loop.call([&] {
-    side.machine.send(side.link, {}, {}, 1);
-    side.loop.remove(side.machine);
-  });
-  char byte;
-  CHECK_EQ(::recv(side.raw, &byte, 1, 0), 0);
-  side.until([&] { return side.loop.counters().links == 0; });
-  CHECK(side.machine.sent.empty());
-  CHECK(side.machine.lost.empty());
-}
-
-TEST(one_busy_link_does_not_starve_another) {
-  Side side;
-  const auto [busy, busy_peer] = local_pair();
-  const auto [quiet, quiet_peer] = local_pair();
-  std::size_t busy_frames_before = 0;
-  std::size_t quiet_frames = 0;
-  const LinkId busy_link = side.loop.add_socket(side.machine, Descriptor(busy));
-  side.loop.add_socket(side.machine, Descriptor(quiet));
-  side.machine.when_payload = [&](const Frame& frame) {
-    if (frame.link != busy_link) {
-      ++quiet_frames;
-    } else if (quiet_frames == 0) {
-      ++busy_frames_before;
-    }
-    side.machine.frames.clear();
-    return Status{};
-  };
-  side.loop.start();
-  std::atomic<bool> enough{false};
-  std::thread writer([&, socket = busy_peer] {
-    Bytes bytes = header_of(16384);
-    bytes.resize(bytes.size() + 16384);
-    while (!enough && ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0) {
-    }
-  });
-  side.until([&] { return busy_frames_before > 0; });
-  write_raw(quiet_peer, header_of(0));
-  side.until([&] { return quiet_frames == 1; });
-  enough = true;
-  writer.join();
-  ::close(busy_peer);
-  ::close(quiet_peer);
-}
-
-TEST(a_forked_child_holds_no_descriptor_and_leaves_the_parent_in_peace) {
-  RawPeer side;
-  const int ours = 200;  // a number that nothing else in this process takes
-  const auto [first, second] = local_pair();
-  CHECK_EQ(::dup2(first, ours), ours);
-  ::close(first);
-  side.loop.add_socket(side.machine, Descriptor(ours));
-  side.loop.start();
-  const tcp::ParentOnly<int> property(std::make_unique<int>(1));
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const bool closed = ::fcntl(ours, F_GETFD) == -1;
-    bool refused = false;
-    try {
-      static_cast<void>(*property.operator->());
-    } catch (const std::runtime_error&) {
-      refused = true;
-    }
-    side.loop.stop();  // returns, although there is no thread
-    ::_exit(closed && refused ? 0 : 1);
-  }
-  CHECK(child > 0);
-  int status = -1;
-  CHECK_EQ(::waitpid(child, &status, 0), child);
-  CHECK(WIFEXITED(status));
-  CHECK_EQ(WEXITSTATUS(status), 0);
-  write_raw(side.raw, header_of(0));
-  side.until([&] { return side.machine.whole_frames == 1 && side.machine.lost.empty(); });
-  ::close(second);
 }
 
 }  // namespace

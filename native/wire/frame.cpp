@@ -67,7 +67,7 @@ Status decode(ConstHeaderBytes bytes, Header& header) {
     return refused("a frame header with a wrong check: the stream is damaged");
   }
   const auto type = get<std::uint8_t>(at + 0);
-  if (type < static_cast<std::uint8_t>(Type::open) || type > static_cast<std::uint8_t>(Type::have)) {
+  if (type < static_cast<std::uint8_t>(Type::open) || type > static_cast<std::uint8_t>(Type::window)) {
     return refused("unknown frame type " + std::to_string(type));
   }
   header.type = static_cast<Type>(type);
@@ -132,6 +132,8 @@ const char* name_of(Type type) {
       return "EPOCH";
     case Type::have:
       return "HAVE";
+    case Type::window:
+      return "WINDOW";
   }
   return "an unknown frame";
 }

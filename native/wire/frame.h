@@ -36,6 +36,7 @@ enum class Type : std::uint8_t {
   abort = 15,
   epoch = 16,  // reserved
   have = 17,   // reserved
+  window = 18,
 };
 
 // Flag 1 of RESULT (the operation's last from this server) and of SIZES (a RESULT with everything follows).

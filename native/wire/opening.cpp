@@ -68,8 +68,9 @@ std::string cut(const std::string& text) {
   return text.substr(0, size);
 }
 
-std::size_t opening_limit(std::size_t size, std::size_t small) {
-  return aligned(fixed_bytes + 8 * limits::dimensions + 8 * size + limits::name_bytes + limits::text_bytes) + small;
+std::size_t opening_limit(std::size_t size, std::size_t most_inline) {
+  return aligned(fixed_bytes + 8 * limits::dimensions + 8 * size + limits::name_bytes + limits::text_bytes) +
+         most_inline;
 }
 
 Bytes encode(const Opening& opening) {

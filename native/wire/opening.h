@@ -48,8 +48,8 @@ Bytes encode(const Opening& opening);
 // Reads an opening; the inline data begins at `inline_offset` of the payload and has opening.inline_bytes bytes.
 Status decode(ConstBytes payload, Opening& opening, std::size_t& inline_offset);
 
-// The longest OPEN payload in a job of `size` ranks whose inline data has at most `small` bytes.
-std::size_t opening_limit(std::size_t size, std::size_t small);
+// The longest OPEN payload in a job of `size` ranks whose inline data has at most `most_inline` bytes.
+std::size_t opening_limit(std::size_t size, std::size_t most_inline);
 
 struct Failure {
   Status status;

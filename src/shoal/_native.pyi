@@ -100,8 +100,12 @@ class JobConfig:
         small: int,
         open_limit: int,
         ring: bool = False,
+        rate: int = 0,
     ) -> None:
-        """``hosts`` by rank; the other lists by server index (lanes included). ``server_ranks``: the rank whose process holds it, or -1."""
+        """``hosts`` by rank; the other lists by server index (lanes included). ``server_ranks``: the rank whose process holds it, or -1.
+
+        ``rate``: bytes per second of an operation of all ranks that the links allow; 0: windows stay as they are.
+        """
 
 class Engine:
     """The native threads of one rank: its node, its co-located servers, and on rank 0 the coordinator.

@@ -31,7 +31,7 @@ from shoal.launchers import MOST_RANKS
 from shoal.messages import Message, MessageError
 from shoal.network import Network
 from shoal.patience import Patience
-from shoal.shares import server_places
+from shoal.shares import rate_of, server_places
 from shoal.survey import Measured, Round, Survey
 from shoal.terms import Welcome
 
@@ -328,6 +328,7 @@ class Rendezvous:
             limits=sizing.limits_for(network, len(members) * self._settings.lanes, self._overrides),
             algorithm=self._settings.algorithm,
             network=network,
+            rate=0 if network is None or "credit" in self._overrides else round(rate_of(servers, network)),
         )
 
     async def _send(self, member: Member, data: bytes) -> None:

@@ -53,6 +53,7 @@ def native_config(welcome: Welcome) -> _native.JobConfig:
         small=welcome.limits.small,
         open_limit=welcome.limits.open_limit,
         ring=welcome.terms.algorithm == "ring",
+        rate=welcome.rate,
     )
 
 

@@ -13,6 +13,7 @@ For k dedicated servers and links of equal speed x = (n - k) / (n² + k n - 2 k)
 the weights n - k and 2 (n - 1) say the same without a fraction.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -109,6 +110,17 @@ def weights_for(network: Network, colocated: str = "auto") -> tuple[list[int], l
 
 def _weight(part: float) -> int:
     return round(LARGEST_WEIGHT * part) if part >= _WORTH_IT else 0
+
+
+def rate_of(servers: Sequence[ServerPlace], network: Network) -> float:
+    """Bytes per second of a node's gradients that these servers average, if every link is as fast as was measured."""
+    n, whole = len(network.node_rates), sum(server.weight for server in servers)
+    if n < 2:
+        return math.inf
+    shares = [server.weight / whole for server in servers]
+    nodes = [(1 + (n - 2) * share) / rate for share, rate in zip(shares, network.node_rates, strict=False)]
+    far = [n * share / rate for share, rate in zip(shares[n:], network.server_rates, strict=True)]
+    return 1 / max([*nodes, *far])
 
 
 def server_places(

@@ -1,7 +1,8 @@
 """The limits of a job from its size and what was measured of its network.
 
-Two rules. What all nodes may have in flight toward one port stays above what the wire holds and below what a switch's queue
-holds. A segment is not so small that waking up for each costs more time than its bytes.
+Three rules. What all nodes may have in flight toward one port stays above what the wire holds and below what a switch's queue
+holds. That is two segments of every node, so that one is on its way while the other is answered; the window begins with one, and the
+job grows it if that pays. A segment is not so small that waking up for each costs more time than its bytes.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ KIB = 1024
 
 # Bytes in flight toward a port: this many times what the wire holds, within what switches can keep.
 _ROUND_TRIPS = 2
-_LEAST_IN_FLIGHT = 128 * KIB
+_LEAST_IN_FLIGHT = 256 * KIB
 _MOST_IN_FLIGHT = 4096 * KIB
 
 # Seconds until a process answers what has arrived, beside the network's round trip.
@@ -23,7 +24,8 @@ _WAKE_UP = 100e-6
 # A port's segments a second: more keep a processor busy with wake-ups alone.
 _MOST_SEGMENTS = 60_000
 
-_SEGMENT_STEP = 4 * KIB
+_SEGMENTS_OF_WINDOW = 2
+_SEGMENT_STEP = KIB
 _LARGEST_SEGMENT = 64 * KIB
 _LARGEST_SMALL = 16 * KIB
 
@@ -47,8 +49,9 @@ def limits_for(network: Network | None, flows: int, overrides: Mapping[str, int]
 
 def _limits_of(network: Network, flows: int) -> Limits:
     each = in_flight(network) // flows
-    segment = min(_LARGEST_SEGMENT, max(_rounded(each, _SEGMENT_STEP), _least_segment(network)))
-    return Limits(segment=segment, credit=max(segment, each), small=min(_LARGEST_SMALL, segment))
+    segment = min(_LARGEST_SEGMENT, max(_rounded(each // _SEGMENTS_OF_WINDOW, _SEGMENT_STEP), _least_segment(network)))
+    credit = max(segment, each // _SEGMENTS_OF_WINDOW)
+    return Limits(segment=segment, credit=credit, eager=credit, small=min(_LARGEST_SMALL, segment))
 
 
 def in_flight(network: Network) -> int:

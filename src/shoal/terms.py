@@ -111,6 +111,8 @@ class Welcome:
     algorithm: str = "server"
     # None if nothing was measured.
     network: Network | None = None
+    # Bytes a second of an all-reduce that the measured links allow. 0: unknown, or windows are to stay as they are.
+    rate: int = 0
 
     @property
     def terms(self) -> JobTerms:
@@ -144,6 +146,7 @@ class Welcome:
             "lanes": self.lanes,
             "algorithm": self.algorithm,
             "network": None if self.network is None else _network_fields(self.network),
+            "rate": self.rate,
             **_limits_fields(self.limits),
         }
 
@@ -163,6 +166,7 @@ def parse_welcome(message: Message, size: int) -> Welcome:
         limits=_parse_limits(message),
         algorithm=_parse_algorithm(message),
         network=None if message.is_null("network") else _parse_network(message.message("network"), size, servers),
+        rate=message.integer("rate", 0, _LARGEST_RATE),
     )
 
 

@@ -122,6 +122,7 @@ def test_a_welcome_comes_back_as_it_was() -> None:
         lanes=2,
         limits=Limits(small=64),
         network=Network((50_000_000, 25_000_000), (50_000_000,), 60e-6),
+        rate=25_000_000,
     )
     found = parse_welcome(over_the_wire("welcome", welcome.as_fields()), 2)
     assert found == welcome

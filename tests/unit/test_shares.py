@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from shoal.addresses import Address
 from shoal.errors import ConfigurationError
 from shoal.network import Network
-from shoal.shares import LARGEST_WEIGHT, least_time, link_shares, server_places, server_weights, weights_for
+from shoal.shares import (
+    LARGEST_WEIGHT,
+    least_time,
+    link_shares,
+    rate_of,
+    server_places,
+    server_weights,
+    weights_for,
+)
 
 rates = st.floats(0.05, 1.0).map(lambda share: share * 1e8)
 
@@ -100,6 +108,17 @@ def test_equal_links_are_the_same_problem(nodes: int) -> None:
             assert shares[1] == pytest.approx([far / whole] * dedicated)
         equal = Network((50_000_000,) * nodes, (50_000_000,) * dedicated, 0.0)
         assert weights_for(equal) == ([near] * nodes, [far] * dedicated)
+
+
+@pytest.mark.parametrize("dedicated", [0, 2, 8])
+def test_the_rate_is_that_of_the_fullest_link(dedicated: int) -> None:
+    hosts, servers = ["h"] * 8, tuple(Address(f"s{i}", 7077) for i in range(dedicated))
+    network = Network((50_000_000,) * 8, (50_000_000,) * dedicated, 0.0)
+    best = 1 / least_time(network.node_rates, network.server_rates)
+    assert rate_of(server_places(hosts, servers, "auto", network), network) == pytest.approx(best)
+    if dedicated == 2:
+        # Each server receives half of what eight nodes have.
+        assert rate_of(server_places(hosts, servers, "never", network), network) == pytest.approx(50e6 / 4)
 
 
 def test_a_node_that_has_no_room_averages_nothing() -> None:

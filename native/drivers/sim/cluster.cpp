@@ -178,7 +178,8 @@ void Cluster::end_process(ActorId actor, bool gently) {
 void Cluster::check_memory(const ServerHost& host) {
   const JobConfig& config = plan_.config;
   const std::size_t openings = static_cast<std::size_t>(config.open_limit) * (opening_bytes + config.small);
-  const std::size_t limit = config.size() * (config.credit + config.eager + config.segment + 2 * openings);
+  const std::size_t limit =
+      config.size() * (std::max(plan_.most_credit, config.credit) + config.eager + config.segment + 2 * openings);
   if (host.pool->taken_bytes() > limit) {
     observer_.violated("server " + std::to_string(host.index) + " holds " + std::to_string(host.pool->taken_bytes()) +
                        " bytes, more than the " + std::to_string(limit) + " that it granted");

@@ -17,8 +17,9 @@ Ledger::Flow& Ledger::flow(const End& end) {
   const LinkId id = end.is_client ? end.id : end.other->id;
   const auto [found, is_new] = flows_.try_emplace(id);
   if (is_new) {
-    found->second.limit = config_.window_of(end.service).credit;
-    found->second.credit = found->second.limit;
+    found->second.least = config_.segment_of(end.service);
+    found->second.credit = config_.window_of(end.service).credit;
+    found->second.limit = config_.credit_of(end.service, config_.most_credit());
   }
   return found->second;
 }
@@ -59,7 +60,7 @@ std::string Ledger::node_sent(Flow& at, const wire::Header& header, const Bytes&
     const auto bytes = wire::get<std::uint32_t>(owned.data() + inline_length_at);
     at.inlined[header.operation] = bytes;
     at.eager += bytes;
-    if (at.eager > config_.eager || bytes > config_.small) {
+    if (at.eager > config_.eager || bytes > config_.most_inline()) {
       return std::to_string(at.eager) + " bytes of inline data are unanswered, at most " +
              std::to_string(config_.eager) + " are allowed";
     }
@@ -67,7 +68,7 @@ std::string Ledger::node_sent(Flow& at, const wire::Header& header, const Bytes&
     answered(at, header.operation);
   } else if (header.type == Type::data) {
     // One frame may always be on its way.
-    const bool first = at.credit == at.limit;
+    const bool first = at.credit >= at.least;
     at.credit -= header.length;
     if (at.credit < 0 && !first) {
       return "DATA goes beyond the credit by " + std::to_string(-at.credit) + " bytes";
@@ -83,7 +84,8 @@ std::string Ledger::node_sent(Flow& at, const wire::Header& header, const Bytes&
 
 std::string Ledger::server_sent(Flow& at, const wire::Header& header) {
   at.unanswered -= header.credit;
-  return at.unanswered < 0 ? "the server grants more than it was sent" : "";
+  // A window that has grown is granted beside what answers DATA.
+  return at.unanswered < at.least - at.limit ? "the server grants more than it was sent and windows can grow" : "";
 }
 
 std::string Ledger::node_heard(Flow& at, const wire::Header& header) {

@@ -23,7 +23,8 @@ class Ledger {
  private:
   // Between one node and one server.
   struct Flow {
-    std::int64_t limit = 0;
+    std::int64_t least = 0;       // the smallest window
+    std::int64_t limit = 0;       // and the largest
     std::int64_t credit = 0;      // of the node, as it knows
     std::int64_t unanswered = 0;  // DATA bytes that the server has and has not granted again
     std::int64_t eager = 0;       // inline bytes that the node has no answer to

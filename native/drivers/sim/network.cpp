@@ -281,7 +281,7 @@ void Network::spoil(End& end, End::Outgoing& frame, End::Chunk& chunk) {
         header.acknowledged += static_cast<std::uint32_t>(change);
         break;
       case 4:
-        header.type = static_cast<wire::Type>(random_.between(1, 17));
+        header.type = static_cast<wire::Type>(random_.between(1, 18));
         break;
       case 5:
         header.dtype = static_cast<DType>(random_.below(14));

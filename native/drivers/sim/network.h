@@ -6,8 +6,7 @@
 //   * borrowed bytes are read piece by piece until the very moment before on_sent is due, and on_sent comes when
 //     it likes; sums are carried out when they like, in any order;
 //   * a machine is never called from within its own call.
-// Links to oneself are links like any other. Rates and queues that drop have their place in `Timing` and
-// Network::transmit, but are not modelled yet.
+// Links to oneself are links like any other. Rates, queues that drop and TCP are those of another network, rated/.
 #pragma once
 
 #include <array>

@@ -86,6 +86,7 @@ void Simulation::go_on(std::uint32_t rank) {
     }
     ++life.next;
     submit(rank, step.operation);
+    change_window(rank, step.credit);
   }
   if (life.next == plan.steps.size()) {
     life.leaving = true;
@@ -131,6 +132,15 @@ void Simulation::submit(std::uint32_t rank, std::size_t number) {
   submitted_[number * plan_.config.size() + rank] = true;
   ++lives_[rank].open;
   network_.turn(*cluster_.node(rank).seat, [&](Machine&) { cluster_.node(rank).node->submit(std::move(submission)); });
+}
+
+void Simulation::change_window(std::uint32_t rank, std::uint32_t credit) {
+  Node* node = cluster_.node(rank).node.get();
+  if (credit == 0 || node == nullptr || node->open_operations() == 0) {
+    return;
+  }
+  network_.trace("node " + std::to_string(rank) + "  makes the credit " + std::to_string(credit));
+  network_.turn(*cluster_.node(rank).seat, [&](Machine&) { node->set_window(credit); });
 }
 
 // Makes the arrays of one member and fills in its input.

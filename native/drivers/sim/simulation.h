@@ -90,6 +90,7 @@ class Simulation final : public Observer, public Application {
   void start(std::uint32_t rank);
   void go_on(std::uint32_t rank);
   void submit(std::uint32_t rank, std::size_t number);
+  void change_window(std::uint32_t rank, std::uint32_t credit);
   void prepare(Work& work, const OperationPlan& operation, std::size_t member);
   void leave(std::uint32_t rank);
   void exit_if_done(std::uint32_t rank);

@@ -355,6 +355,18 @@ void leave_to_dedicated(Plan& plan) {
   }
 }
 
+// Rank 0's node grows and shrinks the windows as it goes.
+void change_windows(Random& random, Plan& plan) {
+  const std::uint32_t least = plan.config.segment;
+  const std::uint32_t most = 8 * plan.config.credit;
+  for (RankPlan::Step& step : plan.ranks.front().steps) {
+    if (random.chance(0.3)) {
+      step.credit = random.chance(0.3) ? least : static_cast<std::uint32_t>(random.between(least, most));
+      plan.most_credit = std::max(plan.most_credit, step.credit);
+    }
+  }
+}
+
 OperationPlan random_operation(Random& random, const Plan& plan, std::uint32_t group) {
   OperationPlan operation;
   operation.group = group;
@@ -462,6 +474,9 @@ Plan random_plan(std::uint64_t seed, bool faults) {
   plan.processes_end = random.chance(0.5);
   for (std::uint64_t i = faults ? random.between(1, random.chance(0.7) ? 1 : 3) : 0; i > 0; --i) {
     plan.faults.push_back(random_fault(random, plan, random.chance(0.5) ? 2 * spread + millisecond : 20 * millisecond));
+  }
+  if (random.chance(0.3)) {
+    change_windows(random, plan);
   }
   return plan;
 }

@@ -57,6 +57,7 @@ struct RankPlan {
   struct Step {
     Time when = 0;
     std::size_t operation = 0;
+    std::uint32_t credit = 0;  // rank 0: if not 0, the job's from then on
   };
   std::vector<std::uint32_t> groups;  // in the order in which they are made
   std::vector<Step> steps;
@@ -81,7 +82,8 @@ struct Plan {
   std::vector<OperationPlan> operations;
   std::vector<RankPlan> ranks;
   std::vector<Fault> faults;
-  bool processes_end = false;  // nodes exit once the job has ended, in any order; otherwise everything is inspected
+  std::uint32_t most_credit = 0;  // of all steps
+  bool processes_end = false;     // nodes exit once the job has ended, in any order; otherwise everything is inspected
 
   const std::vector<std::uint32_t>& members(const OperationPlan& operation) const {
     return groups[operation.group].ranks;

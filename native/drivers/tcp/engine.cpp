@@ -27,6 +27,10 @@ using std::chrono::milliseconds;
 constexpr milliseconds farewell{10'000};
 constexpr milliseconds abort_notice{1000};
 
+// An operation of at most so many bytes is opened by the thread that submits it (docs/decisions/callers.md): what of it
+// travels at once takes less time to write than waking another thread. More would keep the program from its own work.
+constexpr std::size_t opened_by_caller = 64 * 1024;
+
 Status closed_status() {
   return Status::error(Code::cancelled,
                        "the operation was open when Shoal was shut down on this rank; wait for it first");
@@ -235,7 +239,10 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
     operation = std::make_shared<Operation>(submission.handle);
     open_.emplace(submission.handle, operation);
   }
-  if (!loop_.post([this, submission = std::move(submission)]() mutable { node_->submit(std::move(submission)); })) {
+  const bool small = std::max(submission.input_bytes, submission.output_bytes) <= opened_by_caller;
+  Loop::Task task = [this, submission = std::move(submission)]() mutable { node_->submit(std::move(submission)); };
+  const bool accepted = small ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task));
+  if (!accepted) {
     finish(operation->handle(), closed_status());
   }
   return operation;

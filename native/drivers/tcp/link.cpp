@@ -25,9 +25,9 @@ constexpr std::size_t bytes_per_round = 1024 * 1024;
 // Frames are gathered from at most so many pieces of memory, three a frame; the kernel's limit is 1024.
 constexpr std::size_t pieces_per_call = 192;
 
-// Where small frames are expected, what follows the present payload is read ahead, many frames at once, and copied from
-// there. Behind a large payload only the next header is: its own payload shall go to its place directly.
-constexpr std::size_t ahead_bytes = 4096;
+// Where small frames are expected, what follows the present payload is read ahead, many frames at once or all of one,
+// and copied from there. Among large payloads only the next header is: its own payload shall go to its place directly.
+constexpr std::size_t ahead_bytes = 16 * 1024;
 
 // strerror() that threads may call.
 std::string describe(int error) { return std::generic_category().message(error); }
@@ -158,7 +158,7 @@ Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
   std::size_t budget = bytes_per_round;
   while (budget > 0) {
     const std::size_t into_place = payload_missing_;
-    const std::size_t into_ahead = into_place < ahead_bytes ? ahead_bytes : wire::header_bytes;
+    const std::size_t into_ahead = last_length_ < ahead_bytes ? ahead_bytes : wire::header_bytes;
     const std::array<iovec, 2> vectors{iovec{payload_, into_place}, iovec{ahead.data(), into_ahead}};
     const std::size_t first = into_place == 0 ? 1 : 0;
     const ssize_t read = ::readv(socket_.number(), &vectors[first], static_cast<int>(2 - first));
@@ -235,6 +235,7 @@ bool Link::begin_frame(Receiver& receiver) {
   if (header.length == 0) {
     return end_frame(receiver);
   }
+  last_length_ = header.length;
   payload_ = placement.memory;
   payload_missing_ = header.length;
   return true;

@@ -126,6 +126,7 @@ class Link {
   std::size_t header_received_ = 0;
   std::byte* payload_ = nullptr;     // where the rest of the payload goes
   std::size_t payload_missing_ = 0;  // bytes; above 0: a payload is being received
+  std::size_t last_length_ = 0;      // of the last payload; the next will be like it
 };
 
 }  // namespace shoal::tcp

@@ -1,3 +1,4 @@
+// The thread, its rounds and tasks, and the actions of machines. Links are in loop_links.cpp.
 #include "drivers/tcp/loop.h"
 
 #include <pthread.h>
@@ -11,7 +12,6 @@
 #include <cfenv>
 #include <chrono>
 #include <csignal>
-#include <cstring>
 #include <system_error>
 
 #include "reduce/reduce.h"
@@ -28,11 +28,14 @@ constexpr std::size_t events_per_round = 64;
 // Follow-ups of a round; what remains waits for the next, after a look at the sockets.
 constexpr std::size_t follow_ups_per_round = 1024;
 
+// The same of a round that a caller's thread does: it came for one thing. The loop's thread is woken for the rest.
+constexpr std::size_t follow_ups_of_caller = 64;
+
+// The thread looks this often even if nothing happens, so that whoever sets a deadline beyond need not wake it.
+constexpr Time longest_sleep = second;
+
 // With so much queued, a link is flushed at once, so that the network works while the machines do.
 constexpr std::size_t flush_early_bytes = 128 * 1024;
-
-// How often the kernel is reminded of what it has not sent.
-constexpr Time push_interval = second / 1000;
 
 int checked(int result, const char* what) {
   if (result < 0) {
@@ -121,93 +124,149 @@ void Loop::run() {
   } catch (const std::exception& error) {
     failure = error.what();
   }
+  end(!failure.empty());
+  if (!failure.empty() && on_failure) {
+    on_failure(failure);
+  }
+}
+
+void Loop::end(bool failed) {
   std::vector<Task> never_run;
+  const std::lock_guard running(running_);
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;
     never_run.swap(tasks_);
   }
-  if (failure.empty()) {
-    return;
-  }
-  sockets_.clear();  // so that the others hear of it
-  if (on_failure) {
-    on_failure(failure);
+  if (failed) {
+    sockets_.clear();  // so that the others hear of it
   }
 }
 
 void Loop::run_rounds() {
-  while (!stopping_) {
-    wait_for_events();
-    carry_out_follow_ups();
-    flush_listed();
-    push_backlog();
-    closed_.clear();
-    publish_counters();
-    if (after_round) {
-      after_round();
-    }
-  }
-}
-
-void Loop::wait_for_events() {
-  int timeout = milliseconds_to_wait();
-  {
-    const std::lock_guard lock(mutex_);
-    if (!tasks_.empty()) {
-      timeout = 0;
-    }
-    asleep_ = timeout != 0;
-  }
   std::array<epoll_event, events_per_round> events;
-  const int count = ::epoll_wait(epoll_.number(), events.data(), static_cast<int>(events.size()), timeout);
-  const Time time = now();
-  for (Machine* machine : machines_) {
-    machine->on_time(time);
-  }
-  take_tasks();
-  for (int i = 0; i < count; ++i) {
-    const epoll_event& event = events[static_cast<std::size_t>(i)];
-    if (event.data.u32 == wake_up_id) {
-      std::uint64_t ignored = 0;
-      static_cast<void>(!::read(wake_up_.number(), &ignored, sizeof ignored));
-    } else {
-      handle_socket(event.data.u32, event.events);
+  std::unique_lock running(running_);
+  while (!stopping_) {
+    const int timeout = prepare_to_wait();
+    running.unlock();
+    const int count = ::epoll_wait(epoll_.number(), events.data(), static_cast<int>(events.size()), timeout);
+    running.lock();
+    {
+      const std::lock_guard lock(mutex_);
+      asleep_ = false;
     }
+    if (failure_ != nullptr) {
+      std::rethrow_exception(failure_);
+    }
+    begin_round();
+    for (int i = 0; i < count; ++i) {
+      const epoll_event& event = events[static_cast<std::size_t>(i)];
+      if (event.data.u32 == wake_up_id) {
+        std::uint64_t ignored = 0;
+        static_cast<void>(!::read(wake_up_.number(), &ignored, sizeof ignored));
+      } else {
+        handle_socket(event.data.u32, event.events);
+      }
+    }
+    finish_round(follow_ups_per_round);
   }
 }
 
-// -1: until something happens.
-int Loop::milliseconds_to_wait() const {
-  if (!follow_ups_.empty() || !to_flush_.empty()) {
+// How many milliseconds the thread may sleep.
+int Loop::prepare_to_wait() {
+  constexpr Time millisecond = second / 1000;
+  const Time time = now();
+  const Time wait = std::clamp<Time>(when_to_run() - time, 0, longest_sleep);
+  sleeps_until_ = time + wait;
+  const std::lock_guard lock(mutex_);
+  asleep_ = wait > 0 && tasks_.empty();
+  return asleep_ ? static_cast<int>((wait + millisecond - 1) / millisecond) : 0;
+}
+
+// 0: at once.
+Time Loop::when_to_run() const {
+  if (!follow_ups_.empty() || !to_flush_.empty() || stopping_) {
     return 0;
   }
   Time earliest = never;
   for (const Machine* machine : machines_) {
     earliest = std::min(earliest, machine->deadline());
   }
-  if (!backlogged_.empty()) {
-    earliest = std::min(earliest, next_push_);
-  }
-  if (earliest == never) {
-    return -1;
-  }
-  constexpr Time millisecond = second / 1000;
-  constexpr Time longest = 3600 * second;
-  const Time wait = std::clamp<Time>(earliest - now(), 0, longest);
-  return static_cast<int>((wait + millisecond - 1) / millisecond);
+  return backlogged_.empty() ? earliest : std::min(earliest, next_push_);
 }
 
-void Loop::take_tasks() {
+void Loop::begin_round() {
+  const Time time = now();
+  for (Machine* machine : machines_) {
+    machine->on_time(time);
+  }
   {
     const std::lock_guard lock(mutex_);
-    asleep_ = false;
     tasks_at_hand_.swap(tasks_);
   }
   for (Task& task : tasks_at_hand_) {
     task();
   }
   tasks_at_hand_.clear();
+}
+
+void Loop::finish_round(std::size_t most_follow_ups) {
+  carry_out_follow_ups(most_follow_ups);
+  flush_listed();
+  // Most often, that what was queued is sent: no reason for another round.
+  carry_out_follow_ups(most_follow_ups);
+  push_backlog();
+  closed_.clear();
+  publish_counters();
+  if (after_round) {
+    after_round();
+  }
+}
+
+bool Loop::do_or_post(Task task) {
+  const std::unique_lock running(running_, std::try_to_lock);
+  if (!running.owns_lock() || !started_ || failure_ != nullptr) {
+    return post(std::move(task));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_) {
+      return false;
+    }
+  }
+  // As the loop's own thread has it: see run().
+  std::fenv_t callers;
+  std::fegetenv(&callers);
+  std::fesetenv(FE_DFL_ENV);
+  do_now(task);
+  std::fesetenv(&callers);
+  return true;
+}
+
+void Loop::do_now(const Task& task) {
+  try {
+    begin_round();
+    task();
+    finish_round(follow_ups_of_caller);
+  } catch (...) {
+    failure_ = std::current_exception();
+    wake_if_asleep();
+    return;
+  }
+  if (when_to_run() < sleeps_until_) {
+    wake_if_asleep();
+  }
+}
+
+void Loop::wake_if_asleep() {
+  bool asleep = false;
+  {
+    const std::lock_guard lock(mutex_);
+    asleep = std::exchange(asleep_, false);
+  }
+  if (asleep) {
+    wake();
+  }
 }
 
 // --- Machines and links ---
@@ -304,216 +363,6 @@ void Loop::close(LinkId link) {
 void Loop::sum(Machine& machine, const Sum& sum) {
   reduce(sum.destination, sum.sources, sum.count, sum.dtype, sum.op, sum.divisor);
   follow_ups_.push_back({FollowUp::Kind::summed, &machine, 0, sum.token});
-}
-
-// --- Sockets ---
-
-void Loop::handle_socket(LinkId link, std::uint32_t events) {
-  // A link that was closed earlier in this round is not found here.
-  if ((events & EPOLLOUT) != 0) {
-    if (const auto end = sockets_.find(link); end != sockets_.end()) {
-      wait_for(*end->second.link, false, EPOLL_CTL_MOD);
-      list(*end->second.link);
-    }
-  }
-  if ((events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0) {
-    receive(link);
-  }
-}
-
-void Loop::receive(LinkId link) {
-  const auto end = sockets_.find(link);
-  if (end == sockets_.end()) {
-    return;
-  }
-  Link& socket = *end->second.link;
-  receiving_ = end->second.machine;
-  if (socket.receive(*this, traffic_) == Link::Progress::lost) {
-    lose_socket(link, socket.why());
-  }
-}
-
-Placement Loop::frame_begins(LinkId link, const wire::Header& header) { return receiving_->on_header(link, header); }
-
-Status Loop::frame_ends(LinkId link) { return receiving_->on_payload(link); }
-
-void Loop::list(Link& link) {
-  if (!link.is_listed && !link.waits_for_room) {
-    link.is_listed = true;
-    to_flush_.push_back(link.id());
-  }
-}
-
-void Loop::flush_listed() {
-  std::vector<LinkId> links;
-  links.swap(to_flush_);
-  for (LinkId link : links) {
-    if (const auto end = sockets_.find(link); end != sockets_.end()) {
-      end->second.link->is_listed = false;
-      flush(end->second);
-    }
-  }
-}
-
-void Loop::flush(SocketEnd& end) {
-  Link& link = *end.link;
-  if (link.broken()) {
-    return;
-  }
-  std::vector<Token> sent;
-  const Link::Progress progress = link.flush(sent, traffic_);
-  tokens_return(end.machine, sent);
-  if (progress == Link::Progress::more) {
-    list(link);
-  } else if (progress == Link::Progress::blocked) {
-    wait_for(link, true, EPOLL_CTL_MOD);
-  } else if (progress == Link::Progress::idle && !link.is_backlogged && link.unsent_bytes() > 0) {
-    link.is_backlogged = true;
-    if (backlogged_.empty()) {
-      next_push_ = now() + push_interval;
-    }
-    backlogged_.push_back(link.id());
-  } else if (progress == Link::Progress::lost) {
-    follow_ups_.push_back({FollowUp::Kind::broken, end.machine, link.id()});
-  }
-}
-
-void Loop::push_backlog() {
-  if (backlogged_.empty() || now() < next_push_) {
-    return;
-  }
-  next_push_ = now() + push_interval;
-  std::erase_if(backlogged_, [this](LinkId id) {
-    const auto end = sockets_.find(id);
-    if (end == sockets_.end()) {
-      return true;
-    }
-    Link& link = *end->second.link;
-    link.is_backlogged = link.unsent_bytes() > 0;
-    if (link.is_backlogged) {
-      link.push();
-    }
-    return !link.is_backlogged;
-  });
-}
-
-void Loop::wait_for(Link& link, bool room, int operation) {
-  epoll_event event{};
-  event.events = room ? EPOLLIN | EPOLLOUT : EPOLLIN;
-  event.data.u32 = link.id();
-  checked(::epoll_ctl(epoll_.number(), operation, link.socket(), &event), "cannot watch a connection");
-  link.waits_for_room = room;
-}
-
-void Loop::lose_socket(LinkId link, Status why) {
-  const auto end = sockets_.find(link);
-  Machine* const machine = end->second.machine;
-  // Tokens come after on_lost: follow-ups wait for this call to return.
-  drop_socket(end);
-  machine->on_lost(link, why);
-}
-
-std::unordered_map<LinkId, Loop::SocketEnd>::iterator Loop::drop_socket(
-    std::unordered_map<LinkId, SocketEnd>::iterator end) {
-  std::vector<Token> unsent;
-  end->second.link->close(unsent);
-  tokens_return(end->second.machine, unsent);
-  closed_.push_back(std::move(end->second.link));
-  ++links_gone_;
-  return sockets_.erase(end);
-}
-
-void Loop::tokens_return(Machine* machine, const std::vector<Token>& tokens) {
-  for (Token token : tokens) {
-    if (token != 0) {
-      follow_ups_.push_back({FollowUp::Kind::sent, machine, 0, token});
-    }
-  }
-}
-
-// --- Follow-ups and links in memory ---
-
-void Loop::carry_out_follow_ups() {
-  for (std::size_t count = 0; count < follow_ups_per_round && !follow_ups_.empty(); ++count) {
-    FollowUp next = std::move(follow_ups_.front());
-    follow_ups_.pop_front();
-    carry_out(next);
-  }
-}
-
-void Loop::carry_out(FollowUp& next) {
-  switch (next.kind) {
-    case FollowUp::Kind::sent:
-      next.machine->on_sent(next.token);
-      break;
-    case FollowUp::Kind::summed:
-      next.machine->on_summed(next.token);
-      break;
-    case FollowUp::Kind::deliver:
-      deliver(next);
-      tokens_return(next.machine, {next.token});
-      break;
-    case FollowUp::Kind::other_end_closed:
-      lose_memory(next.link, Status::error(Code::peer_lost, "connection closed by peer"));
-      break;
-    case FollowUp::Kind::broken:
-      receive(next.link);
-      break;
-  }
-}
-
-void Loop::deliver(FollowUp& frame) {
-  const auto sender = memory_.find(frame.link);
-  if (sender == memory_.end()) {
-    return;
-  }
-  const LinkId to = sender->second.other;
-  const auto receiver = memory_.find(to);
-  if (receiver == memory_.end()) {
-    return;
-  }
-  Machine* const machine = receiver->second.machine;
-  const Placement placement = machine->on_header(to, frame.header);
-  if (!memory_.contains(to)) {
-    return;
-  }
-  if (!placement.status.ok()) {
-    lose_memory(to, placement.status);
-    return;
-  }
-  if (!frame.owned.empty()) {
-    std::memcpy(placement.memory, frame.owned.data(), frame.owned.size());
-  }
-  if (!frame.borrowed.empty()) {
-    std::memcpy(placement.memory + frame.owned.size(), frame.borrowed.data(), frame.borrowed.size());
-  }
-  const Status status = machine->on_payload(to);
-  if (!status.ok() && memory_.contains(to)) {
-    lose_memory(to, status);
-  }
-}
-
-void Loop::lose_memory(LinkId link, const Status& why) {
-  const auto end = memory_.find(link);
-  if (end == memory_.end()) {
-    return;
-  }
-  Machine* const machine = end->second.machine;
-  drop_memory(link);
-  machine->on_lost(link, why);
-}
-
-void Loop::drop_memory(LinkId link) {
-  const auto end = memory_.find(link);
-  if (end == memory_.end()) {
-    return;
-  }
-  const LinkId other = end->second.other;
-  memory_.erase(end);
-  ++links_gone_;
-  if (const auto rest = memory_.find(other); rest != memory_.end()) {
-    follow_ups_.push_back({FollowUp::Kind::other_end_closed, rest->second.machine, other});
-  }
 }
 
 // --- Counters ---

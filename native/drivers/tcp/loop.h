@@ -5,17 +5,21 @@
 // what is to be written. Nothing that a machine asks for calls it back from within its own call: what follows from
 // an action waits in `follow_ups_` until the machine has returned.
 //
+// Another thread that has a task for a loop that sleeps does such a round itself (do_or_post()), without looking at the
+// sockets: docs/decisions/callers.md. So the machines belong to whoever holds `running_`.
+//
 // A link belongs to one machine and has one of two forms: a socket, or one end of a pair in memory, for machines of one
 // process. Both keep the contract in protocol/machine.h. Tokens always come back, also for frames that were thrown
 // away.
 //
-// Threads: post(), call() and counters() may be called by any; everything else by the loop's own thread, or by
+// Threads: post(), do_or_post(), call() and counters() may be called by any; everything else from within a round, or by
 // any one thread while the loop does not run.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <future>
 #include <memory>
@@ -54,8 +58,12 @@ class Loop final : private Receiver {
   // Runs the tasks posted so far, then ends the thread. May be called again.
   void stop();
 
-  // The task runs on the loop's thread, after all that were posted before. False: the loop has ended, it never will.
+  // The task runs in a round, after all that were posted before. False: the loop has ended, it never will.
   bool post(Task task);
+
+  // The same for a task that is short and does not wait: if the loop has nothing to do at the moment, the calling
+  // thread carries it out before it returns, and sends what follows from it.
+  bool do_or_post(Task task);
 
   // Runs `function` on the loop's thread and waits for its result; at once if the loop has not been started.
   template <class Function>
@@ -83,7 +91,7 @@ class Loop final : private Receiver {
   void close(LinkId link);
   void sum(Machine& machine, const Sum& sum);
 
-  // Called at the end of every round. Set before start().
+  // Called at the end of every round, by the thread that did it. Set before start().
   std::function<void()> after_round;
   // Called on the loop's thread when it ends by an exception, as when memory is used up. Set before start().
   std::function<void(const std::string& why)> on_failure;
@@ -116,12 +124,16 @@ class Loop final : private Receiver {
 
   void run();
   void run_rounds();
-  void wait_for_events();
-  int milliseconds_to_wait() const;
-  void take_tasks();
+  void end(bool failed);
+  int prepare_to_wait();
+  void begin_round();
+  void finish_round(std::size_t most_follow_ups);
+  void do_now(const Task& task);
+  Time when_to_run() const;
+  void wake_if_asleep();
   void handle_socket(LinkId link, std::uint32_t events);
   void receive(LinkId link);
-  void carry_out_follow_ups();
+  void carry_out_follow_ups(std::size_t most);
   void carry_out(FollowUp& next);
   void deliver(FollowUp& frame);
   void flush_listed();
@@ -150,7 +162,12 @@ class Loop final : private Receiver {
   bool asleep_ = false;      // guarded by mutex_: a task must wake the thread
   bool ended_ = false;       // guarded by mutex_
 
+  // Held throughout a round. Everything below is guarded by it, from start() on.
+  std::mutex running_;
+
   bool stopping_ = false;
+  Time sleeps_until_ = 0;       // when the thread looks again, if nobody wakes it
+  std::exception_ptr failure_;  // of a round that another thread did; ends the loop
   std::vector<Task> tasks_at_hand_;
   std::vector<Machine*> machines_;
   std::unordered_map<LinkId, SocketEnd> sockets_;

@@ -1,0 +1,187 @@
+// Windows that grow and shrink (protocol/pace.h), against models of a link that can be worked out on paper.
+#include "protocol/pace.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "check.h"
+
+namespace shoal {
+namespace {
+
+constexpr std::uint32_t base = 16 * 1024;
+constexpr double link = 50e6;  // bytes per second
+constexpr std::uint32_t servers = 8;
+
+JobConfig config_with(std::uint64_t rate) {
+  JobConfig config;
+  config.hosts.assign(8, "host");
+  config.server_names.assign(servers, "server");
+  config.server_ranks.assign(servers, -1);
+  config.weights.assign(servers, 1);
+  config.segment = base;
+  config.credit = base;
+  config.rate = rate;
+  return config;
+}
+
+// A job that has as much to move as it may: `rate_of` says what it gets with so much on its way.
+class Job {
+ public:
+  explicit Job(const JobConfig& config) : pace_(config) { pace_.begin(0); }
+
+  // Runs for some seconds. Returns the share of the link that it had in the last half of that time.
+  double run(double seconds, const std::function<double(double)>& rate_of) {
+    const Time from = now_;
+    const Time until = now_ + static_cast<Time>(seconds * second);
+    double moved = 0;
+    while (now_ < until) {
+      const double rate = rate_of(static_cast<double>(servers) * credit_);
+      const Time step = second / 500;
+      now_ += step;
+      const auto bytes = static_cast<std::uint64_t>(rate * static_cast<double>(step) / second);
+      moved += now_ > from + (until - from) / 2 ? static_cast<double>(bytes) : 0;
+      if (const auto credit = pace_.answered(bytes, now_)) {
+        changes_ += *credit > credit_ ? 1 : 0;
+        credit_ = *credit;
+      }
+    }
+    return moved / (seconds / 2) / link;
+  }
+
+  void idle(double seconds) {
+    pace_.pause(now_);
+    now_ += static_cast<Time>(seconds * second);
+    pace_.begin(now_);
+  }
+
+  std::uint32_t credit() const { return credit_; }
+  int growths() const { return changes_; }
+
+ private:
+  Pace pace_;
+  Time now_ = 0;
+  std::uint32_t credit_ = base;
+  int changes_ = 0;
+};
+
+double alone(double /*unanswered*/) { return link; }
+
+// A flow that keeps this much on its way, whatever else there is.
+std::function<double(double)> beside_fixed(double others) {
+  return [others](double unanswered) { return link * unanswered / (unanswered + others); };
+}
+
+// A flow that fills what is left of a queue.
+std::function<double(double)> beside_filler(double queue) {
+  return [queue](double unanswered) { return link * std::min(1.0, unanswered / queue); };
+}
+
+TEST(alone_nothing_changes) {
+  Job job(config_with(static_cast<std::uint64_t>(link)));
+  CHECK(job.run(10, alone) > 0.99);
+  CHECK_EQ(job.growths(), 0);
+  CHECK_EQ(job.credit(), base);
+}
+
+TEST(beside_others_about_half) {
+  for (double on_their_way : {200e3, 500e3, 2e6, 8e6}) {
+    Job job(config_with(static_cast<std::uint64_t>(link)));
+    const double share = job.run(30, beside_fixed(on_their_way));
+    CHECK(share > 0.45);
+    CHECK(share < 0.62);
+    Job other(config_with(static_cast<std::uint64_t>(link)));
+    const double of_queue = other.run(30, beside_filler(4 * on_their_way));
+    CHECK(of_queue > 0.45);
+    CHECK(of_queue < 0.62);
+  }
+}
+
+TEST(back_when_they_are_gone) {
+  Job job(config_with(static_cast<std::uint64_t>(link)));
+  job.run(20, beside_fixed(1e6));
+  CHECK(job.credit() > 2 * base);
+  job.run(5, alone);
+  CHECK_EQ(job.credit(), 2 * base);
+  CHECK(job.run(20, beside_fixed(1e6)) > 0.45);
+}
+
+// Nobody else is there: growing brings nothing, is taken back, and is tried ever more rarely.
+TEST(a_slower_link_is_no_competitor) {
+  Job job(config_with(static_cast<std::uint64_t>(link)));
+  const auto slow = [](double /*unanswered*/) { return link / 10; };
+  job.run(60, slow);
+  CHECK(job.growths() <= 8);
+  job.run(600, slow);
+  CHECK(job.growths() <= 20);
+  CHECK_EQ(job.credit(), base);
+}
+
+// The first growths are tried while the others' flow is still becoming larger.
+TEST(others_that_come_slowly) {
+  Job job(config_with(static_cast<std::uint64_t>(link)));
+  double others = 100e3;
+  const double share = job.run(60, [&others](double unanswered) {
+    others = std::min(4e6, others * 1.0005);
+    return link * unanswered / (unanswered + others);
+  });
+  CHECK(share > 0.4 && share < 0.65);
+}
+
+TEST(what_is_alone_is_learned_where_nothing_was_measured_right) {
+  Job job(config_with(static_cast<std::uint64_t>(link / 10)));
+  job.run(1, alone);
+  CHECK(job.run(20, beside_fixed(1e6)) > 0.45);
+}
+
+// What is beyond the queue is dropped and costs time.
+TEST(shrinks_where_queues_are_shorter_than_the_window) {
+  JobConfig config = config_with(static_cast<std::uint64_t>(link));
+  config.segment = base / 2;
+  for (const double at_least : {0.3, 0.6}) {
+    Job job(config);
+    CHECK(job.run(20, [=](double on_its_way) { return link * (on_its_way > 100e3 ? at_least : 0.95); }) > 0.9);
+    CHECK_EQ(job.credit(), base / 2);
+    // And back, when they are not any more but what is on its way is too little.
+    CHECK(job.run(60, [=](double on_its_way) { return link * (on_its_way < 100e3 ? at_least : 0.95); }) > 0.9);
+    CHECK(job.credit() > base / 2);
+  }
+}
+
+TEST(a_processor_that_is_too_slow_is_left_alone) {
+  JobConfig config = config_with(static_cast<std::uint64_t>(link));
+  config.segment = base / 2;
+  Job job(config);
+  job.run(300, [](double /*unanswered*/) { return 0.7 * link; });
+  CHECK_EQ(job.credit(), base);
+  CHECK(job.growths() <= 16);
+}
+
+TEST(a_pause_is_not_slowness) {
+  Job job(config_with(static_cast<std::uint64_t>(link)));
+  for (int i = 0; i < 100; ++i) {
+    job.run(0.07, alone);
+    job.idle(0.5);
+  }
+  CHECK_EQ(job.growths(), 0);
+}
+
+TEST(without_a_rate_nothing_changes) {
+  Job job(config_with(0));
+  job.run(20, beside_fixed(1e6));
+  CHECK_EQ(job.growths(), 0);
+}
+
+TEST(stays_within_its_limits) {
+  const JobConfig config = config_with(static_cast<std::uint64_t>(link));
+  Job job(config);
+  job.run(120, beside_filler(1e12));
+  CHECK(job.credit() <= config.most_credit());
+}
+
+}  // namespace
+}  // namespace shoal
+
+RUN_TESTS()
