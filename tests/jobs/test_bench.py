@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from lab_hosts import needs_lab
 
-from shoal.bench import BenchError, LocalPlace, Plan, Progress, Report, run
+from shoal.bench import BenchError, LocalPlace, Plan, Progress, Report, Variant, run
+from shoal.bench.job import run_in_job
+from shoal.errors import ConfigurationError
 
 SIZES = [4096, 262144]
 BENCH = [sys.executable, "-m", "shoal.cli", "bench", "allreduce", "--quiet", "--rounds", "2", "--sizes", "4KiB,256KiB"]
@@ -95,6 +97,33 @@ def test_an_mpi_takes_part_in_the_job_that_it_started(name: str, tmp_path: Path)
     oversubscribe = ["--oversubscribe"] if name == "openmpi" else []
     report = measured([launcher, *oversubscribe, "-n", "2", *BENCH], tmp_path / "report.json")
     assert_complete(report, ["shoal", "gloo", name], ranks=2, servers=0)
+
+
+def test_variants_of_shoal_take_turns_with_settings_of_their_own() -> None:
+    variants = {
+        "small": Variant(limits={"segment": 4096, "credit": 8192}),
+        "ring": Variant(environment={"SHOAL_ALGORITHM": "ring"}),
+        "in windows": Variant(window=100_000),
+        "with 1 proxy": Variant(proxies=1),
+    }
+    place = LocalPlace(2, servers=1)
+    try:
+        plan = Plan(SIZES, rounds=2, contestants=["shoal"], limits={"credit": 65536}, variants=variants)
+        report = run(plan, place)
+        started = len(place.pids)
+    finally:
+        place.close()
+    # Five times two ranks, and one server for all but the one that asks for another.
+    assert started == 5 * 2 + 2
+    assert_complete(report, ["shoal", *(f"shoal {name}" for name in variants)], ranks=2, servers=1)
+    assert (report.limits["shoal small"]["segment"], report.limits["shoal small"]["credit"]) == (4096, 8192)
+    assert report.limits["shoal ring"] == report.limits["shoal"]
+    assert report.limits["shoal"]["credit"] == 65536
+
+
+def test_a_job_that_a_launcher_has_started_has_no_variants() -> None:
+    with pytest.raises(ConfigurationError, match="variants"):
+        run_in_job(Plan(SIZES, variants={"ring": Variant()}), Progress(sys.stderr, quiet=True))
 
 
 class Killer(Progress):

@@ -2,7 +2,9 @@
 
 import socket
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy
 import pytest
@@ -18,6 +20,7 @@ class Alone:
     """A contestant of one rank, whose sums are off by ``error`` in the last element."""
 
     version, rank, size = "1", 0, 1
+    limits: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, error: float) -> None:
         self._error = error

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.bench import LabShape, LocalPlace, Plan, choose_sizes, parse_limits
+from shoal.bench import LabShape, LocalPlace, Plan, Variant, choose_sizes, parse_limits, shown_name, variant_name
 from shoal.bench.sizes import parse_bytes, show_bytes, show_rate, show_seconds
 from shoal.errors import ConfigurationError
 
@@ -48,11 +48,22 @@ def test_sizes_are_listed_or_bounded() -> None:
         ({"rounds": 0}, "at least"),
         ({"contestants": ["smoke signals"]}, "smoke signals"),
         ({"limits": {"segmnt": 4096}}, "segmnt"),
+        ({"variants": {"wide": Variant(limits={"segmnt": 4096})}}, "segmnt"),
+        ({"variants": {"odd": Variant(window=4097)}}, "multiple of 4"),
+        ({"variants": {"": Variant()}}, "name of a variant"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(arguments: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         Plan(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_variant_is_shown_as_shoal_by_another_name() -> None:
+    assert [shown_name(name) for name in ("shoal", "openmpi", variant_name("ring"))] == [
+        "Shoal",
+        "Open MPI",
+        "Shoal ring",
+    ]
 
 
 def test_limits_are_sizes_by_name() -> None:

@@ -65,6 +65,11 @@ def test_the_bound_is_that_of_the_contestants_kind(report: Report) -> None:
     assert report.bound_ratio("gloo", SIZE) == pytest.approx(0.95 / ((1.75 * SIZE - 131072) / RATE))
 
 
+def test_the_bound_of_a_variant_is_that_of_shoal(report: Report) -> None:
+    for name in ("shoal", "gloo"):
+        assert report.network.bound(f"{name} ring", SIZE) == report.network.bound(name, SIZE)
+
+
 def test_the_burst_is_free_once_in_a_turn_not_for_each_operation(report: Report) -> None:
     assert report.network.bound("shoal", SMALL) is None
     assert report.network.bound("shoal", SMALL, 500) == pytest.approx((SMALL - 131072 / 500) / RATE)

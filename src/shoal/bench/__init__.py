@@ -15,13 +15,14 @@ How it measures, and what the figures mean, is told in docs/benchmarks.md.
 
 from shoal.bench.bound import allreduce_factor, bound, server_factor
 from shoal.bench.conductor import BenchError
+from shoal.bench.naming import shown_name, variant_name
 from shoal.bench.places import LabPlace, LabShape, LocalPlace, Place
-from shoal.bench.plan import Plan, choose_sizes, parse_limits
+from shoal.bench.plan import Plan, Variant, choose_sizes, parse_limits
 from shoal.bench.plot import plot
 from shoal.bench.progress import Progress
 from shoal.bench.report import Network, Report, Result, Turn
 from shoal.bench.run import run, run_at
-from shoal.bench.table import print_report
+from shoal.bench.table import notes, print_report, print_table
 
 __all__ = [
     "BenchError",
@@ -35,13 +36,18 @@ __all__ = [
     "Report",
     "Result",
     "Turn",
+    "Variant",
     "allreduce_factor",
     "bound",
     "choose_sizes",
+    "notes",
     "parse_limits",
     "plot",
     "print_report",
+    "print_table",
     "run",
     "run_at",
     "server_factor",
+    "shown_name",
+    "variant_name",
 ]

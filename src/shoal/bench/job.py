@@ -27,8 +27,9 @@ from shoal.bench.contestants.mpi import mpich_environment
 from shoal.bench.contestants.shoal_ranks import ShoalRanks
 from shoal.bench.contestants.torch_ranks import usable_gpus
 from shoal.bench.machine import machine_facts
+from shoal.bench.naming import CONTESTANTS
 from shoal.bench.part import Part, end_with_conductor, introduction
-from shoal.bench.plan import CONTESTANTS, Plan
+from shoal.bench.plan import Plan
 from shoal.bench.progress import Progress
 from shoal.bench.report import Network, Report, Result
 from shoal.bench.watch import Watch
@@ -43,6 +44,8 @@ def run_in_job(plan: Plan, progress: Progress) -> Report | None:
 
     Raises ConfigurationError for what cannot be, the errors of ``shoal.init``, BenchError when a process fails.
     """
+    if plan.variants:
+        raise ConfigurationError("variants of Shoal need processes of their own: measure them in a lab or on loopback")
     os.environ.update(plan.environment)
     settings = Settings.from_environment()
     if settings.size == 1:
@@ -148,6 +151,7 @@ class _Conducting(threading.Thread):
             network=network,
             results=tuple(results),
             versions={name: self._players[0].versions[name] for name in self._agreed.names},
+            limits=self._players[0].limits,
             facts={**machine_facts(), "place": _place(self._players, self._settings)},
             missing=self._agreed.missing,
         )

@@ -126,6 +126,7 @@ def introduction(contestants: Mapping[str, Contestant], token: str, machine: str
         "machine": machine,
         "pid": os.getpid(),
         "versions": {name: contestant.version for name, contestant in contestants.items()},
+        "limits": {name: dict(contestant.limits) for name, contestant in contestants.items() if contestant.limits},
     }
 
 

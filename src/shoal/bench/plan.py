@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shoal.bench.naming import CONTESTANTS
 from shoal.bench.sizes import parse_bytes
 from shoal.config import overrides_of
 from shoal.errors import ConfigurationError
@@ -15,15 +16,27 @@ DEFAULT_SIZES = (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 25_0
 _LARGE_SIZES = (250_000_000, GIB)
 LARGEST_SIZE = 4 * GIB
 
-# In the order in which they take turns and are shown.
-CONTESTANTS = ("shoal", "gloo", "openmpi", "mpich", "horovod", "nccl")
+
+@dataclass(frozen=True)
+class Variant:
+    """Shoal once more, with settings of its own on top of the plan's.
+
+    ``limits``, ``environment``: as the plan's. ``window``: the array is summed in windows of so many bytes, all submitted at
+    once, as fusion buffers are; None: in one operation. ``proxies``: of the dedicated servers; None: as many as they choose.
+    """
+
+    limits: Mapping[str, int] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    window: int | None = None
+    proxies: int | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
     """``sizes``: bytes of float32 per rank, multiples of 4. ``rounds``: turns that count, of each contestant at each size.
 
-    ``contestants``: empty for all that are there. ``limits``: overrides of ``shoal.config.Limits``. ``environment``: added
+    ``contestants``: empty for all that are there. ``variants``: by name, and not in a job that a launcher has started; they
+    take part after the contestants, as ``shoal NAME``. ``limits``: overrides of ``shoal.config.Limits``. ``environment``: added
     to that of Shoal's ranks (and servers). ``background``: the congestion control of one bulk flow of somebody else on every
     link of a lab, in each direction. ``turn_seconds``: how long a turn is made to last at least by repeating the
     operation. ``patience``: seconds after which a turn that has not ended is given up.
@@ -34,6 +47,7 @@ class Plan:
     sizes: Sequence[int] = DEFAULT_SIZES
     rounds: int = 7
     contestants: Sequence[str] = ()
+    variants: Mapping[str, Variant] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     background: str | None = None
@@ -52,6 +66,12 @@ class Plan:
             if name not in CONTESTANTS:
                 raise ConfigurationError(f"{name!r} is no contestant: choose from {', '.join(CONTESTANTS)}")
         overrides_of(self.limits)
+        for name, variant in self.variants.items():
+            if not name or not name.isprintable():
+                raise ConfigurationError(f"{name!r} is no name of a variant: take printable characters")
+            if variant.window is not None and (variant.window < 4 or variant.window % 4):
+                raise ConfigurationError(f"a window of {variant.window} bytes: take a multiple of 4")
+            overrides_of(variant.limits)
 
 
 def choose_sizes(listed: str | None, smallest: str | None = None, largest: str | None = None) -> tuple[int, ...]:

@@ -9,9 +9,10 @@ import io
 from pathlib import Path
 from typing import Any
 
+from shoal.bench.naming import shown_name
 from shoal.bench.report import Report, Result
 from shoal.bench.sizes import show_bytes, show_seconds
-from shoal.bench.table import COLUMNS, HOW_TO_INSTALL, NAMES, notes, row, shown_columns
+from shoal.bench.table import COLUMNS, HOW_TO_INSTALL, notes, row, shown_columns
 from shoal.errors import ConfigurationError
 
 _COLOURS = {
@@ -77,7 +78,7 @@ def _draw_times(axes: Any, report: Report) -> None:
             [result.seconds - result.fastest for result in results],
             [result.slowest - result.seconds for result in results],
         ]
-        axes.errorbar(sizes, times, yerr=spread, label=NAMES[name], capsize=2, **_line(name))
+        axes.errorbar(sizes, times, yerr=spread, label=shown_name(name), capsize=2, **_line(name))
     shown = []
     for result in _of(report, "shoal"):
         least = report.network.bound("shoal", result.size, result.repetitions)
@@ -97,7 +98,7 @@ def _draw_bound_ratios(axes: Any, report: Report) -> None:
         shown = [(size, ratio) for size, ratio in points if ratio is not None]
         if shown:
             sizes, ratios = zip(*shown, strict=True)
-            axes.plot(sizes, [1 / ratio for ratio in ratios], label=NAMES[name], **_line(name))
+            axes.plot(sizes, [1 / ratio for ratio in ratios], label=shown_name(name), **_line(name))
     axes.axhline(1.0, color=_BOUND_COLOUR, linestyle=":")
     axes.set_ylim(bottom=0)
     axes.set_title("least time for that kind of all-reduce / median", fontsize=10)
@@ -110,7 +111,7 @@ def _draw_speedups(axes: Any, report: Report) -> None:
         for name in report.contestants:
             if name != "shoal":
                 ratios = [report.speedup(name, size) for size in report.sizes]
-                axes.plot(report.sizes, ratios, label=NAMES[name], **_line(name))
+                axes.plot(report.sizes, ratios, label=shown_name(name), **_line(name))
     axes.axhline(1.0, color=_BOUND_COLOUR, linestyle=":")
     axes.set_yscale("log")
     axes.set_title("Shoal is so many times as fast as", fontsize=10)
@@ -131,7 +132,7 @@ def _finish(axes: Any, report: Report) -> None:
 
 def _line(name: str) -> dict[str, Any]:
     width = 2.2 if name == "shoal" else 1.3
-    return {"color": _COLOURS[name], "marker": "o", "markersize": 3.5, "linewidth": width}
+    return {"color": _COLOURS.get(name), "marker": "o", "markersize": 3.5, "linewidth": width}
 
 
 def _of(report: Report, contestant: str) -> list[Result]:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from shoal.bench.bound import bound
+from shoal.bench.naming import SHOAL, family
 
 FORMAT = 1
 
@@ -142,13 +143,14 @@ class Network:
         if not self.shaped:
             return None
         nodes = [factor * self.rate for factor in self.node_factors]
-        servers = [factor * self.rate for factor in self.server_factors] if contestant == "shoal" else []
+        servers = [factor * self.rate for factor in self.server_factors] if family(contestant) == SHOAL else []
         return bound(size, nodes, servers, self.burst / repetitions) or None
 
 
 @dataclass(frozen=True)
 class Report:
-    """``facts``: machine, kernel, versions, date, as text by name. ``missing``: contestant → why it took no part."""
+    """``facts``: machine, kernel, versions, date, as text by name. ``missing``: contestant → why it took no part.
+    ``limits``: of Shoal and its variants, the sizes in bytes that held, whether found or given."""
 
     title: str
     ranks: int
@@ -159,6 +161,7 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def contestants(self) -> list[str]:

@@ -11,14 +11,16 @@ from shoal.bench.background import Background
 from shoal.bench.conductor import Conductor, Player, unix_stage
 from shoal.bench.job import run_in_job
 from shoal.bench.machine import machine_facts
+from shoal.bench.naming import SHOAL, variant_name
 from shoal.bench.places import LabPlace, LabShape, LocalPlace, Place
 from shoal.bench.plan import Plan
 from shoal.bench.progress import Progress
 from shoal.bench.report import Network, Report, Result
+from shoal.bench.shoal_teams import ShoalTeams
 from shoal.bench.watch import foreign_load
 from shoal.errors import ConfigurationError
 
-_AT_PLACES = ("shoal", "gloo", "openmpi", "mpich")
+_AT_PLACES = (SHOAL, "gloo", "openmpi", "mpich")
 
 
 def run_at(plan: Plan, lab: str | None, local: str | None, progress: Progress) -> Report | None:
@@ -73,20 +75,20 @@ def _assemble(
     troupe: teams.Troupe, plan: Plan, progress: Progress
 ) -> tuple[dict[str, list[Player]], list[int], dict[str, str]]:
     players: dict[str, list[Player]] = {}
-    pids: list[int] = []
+    shoals = ShoalTeams(troupe, plan)
     missing: dict[str, str] = {}
     for name in plan.contestants or _AT_PLACES:
         progress.say(f"starting {name}")
         try:
-            if name == "shoal":
-                players[name], pids = teams.start_shoal(troupe, plan)
-            else:
-                players[name] = _STARTERS[name](troupe)
+            players[name] = shoals.start() if name == SHOAL else _STARTERS[name](troupe)
         except (ImportError, FileNotFoundError) as error:
             if plan.contestants:
                 raise ConfigurationError(f"{name} cannot take part: {error}") from None
             missing[name] = str(error)
-    return players, pids, missing
+    for name in plan.variants:
+        progress.say(f"starting {variant_name(name)}")
+        players[variant_name(name)] = shoals.start(name)
+    return players, shoals.pids, missing
 
 
 _STARTERS: dict[str, Callable[[teams.Troupe], list[Player]]] = {
@@ -116,6 +118,7 @@ def _report(
         network=network,
         results=tuple(results),
         versions={name: team[0].versions[name] for name, team in players.items()},
+        limits={name: limits for team in players.values() for name, limits in team[0].limits.items()},
         facts=facts,
         missing=missing,
     )

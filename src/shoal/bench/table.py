@@ -3,18 +3,10 @@
 from typing import Any
 
 from shoal.bench.bound import allreduce_factor, server_factor
+from shoal.bench.naming import SHOAL, family, shown_name
 from shoal.bench.report import Report, Result
 from shoal.bench.sizes import show_bytes, show_rate, show_seconds
 from shoal.errors import ConfigurationError
-
-NAMES = {
-    "shoal": "Shoal",
-    "gloo": "gloo",
-    "openmpi": "Open MPI",
-    "mpich": "MPICH",
-    "horovod": "Horovod",
-    "nccl": "NCCL",
-}
 
 HOW_TO_INSTALL = "pip install 'shoal[bench]'"
 
@@ -38,10 +30,10 @@ COLUMNS = (
 def row(report: Report, result: Result) -> list[str]:
     """The cells of one result, in the order of COLUMNS; "" for what does not exist."""
     ratio = report.bound_ratio(result.contestant, result.size)
-    rival = result.contestant != "shoal" and "shoal" in report.contestants
+    rival = result.contestant != SHOAL and SHOAL in report.contestants
     return [
         show_bytes(result.size),
-        NAMES[result.contestant],
+        shown_name(result.contestant),
         show_seconds(result.seconds),
         f"{show_seconds(result.fastest)} to {show_seconds(result.slowest)}",
         show_rate(result.bandwidth),
@@ -75,8 +67,9 @@ def notes(report: Report) -> list[str]:
         lines.append(f"bound: {least}{_free(network.burst)}")
     else:
         lines.append("bound: none, since processors and not links decide here")
-    lines += [f"{NAMES[name]}: {version}" for name, version in report.versions.items()]
-    lines += [f"{NAMES[name]} took no part: {why}" for name, why in report.missing.items()]
+    # A variant's version is Shoal's.
+    lines += [f"{shown_name(name)}: {version}" for name, version in report.versions.items() if name == family(name)]
+    lines += [f"{shown_name(name)} took no part: {why}" for name, why in report.missing.items()]
     lines += [f"{name}: {value}" for name, value in report.facts.items()]
     return lines
 
@@ -96,7 +89,15 @@ def _free(burst: int) -> str:
 
 
 def print_report(report: Report, file: Any = None) -> None:
-    """Prints table and notes. Raises ConfigurationError without rich."""
+    """Prints table and notes, to standard output or another text file. Raises ConfigurationError without rich."""
+    print_table(report, file)
+    print(file=file)
+    for line in notes(report):
+        print(line, file=file)
+
+
+def print_table(report: Report, file: Any = None) -> None:
+    """Prints the table alone. Raises ConfigurationError without rich."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -113,16 +114,13 @@ def print_report(report: Report, file: Any = None) -> None:
             table.add_section()
         if before == result.size:
             cells[0] = ""
-        table.add_row(*(cells[index] for index in shown), style="bold" if result.contestant == "shoal" else None)
+        table.add_row(*(cells[index] for index in shown), style="bold" if result.contestant == SHOAL else None)
         before = result.size
     # A pipe has no width; cut cells would be worse than long lines.
     console = Console(file=file, highlight=False)
     if not console.is_terminal or console.width < 140:
         console.width = 170
     console.print(table)
-    console.print()
-    for line in notes(report):
-        console.print(line, markup=False, soft_wrap=True)
 
 
 def _number(value: float) -> str:

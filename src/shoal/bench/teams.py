@@ -1,10 +1,8 @@
-"""Starting the processes of a benchmark at a place: the dedicated servers, and each contestant's ranks."""
+"""Starting the processes of a benchmark at a place, and keeping what they write. ``shoal_teams`` and ``mpi_teams`` start theirs with it."""
 
 import json
 import os
-import secrets
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 
 from shoal.bench.conductor import BenchError, Player, Stage
 from shoal.bench.places import Place, Running
-from shoal.bench.plan import Plan
 from shoal.processes import describe_exit
 
 START_SECONDS = 120.0
@@ -83,27 +80,6 @@ def base_environment() -> dict[str, str]:
     return environment
 
 
-def start_shoal(troupe: Troupe, plan: Plan) -> tuple[list[Player], list[int]]:
-    """Dedicated servers and ranks. The processes by rank, and the servers' process ids."""
-    place = troupe.place
-    environment = base_environment() | {"SHOAL_SECRET": secrets.token_hex(32), **plan.environment}
-    servers, pids = _start_servers(troupe, environment)
-    meeting = f"{place.address(0)}:{place.free_ports(0, 1)}"
-    for rank in range(place.nodes):
-        own = environment | {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(place.nodes),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "SHOAL_RENDEZVOUS": meeting,
-        }
-        if servers:
-            own["SHOAL_SERVERS"] = ",".join(servers)
-        command = troupe.member_command("shoal", place.address(rank), {"limits": dict(plan.limits)})
-        troupe.start(rank, f"shoal rank {rank}", command, own)
-    return troupe.stage.admit(place.nodes, START_SECONDS, troupe.alive), pids
-
-
 def start_gloo(troupe: Troupe) -> list[Player]:
     """Ranks of torch.distributed with gloo, which meet in a store of rank 0."""
     place = troupe.place
@@ -114,35 +90,6 @@ def start_gloo(troupe: Troupe) -> list[Player]:
         command = troupe.member_command("gloo", place.address(rank), {"store": store})
         troupe.start(rank, f"gloo rank {rank}", command, environment)
     return troupe.stage.admit(place.nodes, START_SECONDS, troupe.alive)
-
-
-def _start_servers(troupe: Troupe, environment: Mapping[str, str]) -> tuple[list[str], list[int]]:
-    place = troupe.place
-    running, ready = [], []
-    own = {
-        name: value
-        for name, value in environment.items()
-        if not name.startswith("SHOAL_") or name in ("SHOAL_SECRET", "SHOAL_LOG")
-    }
-    for index in range(place.servers):
-        host = place.nodes + index
-        command = [sys.executable, "-m", "shoal.cli", "server", "--host", place.address(host), "--port", "0"]
-        running.append(troupe.start(host, f"server {index}", command, own))
-        ready.append(f"server {index}")
-    return [_listening_at(troupe, name) for name in ready], [process.pid for process in running]
-
-
-def _listening_at(troupe: Troupe, name: str) -> str:
-    """What a server says once it listens. Raises BenchError."""
-    deadline = time.monotonic() + START_SECONDS
-    words = "listening on "
-    while time.monotonic() < deadline:
-        for line in troupe.tail(name).splitlines():
-            if words in line:
-                return line.split(words)[1].split(",")[0]
-        troupe.alive()
-        time.sleep(0.02)
-    raise BenchError(f"{name} did not listen in {START_SECONDS:g} s\n{troupe.tail(name)}")
 
 
 def _tail(path: Path) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.bench.contestants.base import Buffer, Contestant, FloatArray
+from shoal.bench.naming import SHOAL, family
 
 __all__ = ["Buffer", "Contestant", "FloatArray", "join"]
 
@@ -14,7 +15,7 @@ def join(name: str, arguments: Mapping[str, Any]) -> Contestant:
     ``arguments``: what that contestant's constructor needs. Raises ImportError if the library is not there, and whatever the
     library raises.
     """
-    if name == "shoal":
+    if family(name) == SHOAL:
         from shoal.bench.contestants.shoal_ranks import ShoalRanks
 
         return ShoalRanks(**arguments)

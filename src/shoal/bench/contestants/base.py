@@ -1,5 +1,6 @@
 """What a contestant is to the benchmark, inside one of its processes."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy
@@ -19,9 +20,10 @@ class Buffer(Protocol):
 
 
 class Contestant(Protocol):
-    """One library, joined to the other ranks when it is made."""
+    """One library, joined to the other ranks when it is made. ``limits``: sizes in bytes that hold, by name, if it has any."""
 
     version: str
+    limits: Mapping[str, int]
     rank: int
     size: int
 

@@ -1,6 +1,8 @@
 """Horovod, where it is installed and its launcher (or an MPI) has started the ranks."""
 
 import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from shoal.bench.contestants.base import ArrayBuffer, Buffer, FloatArray
@@ -8,6 +10,8 @@ from shoal.bench.contestants.base import ArrayBuffer, Buffer, FloatArray
 
 class Horovod:
     """All ranks of the Horovod job. Raises ImportError if Horovod is not there."""
+
+    limits: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self) -> None:
         import torch

@@ -12,8 +12,9 @@ import ctypes
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from shoal.bench.contestants.base import ArrayBuffer, Buffer, FloatArray
@@ -32,6 +33,8 @@ _SEARCH = "LD_LIBRARY_PATH"
 
 class Mpi:
     """The ranks of MPI_COMM_WORLD."""
+
+    limits: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, abi: str, *, sharing: bool = False) -> None:
         """``abi``: ``openmpi`` or ``mpich``. ``sharing``: whether there are more ranks than processors.

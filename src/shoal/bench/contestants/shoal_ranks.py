@@ -1,33 +1,47 @@
 """Shoal itself: a rank that sums in place, with nothing but the public operations."""
 
-import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import shoal
-from shoal import _native, runtime
+from shoal import _native, layout, runtime
 from shoal.bench.contestants.base import ArrayBuffer, Buffer, FloatArray
 from shoal.bench.sizes import show_bytes, show_rate, show_seconds
 
 
 class ShoalRanks:
-    """Joins the job that the environment describes. ``limits``: overrides of the job's limits, by name."""
+    """Joins the job that the environment describes.
 
-    def __init__(self, limits: Mapping[str, int], store: Any = None) -> None:
+    ``limits``: overrides of the job's limits, by name. ``window``: see ``shoal.bench.Variant``.
+    """
+
+    def __init__(self, limits: Mapping[str, int], store: Any = None, window: int | None = None) -> None:
         runtime.init(store, _limits=limits)
         self.version = f"{_native.__version__}, {_found()}"
         self.rank = shoal.rank()
         self.size = shoal.size()
-        self.algorithm = os.environ.get("SHOAL_ALGORITHM", "server")
+        self.limits: Mapping[str, int] = asdict(runtime.current().limits)
+        self._window = window
 
     def buffer(self, content: FloatArray) -> Buffer:
-        return ArrayBuffer(content, lambda: shoal.allreduce_(content, op="sum"))
+        if self._window is None:
+            return ArrayBuffer(content, lambda: shoal.allreduce_(content, op="sum"))
+        cut = layout.balanced_buffers(content.nbytes, self._window)
+        windows = [content[extent.begin // 4 : extent.end // 4] for extent in cut]
+        return ArrayBuffer(content, lambda: _sum_all(windows))
 
     def barrier(self) -> None:
         shoal.barrier()
 
     def close(self) -> None:
         shoal.shutdown()
+
+
+def _sum_all(windows: list[FloatArray]) -> None:
+    handles = [shoal.allreduce_async_(window, op="sum") for window in windows]
+    for handle in handles:
+        handle.wait()
 
 
 def _found() -> str:

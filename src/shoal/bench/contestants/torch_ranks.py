@@ -1,6 +1,8 @@
 """torch.distributed: gloo on the CPU, NCCL where every rank has a GPU of its own."""
 
+from collections.abc import Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import numpy
@@ -12,6 +14,8 @@ _TIMEOUT = timedelta(seconds=600)
 
 class Gloo:
     """A gloo group over all ranks, which meet in ``store`` (a ``torch.distributed`` store)."""
+
+    limits: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, rank: int, size: int, store: Any) -> None:
         import torch
@@ -37,6 +41,8 @@ class Gloo:
 
 class Nccl:
     """An NCCL group over all ranks, on the GPU ``local_rank`` of each one's machine."""
+
+    limits: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, rank: int, size: int, local_rank: int, store: Any) -> None:
         import torch

@@ -1,0 +1,61 @@
+"""Small all-reduces, where the latency counts: 1 KiB to 1 MiB over links as fast as the machine, 8 nodes, 0 and 2 servers.
+
+Targets: faster than gloo at every size, and 4 KiB in at most half of gloo's time. 8 or 10 hosts share the machine's cores, so
+this is about what an operation costs the processors, and how often somebody has to be woken up.
+
+    sudo python benchmarks/small_sizes.py [--quick] [--part 'k = 2']
+
+Needs root. Takes 3 minutes on 2 cores.
+"""
+
+from pathlib import Path
+
+from common import Part, Runs, Script, lined_up, verdict
+
+from shoal.bench import Plan, Report, shown_name
+from shoal.bench.sizes import show_bytes, show_seconds
+
+NODES = 8
+SERVERS = (0, 2)
+SIZES = tuple(1024 * 2**power for power in range(11))
+ROUNDS = 11
+HALVED = 4096
+
+
+def parts(quick: bool) -> list[Part]:
+    plan = Plan(sizes=(1024, HALVED, 65_536), rounds=2) if quick else Plan(sizes=SIZES, rounds=ROUNDS)
+    return [Part(f"k = {servers}", f"nodes={NODES},servers={servers}", plan) for servers in SERVERS]
+
+
+def tell(runs: Runs) -> list[str]:
+    lines = [f"Time of one small all-reduce, {NODES} nodes, k dedicated servers, unshaped links: median", ""]
+    for name, report in runs.items():
+        lines += [name, *lined_up(_rows(report)), ""]
+    for name, report in runs.items():
+        lines += _verdicts(name, report)
+    return lines
+
+
+def _rows(report: Report) -> list[list[str]]:
+    rivals = [name for name in report.contestants if name != "shoal"]
+    rows = [["size", "Shoal", *(word for name in rivals for word in (shown_name(name), "Shoal is"))]]
+    for size in report.sizes:
+        cells = [show_bytes(size), show_seconds(report.result("shoal", size).seconds)]
+        for name in rivals:
+            cells += [show_seconds(report.result(name, size).seconds), f"{report.speedup(name, size):.2f} ×"]
+        rows.append(cells)
+    return rows
+
+
+def _verdicts(name: str, report: Report) -> list[str]:
+    slowest = min(report.sizes, key=lambda size: report.speedup("gloo", size))
+    least = report.speedup("gloo", slowest)
+    halved = report.speedup("gloo", HALVED)
+    return [
+        verdict(f"{name}, faster than gloo at every size, least {least:.2f} × at {show_bytes(slowest)}", least > 1),
+        verdict(f"{name}, {show_bytes(HALVED)} at most half of gloo's time, {1 / halved:.2f} of it", halved >= 2),
+    ]
+
+
+if __name__ == "__main__":
+    Script(Path(__file__), parts, tell).main()

@@ -1,0 +1,89 @@
+"""Starting Shoal's dedicated servers and its ranks: once as it is, and once for each variant of a plan.
+
+Ranks of several variants use the same servers, which serve any number of jobs; only variants that ask for another number of
+proxies get servers of their own, on the same hosts. Whoever has no turn waits and costs nothing.
+"""
+
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+
+from shoal.bench.conductor import BenchError, Player
+from shoal.bench.naming import SHOAL, variant_name
+from shoal.bench.plan import Plan, Variant
+from shoal.bench.teams import START_SECONDS, Troupe, base_environment
+
+_SERVERS_OWN = ("SHOAL_SECRET", "SHOAL_LOG")
+
+
+class ShoalTeams:
+    """Everything of Shoal at one place. ``pids``: of all dedicated servers that were started."""
+
+    def __init__(self, troupe: Troupe, plan: Plan) -> None:
+        self.pids: list[int] = []
+        self._troupe = troupe
+        self._plan = plan
+        self._secret = secrets.token_hex(32)
+        # By the number of their proxies: their addresses.
+        self._servers: dict[int | None, list[str]] = {}
+
+    def start(self, name: str | None = None) -> list[Player]:
+        """The ranks of the variant of that name, or of Shoal as the plan has it. Raises BenchError."""
+        place, plan = self._troupe.place, self._plan
+        variant = Variant() if name is None else plan.variants[name]
+        contestant = SHOAL if name is None else variant_name(name)
+        environment = self._environment(variant)
+        servers = self._servers_with(variant.proxies)
+        meeting = f"{place.address(0)}:{place.free_ports(0, 1)}"
+        arguments = {"limits": {**plan.limits, **variant.limits}, "window": variant.window}
+        for rank in range(place.nodes):
+            own = environment | {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(place.nodes),
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "SHOAL_RENDEZVOUS": meeting,
+            }
+            if servers:
+                own["SHOAL_SERVERS"] = ",".join(servers)
+            command = self._troupe.member_command(contestant, place.address(rank), arguments)
+            self._troupe.start(rank, f"{contestant.replace('/', '-')} rank {rank}", command, own)
+        return self._troupe.stage.admit(place.nodes, START_SECONDS, self._troupe.alive)
+
+    def _environment(self, variant: Variant) -> dict[str, str]:
+        return base_environment() | {"SHOAL_SECRET": self._secret, **self._plan.environment, **variant.environment}
+
+    def _servers_with(self, proxies: int | None) -> list[str]:
+        if proxies not in self._servers:
+            self._servers[proxies] = self._start_servers(proxies, self._environment(Variant()))
+        return self._servers[proxies]
+
+    def _start_servers(self, proxies: int | None, environment: Mapping[str, str]) -> list[str]:
+        place = self._troupe.place
+        own = {
+            name: value for name, value in environment.items() if not name.startswith("SHOAL_") or name in _SERVERS_OWN
+        }
+        many = [] if proxies is None else ["--proxies", str(proxies)]
+        names = []
+        for index in range(place.servers):
+            host = place.nodes + index
+            command = [sys.executable, "-m", "shoal.cli", "server", "--host", place.address(host), "--port", "0", *many]
+            names.append(f"server {index}" if proxies is None else f"server {index} with {proxies} proxies")
+            self.pids.append(self._troupe.start(host, names[-1], command, own).pid)
+        return [self._listening_at(name) for name in names]
+
+    def _listening_at(self, name: str) -> str:
+        """What a server says once it listens. Raises BenchError."""
+        deadline = time.monotonic() + START_SECONDS
+        words = "listening on "
+        while time.monotonic() < deadline:
+            for line in self._troupe.tail(name).splitlines():
+                if words in line:
+                    return line.split(words)[1].split(",")[0]
+            self._troupe.alive()
+            time.sleep(0.02)
+        raise BenchError(f"{name} did not listen in {START_SECONDS:g} s\n{self._troupe.tail(name)}")
+
+
+__all__ = ["ShoalTeams"]

@@ -1,0 +1,43 @@
+"""The gradients that the benchmarks replay are those of the model that they name."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def replay() -> dict[str, Any]:
+    return runpy.run_path(str(BENCHMARKS / "replay.py"))
+
+
+def test_bert_large_has_398_variables_of_336_million_elements(replay: dict[str, Any]) -> None:
+    variables = replay["bert_large"]()
+    assert len(variables) == 398
+    assert len({variable.name for variable in variables}) == 398
+    # 24 layers of 12 W² + 13 W, embeddings of (30522 + 512 + 2 + 2) W, heads of 2 W² + 6 W + 30522 + 2.
+    width = 1024
+    layers, embeddings = 24 * (12 * width**2 + 13 * width), 31038 * width
+    heads = 2 * width**2 + 6 * width + 30524
+    assert sum(variable.elements for variable in variables) == layers + embeddings + heads == 336_226_108
+
+
+def test_scaling_leaves_every_variable_an_element(replay: dict[str, Any]) -> None:
+    smaller = replay["scaled"](replay["bert_large"](), 1e6)
+    assert len(smaller) == 398
+    assert min(variable.elements for variable in smaller) == 1
+    assert max(variable.elements for variable in smaller) == 31
+
+
+def test_the_recorded_backward_pass_has_every_gradient_once_and_ends_with_the_words(replay: dict[str, Any]) -> None:
+    gradients = json.loads((BENCHMARKS / "table1_overlap_trace.json").read_text(encoding="utf-8"))["gradients"]
+    recorded = sorted((gradient["name"], gradient["elements"]) for gradient in gradients)
+    assert recorded == sorted((variable.name, variable.elements) for variable in replay["bert_large"]())
+    parts = [gradient["part"] for gradient in gradients]
+    assert parts == sorted(parts)
+    assert 0 < parts[0] < parts[-1] <= 1
+    assert gradients[-1]["name"] == "embeddings.word"
