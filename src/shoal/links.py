@@ -13,7 +13,7 @@ import socket
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 
-from shoal import handshake, messages
+from shoal import congestion, handshake, messages
 from shoal.addresses import Address, Resolved, is_numeric, resolve
 from shoal.errors import ConfigurationError
 from shoal.messages import Message
@@ -129,7 +129,9 @@ async def connect(address: Address, sources: Sequence[str] = ()) -> socket.socke
         link = watched(socket.socket(resolved.family, socket.SOCK_STREAM))
         try:
             _bind_source(link, resolved, sources)
+            congestion.prepare(link)
             await asyncio.get_running_loop().sock_connect(link, resolved.sockaddr)
+            congestion.settle(link)
         except OSError as error:
             failure = error
             link.close()
@@ -188,6 +190,7 @@ def _listen_at(resolved: Resolved) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if resolved.family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        congestion.prepare(listener)
         listener.bind(resolved.sockaddr)
         listener.listen(_BACKLOG)
     except BaseException:
@@ -264,6 +267,7 @@ class Acceptor:
         while True:
             try:
                 link, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                congestion.settle(link)
                 return watched(link)
             except OSError as error:
                 # The caller has gone again, or descriptors have run out: neither is the listener's end.
