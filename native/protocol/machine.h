@@ -108,6 +108,9 @@ class NodeWorld : public Wire {
 
   // Every rank has left or is lost: no link is needed any more.
   virtual void ended() = 0;
+
+  // How many packets of this link the network had to be given again until now; 0 where nobody counts them.
+  virtual std::uint64_t repairs(LinkId link) const = 0;
 };
 
 // Events of every machine.

@@ -263,8 +263,8 @@ void Node::Impl::receive_result(Operation& operation, LinkState& link) {
   if (operation.sends_data()) {
     servers_[part.server].unanswered -= unanswered - part.unanswered();
   }
-  if (operation.paced) {
-    if (const auto credit = pace_.answered(part.answered - before, now_)) {
+  if (operation.paced && pace_.answered(part.answered - before, now_)) {
+    if (const auto credit = pace_.decide(repairs(), now_)) {
       set_window(*credit);
     }
   }

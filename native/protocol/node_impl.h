@@ -79,6 +79,7 @@ class Node::Impl {
   void answered_eager(Part& part);
   // Rank 0's node measures what is admitted, until it ends.
   void follow_pace(Operation& operation);
+  std::uint64_t repairs() const;
   // Ends the handle and forgets the operation.
   void end(Operation& operation, Status status);
   void end_if_done(Operation& operation);

@@ -323,6 +323,14 @@ void Node::Impl::follow_pace(Operation& operation) {
   }
 }
 
+std::uint64_t Node::Impl::repairs() const {
+  std::uint64_t sum = 0;
+  for (const node::ServerLink& server : servers_) {
+    sum += server.link ? world_.repairs(*server.link) : 0;
+  }
+  return sum;
+}
+
 void Node::Impl::set_window(std::uint32_t credit) {
   for (std::uint32_t server = 0; server < config_.servers(); ++server) {
     if (config_.weights[server] > 0) {

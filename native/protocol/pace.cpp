@@ -59,30 +59,32 @@ void Pace::pause(Time now) {
   since_.reset();
 }
 
-std::optional<std::uint32_t> Pace::answered(std::uint64_t bytes, Time now) {
+bool Pace::answered(std::uint64_t bytes, Time now) {
   if (least_ == most_ || !since_) {
-    return std::nullopt;
+    return false;
   }
   bytes_ += bytes;
   const Time busy = busy_ + now - *since_;
   const double moved = static_cast<double>(bytes_);
-  const bool enough = settling_ ? busy >= least_settling && moved >= settling_turnovers * turnover()
-                                : busy >= least_measured && moved >= measured_turnovers * turnover();
-  if (!enough) {
-    return std::nullopt;
-  }
+  return settling_ ? busy >= least_settling && moved >= settling_turnovers * turnover()
+                   : busy >= least_measured && moved >= measured_turnovers * turnover();
+}
+
+std::optional<std::uint32_t> Pace::decide(std::uint64_t repairs, Time now) {
   const std::uint32_t before = credit_;
   if (!settling_) {
-    judge(moved / static_cast<double>(busy) * second, now);
+    const double busy = static_cast<double>(busy_ + now - since_.value_or(now));
+    judge(static_cast<double>(bytes_) / busy * second, repairs > repairs_, now);
   }
   settling_ = credit_ != before;
+  repairs_ = repairs;
   bytes_ = 0;
   busy_ = 0;
   since_ = now;
   return credit_ == before ? std::nullopt : std::optional(credit_);
 }
 
-void Pace::judge(double rate, Time now) {
+void Pace::judge(double rate, bool lossy, Time now) {
   best_ = std::max(best_, rate);
   if (!decided(rate, now)) {
     return;
@@ -102,8 +104,9 @@ void Pace::judge(double rate, Time now) {
     return;
   }
   const std::uint32_t limit = far_below ? most_ : usual_;
-  const bool may_grow = credit_ < limit;
-  const bool may_shrink = credit_ > least_ && credit_ <= usual_;
+  // Without others a window is too large where packets are lost, and can be too small only where none are.
+  const bool may_grow = credit_ < limit && (far_below || !lossy);
+  const bool may_shrink = credit_ > least_ && credit_ <= usual_ && lossy;
   // What did not pay is not tried twice in a row where there is another way.
   const bool growing = failed_ ? *failed_ == Way::shrinking : far_below;
   if (may_grow && (growing || !may_shrink)) {

@@ -29,8 +29,11 @@ class Pace {
   void begin(Time now);
   void pause(Time now);
 
-  // So many bytes of operations were answered. Returns the job's credit from now on, if that changes.
-  std::optional<std::uint32_t> answered(std::uint64_t bytes, Time now);
+  // So many bytes of operations were answered. Returns whether that completes a sample: decide() is to follow.
+  bool answered(std::uint64_t bytes, Time now);
+  // Returns the job's credit from now on, if that changes. `repairs`: packets that the network had to be given again
+  // until now.
+  std::optional<std::uint32_t> decide(std::uint64_t repairs, Time now);
 
   std::uint32_t credit() const { return credit_; }
 
@@ -44,7 +47,7 @@ class Pace {
   enum class Way { growing, shrinking };
 
   double turnover() const { return per_credit_ * credit_; }
-  void judge(double rate, Time now);
+  void judge(double rate, bool lossy, Time now);
   void attempt(double factor, std::uint32_t limit, double rate);
   std::uint32_t whole_segments(double credit, std::uint32_t more) const;
   bool pays(const Window& other, const Window& present) const;
@@ -64,6 +67,7 @@ class Pace {
   bool settling_ = true;
   std::uint64_t bytes_ = 0;
   Time busy_ = 0;
+  std::uint64_t repairs_ = 0;  // until it began
   std::optional<Time> since_;
 
   std::optional<Window> before_;  // another window is being tried, this one was before

@@ -1,8 +1,8 @@
 """The limits of a job from its size and what was measured of its network.
 
-Three rules. What all nodes may have in flight toward one port stays above what the wire holds and below what a switch's queue
-holds. That is two segments of every node, so that one is on its way while the other is answered; the window begins with one, and the
-job grows it if that pays. A segment is not so small that waking up for each costs more time than its bytes.
+Three rules. What all nodes may have in flight toward one port stays above what the wire holds and below what a switch's
+queue holds. That is two segments of every node, so that one is on its way while the other is answered. A segment is not so
+small that waking up for each costs more time than its bytes.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ def limits_for(network: Network | None, flows: int, overrides: Mapping[str, int]
 def _limits_of(network: Network, flows: int) -> Limits:
     each = in_flight(network) // flows
     segment = min(_LARGEST_SEGMENT, max(_rounded(each // _SEGMENTS_OF_WINDOW, _SEGMENT_STEP), _least_segment(network)))
-    credit = max(segment, each // _SEGMENTS_OF_WINDOW)
+    credit = max(segment, _rounded(each, segment))
     return Limits(segment=segment, credit=credit, eager=credit, small=min(_LARGEST_SMALL, segment))
 
 

@@ -51,6 +51,7 @@ class SimulatedNodeWorld final : public SeatWorld<NodeWorld> {
   void connect(std::uint32_t rank) override { cluster_.connect(rank_, rank); }
   void warn(std::string text) override { application_.on_warning(rank_, text); }
   void ended() override { application_.on_ended(rank_); }
+  std::uint64_t repairs(LinkId /*link*/) const override { return 0; }
 
  private:
   Cluster& cluster_;

@@ -113,6 +113,7 @@ class Engine::Impl::World final : public OnLoop<NodeWorld> {
   void connect(std::uint32_t rank) override { engine_.tell({"connect", static_cast<std::int32_t>(rank), ""}); }
   void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
   void ended() override { engine_.tell({"ended", -1, ""}); }
+  std::uint64_t repairs(LinkId link) const override { return loop_.repairs(link); }
 
  private:
   Impl& engine_;

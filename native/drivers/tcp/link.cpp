@@ -280,6 +280,15 @@ int Link::unsent_bytes() const {
   return ::ioctl(socket_.number(), SIOCOUTQNSD, &bytes) == 0 ? bytes : 0;
 }
 
+std::uint64_t Link::repairs() const {
+  tcp_info information{};
+  socklen_t length = sizeof information;
+  // Refused by sockets that are not TCP.
+  return ::getsockopt(socket_.number(), IPPROTO_TCP, TCP_INFO, &information, &length) == 0
+             ? information.tcpi_total_retrans
+             : 0;
+}
+
 void Link::push() const { set_option(socket_.number(), IPPROTO_TCP, TCP_NODELAY, 1); }
 
 int Link::unacknowledged_bytes() const {

@@ -83,6 +83,8 @@ class Link {
   int unacknowledged_bytes() const;
   // Of those, bytes that our kernel has not sent yet.
   int unsent_bytes() const;
+  // Packets that our kernel has sent more than once.
+  std::uint64_t repairs() const;
   // Makes the kernel try again to send what it has. Where this machine's own queue was full and nothing of the
   // connection is on its way, so that no answer will come, it would wait for 200 ms.
   void push() const;

@@ -360,6 +360,11 @@ void Loop::close(LinkId link) {
   }
 }
 
+std::uint64_t Loop::repairs(LinkId link) const {
+  const auto end = sockets_.find(link);
+  return end == sockets_.end() ? 0 : end->second.link->repairs();
+}
+
 void Loop::sum(Machine& machine, const Sum& sum) {
   reduce(sum.destination, sum.sources, sum.count, sum.dtype, sum.op, sum.divisor);
   follow_ups_.push_back({FollowUp::Kind::summed, &machine, 0, sum.token});

@@ -89,6 +89,7 @@ class Loop final : private Receiver {
             Token token);
   void detach(Machine& machine, Token token);
   void close(LinkId link);
+  std::uint64_t repairs(LinkId link) const;
   void sum(Machine& machine, const Sum& sum);
 
   // Called at the end of every round, by the thread that did it. Set before start().

@@ -61,6 +61,7 @@ class RatedNodeWorld final : public World<NodeWorld> {
   void connect(std::uint32_t rank) override { owner_.connect(rank_, rank); }
   void warn(std::string /*text*/) override {}
   void ended() override {}
+  std::uint64_t repairs(LinkId link) const override { return process_.repairs(link); }
 
  private:
   Owner& owner_;

@@ -40,6 +40,11 @@ void Process::sum(const Sum& sum) {
 
 void Process::close(LinkId link) { fail("closes its link to " + end_of(link).other_->process_->name()); }
 
+std::uint64_t Process::repairs(LinkId link) const {
+  const Flow* flow = ends_[link]->flow_;
+  return flow == nullptr ? 0 : flow->retransmitted();
+}
+
 void Process::happen(const Event& event) {
   switch (event.what) {
     case work_done: {

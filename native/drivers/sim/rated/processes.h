@@ -52,6 +52,7 @@ class Process final : public Target {
   void send(LinkId link, const wire::Header& header, wire::Bytes owned, std::size_t borrowed, Token token);
   void sum(const Sum& sum);
   void close(LinkId link);
+  std::uint64_t repairs(LinkId link) const;
 
   void happen(const Event& event) override;
 
