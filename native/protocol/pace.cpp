@@ -9,8 +9,8 @@ namespace shoal {
 namespace {
 
 // Of the rate that the job has when it is alone: what it is content with, and what it aims at.
-constexpr double least_share = 0.51;
-constexpr double fair_share = 0.55;
+constexpr double least_share = 0.52;
+constexpr double fair_share = 0.57;
 constexpr double most_share = 0.62;
 
 // Below this, a window may be too large for the queues, or too small.

@@ -13,9 +13,10 @@ from shoal.network import Network
 
 KIB = 1024
 
-# Bytes in flight toward a port: this many times what the wire holds, within what switches can keep.
+# Bytes in flight toward a port: this many times what the wire holds, within what switches can keep. The least fits with
+# its headers into a queue of 256 KiB.
 _ROUND_TRIPS = 2
-_LEAST_IN_FLIGHT = 256 * KIB
+_LEAST_IN_FLIGHT = 240 * KIB
 _MOST_IN_FLIGHT = 4096 * KIB
 
 # Seconds until a process answers what has arrived, beside the network's round trip.
@@ -25,7 +26,7 @@ _WAKE_UP = 100e-6
 _MOST_SEGMENTS = 60_000
 
 _SEGMENTS_OF_WINDOW = 2
-_SEGMENT_STEP = KIB
+_SEGMENT_STEP = 256
 _LARGEST_SEGMENT = 64 * KIB
 _LARGEST_SMALL = 16 * KIB
 
