@@ -365,6 +365,10 @@ void Node::Impl::end(Operation& operation, Status status) {
     return;
   }
   if (status.ok()) {
+    // As a rule all of it has left, or there would be no results; but that a server has what it answers is its word.
+    if (operation.unsent > 0) {
+      world_.detach(number);
+    }
     // The home keeps what others may still fail.
     if (operation.gathers() ? !operation.exchange.through_home : operation.bytes > config_.small) {
       send_to_server(operation.home, {.type = Type::drop, .operation = number});
