@@ -17,8 +17,15 @@ PYTHON_FILES := $(wildcard src tests examples benchmarks)
 # Seconds of simulated-network schedules with fresh seeds.
 SIM_SECONDS ?= 60
 
+# Seconds of each fuzzer. What it finds on the way is kept in build/fuzz/corpus; `make fuzz-corpus` takes of it what the
+# repository's own lacks.
+FUZZ_SECONDS ?= 20
+FUZZERS := $(notdir $(basename $(wildcard native/fuzz/*_fuzz.cpp)))
+PYTHON_FUZZERS := $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.py)))
+FUZZ_OPTIONS := -timeout=10 -rss_limit_mb=1024 -max_len=4096 -len_control=10 -print_final_stats=1
+
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test sim sanitize wheel wheel-test clean
+.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test sim sanitize wheel wheel-test fuzz fuzz-corpus clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -29,7 +36,7 @@ demo: .venv/.installed  ## trains a small network with 4 ranks on 4 nodes and 2 
 test: .venv/.installed native-test  ## everything that is quick: native tests, then Python's
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: test slow-test sim sanitize wheel-test  ## everything
+test-all: test slow-test sim sanitize fuzz wheel-test  ## everything
 
 slow-test: .venv/.installed  ## the Python tests that take more than a few seconds
 	$(BIN)/python -m pytest -m slow
@@ -59,6 +66,23 @@ sanitize: build/address/.built build/thread/.built  ## the native tests under AS
 	$(CTEST) 1200 --test-dir build/address
 	$(CTEST) 1200 --test-dir build/thread
 
+fuzz: $(FUZZERS:%=fuzz-%) $(PYTHON_FUZZERS:%=fuzz-%)  ## FUZZ_SECONDS of each fuzzer, under ASan and UBSan (needs Clang)
+
+.PHONY: $(FUZZERS:%=fuzz-%) $(PYTHON_FUZZERS:%=fuzz-%)
+
+$(FUZZERS:%=fuzz-%): fuzz-%: build/fuzz/.built
+	@mkdir -p build/fuzz/corpus/$*
+	build/fuzz/$* $(FUZZ_OPTIONS) -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/$*- \
+	  build/fuzz/corpus/$* native/fuzz/corpus/$*
+
+$(PYTHON_FUZZERS:%=fuzz-%): fuzz-%: .venv/.installed .venv/.fuzz
+	@mkdir -p build/fuzz/corpus/$*
+	$(BIN)/python tests/fuzz/$*.py $(FUZZ_OPTIONS) -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/$*- \
+	  build/fuzz/corpus/$* tests/fuzz/corpus/$*
+
+fuzz-corpus: build/fuzz/.built  ## adds to the repository's corpus what fuzzing has found that it does not cover
+	for name in $(FUZZERS); do build/fuzz/$$name -merge=1 native/fuzz/corpus/$$name build/fuzz/corpus/$$name || exit 1; done
+
 wheel: .venv/.dependencies  ## dist/*.whl
 	rm -rf dist
 	$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist .
@@ -78,6 +102,10 @@ clean:  ## removes what was made here
 	$(PIP) torch==2.13.0 --group dev
 	touch $@
 
+.venv/.fuzz: .venv/.dependencies
+	$(PIP) --group fuzz
+	touch $@
+
 # Editable: Python files are used where they lie; a change of the native core installs again.
 .venv/.installed: .venv/.dependencies $(NATIVE)
 	$(PIP) --no-build-isolation --no-deps -e . -C build-dir=build/editable
@@ -93,6 +121,10 @@ build/native/.configured: .venv/.dependencies CMakeLists.txt
 
 build/address/.configured: .venv/.dependencies CMakeLists.txt
 	$(CMAKE) -S . -B build/address -DSHOAL_SANITIZE=address,undefined
+	touch $@
+
+build/fuzz/.configured: .venv/.dependencies CMakeLists.txt
+	$(CMAKE) -S . -B build/fuzz -DSHOAL_TESTS=OFF -DSHOAL_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++
 	touch $@
 
 build/thread/.configured: .venv/.dependencies CMakeLists.txt

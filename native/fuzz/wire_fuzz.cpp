@@ -1,0 +1,117 @@
+// The wire format alone: headers and every payload that is not elements. Whatever the bytes are, decoding ends, keeps
+// the limits, and what it accepts means the same after another trip over the wire.
+#include "base/limits.h"
+#include "fuzz/input.h"
+#include "wire/bytes.h"
+#include "wire/frame.h"
+#include "wire/opening.h"
+
+using namespace shoal;
+using fuzz::require;
+
+namespace {
+
+void header(wire::ConstBytes bytes, bool mend) {
+  if (bytes.size() < wire::header_bytes) {
+    return;
+  }
+  std::array<std::byte, wire::header_bytes> copy{};
+  std::copy_n(bytes.begin(), copy.size(), copy.begin());
+  if (mend) {
+    wire::put(copy.data() + 36, wire::crc32c(std::span(copy).first<36>()));
+  }
+  wire::Header read;
+  if (wire::decode(copy, read).ok()) {
+    std::array<std::byte, wire::header_bytes> again{};
+    wire::encode(read, again);
+    require(again == copy, "a header that was accepted has the same bytes when it is written");
+  }
+}
+
+void opening(wire::ConstBytes bytes) {
+  wire::Opening read;
+  std::size_t inline_offset = 0;
+  if (!wire::decode(bytes, read, inline_offset).ok()) {
+    return;
+  }
+  require(inline_offset % 64 == 0 && inline_offset + read.inline_bytes == bytes.size(), "inline data ends the payload");
+  require(read.name.size() <= limits::name_bytes && read.text.size() <= limits::text_bytes, "texts keep their limits");
+  require(read.shape.size() <= limits::dimensions && read.splits.size() <= limits::world_size, "lists keep theirs");
+  require(bytes.size() <= wire::opening_limit(read.splits.size(), read.inline_bytes), "opening_limit() is one");
+  wire::Bytes written = wire::encode(read);
+  written.resize(written.size() + read.inline_bytes);
+  wire::Opening again;
+  require(wire::decode(written, again, inline_offset).ok(), "an opening that was accepted can be written");
+  require(again.name == read.name && again.text == wire::cut(read.text) && again.shape == read.shape &&
+              again.splits == read.splits && again.key == read.key && again.group == read.group &&
+              again.bytes == read.bytes && again.collective == read.collective && again.failed == read.failed,
+          "an opening is the same after another trip");
+}
+
+void failure(wire::ConstBytes bytes) {
+  wire::Failure read;
+  wire::Failure again;
+  if (wire::decode(bytes, read).ok()) {
+    require(wire::decode(wire::encode(read), again).ok(), "a failure that was accepted can be written");
+    require(again.status.code == read.status.code && again.status.rank == read.status.rank, "a failure is the same");
+  }
+}
+
+void loss(wire::ConstBytes bytes) {
+  wire::Loss read;
+  wire::Loss again;
+  if (wire::decode(bytes, read).ok()) {
+    require(wire::decode(wire::encode(read), again).ok(), "a loss that was accepted can be written");
+    require(again.kind == read.kind && again.index == read.index, "a loss is the same");
+  }
+}
+
+template <class Payload>
+void list(wire::ConstBytes bytes) {
+  Payload read;
+  if (wire::decode(bytes, read).ok()) {
+    const wire::Bytes written = wire::encode(read);
+    require(written.size() == bytes.size(), "a list that was accepted has the same length when it is written");
+  }
+}
+
+void ranks(wire::ConstBytes bytes) {
+  std::vector<std::uint32_t> read;
+  if (wire::decode_ranks(bytes, read).ok()) {
+    const wire::Bytes written = wire::encode_ranks(read);
+    require(std::equal(written.begin(), written.end(), bytes.begin(), bytes.end()), "ranks are the same");
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  fuzz::Input input(data, size);
+  const std::size_t kind = input.below(8);
+  const std::vector<std::byte> bytes = input.bytes(size);
+  switch (kind) {
+    case 0:
+    case 1:
+      header(bytes, kind == 1);
+      break;
+    case 2:
+      opening(bytes);
+      break;
+    case 3:
+      failure(bytes);
+      break;
+    case 4:
+      loss(bytes);
+      break;
+    case 5:
+      list<wire::Sizes>(bytes);
+      break;
+    case 6:
+      list<wire::GroupMembers>(bytes);
+      break;
+    default:
+      ranks(bytes);
+      break;
+  }
+  return 0;
+}
