@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from shoal import keyring, links
+from shoal import keyring, links, messages
 from shoal.addresses import Address, default_source, interface_addresses, is_loopback, is_numeric, parse_host
 from shoal.config import Settings
 from shoal.errors import ConfigurationError, Timeout
@@ -135,11 +135,11 @@ def _guest(settings: Settings, store: Store, key: str, sources: list[str]) -> Me
 
 def _parse_stored(found: Any) -> tuple[Address, bytes | None]:
     try:
-        content = json.loads(found)
-        host, port = content["address"]
-        secret = content["secret"]
-        return Address(parse_host(host), int(port)), None if secret is None else str(secret).encode()
-    except (TypeError, ValueError, KeyError) as error:
+        content = messages.Message("meeting", json.loads(found))
+        host, port = content.address("address")
+        secret = None if content.is_null("secret") else content.text("secret")
+        return Address(parse_host(host), port), None if secret is None else secret.encode()
+    except (TypeError, ValueError, RecursionError, messages.MessageError) as error:
         raise ConfigurationError(
             f"the launcher's store holds something else than a meeting place ({error}): install the same version of Shoal on "
             "every rank"

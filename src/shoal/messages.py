@@ -49,7 +49,7 @@ def unpack(data: bytes) -> "Message":
         body = json.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise MessageError(f"a message is not JSON: {error}") from None
-    if not isinstance(body, dict) or not isinstance(body.get("type"), str):
+    if not isinstance(body, dict) or not _can_be_written(body.get("type")):
         raise MessageError("a message is not an object with a type")
     return Message(body["type"], body)
 
@@ -134,9 +134,17 @@ def _integer(value: Any, lowest: int, highest: int) -> int:
 
 
 def _text(value: Any, longest: int) -> str:
-    if not isinstance(value, str) or len(value) > longest:
+    if not _can_be_written(value) or len(value) > longest:
         raise ValueError(f"is not a text of at most {longest} characters")
-    return value
+    return str(value)
+
+
+def _can_be_written(value: Any) -> bool:
+    r"""JSON's \u escapes can say half of a pair of surrogates, which nobody could pass on, log or hand to the core."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _flag(value: Any) -> bool:
@@ -171,4 +179,4 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _text_map(value: Any) -> dict[str, str]:
-    return {name: _text(entry, LONGEST_TEXT) for name, entry in _object(value).items()}
+    return {_text(name, LONGEST_TEXT): _text(entry, LONGEST_TEXT) for name, entry in _object(value).items()}

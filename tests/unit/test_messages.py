@@ -144,3 +144,20 @@ def test_a_refusal_carries_the_error() -> None:
     assert isinstance(lost, PeerLost)
     assert (str(lost), lost.rank, lost.host) == ("gone", 3, "c")
     assert type(messages.error_of(messages.unpack(messages.pack_refused(Timeout("late"))[4:]))) is Timeout
+
+
+@pytest.mark.parametrize(
+    "said", [r'{"type": "\ud800"}', r'{"type": "x", "a": "\ud800"}', r'{"type": "x", "a": {"\udfff": "b"}}']
+)
+def test_half_of_a_pair_of_surrogates_is_no_text(said: str) -> None:
+    """What came in goes into messages and logs, which are written in UTF-8."""
+
+    def read() -> None:
+        message = messages.unpack(said.encode())
+        if '"a": {' in said:
+            message.text_map("a")
+        message.text("a")
+
+    with pytest.raises(MessageError) as caught:
+        read()
+    messages.pack_refused(caught.value)

@@ -1,0 +1,107 @@
+"""messages.py and what reads its messages: an answer or a MessageError, nothing else; and what was accepted can be used."""
+
+import json
+from typing import Any
+
+from harness import Input, damaged, main
+
+from shoal import measuring, meeting, messages
+from shoal.addresses import Address
+from shoal.config import Limits
+from shoal.errors import ConfigurationError, ShoalError
+from shoal.messages import Message, MessageError
+from shoal.network import Network
+from shoal.server import _core_config
+from shoal.shares import server_places
+from shoal.terms import JobTerms, Welcome, parse_job, parse_welcome
+
+TERMS = JobTerms((2, 2, 1), ("a", "b"), Limits())
+WELCOME = Welcome(
+    incarnation=bytes(range(16)),
+    hosts=("a", "b"),
+    addresses=(Address("10.0.0.1", 7000), Address("10.0.0.2", 7001)),
+    servers=tuple(server_places(("a", "b"), (Address("10.0.0.3", 7077),), "always")),
+    lanes=2,
+    limits=Limits(),
+    network=Network((10**9, 10**9), (10**9,), 0.0001),
+)
+JOB = {"type": "job", **TERMS.job_fields(bytes(16), 2)}
+JOIN = {"type": "join", "rank": 1, "size": 2, "host": "a", "address": ["10.0.0.1", 7000], "settings": {"version": "1"}}
+MEASURED = {"type": "measured", "sent": 1, "received": 2, "round_trip": 3, "busy": 4}
+REFUSED = {"type": "refused", "error": "PeerLost", "message": "gone", "rank": 1, "host": "b"}
+STORED = {"address": ["10.0.0.1", 7000], "secret": "0123456789abcdef"}
+
+
+def one_input(data: bytes) -> None:
+    given = Input(data)
+    kind = given.below(9)
+    try:
+        if kind == 0:
+            messages.unpack_length(given.bytes(4).ljust(4, b"\0"))
+        elif kind == 1:
+            _read_everything(messages.unpack(given.rest()))
+        elif kind == 8:
+            _stored(given)
+        else:
+            readers = [_job, _welcome, _join, _measured, _refused, _flow]
+            sayings: list[dict[str, Any]] = [
+                JOB, {"type": "welcome", **WELCOME.as_fields()}, JOIN, MEASURED, REFUSED, {"type": "flow", "both": True},
+            ]  # fmt: skip
+            readers[kind - 2](messages.unpack(damaged(sayings[kind - 2], given)))
+    except MessageError as error:
+        # It goes back to whoever said it.
+        messages.unpack(messages.pack_refused(error)[messages.LENGTH_BYTES :])
+
+
+def _job(message: Message) -> None:
+    terms = parse_job(message).terms
+    assert terms.difference(terms) == ""
+    _core_config(terms)
+
+
+def _welcome(message: Message) -> None:
+    welcome = parse_welcome(message, 2)
+    names = welcome.server_names()
+    assert len(names) == len(welcome.server_ranks()) == len(welcome.terms.weights)
+    messages.pack("welcome", welcome.as_fields())
+
+
+def _join(message: Message) -> None:
+    message.integer("rank", 0, 1000)
+    message.integer("size", 1, 1000)
+    address = Address(*message.address("address"))
+    text = f"{message.text('host')} {address} {message.text_map('settings')}"
+    messages.pack_refused(ShoalError(text))
+
+
+def _measured(message: Message) -> None:
+    for name in ("sent", "received", "round_trip", "busy"):
+        assert 0 <= message.integer(name, 0, 10**6) <= 10**6
+
+
+def _refused(message: Message) -> None:
+    messages.pack_refused(messages.error_of(message))
+
+
+def _flow(message: Message) -> None:
+    measuring.asks_for_both(message)
+
+
+def _read_everything(message: Message) -> None:
+    for reader in (_job, _welcome, _join, _measured, _refused, _flow):
+        try:
+            reader(message)
+        except MessageError:
+            continue
+
+
+def _stored(given: Input) -> None:
+    stored = json.dumps(given.json_value()).encode() if given.below(4) == 0 else damaged(STORED, given)
+    try:
+        meeting._parse_stored(stored)
+    except ConfigurationError:
+        return
+
+
+if __name__ == "__main__":
+    main(one_input)
