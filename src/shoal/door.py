@@ -94,10 +94,11 @@ class Door:
         for link in [*self.node_links.values(), *(link for _, link in self._early_peers)]:
             link.close()
 
-    async def _admit(self, link: socket.socket) -> None:
+    async def _admit(self, link: socket.socket, proven: Callable[[], None]) -> None:
         assert self._welcome is not None, "nothing is accepted before the incarnation is known"
         server = Server([self._secret], self.server_id, _ROLES, incarnation=self._incarnation)
         hello = await asyncio.wait_for(links.authenticate_server(link, server), self._patience.stranger)
+        proven()
         if hello.role == Role.MEASURE:
             if self._welcome.done():
                 raise MessageError(f"rank {hello.rank} wants to measure a link of a job that has begun")

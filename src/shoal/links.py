@@ -231,37 +231,53 @@ def peer_name(link: socket.socket) -> str:
 class Acceptor:
     """Accepts connections and hands each to ``handle`` in a task of its own, at most ``at_once`` at a time.
 
-    Further ones wait in the kernel. ``handle`` owns the socket; when it raises OSError, TimeoutError or a refused
-    handshake, the socket is closed and ``on_dropped`` is told.
+    ``handle`` owns the socket, and calls its second argument when the caller has proven who it is. Until then the caller
+    is a stranger, and when there is no place the one who has been there longest makes room for the next: so strangers who
+    take their time keep nobody out. Where nobody is a stranger, further callers wait in the kernel. When ``handle`` raises
+    OSError, TimeoutError or a refused handshake, the socket is closed and ``on_dropped`` is told.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        handle: Callable[[socket.socket], Awaitable[None]],
+        handle: Callable[[socket.socket, Callable[[], None]], Awaitable[None]],
         on_dropped: Callable[[str, Exception], None],
         at_once: int,
     ) -> None:
         self._listener = listener
         self._handle = handle
         self._on_dropped = on_dropped
-        self._places = asyncio.Semaphore(at_once)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._at_once = at_once
+        self._tasks: dict[asyncio.Task[None], socket.socket] = {}
+        # Of the tasks, in the order of their coming.
+        self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
+        self._room = asyncio.Event()
 
     async def run(self) -> None:
         """Until cancelled; then every connection that is still being handled is dropped and the listener closed."""
         try:
             while True:
-                await self._places.acquire()
+                await self._until_room()
                 link = await self._accept()
+                self._make_room()
                 task = asyncio.create_task(self._guard(link))
-                self._tasks.add(task)
+                self._tasks[task] = link
+                self._strangers[link] = task
                 task.add_done_callback(self._finished)
         finally:
             self._listener.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _until_room(self) -> None:
+        while len(self._tasks) >= self._at_once and not self._strangers:
+            self._room.clear()
+            await self._room.wait()
+
+    def _make_room(self) -> None:
+        if len(self._tasks) >= self._at_once and self._strangers:
+            self._strangers.pop(next(iter(self._strangers))).cancel()
 
     async def _accept(self) -> socket.socket:
         while True:
@@ -278,7 +294,7 @@ class Acceptor:
     async def _guard(self, link: socket.socket) -> None:
         name = peer_name(link)
         try:
-            await self._handle(link)
+            await self._handle(link, lambda: self._proven(link))
         except (OSError, asyncio.TimeoutError, handshake.HandshakeRefused, messages.MessageError) as error:
             link.close()
             self._on_dropped(name, error)
@@ -286,10 +302,16 @@ class Acceptor:
             link.close()
             raise
 
+    def _proven(self, link: socket.socket) -> None:
+        self._strangers.pop(link, None)
+
     def _finished(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        self._places.release()
-        if not task.cancelled() and (error := task.exception()) is not None:
+        link = self._tasks.pop(task)
+        self._strangers.pop(link, None)
+        self._room.set()
+        if task.cancelled():
+            link.close()  # it may have ended before it began
+        elif (error := task.exception()) is not None:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a connection could not be handled", "exception": error}
             )

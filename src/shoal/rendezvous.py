@@ -140,14 +140,14 @@ class Rendezvous:
         message = await links.receive_message(self._own)
         self._events.put_nowait(_Joining(0, self._own, message))
 
-    async def _admit(self, link: socket.socket) -> None:
-        rank, message = await asyncio.wait_for(self._first_message(link), self._patience.stranger)
+    async def _admit(self, link: socket.socket, proven: Callable[[], None]) -> None:
+        rank, message = await asyncio.wait_for(self._first_message(link, proven), self._patience.stranger)
         if self._refusal is not None:
             await self._tell_late(rank, link)
         else:
             self._events.put_nowait(_Joining(rank, link, message))
 
-    async def _first_message(self, link: socket.socket) -> tuple[int, Message]:
+    async def _first_message(self, link: socket.socket, proven: Callable[[], None]) -> tuple[int, Message]:
         server = Server([self._secret], self._id, [Role.CONTROL])
         caller = links.peer_name(link)
         try:
@@ -157,6 +157,7 @@ class Rendezvous:
                 self._tell(server.hello.rank)
                 self._events.put_nowait(_wrong_secret(server.hello.rank, caller))
             raise
+        proven()
         try:
             return hello.rank, await links.receive_message(link)
         except MessageError as error:

@@ -91,9 +91,10 @@ class Front:
         finally:
             self._core.close()
 
-    async def _admit(self, link: socket.socket) -> None:
+    async def _admit(self, link: socket.socket, proven: Callable[[], None]) -> None:
         server = Server(self._secrets, self._id, [Role.SERVER, Role.MEASURE])
         hello = await asyncio.wait_for(links.authenticate_server(link, server), self._patience.stranger)
+        proven()
         if hello.role == Role.MEASURE:
             await measuring.answer(link)
             return
@@ -136,8 +137,9 @@ class Front:
         if hello.incarnation in self._ended:  # while "ready" was on its way
             link.close()
             return
+        config = _core_config(request.terms)
         try:
-            self._core.attach(hello.incarnation, request.index, hello.rank, link.detach(), _core_config(request.terms))
+            self._core.attach(hello.incarnation, request.index, hello.rank, link.detach(), config)
         except (RuntimeError, ValueError) as error:
             _log.warning("rank %d of job %s: %s", hello.rank, hello.incarnation.hex(), error)
 

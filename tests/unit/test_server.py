@@ -1,6 +1,7 @@
 """server.py: who gets in at a dedicated server, and what a job message must say."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -154,6 +155,25 @@ def test_strangers_are_dropped_soon_and_keep_nobody_out() -> None:
             assert say(link, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
         for stranger in strangers:
             stranger.close()
+
+
+def test_strangers_who_take_their_time_make_room() -> None:
+    with running(stranger=60.0) as front:
+        strangers = [socket.create_connection(front.address, 5) for _ in range(600)]
+        with call(front.address) as link:
+            assert say(link, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
+        assert ended(strangers[0])
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_what_a_job_says_with_half_a_surrogate_is_refused() -> None:
+    with running() as front, call(front.address) as link:
+        said = json.dumps({"type": "job", **TERMS.job_fields(OWNER, 2), "hosts": ["a", "\ud800"]}).encode()
+        link.sendall(struct.pack("<I", len(said)) + said)
+        answer = messages.unpack(exactly(link, struct.unpack("<I", exactly(link, 4))[0]))
+        assert "'hosts'" in refusal(answer)
+        assert front._core.jobs() == []
 
 
 def test_a_server_reachable_from_elsewhere_needs_a_secret() -> None:
