@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def default() -> bytes:
 async def ends() -> tuple[bytes, bytes]:
     accepted: list[bytes] = []
 
-    async def note(link: socket.socket) -> None:
+    async def note(link: socket.socket, proven: Callable[[], None]) -> None:
         accepted.append(congestion.in_use(link))
         link.close()
 
