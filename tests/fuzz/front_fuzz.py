@@ -2,6 +2,7 @@
 connection ends in an exception that nobody expects, no descriptor is left, and the server goes on."""
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
@@ -39,8 +40,14 @@ class _Running:
         self.serving = self.loop.create_task(self.front.run())
         self.run(asyncio.sleep(0.01))
         self.descriptors = _descriptors()
+        atexit.register(self.close)
 
-    def run(self, what: Coroutine[Any, Any, None]) -> None:
+    def close(self) -> None:
+        self.serving.cancel()
+        self.run(asyncio.wait([self.serving]))
+        self.loop.close()
+
+    def run(self, what: Coroutine[Any, Any, Any]) -> None:
         self.loop.run_until_complete(asyncio.wait_for(what, _SECONDS))
 
 
