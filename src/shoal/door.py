@@ -6,7 +6,6 @@ caller that does not prove itself within a few seconds is dropped.
 """
 
 import asyncio
-import logging
 import os
 import socket
 from collections.abc import Callable, Iterable
@@ -17,9 +16,8 @@ from shoal.errors import ShoalError
 from shoal.handshake import Hello, Role, Server
 from shoal.messages import MessageError
 from shoal.patience import Patience
+from shoal.refusals import Refusals
 from shoal.terms import Welcome, parse_job
-
-_log = logging.getLogger("shoal")
 
 # Callers beyond the job's own.
 _STRANGERS = 64
@@ -40,6 +38,7 @@ class Door:
         self._secret = secret
         self._rank = rank
         self._patience = patience
+        self._refusals = Refusals(f"rank {rank}")
         self._incarnation: bytes | None = None
         self._welcome: asyncio.Future[Welcome] | None = None
         self._came = asyncio.Event()
@@ -51,7 +50,7 @@ class Door:
         """Begins to accept: connections to measure at once, others after ``welcome``. ``callers``: so many at a time."""
         self._incarnation = incarnation
         self._welcome = asyncio.get_running_loop().create_future()
-        acceptor = links.Acceptor(self._listener, self._admit, self._on_dropped, callers + _STRANGERS)
+        acceptor = links.Acceptor(self._listener, self._admit, self._refusals.note, callers + _STRANGERS)
         self._accepting = asyncio.create_task(acceptor.run())
 
     def welcome(self, welcome: Welcome) -> None:
@@ -140,6 +139,3 @@ class Door:
         if (job.index, hello.rank) in self.node_links:
             raise MessageError(f"rank {hello.rank} is connected to server {job.index} already")
         return job.index
-
-    def _on_dropped(self, name: str, why: Exception) -> None:
-        _log.debug("rank %d dropped a connection from %s: %s", self._rank, name, why)

@@ -31,6 +31,7 @@ from shoal.launchers import MOST_RANKS
 from shoal.messages import Message, MessageError
 from shoal.network import Network
 from shoal.patience import Patience
+from shoal.refusals import Refusals
 from shoal.shares import rate_of, server_places
 from shoal.survey import Measured, Round, Survey
 from shoal.terms import Welcome
@@ -103,6 +104,7 @@ class Rendezvous:
         self._listener = listener
         self._own = own
         self._patience = patience
+        self._refusals = Refusals("rank 0")
         self._id = os.urandom(16)
         self._incarnation = os.urandom(16)
         self._members: dict[int, Member] = {}
@@ -117,7 +119,7 @@ class Rendezvous:
     async def run(self) -> dict[int, socket.socket]:
         """The control links of the other ranks, each having heard ``go``. Raises what went wrong, once all know it."""
         door = asyncio.create_task(
-            links.Acceptor(self._listener, self._admit, _on_dropped, self._settings.size + _STRANGERS).run()
+            links.Acceptor(self._listener, self._admit, self._refusals.note, self._settings.size + _STRANGERS).run()
         )
         self._readers.append(asyncio.create_task(self._admit_own()))
         complete = False
@@ -483,10 +485,6 @@ def _list_of(ranks: list[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:16])
     more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
-
-
-def _on_dropped(name: str, why: Exception) -> None:
-    _log.debug("rank 0 dropped a connection from %s: %s", name, why)
 
 
 async def _stop(*tasks: "asyncio.Task[None]") -> None:

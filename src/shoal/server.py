@@ -23,6 +23,7 @@ from shoal.errors import ConfigurationError
 from shoal.handshake import Hello, Role, Server
 from shoal.messages import MessageError
 from shoal.patience import DEFAULT, Patience
+from shoal.refusals import Refusals
 from shoal.terms import JobRequest, JobTerms, parse_job
 
 _log = logging.getLogger("shoal")
@@ -84,12 +85,18 @@ class Front:
         self._core = _native.Server(proxies)
         self._jobs: dict[bytes, _Job] = {}
         self._ended: OrderedDict[bytes, None] = OrderedDict()
+        self._refusals = Refusals(f"the server at {self.address}")
 
     async def run(self) -> None:
         try:
-            await links.Acceptor(self._listener, self._admit, self._on_dropped, _AT_ONCE).run()
+            await links.Acceptor(self._listener, self._admit, self._refusals.note, _AT_ONCE).run()
         finally:
             self._core.close()
+
+    def statistics(self) -> dict[str, int]:
+        """The core's counters, and ``refused_`` and a reason of ``Refusals.counts`` → connections not let in."""
+        refused = {f"refused_{reason}": count for reason, count in self._refusals.counts().items()}
+        return {**self._core.statistics(), **refused}
 
     async def _admit(self, link: socket.socket, proven: Callable[[], None]) -> None:
         server = Server(self._secrets, self._id, [Role.SERVER, Role.MEASURE])
@@ -159,9 +166,6 @@ class Front:
                 self._ended.popitem(last=False)
             _log.info("job %s ends: its rank 0 has begun another", older.hex())
             self._core.end_job(older, "its rank 0 has begun another job")
-
-    def _on_dropped(self, name: str, why: Exception) -> None:
-        _log.debug("dropped a connection from %s: %s", name, why)
 
 
 def _secret_for(host: str) -> bytes:
