@@ -7,6 +7,7 @@ NB_MODULE(_native, module) {
   module.attr("__version__") = SHOAL_VERSION;
   shoal::python::bind_functions(module);
   shoal::python::bind_array(module);
+  shoal::python::bind_tls(module);
   shoal::python::bind_engine(module);
   shoal::python::bind_server(module);
 }

@@ -4,6 +4,7 @@ Bindings hold no logic: they convert, keep memory alive and release the GIL arou
 Numbers (dtypes, operators, collectives, statuses) are those of docs/protocol.md.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 __version__: str
@@ -107,29 +108,66 @@ class JobConfig:
         ``rate``: bytes per second of an operation of all ranks that the links allow; 0: windows stay as they are.
         """
 
+class Tls:
+    """TLS 1.3 on one connection, with a key of 32 bytes that both sides hold. One thread at a time; the GIL is released."""
+
+    @staticmethod
+    def client(identity: str, key: bytes) -> Tls:
+        """``identity`` travels in the clear: at most 127 characters. Raises RuntimeError without a usable OpenSSL."""
+
+    @staticmethod
+    def server(find_key: Callable[[bytes], bytes]) -> Tls:
+        """``find_key``: the key for an identity, b"" if there is none. Called, and held, until the handshake has ended."""
+
+    @staticmethod
+    def version() -> str:
+        """Of OpenSSL. Raises RuntimeError if there is none."""
+
+    def handshake(self, fd: int) -> str:
+        """To be called again after ``wants_input`` and ``wants_room``. The end is one of ``done``, ``unencrypted``: the
+        other side speaks, but no TLS (see ``greeting``), ``wrong_key``: one side does not have the other's, ``ended``: the
+        connection was closed, ``failed``: see ``why``. Raises OSError."""
+
+    def greeting(self) -> bytes:
+        """The other side's first bytes, 5 at most. They have been read."""
+
+    def send(self, fd: int, data: bytes) -> int:
+        """As of a non-blocking socket, but after BlockingIOError the next call must begin with the same data. Raises
+        OSError."""
+
+    def receive(self, fd: int, most: int) -> bytes:
+        """As of a non-blocking socket. Raises OSError; EBADMSG: see ``why``."""
+
+    def why(self) -> str: ...
+
+class Socket:
+    """A connection to hand to the core, which owns the descriptor from here on, and its encryption if there is one."""
+
+    def __init__(self, fd: int, tls: Tls | None = None) -> None: ...
+
 class Engine:
     """The native threads of one rank: its node, its co-located servers, and on rank 0 the coordinator.
 
-    Attach every link of the start, then ``start``. File descriptors are authenticated, connected stream sockets; the
-    engine owns them from then on. Links of a process to itself need no descriptor and are not attached.
+    Attach every link of the start, then ``start``. Sockets (or their descriptors) are connected and authenticated; the
+    engine owns them from then on. Links of a process to itself need no socket and are not attached.
     """
 
     def __init__(self, rank: int, config: JobConfig, peer_timeout: int = 15) -> None:
         """``peer_timeout``: seconds of silence from a host's kernel after which it counts as lost."""
 
-    def attach_coordinator(self, fd: int) -> None:
+    def attach_coordinator(self, socket: Socket | int) -> None:
         """This node's control link to rank 0."""
 
-    def attach_control(self, rank: int, fd: int) -> None:
+    def attach_control(self, rank: int, socket: Socket | int) -> None:
         """On rank 0: the control link of ``rank``."""
 
-    def attach_server(self, index: int, fd: int) -> None:
+    def attach_server(self, index: int, socket: Socket | int) -> None:
         """This node's link to server ``index``."""
 
-    def attach_node(self, index: int, rank: int, fd: int) -> None:
+    def attach_node(self, index: int, rank: int, socket: Socket | int) -> None:
         """At this process's co-located server ``index``: the link of node ``rank``."""
 
-    def attach_peer(self, rank: int, fd: int) -> None:
+    def attach_peer(self, rank: int, socket: Socket | int) -> None:
         """A peer link, at any time after start."""
 
     def peer_unreachable(self, rank: int, message: str) -> None: ...
@@ -184,7 +222,7 @@ class Server:
     """A dedicated server: any number of jobs, each with machines of its own, on ``proxies`` threads."""
 
     def __init__(self, proxies: int) -> None: ...
-    def attach(self, incarnation: bytes, index: int, rank: int, fd: int, config: JobConfig) -> None:
+    def attach(self, incarnation: bytes, index: int, rank: int, socket: Socket | int, config: JobConfig) -> None:
         """The link of node ``rank`` of that job to server ``index`` (lane included). The first one makes the job."""
 
     def end_job(self, incarnation: bytes, reason: str) -> None: ...

@@ -143,6 +143,10 @@ class Settings:
         return self.launch.local_size
 
     @property
+    def encrypts(self) -> bool:
+        return self.tls == "psk"
+
+    @property
     def lanes(self) -> int:
         """Connections between a node and a server."""
         return self.sockets or 1
@@ -233,9 +237,6 @@ def _refuse_contradictions(settings: Settings) -> None:
         raise ConfigurationError(
             "SHOAL_COLOCATED=never leaves nobody to average, since SHOAL_SERVERS is not set: set it, or unset the first"
         )
-    # Accepting these and doing something else would be a lie; for encryption, a dangerous one.
-    if settings.tls != "off":
-        raise ConfigurationError(f"SHOAL_TLS={settings.tls} is not available in this version of Shoal: set it to off")
 
 
 def _read(environ: Mapping[str, str], name: str, parse: Callable[[str], _T], expected: str, default: _T) -> _T:

@@ -28,7 +28,9 @@ _ROLES = (Role.SERVER, Role.PEER, Role.MEASURE)
 class Door:
     """One rank's listener. Everything but ``address`` and ``server_id`` belongs to the loop that it is opened in."""
 
-    def __init__(self, listener: socket.socket, secret: bytes, rank: int, patience: Patience) -> None:
+    def __init__(
+        self, listener: socket.socket, secret: bytes, rank: int, patience: Patience, *, encrypts: bool = False
+    ) -> None:
         self.address: Address = links.local_address(listener)
         # Names the server in this rank, wherever it is reached.
         self.server_id = os.urandom(16)
@@ -36,6 +38,7 @@ class Door:
         self.node_links: dict[tuple[int, int], socket.socket] = {}
         self._listener = listener
         self._secret = secret
+        self._encrypts = encrypts
         self._rank = rank
         self._patience = patience
         self._refusals = Refusals(f"rank {rank}")
@@ -95,7 +98,7 @@ class Door:
 
     async def _admit(self, link: socket.socket, proven: Callable[[], None]) -> None:
         assert self._welcome is not None, "nothing is accepted before the incarnation is known"
-        server = Server([self._secret], self.server_id, _ROLES, incarnation=self._incarnation)
+        server = Server([self._secret], self.server_id, _ROLES, incarnation=self._incarnation, encrypts=self._encrypts)
         hello = await asyncio.wait_for(links.authenticate_server(link, server), self._patience.stranger)
         proven()
         if hello.role == Role.MEASURE:

@@ -54,6 +54,7 @@ class Refusal(IntEnum):
     UNKNOWN_INCARNATION = 3
     WRONG_ROLE = 4
     FULL = 5
+    ENCRYPTION = 6
 
 
 _WHY = {
@@ -63,6 +64,7 @@ _WHY = {
     ),
     Refusal.UNKNOWN_INCARNATION: "it does not know this job (another one runs there, or this one has ended)",
     Refusal.WRONG_ROLE: "it is another part of Shoal than expected: check the addresses in SHOAL_SERVERS and SHOAL_RENDEZVOUS",
+    Refusal.ENCRYPTION: "only one of the two encrypts: set SHOAL_TLS to the same on every rank and server",
     Refusal.FULL: "it has too many connections: try again later, or start another server",
 }
 
@@ -93,7 +95,10 @@ class Hello(NamedTuple):
 
 
 class Client:
-    """The side that connected. ``incarnation``: 16 bytes, all zeros while a rank joins. ``nonce`` only for tests."""
+    """The side that connected. ``incarnation``: 16 bytes, all zeros while a rank joins. ``nonce`` only for tests.
+
+    ``encrypts``: the connection is to be encrypted first, by whoever does the sending.
+    """
 
     def __init__(
         self,
@@ -103,8 +108,10 @@ class Client:
         *,
         lane: int = 0,
         incarnation: bytes = NO_INCARNATION,
+        encrypts: bool = False,
         nonce: bytes | None = None,
     ) -> None:
+        self.secret, self.role, self.rank, self.encrypts = secret, role, rank, encrypts
         self._key = job_key(secret, incarnation)
         self._hello = Hello(role, lane, rank, incarnation, nonce or os.urandom(32)).pack()
         self._challenge = b""
@@ -146,7 +153,7 @@ class Server:
     """The side that accepted.
 
     ``secrets``: any of them is good enough. ``incarnation``: the one that is served; None: any. ``nonce`` only for
-    tests. After ``feed`` look at ``refusal``: when it is set, the answer is still to be sent, then the link is closed.
+    tests. ``encrypts``: only those are let in whose connection is encrypted, for whom ``encrypted_for`` is called. After ``feed`` look at ``refusal``: when it is set, the answer is still to be sent, then the link is closed.
     """
 
     def __init__(
@@ -156,9 +163,12 @@ class Server:
         roles: Collection[Role],
         *,
         incarnation: bytes | None = None,
+        encrypts: bool = False,
         nonce: bytes | None = None,
     ) -> None:
-        self._secrets = secrets
+        self.secrets = secrets
+        self.encrypts = encrypts
+        self._encrypted_for: tuple[Role, int] | None = None
         self._server_id = server_id
         self._roles = roles
         self._incarnation = incarnation
@@ -171,6 +181,15 @@ class Server:
         # The secret that the client holds, once done.
         self.secret: bytes | None = None
         self.refusal: HandshakeRefused | None = None
+
+    def encrypted_for(self, role: Role, rank: int) -> None:
+        """The connection is encrypted with the key of this role and rank."""
+        self._encrypted_for = (role, rank)
+
+    def refuse(self, refusal: Refusal, role: Role, rank: int) -> bytes:
+        """The CHALLENGE for one who has said who it is, but in other words than a HELLO."""
+        self.hello = Hello(role, 0, rank, NO_INCARNATION, bytes(32))
+        return self._challenge_with(refusal)
 
     def feed(self, message: bytes) -> bytes:
         """Takes HELLO, then PROOF. Raises HandshakeRefused only for what deserves no answer: bytes that are not ours."""
@@ -187,7 +206,18 @@ class Server:
             status = Refusal.WRONG_ROLE
         else:
             self.hello = Hello(Role(role), lane, rank, incarnation, nonce)
+            status = self._judge_encryption(Role(role), rank)
         self._hello_bytes = data
+        return self._challenge_with(status)
+
+    def _judge_encryption(self, role: Role, rank: int) -> Refusal:
+        if not self.encrypts:
+            return Refusal.WELCOME
+        if self._encrypted_for is None:
+            return Refusal.ENCRYPTION
+        return Refusal.WELCOME if self._encrypted_for == (role, rank) else Refusal.WRONG_ROLE
+
+    def _challenge_with(self, status: Refusal) -> bytes:
         self._challenge = _CHALLENGE.pack(MAGIC, VERSION, status, self._server_id, self._nonce)
         self._end_or_expect(status, PROOF_BYTES)
         return self._challenge
@@ -195,7 +225,7 @@ class Server:
     def _on_proof(self, proof: bytes) -> bytes:
         assert self.hello is not None, "a proof comes after a welcome hello"
         status, answer = Refusal.WRONG_SECRET, bytes(32)
-        for secret in self._secrets:
+        for secret in self.secrets:
             key = job_key(secret, self.hello.incarnation)
             if hmac.compare_digest(proof, client_proof(key, self._hello_bytes, self._challenge)):
                 status, answer = Refusal.WELCOME, server_proof(key, self._hello_bytes, self._challenge, proof)

@@ -113,6 +113,7 @@ class Caller:
         self._limit = min(settings.timeout, patience.rendezvous)
         self._address = meeting.address
         self._secret = meeting.secret
+        self._encrypts = settings.encrypts
         self._sources = meeting.sources
         self._patience = patience
         self._silent_since: float | None = None
@@ -123,7 +124,7 @@ class Caller:
         began, pause, next_report = clock(), 0.02, self._patience.late
         while True:
             tried = clock()
-            client = Client(self._secret, Role.CONTROL, self._rank)
+            client = Client(self._secret, Role.CONTROL, self._rank, encrypts=self._encrypts)
             try:
                 return await links.connect_as(client, self._address, self._sources, self._patience.silence / 2)
             except HandshakeRefused as error:
@@ -191,7 +192,17 @@ class _Node:
     def _open_door(self) -> Door:
         """At the address that this rank uses toward rank 0; rank 0 itself where it is met."""
         listener = links.listen_in_range(self._own_address(), self._settings.port_range)
-        return Door(listener, self._meeting.secret, self._rank, self._patience)
+        return Door(listener, self._meeting.secret, self._rank, self._patience, encrypts=self._settings.encrypts)
+
+    def _client(self, role: Role, incarnation: bytes, lane: int = 0) -> Client:
+        return Client(
+            self._meeting.secret,
+            role,
+            self._rank,
+            lane=lane,
+            incarnation=incarnation,
+            encrypts=self._settings.encrypts,
+        )
 
     def _own_address(self) -> str:
         if self._meeting.listener is None:
@@ -245,7 +256,7 @@ class _Node:
         door.open(incarnation, self._settings.size * (self._settings.lanes + 1))
 
         def client() -> Client:
-            return Client(self._meeting.secret, Role.MEASURE, self._rank, incarnation=incarnation)
+            return self._client(Role.MEASURE, incarnation)
 
         while (message := await self._hear(limit, "call", "welcome")).kind == "call":
             address, both = Address(*message.address("address")), message.flag("both")
@@ -322,7 +333,7 @@ class _Node:
         called = f"rank {self._rank} (host {self._host}) called the server {place}"
 
         async def attempt() -> tuple[socket.socket, bytes]:
-            client = Client(self._meeting.secret, Role.SERVER, self._rank, lane=lane, incarnation=welcome.incarnation)
+            client = self._client(Role.SERVER, welcome.incarnation, lane)
             link = await links.connect_as(client, welcome.where(place), self._meeting.sources, self._patience.answer)
             assert client.server_id is not None, "a handshake that is done has named the server"
             return link, client.server_id

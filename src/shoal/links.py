@@ -13,8 +13,9 @@ import socket
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 
-from shoal import congestion, handshake, messages
+from shoal import congestion, encryption, handshake, messages
 from shoal.addresses import Address, Resolved, is_numeric, resolve
+from shoal.encryption import Connection
 from shoal.errors import ConfigurationError
 from shoal.messages import Message
 
@@ -34,7 +35,7 @@ class Silent(TimeoutError):
 
 def why(error: OSError) -> str:
     """What the operating system says, without what Python adds to it."""
-    if isinstance(error, Closed | Silent | socket.gaierror) or error.errno is None:
+    if isinstance(error, Closed | Silent | encryption.Damaged | socket.gaierror) or error.errno is None:
         return error.strerror or str(error)
     return os.strerror(error.errno)
 
@@ -82,6 +83,9 @@ async def receive_message(link: socket.socket) -> Message:
 
 async def authenticate_client(link: socket.socket, client: handshake.Client) -> None:
     """Raises Closed, OSError, HandshakeRefused."""
+    if client.encrypts:
+        assert isinstance(link, Connection), "what is to be encrypted comes from connect()"
+        await link.begin_client(client.secret, client.role, client.rank)
     await send(link, client.start())
     while client.expects:
         await send(link, client.feed(await receive_exactly(link, client.expects)))
@@ -89,13 +93,39 @@ async def authenticate_client(link: socket.socket, client: handshake.Client) -> 
 
 async def authenticate_server(link: socket.socket, server: handshake.Server) -> handshake.Hello:
     """Who called, proven. Raises Closed, OSError, HandshakeRefused (which the caller has been told)."""
+    read = await _encrypt(link, server) if server.encrypts else b""
     while server.expects:
-        await send(link, server.feed(await receive_exactly(link, server.expects)))
+        message = read + await receive_exactly(link, server.expects - len(read))
+        read = b""
+        await send(link, await _answer(link, server, message))
         if server.refusal is not None:
             await say_last_words(link, b"")
             raise server.refusal
     assert server.hello is not None, "a handshake that is done has said who calls"
     return server.hello
+
+
+async def _encrypt(link: socket.socket, server: handshake.Server) -> bytes:
+    """What was read of a HELLO in the clear, which is to be refused. Raises as above."""
+    assert isinstance(link, Connection), "what is to be encrypted comes from an Acceptor"
+    try:
+        read = await link.begin_server(server.secrets)
+    except handshake.HandshakeRefused as error:
+        if error.refusal is not None and link.caller is not None:
+            server.refuse(error.refusal, *link.caller)
+        raise
+    if link.caller is not None:
+        server.encrypted_for(*link.caller)
+    return read
+
+
+async def _answer(link: socket.socket, server: handshake.Server, message: bytes) -> bytes:
+    """Who begins to encrypt where nobody does is told that, if it is one of ours."""
+    if not server.encrypts and encryption.is_client_hello(message):
+        message += await receive_exactly(link, encryption.rest_of_record(message))
+        if (caller := encryption.caller(message)) is not None:
+            return server.refuse(handshake.Refusal.ENCRYPTION, *caller)
+    return server.feed(message[: server.expects])
 
 
 async def say_last_words(link: socket.socket, data: bytes) -> None:
@@ -126,7 +156,7 @@ async def connect(address: Address, sources: Sequence[str] = ()) -> socket.socke
     """
     failure: OSError | None = None
     for resolved in await resolve_host(address):
-        link = watched(socket.socket(resolved.family, socket.SOCK_STREAM))
+        link = watched(Connection(resolved.family, socket.SOCK_STREAM))
         try:
             _bind_source(link, resolved, sources)
             congestion.prepare(link)
@@ -284,7 +314,7 @@ class Acceptor:
             try:
                 link, _ = await asyncio.get_running_loop().sock_accept(self._listener)
                 congestion.settle(link)
-                return watched(link)
+                return watched(Connection.adopt(link))
             except OSError as error:
                 # The caller has gone again, or descriptors have run out: neither is the listener's end.
                 if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):

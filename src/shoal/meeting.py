@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from shoal import keyring, links, messages
+from shoal import encryption, keyring, links, messages
 from shoal.addresses import Address, default_source, interface_addresses, is_loopback, is_numeric, parse_host
 from shoal.config import Settings
 from shoal.errors import ConfigurationError, Timeout
@@ -44,8 +44,11 @@ class Meeting:
 def meet(settings: Settings, store: Store | None = None) -> Meeting:
     """The meeting place of a job of several ranks. May wait for rank 0 if there is a store.
 
-    Raises ConfigurationError for a missing address or secret, a taken port or an unknown interface; Timeout.
+    Raises ConfigurationError for a missing address or secret, a taken port, an unknown interface, or without what encryption
+    needs; Timeout.
     """
+    if settings.encrypts:
+        encryption.require()
     sources = _sources(settings)
     if store is None:
         address = _known_address(settings)

@@ -150,14 +150,18 @@ class Rendezvous:
             self._events.put_nowait(_Joining(rank, link, message))
 
     async def _first_message(self, link: socket.socket, proven: Callable[[], None]) -> tuple[int, Message]:
-        server = Server([self._secret], self._id, [Role.CONTROL])
+        server = Server([self._secret], self._id, [Role.CONTROL], encrypts=self._settings.encrypts)
         caller = links.peer_name(link)
         try:
             hello = await links.authenticate_server(link, server)
         except HandshakeRefused as error:
-            if error.refusal == Refusal.WRONG_SECRET and server.hello is not None:
+            if error.refusal in (Refusal.WRONG_SECRET, Refusal.ENCRYPTION) and server.hello is not None:
                 self._tell(server.hello.rank)
-                self._events.put_nowait(_wrong_secret(server.hello.rank, caller))
+                rank = server.hello.rank
+                if error.refusal == Refusal.WRONG_SECRET:
+                    self._events.put_nowait(_wrong_secret(rank, caller))
+                else:
+                    self._events.put_nowait(_other_encryption(rank, caller, self._settings.tls))
             raise
         proven()
         try:
@@ -444,6 +448,13 @@ def _wrong_secret(rank: int, where: str) -> AuthenticationError:
     return AuthenticationError(
         f"the secret of rank {rank} at {where} is not rank 0's: set SHOAL_SECRET or SHOAL_SECRET_FILE to the same on every "
         "rank and server"
+    )
+
+
+def _other_encryption(rank: int, where: str, ours: str) -> ConfigurationError:
+    theirs = "off" if ours == "psk" else "psk"
+    return ConfigurationError(
+        f"SHOAL_TLS differs: {ours} on rank 0, {theirs} on rank {rank} at {where}; it must be the same on every rank and server"
     )
 
 

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shoal import _native, keyring, links, measuring, messages
+from shoal import _native, encryption, keyring, links, measuring, messages
 from shoal.addresses import Address, is_loopback
 from shoal.config import secret_folder
 from shoal.errors import ConfigurationError
@@ -37,14 +37,22 @@ _ENDED_REMEMBERED = 1024
 Ready = Callable[[str, int], None]
 
 
-def serve(host: str, port: int, proxies: int, secrets: Sequence[bytes], ready: Ready | None = None) -> None:
+def serve(
+    host: str,
+    port: int,
+    proxies: int,
+    secrets: Sequence[bytes],
+    ready: Ready | None = None,
+    *,
+    encrypts: bool = False,
+) -> None:
     """Serves until SIGTERM or SIGINT. ``port`` 0: any free one. ``ready`` is called with host and port once listening.
 
     ``secrets``: a node must hold one of them. Without any, the host must be a loopback address, and the secret is the one
-    that this user's processes share. Raises ConfigurationError for an address that cannot be listened on, or without a
-    secret.
+    that this user's processes share. ``encrypts``: SHOAL_TLS=psk. Raises ConfigurationError for an address
+    that cannot be listened on, without a secret, or without what encryption needs.
     """
-    front = Front(host, port, proxies, secrets)
+    front = Front(host, port, proxies, secrets, encrypts=encrypts)
     asyncio.run(_serve_until_signal(front, ready))
 
 
@@ -74,8 +82,18 @@ class Front:
     """A listening server. ``run`` serves until it is cancelled; then every link is closed."""
 
     def __init__(
-        self, host: str, port: int, proxies: int, secrets: Sequence[bytes], patience: Patience = DEFAULT
+        self,
+        host: str,
+        port: int,
+        proxies: int,
+        secrets: Sequence[bytes],
+        patience: Patience = DEFAULT,
+        *,
+        encrypts: bool = False,
     ) -> None:
+        if encrypts:
+            encryption.require()
+        self._encrypts = encrypts
         self._secrets = list(secrets) or [_secret_for(host)]
         self._patience = patience
         self._listener = _listen(Address(host, port))
@@ -99,7 +117,7 @@ class Front:
         return {**self._core.statistics(), **refused}
 
     async def _admit(self, link: socket.socket, proven: Callable[[], None]) -> None:
-        server = Server(self._secrets, self._id, [Role.SERVER, Role.MEASURE])
+        server = Server(self._secrets, self._id, [Role.SERVER, Role.MEASURE], encrypts=self._encrypts)
         hello = await asyncio.wait_for(links.authenticate_server(link, server), self._patience.stranger)
         proven()
         if hello.role == Role.MEASURE:
@@ -146,7 +164,7 @@ class Front:
             return
         config = _core_config(request.terms)
         try:
-            self._core.attach(hello.incarnation, request.index, hello.rank, link.detach(), config)
+            self._core.attach(hello.incarnation, request.index, hello.rank, encryption.hand_over(link), config)
         except (RuntimeError, ValueError) as error:
             _log.warning("rank %d of job %s: %s", hello.rank, hello.incarnation.hex(), error)
 

@@ -20,6 +20,7 @@ from shoal import _native, links
 from shoal.addresses import Address
 from shoal.background import LoopThread
 from shoal.config import Settings
+from shoal.encryption import hand_over
 from shoal.errors import ShoalError, Timeout
 from shoal.handshake import Client, HandshakeRefused, Role
 from shoal.joining import Joined
@@ -62,14 +63,14 @@ def start_engine(joined: Joined, settings: Settings) -> _native.Engine:
     engine = _native.Engine(joined.rank, native_config(joined.welcome), math.ceil(settings.peer_timeout))
     try:
         if joined.coordinator is not None:
-            engine.attach_coordinator(joined.coordinator.detach())
+            engine.attach_coordinator(hand_over(joined.coordinator))
         for rank, link in joined.controls.items():
-            engine.attach_control(rank, link.detach())
+            engine.attach_control(rank, hand_over(link))
         for index, link in joined.servers.items():
-            engine.attach_server(index, link.detach())
+            engine.attach_server(index, hand_over(link))
         if joined.door is not None:
             for (index, rank), link in joined.door.node_links.items():
-                engine.attach_node(index, rank, link.detach())
+                engine.attach_node(index, rank, hand_over(link))
         engine.start()
     except BaseException:
         engine.close()
@@ -232,7 +233,7 @@ class Session:
 
     def _attach_peer(self, rank: int, link: socket.socket) -> None:
         try:
-            self._engine.attach_peer(rank, link.detach())
+            self._engine.attach_peer(rank, hand_over(link))
         except (RuntimeError, ValueError) as error:
             if not self._closing:
                 _log.warning("%s: no link to rank %d: %s", rank_name(self.rank, self.hosts), rank, error)
@@ -252,7 +253,13 @@ class Session:
             self._attach_peer(rank, link)
 
     async def _call(self, rank: int, address: Address) -> socket.socket:
-        client = Client(self._joined.secret, Role.PEER, self.rank, incarnation=self.incarnation)
+        client = Client(
+            self._joined.secret,
+            Role.PEER,
+            self.rank,
+            incarnation=self.incarnation,
+            encrypts=self.settings.encrypts,
+        )
         return await links.connect_as(client, address, self._joined.sources, self._patience.peer)
 
     def _become_inert(self) -> None:

@@ -11,9 +11,12 @@ SECRET = b"the secret of the bootstrap's tests"
 
 
 @contextlib.contextmanager
-def running(port: int = 0, secret: bytes = SECRET, stranger: float = 1.0) -> Iterator[Front]:
-    """Listens on loopback with one secret; drops strangers after ``stranger`` seconds."""
-    front = Front("127.0.0.1", port, 2, [secret], Patience(stranger=stranger, answer=5.0))
+def running(
+    port: int = 0, secret: bytes = SECRET, stranger: float = 1.0, *others: bytes, encrypts: bool = False
+) -> Iterator[Front]:
+    """Listens on loopback with one secret, or with ``others`` before it; drops strangers after ``stranger`` seconds."""
+    patience = Patience(stranger=stranger, answer=5.0)
+    front = Front("127.0.0.1", port, 2, [*others, secret], patience, encrypts=encrypts)
     thread = LoopThread("shoal-front")
     thread.start(front.run())
     try:

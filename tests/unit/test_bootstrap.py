@@ -139,6 +139,14 @@ def test_with_servers_and_lanes() -> None:
         leave_all(joined)
 
 
+def test_encrypted_with_servers_and_lanes() -> None:
+    other_secret = b"a secret that another job has"
+    with running(encrypts=True) as one, running(0, SECRET, 1.0, other_secret, encrypts=True) as other:
+        joined = sessions(run_job(3, servers=(one.address, other.address), sockets=3, tls="psk"))
+        assert one.statistics()["links"] == 9
+        leave_all(joined)
+
+
 def test_a_job_can_follow_another_at_the_same_address() -> None:
     address = free_address()
     for _ in range(3):
@@ -215,13 +223,36 @@ def test_a_configured_secret_does_not_go_into_the_store() -> None:
 # --- What is wrong is heard by all ---
 
 
-def test_a_wrong_secret_is_an_error_on_every_rank_within_seconds() -> None:
+@pytest.mark.parametrize("tls", ["off", "psk"])
+def test_a_wrong_secret_is_an_error_on_every_rank_within_seconds(tls: str) -> None:
     address = free_address()
-    wrong = settings(2, 4, address, secret=b"not the secret of these tests")
+    secrets = [SECRET, SECRET, b"not the secret of these tests", SECRET]
     began = time.monotonic()
-    outcomes = run_ranks([settings(0, 4, address), settings(1, 4, address), wrong, settings(3, 4, address)])
+    outcomes = run_ranks([settings(rank, 4, address, secret=secret, tls=tls) for rank, secret in enumerate(secrets)])
     errors(outcomes, AuthenticationError, "SHOAL_SECRET", "rank 2")
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("psk", "off"), ("off", "psk")])
+def test_a_rank_that_alone_encrypts_or_does_not_is_named_on_every_rank(ours: str, theirs: str) -> None:
+    address = free_address()
+    began = time.monotonic()
+    every = [settings(rank, 3, address, tls=theirs if rank == 2 else ours) for rank in range(3)]
+    outcomes = run_ranks(every)
+    errors(outcomes, ConfigurationError, "SHOAL_TLS")
+    errors(outcomes[:2], ConfigurationError, f"{ours} on rank 0", f"{theirs} on rank 2")
+    errors(outcomes[2:], ConfigurationError, "rank 2 called rank 0")
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("server_encrypts", [True, False])
+def test_a_server_that_alone_encrypts_or_does_not_is_named_on_every_rank(server_encrypts: bool) -> None:
+    with running(encrypts=server_encrypts) as front:
+        began = time.monotonic()
+        outcomes = run_job(2, servers=(front.address,), tls="off" if server_encrypts else "psk")
+        errors(outcomes, ConfigurationError, "SHOAL_TLS", str(front.address))
+        assert time.monotonic() - began < 5
+        assert front.statistics()["refused_encryption"] >= 1
 
 
 def test_ranks_that_come_after_a_refusal_still_hear_why() -> None:
@@ -279,9 +310,10 @@ def test_a_server_that_comes_late_is_waited_for() -> None:
         leave_all(sessions(outcomes))
 
 
-def test_a_server_with_another_secret_is_named_on_every_rank() -> None:
-    with running(secret=b"the secret of somebody else") as front:
-        outcomes = run_job(2, servers=(front.address,))
+@pytest.mark.parametrize("tls", ["off", "psk"])
+def test_a_server_with_another_secret_is_named_on_every_rank(tls: str) -> None:
+    with running(secret=b"the secret of somebody else", encrypts=tls == "psk") as front:
+        outcomes = run_job(2, servers=(front.address,), tls=tls)
         errors(outcomes, AuthenticationError, str(front.address), "SHOAL_SECRET")
 
 
@@ -501,8 +533,9 @@ def finished(handles: list[_native.Handle]) -> None:
         assert (status.code, status.message) == (0, "")
 
 
-def test_peers_connect_on_first_use() -> None:
-    joined = sessions(run_job(3))
+@pytest.mark.parametrize("tls", ["off", "psk"])
+def test_peers_connect_on_first_use(tls: str) -> None:
+    joined = sessions(run_job(3, tls=tls))
     finished([session.engine.submit(BARRIER, 0, "", 0, 0, [], [], 0, None, None, LIMIT) for session in joined])
     connected = joined[2].engine.statistics()["links"]
     blocks = [numpy.full((2, 50_000), session.rank, numpy.int32) for session in joined]

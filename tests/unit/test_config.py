@@ -136,8 +136,9 @@ def test_what_kubernetes_sets_for_a_service_called_shoal_is_ignored() -> None:
     assert "SHOAL_PORT " in refusal({"SHOAL_PORT": "7077"})
 
 
-def test_what_this_version_cannot_do_is_not_silently_something_else() -> None:
-    assert "not available" in refusal({"SHOAL_TLS": "psk"})
+def test_encryption_is_asked_for_by_name() -> None:
+    assert Settings.from_environment({"SHOAL_TLS": "psk"}).encrypts
+    assert not Settings.from_environment({}).encrypts
 
 
 def test_contradictions() -> None:

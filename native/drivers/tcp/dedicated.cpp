@@ -33,7 +33,7 @@ class DedicatedServer::Impl {
   explicit Impl(std::uint32_t proxies);
   ~Impl() { close(); }
 
-  void attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank, Descriptor socket,
+  void attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank, Socket socket,
               const JobConfig& config);
   void end_job(const std::string& incarnation);
   std::vector<std::string> jobs() const;
@@ -59,7 +59,7 @@ class DedicatedServer::Impl {
     std::set<std::pair<std::uint32_t, std::uint32_t>> links;  // index and rank
   };
 
-  void attach_on(Proxy& proxy, const Key& key, std::uint32_t rank, Descriptor socket, const JobConfig& config);
+  void attach_on(Proxy& proxy, const Key& key, std::uint32_t rank, Socket socket, const JobConfig& config);
   void after_round(Proxy& proxy);
   std::map<Key, std::unique_ptr<Hosted>>::iterator forget(Proxy& proxy,
                                                           std::map<Key, std::unique_ptr<Hosted>>::iterator place);
@@ -82,7 +82,7 @@ DedicatedServer::Impl::Impl(std::uint32_t proxies) {
 }
 
 void DedicatedServer::Impl::attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank,
-                                   Descriptor socket, const JobConfig& config) {
+                                   Socket socket, const JobConfig& config) {
   check(config, index, rank);
   const std::lock_guard lock(mutex_);
   if (closed_) {
@@ -98,8 +98,8 @@ void DedicatedServer::Impl::attach(const std::string& incarnation, std::uint32_t
                                 " is connected to server " + std::to_string(index) + " already");
   }
   Proxy& proxy = *proxies_[index % proxies_.size()];
-  // Tasks can be copied, descriptors cannot.
-  const auto carried = std::make_shared<Descriptor>(std::move(socket));
+  // Tasks can be copied, sockets cannot.
+  const auto carried = std::make_shared<Socket>(std::move(socket));
   const bool posted = proxy.loop.post([this, &proxy, key = Key(incarnation, index), rank, carried, config] {
     attach_on(proxy, key, rank, std::move(*carried), config);
   });
@@ -112,7 +112,7 @@ void DedicatedServer::Impl::attach(const std::string& incarnation, std::uint32_t
   job.links.insert({index, rank});
 }
 
-void DedicatedServer::Impl::attach_on(Proxy& proxy, const Key& key, std::uint32_t rank, Descriptor socket,
+void DedicatedServer::Impl::attach_on(Proxy& proxy, const Key& key, std::uint32_t rank, Socket socket,
                                       const JobConfig& config) {
   std::unique_ptr<Hosted>& hosted = proxy.hosted[key];
   if (hosted == nullptr) {
@@ -206,9 +206,9 @@ std::map<std::string, std::uint64_t> DedicatedServer::Impl::statistics() const {
 
 DedicatedServer::DedicatedServer(std::uint32_t proxies) : impl_(std::make_unique<Impl>(proxies)) {}
 DedicatedServer::~DedicatedServer() = default;
-void DedicatedServer::attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank, int descriptor,
+void DedicatedServer::attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank, Socket&& socket,
                              const JobConfig& config) {
-  impl_->attach(incarnation, index, rank, Descriptor(descriptor), config);
+  impl_->attach(incarnation, index, rank, std::move(socket), config);
 }
 void DedicatedServer::end_job(const std::string& incarnation) { impl_->end_job(incarnation); }
 std::vector<std::string> DedicatedServer::jobs() const { return impl_->jobs(); }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "drivers/tcp/parent_only.h"
+#include "drivers/tcp/socket.h"
 #include "protocol/job.h"
 
 namespace shoal::tcp {
@@ -19,10 +20,10 @@ class DedicatedServer {
   explicit DedicatedServer(std::uint32_t proxies);
   ~DedicatedServer();
 
-  // The link of node `rank` to server `index` of the job. The descriptor is a connected, authenticated stream socket,
+  // The link of node `rank` to server `index` of the job. The socket is connected and authenticated, and
   // owned by the server from here on, also when it throws (std::invalid_argument: a configuration that cannot be worked
   // with or is not that of the job's first link, an index or rank that is not in it or is connected already).
-  void attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank, int descriptor,
+  void attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank, Socket&& socket,
               const JobConfig& config);
 
   // Closes all links of the job. Its nodes see a lost server.

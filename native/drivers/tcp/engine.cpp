@@ -44,11 +44,11 @@ class Engine::Impl {
   Impl(std::uint32_t rank, JobConfig config, int peer_timeout);
   ~Impl() { close(); }
 
-  void attach_coordinator(Descriptor socket);
-  void attach_control(std::uint32_t rank, Descriptor socket);
-  void attach_server(std::uint32_t index, Descriptor socket);
-  void attach_node(std::uint32_t index, std::uint32_t rank, Descriptor socket);
-  void attach_peer(std::uint32_t rank, Descriptor socket);
+  void attach_coordinator(Socket socket);
+  void attach_control(std::uint32_t rank, Socket socket);
+  void attach_server(std::uint32_t index, Socket socket);
+  void attach_node(std::uint32_t index, std::uint32_t rank, Socket socket);
+  void attach_peer(std::uint32_t rank, Socket socket);
   void peer_unreachable(std::uint32_t rank, std::string why);
   void start();
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
@@ -151,11 +151,11 @@ void Engine::Impl::check_rank(std::uint32_t rank) const {
   }
 }
 
-void Engine::Impl::attach_coordinator(Descriptor socket) {
+void Engine::Impl::attach_coordinator(Socket socket) {
   loop_.call([&] { node_->attach_coordinator(loop_.add_socket(*node_, std::move(socket), loop_.control_options())); });
 }
 
-void Engine::Impl::attach_control(std::uint32_t rank, Descriptor socket) {
+void Engine::Impl::attach_control(std::uint32_t rank, Socket socket) {
   check_rank(rank);
   if (coordinator_ == nullptr) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + " is not the coordinator: rank 0 is");
@@ -165,14 +165,14 @@ void Engine::Impl::attach_control(std::uint32_t rank, Descriptor socket) {
   });
 }
 
-void Engine::Impl::attach_server(std::uint32_t index, Descriptor socket) {
+void Engine::Impl::attach_server(std::uint32_t index, Socket socket) {
   if (index >= config_.servers()) {
     throw std::invalid_argument("there is no server " + std::to_string(index) + " in this job");
   }
   loop_.call([&] { node_->attach_server(loop_.add_socket(*node_, std::move(socket)), index); });
 }
 
-void Engine::Impl::attach_node(std::uint32_t index, std::uint32_t rank, Descriptor socket) {
+void Engine::Impl::attach_node(std::uint32_t index, std::uint32_t rank, Socket socket) {
   check_rank(rank);
   const auto server = servers_.find(index);
   if (server == servers_.end()) {
@@ -182,7 +182,7 @@ void Engine::Impl::attach_node(std::uint32_t index, std::uint32_t rank, Descript
   loop_.call([&] { machine.attach_node(loop_.add_socket(machine, std::move(socket)), rank); });
 }
 
-void Engine::Impl::attach_peer(std::uint32_t rank, Descriptor socket) {
+void Engine::Impl::attach_peer(std::uint32_t rank, Socket socket) {
   check_rank(rank);
   loop_.call([&] { node_->attach_peer(loop_.add_socket(*node_, std::move(socket)), rank); });
 }
@@ -393,13 +393,13 @@ Engine::Engine(std::uint32_t rank, JobConfig config, int peer_timeout)
     : impl_(std::make_unique<Impl>(rank, std::move(config), peer_timeout)) {}
 Engine::~Engine() = default;
 
-void Engine::attach_coordinator(int descriptor) { impl_->attach_coordinator(Descriptor(descriptor)); }
-void Engine::attach_control(std::uint32_t rank, int descriptor) { impl_->attach_control(rank, Descriptor(descriptor)); }
-void Engine::attach_server(std::uint32_t index, int descriptor) { impl_->attach_server(index, Descriptor(descriptor)); }
-void Engine::attach_node(std::uint32_t index, std::uint32_t rank, int descriptor) {
-  impl_->attach_node(index, rank, Descriptor(descriptor));
+void Engine::attach_coordinator(Socket&& socket) { impl_->attach_coordinator(std::move(socket)); }
+void Engine::attach_control(std::uint32_t rank, Socket&& socket) { impl_->attach_control(rank, std::move(socket)); }
+void Engine::attach_server(std::uint32_t index, Socket&& socket) { impl_->attach_server(index, std::move(socket)); }
+void Engine::attach_node(std::uint32_t index, std::uint32_t rank, Socket&& socket) {
+  impl_->attach_node(index, rank, std::move(socket));
 }
-void Engine::attach_peer(std::uint32_t rank, int descriptor) { impl_->attach_peer(rank, Descriptor(descriptor)); }
+void Engine::attach_peer(std::uint32_t rank, Socket&& socket) { impl_->attach_peer(rank, std::move(socket)); }
 void Engine::peer_unreachable(std::uint32_t rank, std::string why) { impl_->peer_unreachable(rank, std::move(why)); }
 void Engine::start() { impl_->start(); }
 std::uint32_t Engine::make_group(std::vector<std::uint32_t> ranks, std::string name) {

@@ -14,6 +14,7 @@
 
 #include "drivers/tcp/operation.h"
 #include "drivers/tcp/parent_only.h"
+#include "drivers/tcp/socket.h"
 #include "protocol/job.h"
 #include "protocol/node.h"
 
@@ -33,13 +34,13 @@ class Engine {
   Engine(std::uint32_t rank, JobConfig config, int peer_timeout);
   ~Engine();
 
-  // Descriptors are connected, authenticated stream sockets, owned by the engine from here on, also when it throws
+  // Sockets are connected, authenticated and non-blocking, owned by the engine from here on, also when it throws
   // (std::invalid_argument: no such server, rank or machine here).
-  void attach_coordinator(int descriptor);
-  void attach_control(std::uint32_t rank, int descriptor);
-  void attach_server(std::uint32_t index, int descriptor);
-  void attach_node(std::uint32_t index, std::uint32_t rank, int descriptor);
-  void attach_peer(std::uint32_t rank, int descriptor);
+  void attach_coordinator(Socket&& socket);
+  void attach_control(std::uint32_t rank, Socket&& socket);
+  void attach_server(std::uint32_t index, Socket&& socket);
+  void attach_node(std::uint32_t index, std::uint32_t rank, Socket&& socket);
+  void attach_peer(std::uint32_t rank, Socket&& socket);
   void peer_unreachable(std::uint32_t rank, std::string why);
   void start();
 

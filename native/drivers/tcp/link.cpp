@@ -64,8 +64,12 @@ void configure(int socket, const LinkOptions& options) {
 
 }  // namespace
 
-Link::Link(LinkId id, Descriptor socket, const LinkOptions& options) : id_(id), socket_(std::move(socket)) {
+Link::Link(LinkId id, Socket socket, const LinkOptions& options)
+    : id_(id), socket_(std::move(socket.descriptor)), tls_(std::move(socket.tls)) {
   configure(socket_.number(), options);
+  if (tls_ != nullptr) {
+    tls_->read_ahead();
+  }
 }
 
 void Link::queue(const wire::Header& header, Bytes owned, std::span<const std::byte> borrowed, Token token) {
@@ -97,7 +101,9 @@ Link::Progress Link::flush(std::vector<Token>& sent, LinkCounters& counters) {
     msghdr message{};
     message.msg_iov = vectors.data();
     message.msg_iovlen = gather(vectors);
-    const ssize_t written = ::sendmsg(socket_.number(), &message, MSG_NOSIGNAL);
+    const ssize_t written = tls_ == nullptr
+                                ? ::sendmsg(socket_.number(), &message, MSG_NOSIGNAL)
+                                : tls_->send(socket_.number(), std::span(vectors).first(message.msg_iovlen));
     if (written < 0) {
       if (errno == EINTR) {
         continue;
@@ -105,7 +111,7 @@ Link::Progress Link::flush(std::vector<Token>& sent, LinkCounters& counters) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) {
         return Progress::blocked;
       }
-      send_error_ = describe(errno);
+      send_error_ = describe_loss(errno);
       return Progress::lost;
     }
     const auto bytes = static_cast<std::size_t>(written);
@@ -156,12 +162,15 @@ void Link::frames_written(std::size_t bytes, std::vector<Token>& sent) {
 Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
   std::array<std::byte, ahead_bytes> ahead;
   std::size_t budget = bytes_per_round;
-  while (budget > 0) {
+  // What is held here must be taken: the kernel would not tell of it again.
+  while (budget > 0 || holds_bytes()) {
     const std::size_t into_place = payload_missing_;
     const std::size_t into_ahead = last_length_ < ahead_bytes ? ahead_bytes : wire::header_bytes;
     const std::array<iovec, 2> vectors{iovec{payload_, into_place}, iovec{ahead.data(), into_ahead}};
     const std::size_t first = into_place == 0 ? 1 : 0;
-    const ssize_t read = ::readv(socket_.number(), &vectors[first], static_cast<int>(2 - first));
+    const ssize_t read = tls_ == nullptr
+                             ? ::readv(socket_.number(), &vectors[first], static_cast<int>(2 - first))
+                             : tls_->receive(socket_.number(), std::span(vectors).subspan(first), budget > 0);
     if (read < 0) {
       if (errno == EINTR) {
         continue;
@@ -187,7 +196,8 @@ Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
     if (!consume(std::span(ahead).first(bytes - placed), receiver)) {
       return closed() ? Progress::idle : Progress::lost;
     }
-    if (bytes < into_place + into_ahead && !broken()) {
+    const bool hears_more = broken() || (tls_ != nullptr && tls_->has_ended());
+    if (bytes < into_place + into_ahead && !hears_more) {
       return Progress::idle;  // the kernel had no more; if it has by now, the next round hears of it
     }
   }
@@ -255,8 +265,12 @@ bool Link::refuse(Status why) {
   return false;
 }
 
+std::string Link::describe_loss(int error) const {
+  return tls_ != nullptr && error == EBADMSG ? tls_->why() : describe(error);
+}
+
 Link::Progress Link::lose(int error) {
-  std::string message = error != 0 ? describe(error) : broken() ? send_error_ : "connection closed by peer";
+  std::string message = error != 0 ? describe_loss(error) : broken() ? send_error_ : "connection closed by peer";
   if (payload_missing_ > 0 || header_received_ > 0) {
     message += " in the middle of a frame";
   }

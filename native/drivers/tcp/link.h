@@ -12,11 +12,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "base/status.h"
-#include "drivers/tcp/descriptor.h"
+#include "drivers/tcp/socket.h"
 #include "protocol/machine.h"
 #include "wire/frame.h"
 
@@ -55,10 +56,12 @@ class Link {
     lost,     // why() says why
   };
 
-  Link(LinkId id, Descriptor socket, const LinkOptions& options);
+  Link(LinkId id, Socket socket, const LinkOptions& options);
 
   LinkId id() const { return id_; }
   int socket() const { return socket_.number(); }
+  // Whether receive() has something to do that the kernel does not know of.
+  bool holds_bytes() const { return tls_ != nullptr && tls_->holds_bytes(); }
   bool closed() const { return !socket_; }
   const Status& why() const { return why_; }
 
@@ -113,10 +116,12 @@ class Link {
   bool begin_frame(Receiver& receiver);
   bool end_frame(Receiver& receiver);
   bool refuse(Status why);
+  std::string describe_loss(int error) const;
   Progress lose(int error);
 
   LinkId id_;
   Descriptor socket_;
+  std::shared_ptr<Tls> tls_;  // null: bytes travel as they are
   Status why_;
 
   std::deque<Frame> queue_;

@@ -291,11 +291,14 @@ void Loop::remove(Machine& machine) {
   std::erase(machines_, &machine);
 }
 
-LinkId Loop::add_socket(Machine& machine, Descriptor socket, const LinkOptions& options) {
+LinkId Loop::add_socket(Machine& machine, Socket socket, const LinkOptions& options) {
   const LinkId id = ++last_link_;
   SocketEnd& end = sockets_[id];
   end = {&machine, std::make_unique<Link>(id, std::move(socket), options)};
   wait_for(*end.link, false, EPOLL_CTL_ADD);
+  if (end.link->holds_bytes()) {
+    follow_ups_.push_back({FollowUp::Kind::read, &machine, id});
+  }
   return id;
 }
 

@@ -34,6 +34,7 @@
 
 #include "drivers/tcp/descriptor.h"
 #include "drivers/tcp/link.h"
+#include "drivers/tcp/socket.h"
 #include "protocol/machine.h"
 
 namespace shoal::tcp {
@@ -73,8 +74,8 @@ class Loop final : private Receiver {
   // Closes the machine's links without telling it, and forgets it. Not from within a machine's call.
   void remove(Machine& machine);
 
-  LinkId add_socket(Machine& machine, Descriptor socket) { return add_socket(machine, std::move(socket), options_); }
-  LinkId add_socket(Machine& machine, Descriptor socket, const LinkOptions& options);
+  LinkId add_socket(Machine& machine, Socket socket) { return add_socket(machine, std::move(socket), options_); }
+  LinkId add_socket(Machine& machine, Socket socket, const LinkOptions& options);
   // Options for a link on which the liveness of the other host is judged.
   LinkOptions control_options() const { return {options_.peer_timeout_seconds, true}; }
   // The ends belong to the first and the second machine.
@@ -110,7 +111,7 @@ class Loop final : private Receiver {
     LinkId other;
   };
   struct FollowUp {
-    enum class Kind { sent, summed, deliver, other_end_closed, broken };
+    enum class Kind { sent, summed, deliver, other_end_closed, read };
     Kind kind;
     Machine* machine;  // whose event it is; of a delivery: the sender
     LinkId link = 0;   // of a delivery: the sender's end

@@ -85,7 +85,7 @@ void Loop::flush(SocketEnd& end) {
     }
     backlogged_.push_back(link.id());
   } else if (progress == Link::Progress::lost) {
-    follow_ups_.push_back({FollowUp::Kind::broken, end.machine, link.id()});
+    follow_ups_.push_back({FollowUp::Kind::read, end.machine, link.id()});
   }
 }
 
@@ -169,7 +169,7 @@ void Loop::carry_out(FollowUp& next) {
     case FollowUp::Kind::other_end_closed:
       lose_memory(next.link, Status::error(Code::peer_lost, "connection closed by peer"));
       break;
-    case FollowUp::Kind::broken:
+    case FollowUp::Kind::read:
       receive(next.link);
       break;
   }

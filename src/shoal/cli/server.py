@@ -31,6 +31,7 @@ def server(host: str, port: int, proxies: int | None, ready_fd: int | None) -> N
                 launcher.write(f"{bound_host} {bound_port}\n")
 
     try:
-        serve(host, port, threads, configured_secrets(Settings.from_environment()), ready)
+        settings = Settings.from_environment()
+        serve(host, port, threads, configured_secrets(settings), ready, encrypts=settings.encrypts)
     except ShoalError as error:
         raise click.ClickException(f"shoal server: {error}") from None

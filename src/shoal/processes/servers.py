@@ -12,7 +12,7 @@ from shoal.processes.guard import Guard
 from shoal.processes.process import Process, Stream, describe_exit
 
 START_SECONDS = 60.0
-_VARIABLES = ("SHOAL_SECRET", "SHOAL_SECRET_FILE", "SHOAL_LOG")
+_VARIABLES = ("SHOAL_SECRET", "SHOAL_SECRET_FILE", "SHOAL_TLS", "SHOAL_LOG")
 
 
 class ServerFailed(RuntimeError):
