@@ -271,6 +271,7 @@ void bind_engine(nb::module_& module) {
       .def("next_event", &next_event, "seconds"_a)
       .def("leave", without_gil(&tcp::Engine::leave))
       .def("left", [](Session& session) { return session.engine().left(); })
+      .def("has_losses", [](Session& session) { return session.engine().has_losses(); })
       .def("abort", &abort, "reason"_a)
       .def("close", &close)
       .def("finish_at_exit", &finish_at_exit, "serves"_a, "reason"_a)

@@ -38,6 +38,7 @@ std::uint32_t Node::make_group(std::vector<std::uint32_t> ranks, const std::stri
 void Node::submit(Submission submission) { impl_->submit(std::move(submission)); }
 void Node::set_window(std::uint32_t credit) { impl_->set_window(credit); }
 void Node::leave() { impl_->leave(); }
+Status Node::loss_of(std::uint32_t group) const { return impl_->loss_of(group); }
 bool Node::left() const { return impl_->left(); }
 void Node::abort(const std::string& reason) { impl_->abort(reason); }
 Placement Node::on_header(LinkId link, const Header& header) { return impl_->on_header(link, header); }
@@ -323,8 +324,17 @@ Status Node::Impl::receive_from_coordinator(LinkState& link) {
   return {};
 }
 
+Status Node::Impl::loss_of(std::uint32_t group) const {
+  const auto first = std::find_if(lost_.begin(), lost_.end(), [&](const auto& loss) {
+    return group < groups_.size() && groups_[group]->index_of(loss.first);
+  });
+  return first == lost_.end() ? broken_ : first->second;
+}
+
 void Node::Impl::lost_rank(std::uint32_t rank, Status why) {
-  lost_.emplace(rank, why);
+  if (broken_.ok()) {
+    lost_.emplace_back(rank, why);
+  }
   bool held_server = rank == rank_;
   for (std::uint32_t i = 0; i < config_.servers(); ++i) {
     held_server = held_server || (config_.weights[i] > 0 && config_.server_ranks[i] == static_cast<std::int32_t>(rank));
@@ -380,10 +390,14 @@ void Node::Impl::on_lost(LinkId link, const Status& why) {
     case LinkState::Kind::coordinator:
       coordinator_.reset();
       if (!goodbye_said_) {
-        break_job(Status::error(Code::peer_lost,
-                                rank_text(0, config_) + " is lost, and with it the job: its connection to " +
-                                    rank_text(rank_, config_) + " ended (" + why.message + ")",
-                                0));
+        const auto known =
+            std::find_if(lost_.begin(), lost_.end(), [](const auto& loss) { return loss.first == 0; });  // and said why
+        break_job(known != lost_.end()
+                      ? known->second
+                      : Status::error(Code::peer_lost,
+                                      rank_text(0, config_) + " is lost, and with it the job: its connection to " +
+                                          rank_text(rank_, config_) + " ended (" + why.message + ")",
+                                      0));
       }
       if (!ended_) {
         ended_ = true;

@@ -62,6 +62,10 @@ class Node final : public Machine {
   // This rank ends with an error: everyone is told, every handle ends.
   void abort(const std::string& reason);
 
+  // Why operations of this group cannot work any more; ok: nothing that they need is known to be lost. What was lost
+  // first counts: what ended after it may have ended because of it.
+  Status loss_of(std::uint32_t group) const;
+
   Placement on_header(LinkId link, const wire::Header& header) override;
   Status on_payload(LinkId link) override;
   void on_sent(Token token) override;

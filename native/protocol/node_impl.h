@@ -35,6 +35,7 @@ class Node::Impl {
   void leave();
   bool left() const { return goodbye_said_ && goodbyes_unsent_ == 0; }
   void abort(const std::string& reason);
+  Status loss_of(std::uint32_t group) const;
 
   // Operations (node_operations.cpp).
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, const std::string& name);
@@ -146,8 +147,8 @@ class Node::Impl {
   Token next_sum_ = 1;
   std::unordered_map<Token, std::uint64_t> summing_;  // token → number
 
-  std::map<std::uint32_t, Status> lost_;  // ranks
-  Status broken_;                         // not ok: nothing works any more
+  std::vector<std::pair<std::uint32_t, Status>> lost_;  // ranks, in the order of their loss, up to the job's
+  Status broken_;                                       // not ok: nothing works any more
   bool leaving_ = false;
   bool goodbye_said_ = false;
   std::size_t goodbyes_unsent_ = 0;

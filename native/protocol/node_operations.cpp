@@ -75,11 +75,11 @@ std::uint32_t Node::Impl::make_group(std::vector<std::uint32_t> ranks, const std
 
 Status Node::Impl::problem_with(const Submission& submission) const {
   const auto wrong = [](std::string what) { return Status::error(Code::failed_on_rank, std::move(what)); };
-  if (!broken_.ok()) {
-    return broken_;
-  }
-  if (leaving_) {
+  if (leaving_ && broken_.ok()) {
     return Status::error(Code::cancelled, "this rank has left the job (shoal.shutdown() was called)");
+  }
+  if (Status loss = loss_of(submission.group); !loss.ok()) {
+    return loss;
   }
   if (submission.group >= groups_.size()) {
     return wrong("there is no group " + std::to_string(submission.group));
@@ -90,12 +90,6 @@ Status Node::Impl::problem_with(const Submission& submission) const {
   if (submission.group >= limits::groups) {
     return Status::error(
         Code::limit, "there are more than " + std::to_string(limits::groups) + " groups: make them once and keep them");
-  }
-  for (std::uint32_t rank : groups_[submission.group]->ranks) {
-    const auto lost = lost_.find(rank);
-    if (lost != lost_.end()) {
-      return lost->second;
-    }
   }
   if (occurrences_.size() >= limits::names) {
     const std::string name = submission.name.empty() ? unnamed : submission.name;

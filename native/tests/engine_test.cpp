@@ -290,6 +290,29 @@ TEST(a_rank_that_closes_is_lost_to_the_others_and_its_own_operations_end) {
   CHECK(refused);
 }
 
+TEST(what_was_lost_first_is_why_everything_fails_after_it) {
+  Job job(3, 0, 2);
+  std::vector<float> array = ramp(10'000, 0);
+  const auto waiting = job.engines[2]->submit(of(Collective::all_reduce, "x", array, &array));
+  job.engines[1]->close();
+  CHECK(outcome(waiting).code == Code::peer_lost);
+  // Rank 0 ends because of that, and the job with it.
+  job.engines[0]->abort("rank 1 is lost");
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (job.ended == 0) {
+    CHECK(std::chrono::steady_clock::now() < deadline);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  const auto later = job.engines[2]->submit(of(Collective::all_reduce, "y", array, &array));
+  CHECK(outcome(later).code == Code::peer_lost);
+  CHECK_EQ(later->status().rank, 1);
+  job.engines[2]->close();  // as a session does when its job has ended
+  const auto last = job.engines[2]->submit(of(Collective::all_reduce, "z", array, &array));
+  CHECK(outcome(last).code == Code::peer_lost);
+  CHECK_EQ(last->status().rank, 1);
+  CHECK(job.engines[2]->has_losses());
+}
+
 TEST(an_abort_reaches_the_others_with_its_reason) {
   Job job(3, 3, 0);
   std::vector<float> array = ramp(10'000, 0);

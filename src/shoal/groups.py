@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shoal import runtime
+from shoal.errors import ShoalError
+from shoal.terms import rank_name
 
 if TYPE_CHECKING:
     from shoal.bootstrap import Session
@@ -33,7 +35,7 @@ class Group:
         _check_members(members, session.size)
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout}")
-        number = session.engine.make_group(list(members), name) if session.rank in members else None
+        number = _make(session, members, name) if session.rank in members else None
         self._fill(session, members, name, timeout, number)
 
     def _fill(
@@ -101,6 +103,13 @@ def world() -> Group:
         everyone._fill(session, tuple(range(session.size)), "", None, 0)
         _world = everyone
     return _world
+
+
+def _make(session: "Session", members: tuple[int, ...], name: str) -> int:
+    try:
+        return session.engine.make_group(list(members), name)
+    except RuntimeError as error:
+        raise ShoalError(f"no group can be made on {rank_name(session.rank, session.hosts)}: {error}") from error
 
 
 def _check_members(members: tuple[int, ...], size: int) -> None:

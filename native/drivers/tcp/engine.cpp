@@ -57,6 +57,7 @@ class Engine::Impl {
   std::optional<Event> next_event(std::chrono::nanoseconds longest);
   void leave();
   bool left() const { return left_; }
+  bool has_losses() const { return has_losses_; }
   void abort(std::string reason);
   void close();
   std::map<std::string, std::uint64_t> statistics() const;
@@ -68,6 +69,8 @@ class Engine::Impl {
   void post(Loop::Task task);
   void connect_to_itself();
   std::shared_ptr<Operation> operation(std::uint64_t handle);
+  bool is_shut_down(std::uint32_t group);
+  Status refusal(std::uint32_t group);
   void finish(std::uint64_t handle, Status status);
   void finish_all(const Status& status);
   void tell(Event event);
@@ -97,6 +100,7 @@ class Engine::Impl {
   std::mutex closing_;    // held while one thread starts or closes
   bool started_ = false;  // guarded by closing_
   std::atomic<bool> left_{false};
+  std::atomic<bool> has_losses_{false};
   std::atomic<std::uint64_t> buffer_bytes_{0};
 };
 
@@ -225,17 +229,23 @@ void Engine::Impl::connect_to_itself() {
 void Engine::Impl::post(Loop::Task task) { static_cast<void>(loop_.post(std::move(task))); }
 
 std::uint32_t Engine::Impl::make_group(std::vector<std::uint32_t> ranks, std::string name) {
-  return loop_.call([&] { return node_->make_group(std::move(ranks), name); });
+  try {
+    return loop_.call([&] { return node_->make_group(std::move(ranks), name); });
+  } catch (const std::runtime_error& error) {
+    const Status why = refusal(0);
+    throw std::runtime_error(why.code == Code::cancelled ? error.what() : why.message);
+  }
 }
 
 std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
+  const std::uint32_t group = submission.group;
+  if (is_shut_down(group)) {
+    throw std::runtime_error("Shoal is shut down on rank " + std::to_string(rank_) +
+                             ": nothing can be submitted; call shoal.init() first");
+  }
   std::shared_ptr<Operation> operation;
   {
     const std::lock_guard lock(mutex_);
-    if (closed_ || leaving_) {
-      throw std::runtime_error("Shoal is shut down on rank " + std::to_string(rank_) +
-                               ": nothing can be submitted; call shoal.init() first");
-    }
     submission.handle = ++last_handle_;
     operation = std::make_shared<Operation>(submission.handle);
     open_.emplace(submission.handle, operation);
@@ -244,9 +254,28 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
   Loop::Task task = [this, submission = std::move(submission)]() mutable { node_->submit(std::move(submission)); };
   const bool accepted = small ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task));
   if (!accepted) {
-    finish(operation->handle(), closed_status());
+    finish(operation->handle(), refusal(group));
   }
   return operation;
+}
+
+// By this program, that is: where a loss has ended the job, operations fail with it.
+bool Engine::Impl::is_shut_down(std::uint32_t group) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (leaving_ || !closed_) {
+      return leaving_;
+    }
+  }
+  return refusal(group).code == Code::cancelled;
+}
+
+// The loop has ended, or is about to: what was lost with it. Waits for a close() that has begun; the node rests after
+// it.
+Status Engine::Impl::refusal(std::uint32_t group) {
+  const std::lock_guard not_while_closing(closing_);
+  Status why = node_->loss_of(group);
+  return why.ok() ? closed_status() : why;
 }
 
 std::shared_ptr<Operation> Engine::Impl::operation(std::uint64_t handle) {
@@ -311,6 +340,7 @@ std::optional<Event> Engine::Impl::next_event(std::chrono::nanoseconds longest) 
 
 void Engine::Impl::after_round() {
   left_ = node_->left();
+  has_losses_ = !node_->loss_of(0).ok();
   std::size_t bytes = pool_.taken_bytes();
   for (const auto& [index, server] : servers_) {
     bytes += server->pool.taken_bytes();
@@ -410,6 +440,7 @@ std::vector<std::uint64_t> Engine::take_finished() { return impl_->take_finished
 std::optional<Event> Engine::next_event(std::chrono::nanoseconds longest) { return impl_->next_event(longest); }
 void Engine::leave() { impl_->leave(); }
 bool Engine::left() const { return impl_->left(); }
+bool Engine::has_losses() const { return impl_->has_losses(); }
 void Engine::abort(std::string reason) { impl_->abort(std::move(reason)); }
 void Engine::close() {
   if (!impl_.in_child()) {

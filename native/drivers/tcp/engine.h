@@ -53,6 +53,8 @@ class Engine {
 
   void leave();
   bool left() const;
+  // Whether a rank or server is known to be lost, or this rank has ended with an error itself.
+  bool has_losses() const;
   // Takes at most a second.
   void abort(std::string reason);
   void close();

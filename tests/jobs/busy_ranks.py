@@ -1,0 +1,92 @@
+"""Jobs that do nothing but operations, until one of their ranks is killed, frozen or cut off: for the tests of failures."""
+
+import itertools
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+import shoal
+
+# What a rank does over and over. Arrays are large enough for several segments from each server where the name says so.
+Step = Callable[[], object]
+
+
+def _steps() -> dict[str, Step]:
+    rank, size = shoal.rank(), shoal.size()
+    large = np.ones(500_000, np.float32)
+    rows = np.ones((999, 100), np.float32)
+    return {
+        "small all-reduce": lambda: shoal.allreduce(1.0, name="loss"),
+        "large all-reduce": lambda: shoal.allreduce_(large, name="gradient"),
+        "broadcast": lambda: shoal.broadcast_(large, root=size - 1, name="model"),
+        "all-gather": lambda: shoal.allgather(rows[: 100 * (rank + 1)], name="samples"),
+        "all-to-all": lambda: shoal.alltoall(rows, splits=[999 // size] * size, name="tokens"),
+        "reduce-scatter": lambda: shoal.reducescatter(rows, name="shards"),
+        "barrier": lambda: shoal.barrier(name="step"),
+    }
+
+
+OPERATIONS = (
+    "small all-reduce",
+    "large all-reduce",
+    "broadcast",
+    "all-gather",
+    "all-to-all",
+    "reduce-scatter",
+    "barrier",
+    "training",
+)
+
+
+def training_step() -> Step:
+    import torch
+
+    from shoal.torch import DistributedDataParallel
+
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)), fusion_mb=0.02
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = torch.randn(8, 64)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def loader_batches() -> Iterator[object]:
+    """Batches from two forked workers of PyTorch's DataLoader, without end."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    loader: DataLoader[object] = DataLoader(
+        TensorDataset(torch.zeros(256, 16)), batch_size=4, num_workers=2, multiprocessing_context="fork"
+    )
+    return itertools.chain.from_iterable(itertools.repeat(loader))
+
+
+def work(operation: str, with_loader: bool) -> None:
+    """Says ``working``, and repeats the operation until it fails; then ``failed`` and when (CLOCK_MONOTONIC)."""
+    shoal.init()
+    chance = random.Random(os.getpid())
+    step = training_step() if operation == "training" else _steps()[operation]
+    batches = loader_batches() if with_loader else itertools.repeat(None)
+    step()
+    print("working", flush=True)
+    try:
+        while True:
+            next(batches)
+            # What a rank computes between two operations, so that they do not all wait at the same moment.
+            time.sleep(chance.choice([0.0, 0.0, 0.001, 0.02]))
+            step()
+    except BaseException:
+        print("failed", time.monotonic(), flush=True)
+        raise

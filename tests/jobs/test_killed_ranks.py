@@ -1,0 +1,81 @@
+"""A rank that is killed, at whatever moment of whatever operation, is named to every other rank within two seconds.
+
+Each round is a job of its own: ranks repeat an operation, one of them gets SIGKILL at a random moment, and every other
+one must raise PeerLost with its rank and host, soon. A failing round prints its seed, which gives the same choices.
+"""
+
+import random
+import signal
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+
+import pytest
+from busy_ranks import OPERATIONS, work
+
+import shoal
+from shoal.testing import Cluster, ClusterJob
+
+RANKS = 3
+PROMPT = 2.0
+START_SECONDS = 60.0
+
+
+def wait_until_working(job: ClusterJob) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not all("working" in job.stdout(rank) for rank in range(RANKS)):
+        assert time.monotonic() < deadline, "\n".join(outcome.describe() for outcome in job.wait(1))
+        time.sleep(0.02)
+
+
+def kill_one(cluster: Cluster, seed: int, *, with_loader: bool) -> list[float]:
+    """One round. The seconds after which each of the other ranks knew."""
+    chance = random.Random(seed)
+    operation = OPERATIONS[seed % len(OPERATIONS)]
+    victim = chance.randrange(RANKS)
+    told = f"seed {seed}: rank {victim} killed during {operation}, {'with' if with_loader else 'without'} a loader"
+    job = cluster.start(work, operation, with_loader)
+    wait_until_working(job)
+    time.sleep(chance.uniform(0.0, 0.3))
+    killed = time.monotonic()
+    job.signal(victim, signal.SIGKILL)
+    outcomes = job.wait(30)
+    seconds = []
+    for outcome in outcomes:
+        if outcome.rank == victim:
+            assert outcome.exit_code == -signal.SIGKILL
+            continue
+        error = outcome.exception
+        assert type(error) is shoal.PeerLost, f"{told}\n{outcome.describe()}"
+        assert (error.rank, error.host) == (victim, socket.gethostname()), f"{told}\n{outcome.describe()}"
+        assert f"rank {victim} ({error.host})" in str(error)
+        said = outcome.stdout.split()
+        seconds.append(float(said[said.index("failed") + 1]) - killed)
+    assert max(seconds) < PROMPT, f"{told}: {seconds}"
+    return seconds
+
+
+@pytest.fixture(params=[0, 2], ids=["no servers", "two servers"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with Cluster(RANKS, servers=request.param) as made:
+        yield made
+
+
+def test_every_other_rank_names_the_killed_one_within_two_seconds(cluster: Cluster) -> None:
+    first = random.randrange(1_000_000)
+    for index in range(3):
+        kill_one(cluster, first + index, with_loader=index == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_loader", [False, True], ids=["", "with a DataLoader"])
+@pytest.mark.parametrize("batch", range(5))
+def test_two_hundred_ranks_killed_at_random_moments(cluster: Cluster, batch: int, with_loader: bool) -> None:
+    rounds = 10
+    first = random.randrange(1_000_000)
+    seconds = [known for index in range(rounds) for known in kill_one(cluster, first + index, with_loader=with_loader)]
+    print(
+        f"\n{rounds} of {rounds} rounds, {len(seconds)} errors; seconds after the kill: "
+        f"median {statistics.median(seconds):.3f}, largest {max(seconds):.3f}"
+    )
