@@ -204,6 +204,9 @@ class Engine:
     def left(self) -> bool:
         """Whether goodbye has been said and, on a rank that holds neither a server nor the coordinator, handed to the network."""
 
+    def has_losses(self) -> bool:
+        """Whether a rank or server is known to be lost, or this rank has aborted."""
+
     def abort(self, reason: str) -> None:
         """Tells the coordinator that this rank ends with an error, waits up to one second for it to be sent, and closes."""
 

@@ -17,10 +17,15 @@ import multiprocessing.util
 import os
 import sys
 import threading
+import time
 import traceback
 from types import TracebackType
 
 from shoal.bootstrap import Session
+
+# Seconds that a process which ends because another one has ended waits, so that whoever started both sees the end of
+# that one first: launchers take the first exit code for the job's. torchrun looks ten times a second.
+_AFTER_CAUSE = 0.3
 
 # The job that has been joined and not left.
 _joined: Session | None = None
@@ -118,7 +123,10 @@ def _abort(reason: str) -> None:
     global _joined
     session, _joined = _joined, None
     if session is not None:
+        follows = session.has_losses()
         session.abort(reason)
+        if follows:
+            time.sleep(_AFTER_CAUSE)
 
 
 def _wait_for_lingering() -> None:

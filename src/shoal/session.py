@@ -148,6 +148,10 @@ class Session:
     def _has_left(self) -> bool:
         return self._ended.is_set() or self._engine.left()
 
+    def has_losses(self) -> bool:
+        """Whether a rank or server of the job is known to be lost, or this rank has aborted."""
+        return not self._inert and self._engine.has_losses()
+
     def wait_ended(self, timeout: float | None = None) -> bool:
         """Waits until no rank needs this process any more, at most ``timeout`` seconds. Whether it has come to that."""
         return self._inert or self._ended.wait(timeout)
