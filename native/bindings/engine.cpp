@@ -165,14 +165,19 @@ Handle submit_failed(Session& session, std::uint32_t group, std::string name, st
   return Handle(session.submit(std::move(submission), nb::none(), nb::none()), session.in_flight());
 }
 
-std::optional<std::tuple<std::string, std::int32_t, std::string>> next_event(Session& session, double seconds) {
+// A peer may have said it: it need not be UTF-8.
+nb::str text_of(const std::string& text) {
+  return nb::steal<nb::str>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+std::optional<std::tuple<std::string, std::int32_t, nb::str>> next_event(Session& session, double seconds) {
   session.let_go();
   auto event =
       wait_in_slices(seconds, [&](std::chrono::nanoseconds longest) { return session.engine().next_event(longest); });
   if (!event.has_value()) {
     return std::nullopt;
   }
-  return std::tuple(std::move(event->kind), event->rank, std::move(event->text));
+  return std::tuple(std::move(event->kind), event->rank, text_of(event->text));
 }
 
 void close(Session& session) {
@@ -232,12 +237,7 @@ void bind_engine(nb::module_& module) {
   nb::class_<Status>(module, "Status")
       .def_prop_ro("code", [](const Status& status) { return static_cast<int>(status.code); })
       .def_prop_ro("rank", [](const Status& status) { return status.rank; })
-      .def_prop_ro("message",
-                   [](const Status& status) {
-                     // A peer may have said it: it need not be UTF-8.
-                     return nb::steal<nb::str>(PyUnicode_DecodeUTF8(
-                         status.message.data(), static_cast<Py_ssize_t>(status.message.size()), "replace"));
-                   })
+      .def_prop_ro("message", [](const Status& status) { return text_of(status.message); })
       .def("__repr__", [](const Status& status) {
         return "Status(code=" + std::to_string(static_cast<int>(status.code)) +
                ", rank=" + std::to_string(status.rank) + ", message='" + status.message + "')";

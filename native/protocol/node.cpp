@@ -155,7 +155,7 @@ Status Node::Impl::check_server_header(const LinkState& link, const Header& head
     case Type::sizes:
       return at_most(8 + 8 * size);
     case Type::late:
-      return at_most(4 * size);
+      return at_most(wire::late_limit());
     default:
       return refused(std::string(wire::name_of(header.type)) + " from a server");
   }
@@ -224,7 +224,9 @@ Status Node::Impl::receive_from_server(LinkState& link) {
   Operation* operation = find(link.header.operation);
   Status status;
   // Frames for operations that have ended count for their credit only.
-  if (operation != nullptr && link.header.type == Type::fail) {
+  if (link.header.type == Type::late) {
+    status = receive_late(link);
+  } else if (operation != nullptr && link.header.type == Type::fail) {
     status = receive_failure(*operation, link);
   } else if (operation != nullptr && !operation->failed_here) {
     switch (link.header.type) {
@@ -236,9 +238,6 @@ Status Node::Impl::receive_from_server(LinkState& link) {
         break;
       case Type::result:
         receive_result(*operation, link);
-        break;
-      case Type::late:
-        status = receive_late(*operation, link);
         break;
       default:
         break;
@@ -284,22 +283,6 @@ Status Node::Impl::receive_failure(Operation& operation, const LinkState& link) 
   }
   failure.status.message = std::string(name_of(operation.submission.collective)) + " " + failure.status.message;
   end(operation, std::move(failure.status));
-  return {};
-}
-
-Status Node::Impl::receive_late(Operation& operation, const LinkState& link) {
-  std::vector<std::uint32_t> ranks;
-  const wire::ConstBytes payload(link.payload.data(), link.payload.size());
-  if (Status status = wire::decode_ranks(payload, ranks); !status.ok()) {
-    return status;
-  }
-  if (std::any_of(ranks.begin(), ranks.end(), [this](std::uint32_t rank) { return rank >= config_.size(); })) {
-    return refused("LATE with a rank that does not exist");
-  }
-  const std::string names = ranks_text(ranks, config_);
-  operation.late = names + " had not called it";
-  world_.warn(describe(operation) + " on " + rank_text(rank_, config_) + " is waiting for " + names +
-              (ranks.size() == 1 ? ", which has not called it yet" : ", which have not called it yet"));
   return {};
 }
 
@@ -441,10 +424,17 @@ void Node::Impl::on_sent(Token token) {
 
 void Node::Impl::on_time(Time now) {
   now_ = now;
+  const bool asking = inquiry_.until != never;
   while (!checks_.empty() && checks_.begin()->first <= now) {
     Operation& operation = *find(checks_.begin()->second);
     check_again(operation, never);
     check_progress(operation);
+  }
+  if (!asking && inquiry_.until != never) {
+    ask_about_the_rest();
+  }
+  if (inquiry_.until <= now_ || (inquiry_.until != never && inquiry_.unanswered == 0)) {
+    end_inquiry();
   }
 }
 

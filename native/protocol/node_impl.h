@@ -2,6 +2,7 @@
 // operations, node_exchange.cpp moves blocks between nodes, node_ring.cpp sends all-reduces round the ring.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <set>
@@ -31,7 +32,7 @@ class Node::Impl {
   void on_summed(Token token);
   void on_lost(LinkId link, const Status& why);
   void on_time(Time now);
-  Time deadline() const { return checks_.empty() ? never : checks_.begin()->first; }
+  Time deadline() const { return std::min(checks_.empty() ? never : checks_.begin()->first, inquiry_.until); }
   void leave();
   bool left() const { return goodbye_said_ && goodbyes_unsent_ == 0; }
   void abort(const std::string& reason);
@@ -60,7 +61,6 @@ class Node::Impl {
   Status receive_from_peer(LinkState& link);
   void receive_result(Operation& operation, LinkState& link);
   Status receive_failure(Operation& operation, const LinkState& link);
-  Status receive_late(Operation& operation, const LinkState& link);
   void lost_rank(std::uint32_t rank, Status why);
   void break_job(Status why);
   void report(std::uint8_t kind, std::uint32_t index, const std::string& why);
@@ -84,11 +84,22 @@ class Node::Impl {
   // Ends the handle and forgets the operation.
   void end(Operation& operation, Status status);
   void end_if_done(Operation& operation);
-  void check_progress(Operation& operation);
   void check_again(Operation& operation, Time when);
   void send_to_server(std::uint32_t server, wire::Header header, wire::Bytes owned = {},
                       std::span<const std::byte> borrowed = {}, Token token = 0);
   std::string describe(const Operation& operation) const;
+
+  // Stalls (node_stalls.cpp).
+  Time last_move(const Operation& operation) const;
+  void check_progress(Operation& operation);
+  void ask_about(Operation& operation);
+  void ask_about_the_rest();
+  Status receive_late(const LinkState& link);
+  void end_inquiry();
+  void time_out(Operation& operation);
+  std::string stall_text(const std::vector<const Operation*>& operations) const;
+  std::string why_still(const Operation& operation, const node::Inquiry& inquiry) const;
+  void add_blocks(const Operation& operation, std::vector<std::string>& reasons) const;
 
   // Blocks (node_exchange.cpp).
   Status receive_sizes(std::uint64_t number, const LinkState& link);
@@ -136,6 +147,7 @@ class Node::Impl {
   std::uint64_t next_number_ = 1;
   std::size_t failed_here_ = 0;  // of the operations: opened as failed, their handles are done
   std::set<std::pair<Time, std::uint64_t>> checks_;
+  node::Inquiry inquiry_;
 
   std::unordered_map<std::uint64_t, std::uint64_t> exchanges_;  // exchange → number
   // Grants that came before SIZES: (exchange, rank) → bytes.

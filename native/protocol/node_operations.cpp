@@ -17,9 +17,6 @@ namespace {
 // The name of operations without one. No user's operation may have it.
 constexpr const char* unnamed = "#";
 
-// How long a node waits for the home's word once it has asked it to fail an operation.
-constexpr Time last_word = 2 * second;
-
 std::uint64_t rows_of(const Submission& submission) {
   return submission.shape.empty() ? 0 : static_cast<std::uint64_t>(submission.shape[0]);
 }
@@ -156,7 +153,7 @@ void Node::Impl::submit(Submission submission) {
     opening.root = s.root;
     opening.shape = s.shape;
     opening.splits = s.splits;
-    check_again(operation, now_ + s.timeout);
+    check_again(operation, now_ + std::min(s.timeout, node::first_late));
   }
   operations_.emplace(operation.number, std::move(made));
   plan(operation);
@@ -408,39 +405,6 @@ void Node::Impl::check_again(Operation& operation, Time when) {
   if (when != never) {
     checks_.insert({when, operation.number});
   }
-}
-
-void Node::Impl::check_progress(Operation& operation) {
-  const Time timeout = operation.submission.timeout;
-  if (operation.timed_out) {
-    std::string text = describe(operation) + " made no progress on " + rank_text(rank_, config_) +
-                       " for its timeout, and its home " + config_.server_names[operation.home] +
-                       " did not answer: see whether that process is stopped or its machine out of reach";
-    text += operation.late.empty() ? "" : "; last heard: " + operation.late;
-    end(operation, Status::error(Code::timeout, std::move(text)));
-    return;
-  }
-  // Where it waits for its turn, the progress of those before it counts.
-  Time progress = operation.progress;
-  for (const Part& part : operation.parts) {
-    // Who only receives is not told that it is admitted.
-    if ((part.admitted || !operation.contributes()) && !part.done) {
-      progress = std::max(progress, servers_[part.server].last_result);
-    }
-  }
-  if (progress + timeout > now_) {
-    check_again(operation, progress + timeout);
-    return;
-  }
-  const auto tenths = static_cast<std::uint64_t>(timeout / (second / 10));
-  Status why = Status::error(Code::timeout,
-                             "'" + operation.name + "' made no progress on " + rank_text(rank_, config_) + " for " +
-                                 std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s",
-                             static_cast<std::int32_t>(rank_));
-  operation.timed_out = true;
-  check_again(operation, now_ + last_word);
-  send_to_server(operation.home, {.type = Type::fail, .operation = operation.number},
-                 wire::encode(wire::Failure{std::move(why)}));
 }
 
 void Node::Impl::send_to_server(std::uint32_t server, Header header, wire::Bytes owned,

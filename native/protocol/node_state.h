@@ -3,9 +3,12 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/buffer.h"
@@ -13,6 +16,7 @@
 #include "protocol/layout.h"
 #include "protocol/machine.h"
 #include "protocol/node.h"
+#include "wire/late.h"
 
 namespace shoal::node {
 
@@ -93,6 +97,17 @@ struct Ring {
   std::deque<Piece> pieces;
 };
 
+// Without progress for so long, an operation is worth a warning.
+inline constexpr Time first_late = 10 * second;
+
+// Questions to servers about operations that do not move, and the answers until now.
+struct Inquiry {
+  Time until = never;                                                                    // never: nothing is asked
+  std::set<std::uint64_t> operations;                                                    // numbers
+  std::map<std::pair<std::uint64_t, std::uint32_t>, std::optional<wire::Late>> answers;  // by number and server
+  std::size_t unanswered = 0;
+};
+
 struct Operation {
   std::uint64_t number = 0;
   Submission submission;
@@ -112,8 +127,11 @@ struct Operation {
 
   Time progress = 0;
   Time check_at = never;
-  bool timed_out = false;  // the home has been asked to fail it
-  std::string late;        // who is missing, as last heard
+  Time still_since = 0;          // its last progress when that was looked at
+  Time late_after = first_late;  // without progress, until the servers are asked whom it waits for; doubles
+  bool timing_out = false;       // they are being asked for the last time
+  bool timed_out = false;        // the home has been asked to fail it
+  std::string stall;             // since when it has not moved, and why, as far as was known
 
   bool gathers() const;
   bool contributes() const;

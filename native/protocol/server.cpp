@@ -81,6 +81,7 @@ Placement Server::Impl::on_header(LinkId link, const Header& header) {
     return {std::move(status), nullptr};
   }
   from.acknowledged = header.acknowledged;
+  from.heard = now_;
   from.header = header;
   from.payload = header.length > 0 ? pool_.take(header.length) : Buffer();
   return {{}, from.payload.data()};
@@ -121,6 +122,7 @@ Status Server::Impl::check_header(const NodeState& from, const Header& header) c
       return at_most(24 + 4 * static_cast<std::size_t>(config_.size()));
     case Type::drop:
     case Type::leave:
+    case Type::ask:
       return at_most(0);
     case Type::window:
       return check_window(from, header);
@@ -183,6 +185,9 @@ Status Server::Impl::on_payload(LinkId link) {
       return receive_group(rank);
     case Type::drop:
       receive_drop(rank);
+      return {};
+    case Type::ask:
+      receive_ask(rank);
       return {};
     case Type::leave:
       receive_leave(rank);
@@ -277,6 +282,8 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
   if (opening.inline_bytes == 0) {
     member.inline_data = Contribution{};
   }
+  from.last_opened = opening.collective;
+  from.last_name = opening.name;
   member.opening = std::move(opening);
   ++operation.opened;
   opened(operation, *index);
@@ -313,15 +320,7 @@ Status Server::Impl::receive_fail(std::uint32_t rank) {
   if (!at || at->operation->state == Operation::State::failed || !at->operation->home) {
     return {};  // has ended in the meantime, and the node hears of that; only a home is asked
   }
-  Operation& operation = *at->operation;
-  if (failure.status.code == Code::timeout) {
-    const std::vector<std::uint32_t> absent = missing(operation);
-    if (!absent.empty()) {
-      failure.status.message += ": " + ranks_text(absent, config_) +
-                                " had not called it; see what they are doing (py-spy dump), or raise SHOAL_TIMEOUT";
-    }
-  }
-  fail(operation, std::move(failure.status));
+  fail(*at->operation, std::move(failure.status));
   return {};
 }
 
@@ -479,6 +478,10 @@ bool Server::Impl::send(std::uint32_t rank, Header header, wire::Bytes owned, st
     ++to.results_sent;
   }
   header.length = static_cast<std::uint32_t>(owned.size() + borrowed.size());
+  if (token != 0) {
+    ++to.unwritten;
+    token = token * limits::world_size + rank;  // on_sent shall know whose it was
+  }
   world_.send(*to.link, header, std::move(owned), borrowed, token);
   return true;
 }

@@ -10,6 +10,7 @@
 
 #include "protocol/server.h"
 #include "protocol/server_state.h"
+#include "wire/late.h"
 
 namespace shoal {
 
@@ -65,6 +66,11 @@ class Server::Impl {
   // Fails what it is a member of and has not opened; what others open from now on fails too.
   void be_absent(std::uint32_t rank, Code absence);
   Status absence_status(const Operation& operation, std::uint32_t rank) const;
+
+  // Stalls (server_stalls.cpp).
+  void receive_ask(std::uint32_t rank);
+  void add_late(const Operation& operation, wire::Late& late) const;
+  void add_late(std::uint32_t rank, wire::Late::Why why, wire::Late& late) const;
 
   // Operations (server_operations.cpp).
   Operation& find_or_make(const wire::Opening& opening, const server::Group& group);

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/limits.h"
 #include "protocol/keys.h"
 #include "protocol/server_impl.h"
 
@@ -21,9 +22,6 @@ namespace {
 // How long the home waits for the other openings once two disagree, so that the message can name them all.
 constexpr Time conflict_wait = second * 3 / 10;
 
-// When the home first says who is late; then at doubling intervals.
-constexpr Time first_late = 10 * second;
-
 }  // namespace
 
 Server::Impl::Operation& Server::Impl::find_or_make(const wire::Opening& opening, const Group& group) {
@@ -37,13 +35,9 @@ Server::Impl::Operation& Server::Impl::find_or_make(const wire::Opening& opening
   operation->group = &group;
   operation->home = home_of(opening.key, config_) == index_;
   operation->members.resize(group.ranks.size());
-  operation->late_after = first_late;
   Operation& made = *operation;
   serials_.emplace(made.key, made.serial);
   operations_.emplace(made.serial, std::move(operation));
-  if (made.home) {
-    set_alarm(made, now_ + first_late);
-  }
   return made;
 }
 
@@ -276,7 +270,9 @@ void Server::Impl::end_outgoing(Token token) {
   }
 }
 
-void Server::Impl::on_sent(Token token) {
+void Server::Impl::on_sent(Token sent) {
+  --node(static_cast<std::uint32_t>(sent % limits::world_size)).unwritten;
+  const Token token = sent / limits::world_size;
   const auto found = outgoing_.find(token);
   if (found != outgoing_.end() && --found->second.unsent == 0) {
     end_outgoing(token);
@@ -444,19 +440,7 @@ void Server::Impl::set_alarm(Operation& operation, Time when) {
 }
 
 void Server::Impl::alarm(Operation& operation) {
-  if (operation.conflict) {
-    fail(operation, Status::error(Code::mismatch, server::mismatch_text(operation, config_)));
-    return;
-  }
-  const wire::Bytes late = wire::encode_ranks(server::missing(operation));
-  for (std::size_t i = 0; i < operation.members.size(); ++i) {
-    const Member& member = operation.members[i];
-    if (member.opened && !member.dropped) {
-      send(operation.group->ranks[i], {.type = Type::late, .operation = member.number}, late);
-    }
-  }
-  operation.late_after *= 2;
-  set_alarm(operation, now_ + operation.late_after);
+  fail(operation, Status::error(Code::mismatch, server::mismatch_text(operation, config_)));
 }
 
 }  // namespace shoal

@@ -67,8 +67,7 @@ struct Operation {
   bool conflict = false;  // openings differ
   Status failure;         // why, once failed; ok: others say why
 
-  Time next_alarm = never;  // the next LATE, or the end of the wait for those who have not opened a conflict
-  Time late_after = 0;      // the interval that doubles
+  Time next_alarm = never;  // the end of the wait for those who have not opened a conflict
 
   // Of the bytes that this server averages.
   Range shard;
@@ -103,6 +102,10 @@ struct Outgoing {
 struct NodeState {
   std::optional<LinkId> link;
   bool left = false;
+  Time heard = 0;  // when its last frame came
+  Collective last_opened = Collective::none;
+  std::string last_name;
+  std::size_t unwritten = 0;  // frames with a token that the driver has and the network has not
   // Why operations that it has not opened cannot be finished any more; ok: it may yet open them.
   Code absence = Code::ok;
   bool lost = false;

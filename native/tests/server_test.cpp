@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "base/limits.h"
 #include "check.h"
 #include "protocol/keys.h"
+#include "wire/late.h"
 
 namespace {
 
@@ -17,9 +19,10 @@ using wire::Type;
 
 // Keeps what was sent; nothing is ever written to a network, so on_sent comes only when a test says so.
 struct World final : ServerWorld {
-  void send(LinkId link, const wire::Header& header, Bytes /*owned*/, std::span<const std::byte> /*borrowed*/,
+  void send(LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte> /*borrowed*/,
             Token token) override {
     sent[link].push_back(header);
+    last = std::move(owned);
     tokens[link].push_back(token);
   }
   void detach(Token /*token*/) override {}
@@ -28,6 +31,7 @@ struct World final : ServerWorld {
 
   std::map<LinkId, std::vector<wire::Header>> sent;
   std::map<LinkId, std::vector<Token>> tokens;
+  Bytes last;
 };
 
 // A job of three ranks and one server. The link of a rank has the rank's number.
@@ -56,6 +60,20 @@ struct Job {
     Bytes payload = wire::encode(opening);
     payload.resize(payload.size() + inlined);
     return frame(rank, {.type = Type::open, .operation = number}, payload);
+  }
+
+  // What the server says to a rank that asks whom its operation waits for.
+  std::vector<std::pair<std::uint32_t, wire::Late::Why>> late(std::uint32_t rank, std::uint64_t number) {
+    CHECK(frame(rank, {.type = Type::ask, .operation = number}, {}).ok());
+    CHECK(world.sent[rank].back().type == Type::late);
+    wire::Late answer;
+    CHECK(wire::decode(world.last, answer).ok());
+    CHECK_EQ(answer.count, answer.members.size());
+    std::vector<std::pair<std::uint32_t, wire::Late::Why>> found;
+    for (const wire::Late::Member& member : answer.members) {
+      found.emplace_back(member.rank, member.why);
+    }
+    return found;
   }
 
   static JobConfig make_config() {
@@ -93,6 +111,36 @@ TEST(splits_that_add_up_only_modulo_2_to_the_64_are_refused) {
   CHECK(job.open(1, 1, opening, 0).ok());
 }
 
+TEST(who_asks_hears_who_has_not_called_who_owes_data_and_who_does_not_read) {
+  using Why = wire::Late::Why;
+  using Found = std::vector<std::pair<std::uint32_t, Why>>;
+  Job job;
+  CHECK(job.late(0, 7).empty());  // it has ended here: its last frame is on its way
+  wire::Opening sum = opening_of(Collective::all_reduce, "a", 2 * 4096);
+  sum.op = Operator::sum;
+  CHECK(job.open(0, 1, sum, 0).ok());
+  CHECK(job.late(0, 1) == (Found{{1, Why::not_opened}, {2, Why::not_opened}}));
+  CHECK(job.open(1, 1, sum, 0).ok());
+  CHECK(job.open(2, 1, sum, 0).ok());
+  const auto data = [&job](std::uint32_t rank, std::uint64_t number, std::uint64_t offset) {
+    return job.frame(rank, {.type = Type::data, .dtype = DType::uint8, .operation = number, .offset = offset},
+                     Bytes(4096));
+  };
+  CHECK(data(0, 1, 0).ok());
+  CHECK(data(2, 1, 0).ok());
+  CHECK(data(2, 1, 4096).ok());
+  CHECK(job.late(0, 1) == (Found{{1, Why::owes_data}}));
+
+  const wire::Opening spread = opening_of(Collective::broadcast, "b", 4096);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    CHECK(job.open(rank, 2, spread, 0).ok());
+  }
+  CHECK(data(0, 2, 0).ok());
+  CHECK(job.late(0, 2) == (Found{{1, Why::does_not_read}, {2, Why::does_not_read}}));
+  job.server.on_sent(job.world.tokens[1].back());
+  CHECK(job.late(0, 2) == (Found{{2, Why::does_not_read}}));
+}
+
 TEST(a_part_of_the_inline_data_is_refused_and_leaves_nothing_behind) {
   Job job;
   CHECK(!job.open(0, 1, opening_of(Collective::broadcast, "a", 100), 50).ok());
@@ -123,10 +171,12 @@ TEST(a_root_is_answered_in_order_when_frames_to_a_lost_rank_end_in_another) {
   };
   CHECK(data(0).ok());
   CHECK(data(4096).ok());
-  const std::vector<Token>& tokens = job.world.tokens[1];
-  CHECK_EQ(tokens.size(), 2U);
+  const std::vector<Token>& first = job.world.tokens[1];
+  const std::vector<Token>& second = job.world.tokens[2];
+  CHECK_EQ(first.size(), 2U);
+  CHECK_EQ(second.size(), 2U);
   job.server.on_lost(2, Status::error(Code::peer_lost, "gone"));
-  for (const Token token : {tokens[1], tokens[1], tokens[0], tokens[0]}) {
+  for (const Token token : {first[1], second[1], first[0], second[0]}) {
     job.server.on_sent(token);
   }
   const std::vector<wire::Header>& answers = job.world.sent[0];

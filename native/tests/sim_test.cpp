@@ -232,6 +232,30 @@ TEST(who_is_late_is_named_after_ten_seconds) {
   }
 }
 
+TEST(a_warning_tells_what_is_late_with_what_and_what_it_did_last) {
+  Random random(1);
+  Plan plan = job(3, 1);
+  for (const char* name : {"loss", "weight", "bias"}) {
+    plan.operations.push_back(all_reduce(plan, name, 5000));  // at every server
+  }
+  sim::schedule(random, plan, false, 0);
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    for (std::size_t i = 1; i < 3; ++i) {
+      plan.ranks[rank].steps[i].when = rank == 1 ? 35 * second : second;
+    }
+  }
+  const Outcome outcome = simulate(plan, 1);
+  CHECK(outcome.violation.empty());
+  CHECK_EQ(outcome.warnings.size(), 4U);  // after 10 s and after 20 s, on two ranks: one for both operations
+  for (const std::string& warning : outcome.warnings) {
+    CHECK(names(warning, "2 operations (allreduce 'weight', allreduce 'bias')"));
+    CHECK(names(warning, "rank 1 (host1) has not called it (the servers asked last heard of it "));
+    CHECK(names(warning, "ago, after it called allreduce 'loss'); every other rank has called it"));
+  }
+  CHECK(names(outcome.warnings[0], "for 10.0 s"));
+  CHECK(names(outcome.warnings[3], "for 20.0 s"));
+}
+
 TEST(who_never_calls_is_named_when_the_time_is_out) {
   Random random(1);
   Plan plan = job(3, 1);

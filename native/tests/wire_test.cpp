@@ -6,6 +6,7 @@
 #include "base/limits.h"
 #include "check.h"
 #include "wire/frame.h"
+#include "wire/late.h"
 #include "wire/opening.h"
 
 using namespace shoal;
@@ -147,6 +148,8 @@ TEST(damaged_payloads_never_read_past_their_end) {
     (void)wire::decode(bytes, sizes);
     wire::GroupMembers group;
     (void)wire::decode(bytes, group);
+    wire::Late late;
+    (void)wire::decode(wire::ConstBytes(bytes).first(std::min(bytes.size(), wire::late_limit())), late);
   }
 }
 
@@ -171,6 +174,29 @@ TEST(the_small_payloads_survive_the_wire) {
   wire::GroupMembers group_read;
   CHECK(wire::decode(wire::encode(group), group_read).ok());
   CHECK(group_read.ranks == group.ranks);
+}
+
+TEST(an_answer_about_late_ranks_survives_the_wire_and_no_part_of_it_does) {
+  wire::Late late{20, {}};
+  late.members.push_back({3, wire::Late::Why::owes_data, Collective::broadcast, "model", 1500});
+  late.members.push_back({7, wire::Late::Why::not_opened, Collective::none, "", 0});
+  const wire::Bytes bytes = wire::encode(late);
+  wire::Late read;
+  CHECK(wire::decode(bytes, read).ok());
+  CHECK(read.count == 20 && read.members.size() == 2);
+  CHECK(read.members[0].rank == 3 && read.members[0].why == wire::Late::Why::owes_data);
+  CHECK(read.members[0].last == Collective::broadcast && read.members[0].silent_ms == 1500);
+  CHECK_EQ(read.members[0].last_name, "model");
+  CHECK_EQ(read.members[1].rank, 7U);
+  const std::size_t after_first = 4 + 12 + 5;
+  for (std::size_t length = 0; length < bytes.size(); ++length) {
+    const bool whole = length == 4 || length == after_first;
+    CHECK_EQ(wire::decode(wire::ConstBytes(bytes).first(length), read).ok(), whole);
+  }
+  late.count = 1;
+  CHECK(!wire::decode(wire::encode(late), read).ok());
+  late = {17, std::vector<wire::Late::Member>(17)};
+  CHECK(!wire::decode(wire::encode(late), read).ok());
 }
 
 RUN_TESTS()

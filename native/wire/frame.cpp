@@ -67,7 +67,7 @@ Status decode(ConstHeaderBytes bytes, Header& header) {
     return refused("a frame header with a wrong check: the stream is damaged");
   }
   const auto type = get<std::uint8_t>(at + 0);
-  if (type < static_cast<std::uint8_t>(Type::open) || type > static_cast<std::uint8_t>(Type::window)) {
+  if (type < static_cast<std::uint8_t>(Type::open) || type > static_cast<std::uint8_t>(Type::ask)) {
     return refused("unknown frame type " + std::to_string(type));
   }
   header.type = static_cast<Type>(type);
@@ -134,6 +134,8 @@ const char* name_of(Type type) {
       return "HAVE";
     case Type::window:
       return "WINDOW";
+    case Type::ask:
+      return "ASK";
   }
   return "an unknown frame";
 }

@@ -37,6 +37,7 @@ enum class Type : std::uint8_t {
   epoch = 16,  // reserved
   have = 17,   // reserved
   window = 18,
+  ask = 19,
 };
 
 // Flag 1 of RESULT (the operation's last from this server) and of SIZES (a RESULT with everything follows).

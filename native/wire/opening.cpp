@@ -248,20 +248,4 @@ Status decode(ConstBytes payload, GroupMembers& group) {
   return {};
 }
 
-Bytes encode_ranks(const std::vector<std::uint32_t>& ranks) {
-  Bytes bytes;
-  for (std::uint32_t rank : ranks) {
-    append(bytes, rank);
-  }
-  return bytes;
-}
-
-Status decode_ranks(ConstBytes payload, std::vector<std::uint32_t>& ranks) {
-  if (payload.size() % 4 != 0 || payload.size() > 4 * limits::world_size) {
-    return refused("a LATE of " + std::to_string(payload.size()) + " bytes");
-  }
-  ranks = numbers<std::uint32_t>(payload);
-  return {};
-}
-
 }  // namespace shoal::wire

@@ -80,8 +80,4 @@ struct GroupMembers {
 Bytes encode(const GroupMembers& group);
 Status decode(ConstBytes payload, GroupMembers& group);
 
-// LATE: the ranks that are missing.
-Bytes encode_ranks(const std::vector<std::uint32_t>& ranks);
-Status decode_ranks(ConstBytes payload, std::vector<std::uint32_t>& ranks);
-
 }  // namespace shoal::wire

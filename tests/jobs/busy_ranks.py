@@ -87,6 +87,48 @@ def work(operation: str, with_loader: bool) -> None:
             # What a rank computes between two operations, so that they do not all wait at the same moment.
             time.sleep(chance.choice([0.0, 0.0, 0.001, 0.02]))
             step()
-    except BaseException:
-        print("failed", time.monotonic(), flush=True)
+    except BaseException as error:
+        print("failed", time.monotonic(), getattr(error, "rank", None), type(error).__name__, error, flush=True)
         raise
+
+
+def work_for(seconds: float) -> None:
+    """All-reduces of 2 MB, each checked, until ``seconds`` are over on every rank."""
+    shoal.init()
+    rank, size = shoal.rank(), shoal.size()
+    began = time.monotonic()
+    step = 0
+    while shoal.allreduce(time.monotonic() - began < seconds, op="max", name="goes on"):
+        result = shoal.allreduce(np.full(500_000, rank + step, np.float32), op="sum", name="gradient")
+        assert result.min() == result.max() == size * (size - 1) / 2 + size * step
+        print("working" if step == 0 else f"step {step}", time.monotonic(), flush=True)
+        step += 1
+    shoal.shutdown()
+
+
+# More than a process that does not read can take: the senders' kernels find its receive buffer full.
+FLOOD_ELEMENTS = 8_000_000
+FLOOD_LIMITS = {"segment": 1 << 20, "credit": 64 << 20}
+FLOODS = ("all-reduce", "broadcast", "all-gather")
+
+
+def flood(operation: str, rounds: int) -> None:
+    """Moves 32 MB a round with windows as large, and checks every result."""
+    shoal.init(_limits=FLOOD_LIMITS)
+    rank, size = shoal.rank(), shoal.size()
+    for index in range(rounds):
+        name = f"{operation} {index}"
+        mine = np.full(FLOOD_ELEMENTS, rank + index, np.float32)
+        if operation == "all-reduce":
+            shoal.allreduce_(mine, op="sum", name=name)
+            expected = [size * (size - 1) / 2 + size * index] * size
+        elif operation == "broadcast":
+            shoal.broadcast_(mine, root=0, name=name)
+            expected = [index] * size
+        else:
+            mine = shoal.allgather(mine[: FLOOD_ELEMENTS // 2], name=name)
+            expected = [index + other for other in range(size)]
+        for value, part in zip(expected, np.array_split(mine, size), strict=True):
+            assert part.min() == part.max() == value
+        print("working" if index == 0 else "round", index, flush=True)
+    shoal.shutdown()
