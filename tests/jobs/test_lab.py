@@ -168,6 +168,22 @@ def test_a_connection_survives_a_cut_of_a_second() -> None:
         assert flow.finish() < 20e6 * 1.05
 
 
+def test_two_hosts_can_be_cut_from_each_other_alone() -> None:
+    with Lab(3, LinkShape(rate=20e6)) as lab:
+        one, other, third = lab.hosts
+        flow = Flow(one, other, 2_500_000)
+        wait_until(lambda: other.counters().received_bytes > 500_000)
+        one.cut_from(other)
+        time.sleep(0.3)  # for what waits in the switch
+        received = other.counters().received_bytes
+        time.sleep(0.7)
+        assert other.counters().received_bytes == received < 2_500_000
+        assert Flow(third, other, 1_000_000).finish() > 0
+        assert Flow(one, third, 1_000_000).finish() > 0
+        one.mend_to(other)
+        assert flow.finish() < 20e6 * 1.05
+
+
 def test_what_a_queue_cannot_hold_is_dropped_and_counted() -> None:
     with Lab(3, LinkShape(rate=200e6), shapes={2: LinkShape(rate=100e6, queue=64 * 1024)}) as lab:
         flows = [Flow(lab.hosts[source], lab.hosts[2], 4_000_000) for source in (0, 1)]

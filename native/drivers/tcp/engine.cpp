@@ -76,6 +76,7 @@ class Engine::Impl {
   void tell(Event event);
   void after_round();
   void wait_until_delivered(milliseconds longest);
+  void end(milliseconds longest_farewell);
 
   const std::uint32_t rank_;
   const JobConfig config_;
@@ -365,7 +366,7 @@ void Engine::Impl::abort(std::string reason) {
   }
   post([this, reason = std::move(reason)] { node_->abort(reason); });
   wait_until_delivered(abort_notice);
-  close();
+  end(milliseconds(0));
 }
 
 // A socket that is closed before the other side's kernel has everything may take the rest with it.
@@ -383,7 +384,9 @@ void Engine::Impl::wait_until_delivered(milliseconds longest) {
   }
 }
 
-void Engine::Impl::close() {
+void Engine::Impl::close() { end(farewell); }
+
+void Engine::Impl::end(milliseconds longest_farewell) {
   const std::lock_guard one_at_a_time(closing_);
   {
     const std::lock_guard lock(mutex_);
@@ -393,7 +396,7 @@ void Engine::Impl::close() {
   }
   event_came_.notify_all();
   if (left_) {
-    wait_until_delivered(farewell);
+    wait_until_delivered(longest_farewell);
   }
   loop_.stop();
   loop_.remove(*node_);

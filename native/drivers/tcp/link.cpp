@@ -185,6 +185,7 @@ Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
     }
     const auto bytes = static_cast<std::size_t>(read);
     counters.bytes_received += bytes;
+    heard_ = true;
     budget -= std::min(budget, bytes);
 
     const std::size_t placed = std::min(bytes, into_place);
@@ -287,6 +288,23 @@ void Link::close(std::vector<Token>& unsent) {
   }
   queue_.clear();
   queued_bytes_ = 0;
+}
+
+// A stopped process whose buffers are full is not silent: its kernel acknowledges, and answers probes of its window. So
+// this can be asked where data flows, and the kernel's own limits for data (TCP_USER_TIMEOUT) cannot.
+bool Link::is_silent(Time now, Time longest) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (std::exchange(heard_, false) || ::getsockopt(socket_.number(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
+      (info.tcpi_unacked == 0 && info.tcpi_probes == 0)) {
+    owed_since_ = 0;
+    return false;
+  }
+  const Time quiet = Time{info.tcpi_last_ack_recv} * (second / 1000);
+  if (owed_since_ == 0 || quiet < now - owed_since_) {
+    owed_since_ = now;
+  }
+  return now - owed_since_ >= longest;
 }
 
 int Link::unsent_bytes() const {

@@ -92,6 +92,10 @@ class Link {
   // connection is on its way, so that no answer will come, it would wait for 200 ms.
   void push() const;
 
+  // Whether the other side's kernel owes an answer and has given none for so long. Asked about often, since the kernel
+  // only tells when the last answer came, not since when one is owed.
+  bool is_silent(Time now, Time longest);
+
   // Whether the loop waits for room in the kernel's buffer.
   bool waits_for_room = false;
   // Whether the loop watches the kernel's backlog of this link.
@@ -134,6 +138,9 @@ class Link {
   std::byte* payload_ = nullptr;     // where the rest of the payload goes
   std::size_t payload_missing_ = 0;  // bytes; above 0: a payload is being received
   std::size_t last_length_ = 0;      // of the last payload; the next will be like it
+
+  bool heard_ = false;   // bytes have come since is_silent() was asked
+  Time owed_since_ = 0;  // an answer, as far as is_silent() has seen; 0: none is
 };
 
 }  // namespace shoal::tcp

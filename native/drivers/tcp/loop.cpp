@@ -159,6 +159,7 @@ void Loop::run_rounds() {
       std::rethrow_exception(failure_);
     }
     begin_round();
+    drop_silent_links();
     for (int i = 0; i < count; ++i) {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       if (event.data.u32 == wake_up_id) {
@@ -176,7 +177,8 @@ void Loop::run_rounds() {
 int Loop::prepare_to_wait() {
   constexpr Time millisecond = second / 1000;
   const Time time = now();
-  const Time wait = std::clamp<Time>(when_to_run() - time, 0, longest_sleep);
+  const Time until = sockets_.empty() ? when_to_run() : std::min(when_to_run(), next_look_);
+  const Time wait = std::clamp<Time>(until - time, 0, longest_sleep);
   sleeps_until_ = time + wait;
   const std::lock_guard lock(mutex_);
   asleep_ = wait > 0 && tasks_.empty();

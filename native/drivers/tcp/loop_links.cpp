@@ -108,6 +108,26 @@ void Loop::push_backlog() {
   });
 }
 
+void Loop::drop_silent_links() {
+  const Time time = now();
+  if (time < next_look_) {
+    return;
+  }
+  // Often enough that the time of a loss is right to a tenth.
+  next_look_ = time + std::clamp<Time>(options_.peer_timeout_seconds * second / 20, second / 10, second);
+  std::vector<LinkId> silent;
+  for (const auto& [id, end] : sockets_) {
+    if (end.link->is_silent(time, options_.peer_timeout_seconds * second)) {
+      silent.push_back(id);
+    }
+  }
+  for (LinkId id : silent) {
+    lose_socket(id, Status::error(Code::peer_lost, "its host has not answered for " +
+                                                       std::to_string(options_.peer_timeout_seconds) +
+                                                       " s (SHOAL_PEER_TIMEOUT)"));
+  }
+}
+
 void Loop::wait_for(Link& link, bool room, int operation) {
   epoll_event event{};
   event.events = room ? EPOLLIN | EPOLLOUT : EPOLLIN;

@@ -58,6 +58,21 @@ class Host:
         """Plugs the cable in again."""
         commands.batch("ip", [f"link set {self._place.port} up"], self._place.switch)
 
+    def cut_from(self, other: "Host") -> None:
+        """Lets nothing pass between this host and one other, in either direction, until ``mend_to``: a partial partition.
+
+        Neither sees anything but silence: what is sent is dropped by the switch.
+        """
+        self._reach(other, reachable=False)
+
+    def mend_to(self, other: "Host") -> None:
+        """Lets the two reach each other again."""
+        self._reach(other, reachable=True)
+
+    def _reach(self, other: "Host", *, reachable: bool) -> None:
+        commands.batch("ip", links.reaching_lines(other._place, reachable=reachable), self.namespace)
+        commands.batch("ip", links.reaching_lines(self._place, reachable=reachable), other.namespace)
+
     def reshape(self, shape: LinkShape) -> None:
         """Changes rates, queues and burst at once, congestion control and offload for new connections.
 

@@ -16,6 +16,7 @@ from shoal.testing.lab.shapes import LinkShape
 HOST_END = "eth0"
 SWITCH = "switch"
 MAX_HOSTS = 250
+NOBODY = "02:00:0a:62:ff:ff"  # no host's hardware address: the switch drops what is sent to it
 
 _CONGESTION_CONTROL = "net/ipv4/tcp_congestion_control"
 
@@ -99,6 +100,12 @@ def host_lines(place: Place, places: list[Place]) -> list[str]:
             if other is not place
         ),
     ]
+
+
+def reaching_lines(other: Place, *, reachable: bool) -> list[str]:
+    """ip, in a host's namespace: whether what it sends to another host gets there, or to an address that nobody has."""
+    mac = other.mac if reachable else NOBODY
+    return [f"neighbour replace {other.address} lladdr {mac} dev {HOST_END} nud permanent"]
 
 
 def sending_lines(shape: LinkShape, before: LinkShape) -> list[str]:

@@ -1,0 +1,87 @@
+"""Links that break, for a while or for good, and for some only: real jobs on a lab's hosts. Needs root."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from lab_hosts import needs_lab
+from lab_job import Failure, LabJob, lab_job
+
+from shoal.testing.lab import Host
+
+pytestmark = [needs_lab, pytest.mark.slow]
+
+RANKS = 3
+PEER_TIMEOUT = 5
+# Beyond the timeout: the kernel asks once a second, and links are looked at once a second.
+LATEST = PEER_TIMEOUT + 3
+ENDLESS = 'work("large all-reduce", False)'
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_cut_of_five_seconds_costs_time_and_nothing_else(servers: int) -> None:
+    with lab_job(RANKS, "work_for(15)", servers=servers) as job:
+        victim = job.lab.hosts[-1]  # a rank's host, or the server's
+        time.sleep(1)
+        victim.cut()
+        time.sleep(5)
+        steps = job.output(0).count("step")
+        assert steps > 0
+        mended = time.monotonic()
+        victim.mend()
+        job.wait_for(lambda: job.output(0).count("step") > steps + 3, 20)
+        print(f"went on {time.monotonic() - mended:.2f} s after the link was mended")
+        assert job.wait(60) == [0] * RANKS, job.everything()
+
+
+def break_for_good(job: LabJob, how: Callable[[list[Host]], None]) -> list[Failure]:
+    """Breaks something; each rank's error, which came neither early nor late, and after which the rank has ended."""
+    time.sleep(0.5)
+    began = time.monotonic()
+    how(job.lab.hosts)
+    assert 0 not in job.wait(LATEST + 20)
+    ended = time.monotonic() - began
+    failures = job.failures()
+    for failure in failures:
+        print(f"{failure.when - began:.2f} s: {failure.kind} {failure.text}")
+        assert failure.kind == "PeerLost"
+        assert PEER_TIMEOUT - 2 < failure.when - began < LATEST
+    print(f"all have ended after {ended:.2f} s")
+    assert ended < LATEST + 3
+    return failures
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_host_that_is_cut_off_for_good_is_lost_to_the_others_and_they_to_it(victim: int) -> None:
+    with lab_job(RANKS, ENDLESS, SHOAL_PEER_TIMEOUT=str(PEER_TIMEOUT)) as job:
+        failures = break_for_good(job, lambda hosts: hosts[victim].cut())
+    for rank, failure in enumerate(failures):
+        if rank != victim:
+            assert failure.rank == victim
+    if victim == 0:
+        assert failures[0].rank in (1, 2)  # whichever it noticed first
+    else:
+        assert failures[victim].rank == 0
+
+
+def test_two_ranks_that_cannot_reach_each_other_are_one_loss_for_all() -> None:
+    with lab_job(RANKS, ENDLESS, SHOAL_PEER_TIMEOUT=str(PEER_TIMEOUT)) as job:
+        failures = break_for_good(job, lambda hosts: hosts[1].cut_from(hosts[2]))
+    lost = {failure.rank for failure in failures}
+    assert lost in ({1}, {2}), failures
+    assert all("cannot reach it (" in failure.text for failure in failures)
+
+
+def test_a_rank_that_cannot_reach_the_coordinator_is_lost() -> None:
+    with lab_job(RANKS, ENDLESS, SHOAL_PEER_TIMEOUT=str(PEER_TIMEOUT)) as job:
+        failures = break_for_good(job, lambda hosts: hosts[0].cut_from(hosts[1]))
+    assert [failure.rank for failure in failures] == [1, 0, 1]
+
+
+def test_a_server_that_one_rank_cannot_reach_is_lost_for_all() -> None:
+    with lab_job(RANKS, ENDLESS, servers=1, SHOAL_PEER_TIMEOUT=str(PEER_TIMEOUT)) as job:
+        server = f"server {job.lab.addresses[-1]}:7077"
+        failures = break_for_good(job, lambda hosts: hosts[1].cut_from(hosts[RANKS]))
+    for failure in failures:
+        assert f"{server} is lost: rank 1 (" in failure.text
+        assert failure.rank == -1
