@@ -24,8 +24,8 @@ from types import TracebackType
 from shoal.bootstrap import Session
 
 # Seconds that a process which ends because another one has ended waits, so that whoever started both sees the end of
-# that one first: launchers take the first exit code for the job's. torchrun looks ten times a second.
-_AFTER_CAUSE = 0.3
+# that one first: launchers take the first exit code for the job's. An interpreter with PyTorch takes some tenths to end.
+_AFTER_CAUSE = 1.0
 
 # The job that has been joined and not left.
 _joined: Session | None = None

@@ -15,7 +15,12 @@ import shoal
 
 LAST_STEP = 20
 
-shoal.init()
+if "TORCHELASTIC_RUN_ID" in os.environ:
+    import shoal.torch
+
+    shoal.torch.init()  # where ranks meet through torchrun's store
+else:
+    shoal.init()
 gradient = np.ones(200_000, np.float32)
 shoal.allreduce_(gradient, name="gradient")
 print(f"rank {shoal.rank()} pid {os.getpid()} working\n", end="", flush=True)
