@@ -307,7 +307,11 @@ class Acceptor:
 
     def _make_room(self) -> None:
         if len(self._tasks) >= self._at_once and self._strangers:
-            self._strangers.pop(next(iter(self._strangers))).cancel()
+            link, task = next(iter(self._strangers.items()))
+            del self._strangers[link]
+            name = peer_name(link)
+            task.cancel()
+            self._on_dropped(name, Silent(errno.ETIMEDOUT, "others needed its place, and it had not said who it is"))
 
     async def _accept(self) -> socket.socket:
         while True:

@@ -1,6 +1,7 @@
 """encryption.py: the key and its name, byte by byte, and connections that are encrypted with it."""
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import socket
@@ -238,7 +239,7 @@ def test_another_program_where_an_encrypting_server_should_be_is_not_shoal() -> 
 
         def greet() -> None:
             accepted, _ = listener.accept()
-            with accepted:
+            with accepted, contextlib.suppress(ConnectionResetError):
                 accepted.sendall(b"220 mail.example.com ESMTP\r\n")
                 accepted.recv(1000)
 

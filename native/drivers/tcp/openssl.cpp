@@ -42,7 +42,6 @@ OpenSsl load() {
   SHOAL_FIND(SSL_CTX_set_ciphersuites);
   SHOAL_FIND(SSL_CTX_set_num_tickets);
   SHOAL_FIND(SSL_CTX_set_verify);
-  SHOAL_FIND(SSL_CTX_set_default_read_buffer_len);
   SHOAL_FIND(SSL_CTX_set_psk_client_callback);
   SHOAL_FIND(SSL_CTX_set_psk_server_callback);
   SHOAL_FIND(SSL_new);
@@ -53,6 +52,8 @@ OpenSsl load() {
   SHOAL_FIND(SSL_set_connect_state);
   SHOAL_FIND(SSL_set_accept_state);
   SHOAL_FIND(SSL_set_read_ahead);
+  SHOAL_FIND(SSL_set_default_read_buffer_len);
+  SHOAL_FIND(SSL_ctrl);
   SHOAL_FIND(SSL_do_handshake);
   SHOAL_FIND(SSL_session_reused);
   SHOAL_FIND(SSL_read_ex);

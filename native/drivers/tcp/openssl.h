@@ -30,7 +30,6 @@ struct OpenSsl {
   int (*SSL_CTX_set_ciphersuites)(Context*, const char*);
   int (*SSL_CTX_set_num_tickets)(Context*, std::size_t);
   void (*SSL_CTX_set_verify)(Context*, int mode, void* callback);
-  void (*SSL_CTX_set_default_read_buffer_len)(Context*, std::size_t);
   void (*SSL_CTX_set_psk_client_callback)(Context*, ClientKey);
   void (*SSL_CTX_set_psk_server_callback)(Context*, ServerKey);
 
@@ -42,6 +41,8 @@ struct OpenSsl {
   void (*SSL_set_connect_state)(Session*);
   void (*SSL_set_accept_state)(Session*);
   void (*SSL_set_read_ahead)(Session*, int yes);
+  void (*SSL_set_default_read_buffer_len)(Session*, std::size_t);
+  long (*SSL_ctrl)(Session*, int command, long number, void* pointer);
   int (*SSL_do_handshake)(Session*);
   int (*SSL_session_reused)(const Session*);
   int (*SSL_read_ex)(Session*, void*, std::size_t, std::size_t*);

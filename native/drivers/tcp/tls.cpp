@@ -40,7 +40,9 @@ constexpr int control_groups = 92;             // SSL_CTRL_SET_GROUPS_LIST
 constexpr int control_lowest_version = 123;    // SSL_CTRL_SET_MIN_PROTO_VERSION
 constexpr int control_highest_version = 124;   // SSL_CTRL_SET_MAX_PROTO_VERSION
 constexpr long version_1_3 = 0x0304;           // TLS1_3_VERSION
+constexpr int control_clear_mode = 78;         // SSL_CTRL_CLEAR_MODE
 constexpr long mode_moving_write_buffer = 2;   // SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER
+constexpr long mode_release_buffers = 16;      // SSL_MODE_RELEASE_BUFFERS
 constexpr int verify_peer = 1;                 // SSL_VERIFY_PEER
 constexpr int error_wants_read = 2;            // SSL_ERROR_WANT_READ
 constexpr int error_wants_write = 3;           // SSL_ERROR_WANT_WRITE
@@ -122,9 +124,8 @@ OpenSsl::Context* Tls::context(bool is_client) {
                         openssl.SSL_CTX_ctrl(made, control_groups, 0, groups.data()) == 1 &&
                         openssl.SSL_CTX_set_ciphersuites(made, "TLS_AES_128_GCM_SHA256") == 1;
     openssl.SSL_CTX_ctrl(made, control_session_cache, 0, nullptr);
-    openssl.SSL_CTX_ctrl(made, control_mode, mode_moving_write_buffer, nullptr);
+    openssl.SSL_CTX_ctrl(made, control_mode, mode_moving_write_buffer | mode_release_buffers, nullptr);
     openssl.SSL_CTX_set_num_tickets(made, 0);
-    openssl.SSL_CTX_set_default_read_buffer_len(made, read_ahead_bytes);
     if (client) {
       // There are no certificates: one that a server shows instead of the key cannot be verified.
       openssl.SSL_CTX_set_verify(made, verify_peer, nullptr);
@@ -363,7 +364,12 @@ ssize_t Tls::receive(int socket, std::span<const iovec> vectors, bool from_kerne
 
 bool Tls::holds_bytes() const { return !why_.empty() || openssl_.SSL_has_pending(session_) == 1; }
 
-void Tls::read_ahead() { openssl_.SSL_set_read_ahead(session_, 1); }
+// Until now buffers are small, and let go whenever they are empty: strangers get no more.
+void Tls::read_ahead() {
+  openssl_.SSL_set_default_read_buffer_len(session_, read_ahead_bytes);
+  openssl_.SSL_ctrl(session_, control_clear_mode, mode_release_buffers, nullptr);
+  openssl_.SSL_set_read_ahead(session_, 1);
+}
 
 void Tls::fail(const char* what) {
   const char* const reason = openssl_.ERR_reason_error_string(openssl_.ERR_get_error());
