@@ -151,7 +151,7 @@ unsigned Tls::give_key(OpenSsl::Session* session, const char* /*hint*/, char* id
     return 0;
   }
   std::memcpy(identity, tls.identity_.c_str(), tls.identity_.size() + 1);
-  std::memcpy(key, tls.key_.data(), tls.key_.size());
+  std::ranges::copy(tls.key_, key);
   return static_cast<unsigned>(tls.key_.size());
 }
 
@@ -166,7 +166,7 @@ unsigned Tls::look_up_key(OpenSsl::Session* session, const char* identity, unsig
   if (tls.key_unknown_) {
     return 0;
   }
-  std::memcpy(key, found.data(), found.size());
+  std::ranges::copy(found, key);
   return static_cast<unsigned>(found.size());
 }
 
