@@ -127,13 +127,14 @@ def test_another_job_is_refused_at_a_ranks_door(caplog: pytest.LogCaptureFixture
 
     thread.start(begin())
     try:
-        with caplog.at_level(logging.WARNING, "shoal"), pytest.raises(HandshakeRefused) as refused:
-            shake_hands(door.address, caller(role=Role.PEER, incarnation=OTHER_INCARNATION))
-        assert refused.value.refusal == Refusal.UNKNOWN_INCARNATION
-        deadline = time.monotonic() + 5
-        while "rank 3 refused a connection" not in caplog.text:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        with caplog.at_level(logging.WARNING, "shoal"):
+            with pytest.raises(HandshakeRefused) as refused:
+                shake_hands(door.address, caller(role=Role.PEER, incarnation=OTHER_INCARNATION))
+            assert refused.value.refusal == Refusal.UNKNOWN_INCARNATION
+            deadline = time.monotonic() + 5
+            while "rank 3 refused a connection" not in caplog.text:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
     finally:
         thread.run(door.close())
         thread.stop()
