@@ -35,13 +35,13 @@ class Refusals:
     def note(self, caller: str, error: Exception) -> None:
         """One connection, from the address ``caller``, was dropped for this."""
         reason = _reason(error)
-        self._counts[reason] += 1
-        count = self._counts[reason]
+        count = self._counts[reason] + 1
         speaks_shoal = isinstance(error, HandshakeRefused) and error.refusal is not None
         if count & (count - 1) == 0:
             level = logging.WARNING if speaks_shoal else logging.INFO
             what = str(error) or "nothing came in time"
             _log.log(level, "%s refused a connection from %s: %s (%s: %d)", self._where, caller, what, reason, count)
+        self._counts[reason] = count
 
 
 def _reason(error: Exception) -> str:
