@@ -22,7 +22,7 @@ SIM_SECONDS ?= 60
 FUZZ_SECONDS ?= 20
 FUZZERS := $(notdir $(basename $(wildcard native/fuzz/*_fuzz.cpp)))
 PYTHON_FUZZERS := $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.py)))
-FUZZ_OPTIONS := -timeout=10 -rss_limit_mb=1024 -max_len=4096 -len_control=10 -print_final_stats=1
+FUZZ_OPTIONS := -verbosity=0 -timeout=10 -rss_limit_mb=1024 -max_len=4096 -len_control=10 -print_final_stats=1
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test sim sanitize wheel wheel-test fuzz fuzz-corpus clean
@@ -81,7 +81,7 @@ $(PYTHON_FUZZERS:%=fuzz-%): fuzz-%: .venv/.installed .venv/.fuzz
 	  build/fuzz/corpus/$* tests/fuzz/corpus/$*
 
 fuzz-corpus: build/fuzz/.built  ## adds to the repository's corpus what fuzzing has found that it does not cover
-	for name in $(FUZZERS); do build/fuzz/$$name -merge=1 native/fuzz/corpus/$$name build/fuzz/corpus/$$name || exit 1; done
+	for name in $(FUZZERS); do build/fuzz/$$name -merge=1 -use_counters=0 native/fuzz/corpus/$$name build/fuzz/corpus/$$name || exit 1; done
 
 wheel: .venv/.dependencies  ## dist/*.whl
 	rm -rf dist
