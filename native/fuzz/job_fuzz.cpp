@@ -433,7 +433,7 @@ class Job {
   // A frame that nobody sent.
   void make_up(LinkId to) {
     honest_ = false;
-    Frame frame{{.type = static_cast<Type>(1 + input_.below(18)),
+    Frame frame{{.type = static_cast<Type>(1 + input_.below(20)),
                  .operation = input_.size(),
                  .offset = input_.size(),
                  .credit = static_cast<std::uint32_t>(input_.size())},

@@ -152,7 +152,7 @@ class Job final : public ServerWorld {
         }
         break;
       case 9:
-        say(rank, of_number(node, Type::drop));
+        say(rank, of_number(node, input_.once_in(2) ? Type::ask : Type::drop));
         break;
       case 10: {
         Frame frame = of_number(node, Type::fail);

@@ -313,7 +313,7 @@ wire::Bytes some_bytes(Input& input) {
   if (input.once_in(4)) {
     return input.bytes(input.byte());
   }
-  Frame frame{{.type = static_cast<Type>(1 + input.below(18))}, {}};
+  Frame frame{{.type = static_cast<Type>(1 + input.below(20))}, {}};
   frame.header.operation = input.once_in(4) ? input.size() : 1 + input.below(6);
   for (std::size_t i = input.below(3); i > 0; --i) {
     fuzz::damage_header(frame.header, input);

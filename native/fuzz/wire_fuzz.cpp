@@ -4,6 +4,7 @@
 #include "fuzz/input.h"
 #include "wire/bytes.h"
 #include "wire/frame.h"
+#include "wire/late.h"
 #include "wire/opening.h"
 
 using namespace shoal;
@@ -75,11 +76,12 @@ void list(wire::ConstBytes bytes) {
   }
 }
 
-void ranks(wire::ConstBytes bytes) {
-  std::vector<std::uint32_t> read;
-  if (wire::decode_ranks(bytes, read).ok()) {
-    const wire::Bytes written = wire::encode_ranks(read);
-    require(std::equal(written.begin(), written.end(), bytes.begin(), bytes.end()), "ranks are the same");
+void late(wire::ConstBytes bytes) {
+  wire::Late read;
+  if (wire::decode(bytes, read).ok()) {
+    require(read.members.size() <= wire::late_members, "LATE lists a few");
+    const wire::Bytes written = wire::encode(read);
+    require(std::equal(written.begin(), written.end(), bytes.begin(), bytes.end()), "a LATE is the same");
   }
 }
 
@@ -110,7 +112,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       list<wire::GroupMembers>(bytes);
       break;
     default:
-      ranks(bytes);
+      late(bytes);
       break;
   }
   return 0;
