@@ -31,6 +31,12 @@ inline constexpr std::size_t names = 1024 * 1024;
 // The most failed operations that a server remembers for members that have not called them yet.
 inline constexpr std::size_t tombstones = 64 * 1024;
 
+// The most ranges in which a node may have the results of an operation when a server is lost.
+inline constexpr std::size_t ranges = 16 * 1024;
+
+// The most parts in which a server asks for what is missing then. (Every member's ranges cut everybody's.)
+inline constexpr std::size_t runs = 1024 * 1024;
+
 // What all nodes together may be allowed to have unanswered toward one server where windows grow.
 inline constexpr std::size_t port_bytes = 64 * 1024 * 1024;
 

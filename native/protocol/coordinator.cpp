@@ -1,5 +1,6 @@
 #include "protocol/coordinator.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -8,6 +9,7 @@
 
 #include "base/limits.h"
 #include "wire/bytes.h"
+#include "wire/epoch.h"
 
 namespace shoal {
 
@@ -27,7 +29,8 @@ Status refused(std::string what) { return Status::error(Code::protocol, std::mov
 
 class Coordinator::Impl {
  public:
-  Impl(const JobConfig& config, Wire& world) : config_(config), world_(world), members_(config.size()) {}
+  Impl(const JobConfig& config, Wire& world)
+      : config_(config), weights_(config.weights), world_(world), members_(config.size()) {}
 
   void attach_node(LinkId link, std::uint32_t rank) {
     members_[rank].link = link;
@@ -91,10 +94,7 @@ class Coordinator::Impl {
       reports_.erase(reports_.begin());
       const std::string text =
           " is lost: " + rank_text(report.by, config_) + " cannot reach it (" + report.loss.status.message + ")";
-      if (report.loss.kind == wire::Loss::Kind::server) {
-        lose_server(report.loss.index,
-                    "server " + config_.server_names[report.loss.index] + text + "; see that server's log");
-      } else if (is_needed(report.loss.index)) {
+      if (is_needed(report.loss.index)) {
         lose_rank(report.loss.index, Code::peer_lost,
                   rank_text(report.loss.index, config_) + text + "; " + look_at_rank);
       }
@@ -120,13 +120,22 @@ class Coordinator::Impl {
     wire::Loss loss;
   };
 
+  static bool is_there(const Member& member) { return !member.left && !member.lost; }
+
   Status hear_report(std::uint32_t by, wire::Loss loss) {
     const std::size_t count = loss.kind == wire::Loss::Kind::rank ? config_.size() : config_.servers();
     if (loss.index >= count) {
       return refused("REPORT of something that does not exist");
     }
     // One report of a thing is enough, whoever made it.
-    if (reported_.emplace(loss.kind, loss.index).second) {
+    if (!reported_.emplace(loss.kind, loss.index).second) {
+      return {};
+    }
+    if (loss.kind == wire::Loss::Kind::server) {
+      // It has no word of its own to wait for.
+      lose_server(loss.index, "server " + config_.server_names[loss.index] + " is lost: " + rank_text(by, config_) +
+                                  " cannot reach it (" + loss.status.message + ")");
+    } else {
       reports_.emplace(now_ + report_wait, Report{by, std::move(loss)});
     }
     return {};
@@ -136,7 +145,7 @@ class Coordinator::Impl {
   bool is_needed(std::uint32_t rank) const {
     bool serves = rank == 0;
     for (std::uint32_t i = 0; i < config_.servers(); ++i) {
-      serves = serves || (config_.weights[i] > 0 && config_.server_ranks[i] == static_cast<std::int32_t>(rank));
+      serves = serves || (weights_[i] > 0 && config_.server_ranks[i] == static_cast<std::int32_t>(rank));
     }
     return !members_[rank].left || (serves && !ended_);
   }
@@ -148,11 +157,59 @@ class Coordinator::Impl {
     announce({wire::Loss::Kind::rank, rank, Status::error(code, std::move(text), static_cast<std::int32_t>(rank))});
   }
 
+  // A server goes with all of its lanes, and the others share what it averaged.
   void lose_server(std::uint32_t index, std::string text) {
-    if (!lost_servers_.insert(index).second) {
+    bool in_use = false;
+    for (std::uint32_t i = 0; i < config_.servers(); ++i) {
+      if (config_.server_ranks[i] < 0 && config_.server_names[i] == config_.server_names[index] &&
+          lost_servers_.insert(i).second) {
+        in_use = in_use || weights_[i] > 0;
+        weights_[i] = 0;
+      }
+    }
+    if (!in_use) {
       return;
     }
-    announce({wire::Loss::Kind::server, index, Status::error(Code::peer_lost, std::move(text))});
+    const auto works = [](std::uint32_t weight) { return weight > 0; };
+    if (std::none_of(weights_.begin(), weights_.end(), works)) {
+      call_up();
+    }
+    if (std::none_of(weights_.begin(), weights_.end(), works)) {
+      announce({wire::Loss::Kind::server, index,
+                Status::error(Code::peer_lost, text + ", and there is no other; see that server's log")});
+      return;
+    }
+    ++epoch_;
+    announce_epoch(text + "; the other servers go on with what it averaged. See that server's log");
+  }
+
+  // Those who had nothing to do average now, dedicated servers before ranks.
+  void call_up() {
+    bool found = false;
+    for (const bool dedicated : {true, false}) {
+      for (std::uint32_t i = 0; i < config_.servers() && !(found && !dedicated); ++i) {
+        const std::int32_t rank = config_.server_ranks[i];
+        const bool there = rank < 0 ? lost_servers_.count(i) == 0 : config_.standby && is_there(members_[rank]);
+        if ((rank < 0) == dedicated && there) {
+          weights_[i] = 1;
+          found = true;
+        }
+      }
+      if (found) {
+        return;
+      }
+    }
+  }
+
+  void announce_epoch(std::string text) {
+    const wire::Epoch epoch{weights_, std::move(text)};
+    for (const Member& member : members_) {
+      if (member.link) {
+        wire::Bytes bytes = wire::encode(epoch);
+        const Header header{.type = Type::epoch, .epoch = epoch_, .length = static_cast<std::uint32_t>(bytes.size())};
+        world_.send(*member.link, header, std::move(bytes), {}, 0);
+      }
+    }
   }
 
   void announce(const wire::Loss& loss) {
@@ -167,7 +224,7 @@ class Coordinator::Impl {
 
   void end_if_all_gone() {
     for (const Member& member : members_) {
-      if (!member.left && !member.lost) {
+      if (is_there(member)) {
         return;
       }
     }
@@ -182,6 +239,8 @@ class Coordinator::Impl {
   }
 
   const JobConfig config_;
+  std::vector<std::uint32_t> weights_;  // at present
+  std::uint32_t epoch_ = 0;
   Wire& world_;
   Time now_ = 0;
   std::vector<Member> members_;  // by rank

@@ -1,5 +1,5 @@
-// The coordinator's machine, on rank 0's node: the one place that decides who is in the job. It hears of departures and
-// losses on the control links and tells every node. docs/protocol.md, section 8.
+// The coordinator's machine, on rank 0's node: the one place that decides who is in the job and which servers average
+// how much. It hears of departures and losses on the control links and tells every node. docs/protocol.md, section 8.
 #pragma once
 
 #include <cstdint>

@@ -40,10 +40,4 @@ Range chunk_of(std::uint64_t total, std::uint64_t rows, std::size_t members, std
   return {first * row, (first + count) * row};
 }
 
-Range intersection(Range a, Range b) {
-  const std::uint64_t begin = std::max(a.begin, b.begin);
-  const std::uint64_t end = std::min(a.end, b.end);
-  return begin < end ? Range{begin, end} : Range{begin, begin};
-}
-
 }  // namespace shoal

@@ -5,16 +5,9 @@
 #include <cstdint>
 #include <span>
 
+#include "base/range.h"
+
 namespace shoal {
-
-struct Range {
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-
-  std::uint64_t size() const { return end - begin; }
-  bool empty() const { return begin == end; }
-  friend bool operator==(const Range&, const Range&) = default;
-};
 
 // The shard of server `index`. The shards of all servers cover [0, total) without a gap; those of equal weight
 // differ by at most one alignment unit. Servers of weight 0 get nothing. The weights' sum must be above 0.
@@ -22,7 +15,5 @@ Range shard_of(std::uint64_t total, std::span<const std::uint32_t> weights, std:
 
 // A member's chunk of a reduce-scatter over `total` bytes in `rows` equal rows.
 Range chunk_of(std::uint64_t total, std::uint64_t rows, std::size_t members, std::size_t index);
-
-Range intersection(Range a, Range b);
 
 }  // namespace shoal

@@ -10,6 +10,7 @@
 #include "base/limits.h"
 #include "protocol/node_impl.h"
 #include "wire/bytes.h"
+#include "wire/epoch.h"
 
 namespace shoal {
 
@@ -19,6 +20,9 @@ using wire::Type;
 namespace {
 
 Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
+
+// How long a rank that leaves is there for those who may lack a result that it has.
+constexpr Time longest_help = 60 * second;
 
 // on_sent of LEAVE; operations have their numbers as tokens, which never get there.
 constexpr Token goodbye = ~Token{0};
@@ -100,17 +104,16 @@ void Node::Impl::attach_peer(LinkId link, std::uint32_t rank) {
 
 Placement Node::Impl::on_header(LinkId link, const Header& header) {
   LinkState& state = links_.at(link);
+  const bool from_server = state.kind == LinkState::Kind::server;
   Status status;
-  if (header.epoch != 0) {
+  if (header.epoch > (from_server ? epoch_ : 0) && header.type != Type::epoch) {
     status = refused("epoch " + std::to_string(header.epoch) + " has not been announced");
-  } else if (state.kind == LinkState::Kind::server) {
+  } else if (from_server) {
     status = check_server_header(state, header);
   } else if (state.kind == LinkState::Kind::peer) {
     status = check_peer_header(state, header);
-  } else if (header.type != Type::lost && header.type != Type::ended) {
-    status = refused(std::string(wire::name_of(header.type)) + " from the coordinator");
-  } else if (header.length > (header.type == Type::lost ? limits::text_bytes + 16 : 0)) {
-    status = refused(std::string(wire::name_of(header.type)) + " of " + std::to_string(header.length) + " bytes");
+  } else {
+    status = check_coordinator_header(header);
   }
   if (!status.ok()) {
     return {std::move(status), nullptr};
@@ -120,6 +123,25 @@ Placement Node::Impl::on_header(LinkId link, const Header& header) {
   return {{}, state.payload.data()};
 }
 
+Status Node::Impl::check_coordinator_header(const Header& header) const {
+  std::size_t limit = 0;
+  switch (header.type) {
+    case Type::lost:
+      limit = limits::text_bytes + 16;
+      break;
+    case Type::epoch:
+      limit = wire::epoch_limit(config_.servers());
+      break;
+    case Type::ended:
+      break;
+    default:
+      return refused(std::string(wire::name_of(header.type)) + " from the coordinator");
+  }
+  return header.length <= limit
+             ? Status{}
+             : refused(std::string(wire::name_of(header.type)) + " of " + std::to_string(header.length) + " bytes");
+}
+
 Status Node::Impl::check_server_header(const LinkState& link, const Header& header) {
   const std::size_t size = config_.size();
   const auto at_most = [&header](std::size_t limit) {
@@ -127,16 +149,22 @@ Status Node::Impl::check_server_header(const LinkState& link, const Header& head
                ? Status{}
                : refused(std::string(wire::name_of(header.type)) + " of " + std::to_string(header.length) + " bytes");
   };
-  if (header.type != Type::grant && (header.operation == 0 || header.operation >= next_number_)) {
+  if (header.epoch < epoch_) {
+    // It was on its way when the epoch began, whatever it was.
+    return at_most(std::max({static_cast<std::size_t>(std::max(config_.segment, config_.small)), limits::text_bytes + 8,
+                             8 + 8 * size, wire::runs_limit()}));
+  }
+  const bool of_one = header.type != Type::grant && header.type != Type::have;
+  if (of_one && (header.operation == 0 || header.operation >= next_number_)) {
     return refused(std::string(wire::name_of(header.type)) + " for operation " + std::to_string(header.operation) +
                    ", which was never opened");
   }
-  Operation* operation = find(header.operation);
+  Operation* operation = of_one ? find_going_on(header.operation) : nullptr;
   const bool takes_part =
       operation != nullptr && std::any_of(operation->parts.begin(), operation->parts.end(),
                                           [&link](const Part& part) { return part.server == link.index; });
-  if (operation != nullptr && !takes_part && header.type != Type::grant) {
-    return refused(std::string(wire::name_of(header.type)) + " for '" + operation->name +
+  if (operation != nullptr && !takes_part) {
+    return refused(std::string(wire::name_of(header.type)) + " for '" + operation->name() +
                    "' from a server that has no part in it");
   }
   switch (header.type) {
@@ -144,12 +172,14 @@ Status Node::Impl::check_server_header(const LinkState& link, const Header& head
       return operation == nullptr || operation->failed_here ? at_most(std::max(config_.segment, config_.small))
                                                             : check_result(*operation, link.index, header);
     case Type::admit:
-      if (operation != nullptr && !operation->failed_here && !owes_data(*operation, link.index)) {
-        return refused("ADMIT of '" + operation->name + "', for which nothing is owed");
+      if (operation != nullptr && !operation->failed_here && !awaits_admission(*operation, link.index, header)) {
+        return refused("ADMIT of '" + operation->name() + "', for which nothing is owed");
       }
-      return at_most(0);
+      return at_most((header.flags & wire::flag_resumed) != 0 ? wire::runs_limit() : 0);
     case Type::grant:
       return at_most(0);
+    case Type::have:
+      return at_most(8 * wire::have_at_once);
     case Type::fail:
       return at_most(limits::text_bytes + 8);
     case Type::sizes:
@@ -161,17 +191,19 @@ Status Node::Impl::check_server_header(const LinkState& link, const Header& head
   }
 }
 
-// Whether the server may ask for this rank's contribution now.
-bool Node::Impl::owes_data(Operation& operation, std::uint32_t server) const {
+// Whether the server may ask for this rank's contribution now, or say what is missing.
+bool Node::Impl::awaits_admission(Operation& operation, std::uint32_t server, const Header& header) const {
   const Part& part = operation.part_of(server);
-  return operation.contributes() && !operation.gathers() && !takes_ring(operation) && !part.admitted &&
-         part.sent < part.shard.end;
+  if (operation.gathers() || takes_ring(operation) || part.admitted || part.resumed || part.done) {
+    return false;
+  }
+  return (header.flags & wire::flag_resumed) != 0 ? epoch_ > 0 : operation.contributes() && !part.all_sent();
 }
 
 Status Node::Impl::check_result(Operation& operation, std::uint32_t server, const Header& header) const {
   const Part& part = operation.part_of(server);
   const auto wrong = [&operation] {
-    return refused("RESULT of '" + operation.name + "' that is not the next segment");
+    return refused("RESULT of '" + operation.name() + "' that is not the next segment");
   };
   if (part.done || (header.length > 0 && header.dtype != operation.submission.dtype)) {
     return wrong();
@@ -181,12 +213,17 @@ Status Node::Impl::check_result(Operation& operation, std::uint32_t server, cons
                        header.length == operation.wanted.size() && (header.flags & wire::flag_last) != 0;
     return whole && header.length <= config_.small ? Status{} : wrong();
   }
-  const Range segment{part.answered, std::min(part.answered + part.segment, part.shard.end)};
-  const Range expected = intersection(segment, operation.wanted);
-  const bool contributed = !operation.contributes() || segment.end <= part.sent;
-  const bool next = contributed && header.length == expected.size() &&
+  const Cursor at = part.next_to_answer();
+  const Range segment = part.segment_at(at);
+  const bool there = at.run < part.runs.size();
+  const bool sends = there && part.runs[at.run].sends;
+  const bool receives = there && part.runs[at.run].receives && !operation.finished;
+  const Range expected = receives ? intersection(segment, operation.wanted) : Range{segment.begin, segment.begin};
+  const bool contributed = !sends || Cursor{at.run, segment.end} <= part.sent;
+  const bool last = !part.resumed && segment.end == part.shard.end;
+  const bool next = there && contributed && header.length == expected.size() &&
                     header.offset == (expected.empty() ? segment.begin : expected.begin) &&
-                    ((header.flags & wire::flag_last) != 0) == (segment.end == part.shard.end);
+                    ((header.flags & wire::flag_last) != 0) == last;
   return next ? Status{} : wrong();
 }
 
@@ -209,32 +246,36 @@ Status Node::Impl::on_payload(LinkId link) {
 }
 
 Status Node::Impl::receive_from_server(LinkState& link) {
+  if (link.header.epoch < epoch_) {
+    return {};  // its epoch may have ended while it came
+  }
   node::ServerLink& from = servers_[link.index];
   from.credit += link.header.credit;
   if (from.credit > from.most_credit) {
     return refused("more credit than there can be");
   }
-  if (link.header.type == Type::result) {
+  if (link.header.type == Type::result || link.header.type == Type::sizes) {
     ++from.results;
     from.last_result = now_;
+    acknowledge_soon();
   }
   if (link.header.type == Type::sizes) {
     return receive_sizes(link.header.operation, link);
   }
-  Operation* operation = find(link.header.operation);
+  if (link.header.type == Type::have) {
+    return receive_have(link);
+  }
+  Operation* operation = find_going_on(link.header.operation);
   Status status;
   // Frames for operations that have ended count for their credit only.
   if (link.header.type == Type::late) {
     status = receive_late(link);
   } else if (operation != nullptr && link.header.type == Type::fail) {
-    status = receive_failure(*operation, link);
+    status = operation->finished ? Status{} : receive_failure(*operation, link);
   } else if (operation != nullptr && !operation->failed_here) {
     switch (link.header.type) {
       case Type::admit:
-        operation->part_of(link.index).admitted = true;
-        operation->progress = now_;
-        from.admitted.push_back(operation->number);
-        follow_pace(*operation);
+        status = receive_admit(*operation, link);
         break;
       case Type::result:
         receive_result(*operation, link);
@@ -250,26 +291,40 @@ Status Node::Impl::receive_from_server(LinkState& link) {
 void Node::Impl::receive_result(Operation& operation, LinkState& link) {
   operation.progress = now_;
   Part& part = operation.part_of(link.index);
-  const std::uint64_t unanswered = part.unanswered();
-  answered_eager(part);
+  const Cursor at = part.next_to_answer();
+  const Range segment = part.segment_at(at);
   const Header& header = link.header;
+  if (!operation.gathers()) {
+    if (part.runs[at.run].sends && part.eager == 0) {
+      part.unanswered -= segment.size();
+      servers_[part.server].unanswered -= segment.size();
+    }
+    part.answered = {at.run, segment.end};
+  }
+  answered_eager(part);
+  if (operation.bytes <= config_.small) {
+    keep_input(operation);
+  }
   if (header.length > 0) {
     // The first moment at which the result replaces the contribution: it is whole.
     std::memcpy(operation.submission.output + (header.offset - operation.wanted.begin), link.payload.data(),
                 header.length);
   }
-  const std::uint64_t before = part.answered;
-  part.answered = std::min(part.answered + part.segment, part.shard.end);
-  if (operation.sends_data()) {
-    servers_[part.server].unanswered -= unanswered - part.unanswered();
+  if (operation.shares_results(config_) && !operation.finished) {
+    keep_result(part, link, segment);
   }
-  if (operation.paced && pace_.answered(part.answered - before, now_)) {
+  if (operation.paced && pace_.answered(segment.size(), now_)) {
     if (const auto credit = pace_.decide(repairs(), now_)) {
       set_window(*credit);
     }
   }
-  part.done = (header.flags & wire::flag_last) != 0;
-  end_if_done(operation);
+  part.done = part.resumed ? part.segment_at(part.next_to_answer()).empty() : (header.flags & wire::flag_last) != 0;
+  if (part.done && operation.bytes > config_.small && operation.submission.collective != Collective::all_reduce) {
+    acknowledge();  // somebody's handle waits for it
+  }
+  if (!operation.finished) {
+    end_if_done(operation);
+  }
 }
 
 Status Node::Impl::receive_failure(Operation& operation, const LinkState& link) {
@@ -279,8 +334,9 @@ Status Node::Impl::receive_failure(Operation& operation, const LinkState& link) 
     return status;
   }
   if (link.index != operation.home) {
-    return refused("FAIL of '" + operation.name + "' from a server that is not its home");
+    return refused("FAIL of '" + operation.name() + "' from a server that is not its home");
   }
+  operation.failure = failure.status;
   failure.status.message = std::string(name_of(operation.submission.collective)) + " " + failure.status.message;
   end(operation, std::move(failure.status));
   return {};
@@ -293,6 +349,9 @@ Status Node::Impl::receive_from_coordinator(LinkState& link) {
     }
     world_.ended();
     return {};
+  }
+  if (link.header.type == Type::epoch) {
+    return receive_epoch(link);
   }
   wire::Loss loss;
   const wire::ConstBytes payload(link.payload.data(), link.payload.size());
@@ -336,6 +395,7 @@ void Node::Impl::lost_rank(std::uint32_t rank, Status why) {
   for (std::uint64_t number : concerned) {
     end(*find(number), why);
   }
+  forget_finished([rank](const Operation& operation) { return operation.group->index_of(rank).has_value(); });
 }
 
 void Node::Impl::break_job(Status why) {
@@ -350,6 +410,7 @@ void Node::Impl::break_job(Status why) {
   for (std::uint64_t number : numbers) {
     end(*find(number), why);
   }
+  forget_finished([](const Operation&) { return true; });
 }
 
 void Node::Impl::on_lost(LinkId link, const Status& why) {
@@ -436,10 +497,18 @@ void Node::Impl::on_time(Time now) {
   if (inquiry_.until <= now_ || (inquiry_.until != never && inquiry_.unanswered == 0)) {
     end_inquiry();
   }
+  if (acknowledge_at_ <= now) {
+    acknowledge();
+  }
+  if (give_up_at_ <= now) {
+    give_up_at_ = never;
+    forget_finished([](const Operation&) { return true; });
+  }
 }
 
 void Node::Impl::leave() {
   leaving_ = true;
+  acknowledge();
   say_goodbye_if_done();
 }
 
@@ -447,7 +516,18 @@ void Node::Impl::say_goodbye_if_done() {
   if (!leaving_ || goodbye_said_ || !operations_.empty()) {
     return;
   }
+  // Others may need it to end theirs, if a server is lost now; but they are not waited for without end.
+  const auto is_needed = [](const auto& entry) { return entry.second->failure.ok(); };
+  if (std::any_of(finished_.begin(), finished_.end(), is_needed)) {
+    if (give_up_at_ == never) {
+      give_up_at_ = now_ + longest_help;
+      acknowledge();
+    }
+    return;
+  }
+  give_up_at_ = never;
   goodbye_said_ = true;
+  forget_finished([](const Operation&) { return true; });
   for (std::uint32_t server = 0; server < config_.servers(); ++server) {
     if (servers_[server].link) {
       ++goodbyes_unsent_;

@@ -43,12 +43,15 @@ Status Node::Impl::receive_sizes(std::uint64_t number, const LinkState& link) {
   if (Status status = wire::decode(payload, sizes); !status.ok()) {
     return status;
   }
-  node::ServerLink& from = servers_[link.index];
-  if (server_of(sizes.exchange) != link.index || sizes.exchange <= from.exchange_heard) {
+  Operation* operation = find(number);
+  const std::uint64_t server = server_of(sizes.exchange);
+  const bool next = server == link.index && sizes.exchange > servers_[server].exchange_heard;
+  // One that was open in an epoch before keeps the number that it had.
+  const bool again = server < servers_.size() && epoch_ > 0 && (operation == nullptr || operation->reopened);
+  if (!next && !again) {
     return refused("SIZES with exchange " + std::to_string(sizes.exchange) + ", which is not its next");
   }
-  from.exchange_heard = sizes.exchange;
-  Operation* operation = find(number);
+  servers_[server].exchange_heard = std::max(servers_[server].exchange_heard, sizes.exchange);
   if (operation == nullptr || operation->failed_here) {
     forget_grants(sizes.exchange);
     return {};
@@ -57,12 +60,23 @@ Status Node::Impl::receive_sizes(std::uint64_t number, const LinkState& link) {
   const bool expected = (operation->gathers() || takes_ring(*operation)) && !operation->exchange.sizes_known &&
                         sizes.blocks.size() == blocks;
   if (!expected) {
-    return refused("unexpected SIZES for '" + operation->name + "'");
+    return refused("unexpected SIZES for '" + operation->name() + "'");
   }
-  if (takes_ring(*operation)) {
-    return start_ring(*operation, sizes.exchange);
+  const bool was_unsized = unsized(*operation);
+  Status status = takes_ring(*operation)
+                      ? start_ring(*operation, sizes.exchange)
+                      : start_exchange(*operation, sizes, (link.header.flags & wire::flag_inline) != 0);
+  if (was_unsized) {
+    sized();
   }
-  return start_exchange(*operation, sizes, (link.header.flags & wire::flag_inline) != 0);
+  return status;
+}
+
+// With the last of them it is clear again which exchanges have ended here.
+void Node::Impl::sized() {
+  if (--unsized_ == 0) {
+    std::erase_if(early_grants_, [this](const auto& entry) { return heard(entry.first.first); });
+  }
 }
 
 Status Node::Impl::start_exchange(Operation& operation, const wire::Sizes& sizes, bool through_home) {
@@ -79,7 +93,7 @@ Status Node::Impl::start_exchange(Operation& operation, const wire::Sizes& sizes
   std::uint64_t out = 0;
   for (std::size_t i = 0; i < members; ++i) {
     if (sizes.blocks[i] > most_bytes - in) {
-      return refused("SIZES for '" + operation.name + "' with more bytes than there can be");
+      return refused("SIZES for '" + operation.name() + "' with more bytes than there can be");
     }
     exchange.incoming[i].range = {in, in + sizes.blocks[i]};
     in += sizes.blocks[i];
@@ -91,7 +105,7 @@ Status Node::Impl::start_exchange(Operation& operation, const wire::Sizes& sizes
   operation.wanted = {0, in};
   operation.progress = now_;
   if (exchange.incoming[own].range.size() != exchange.outgoing[own].range.size()) {
-    return refused("SIZES for '" + operation.name + "' with a wrong size of this rank's own block");
+    return refused("SIZES for '" + operation.name() + "' with a wrong size of this rank's own block");
   }
   std::string problem;
   if (s.output == nullptr) {
@@ -103,7 +117,7 @@ Status Node::Impl::start_exchange(Operation& operation, const wire::Sizes& sizes
   }
   if (!problem.empty()) {
     Status why = Status::error(Code::failed_on_rank,
-                               "'" + operation.name + "' on " + rank_text(rank_, config_) + " receives " +
+                               "'" + operation.name() + "' on " + rank_text(rank_, config_) + " receives " +
                                    std::to_string(in) + " bytes, " + problem,
                                static_cast<std::int32_t>(rank_));
     send_to_server(operation.home, {.type = Type::fail, .operation = operation.number},
@@ -129,7 +143,7 @@ Status Node::Impl::start_exchange(Operation& operation, const wire::Sizes& sizes
     const auto early = early_grants_.find({exchange.id, operation.group->ranks[i]});
     if (early != early_grants_.end()) {
       if (early->second > exchange.outgoing[i].range.size()) {
-        return refused("GRANT beyond the block of '" + operation.name + "'");
+        return refused("GRANT beyond the block of '" + operation.name() + "'");
       }
       exchange.outgoing[i].granted = early->second;
     }
@@ -205,14 +219,14 @@ Status Node::Impl::check_peer_header(const LinkState& link, const Header& header
       }
       const std::optional<std::size_t> member = operation->group->index_of(link.index);
       if (!member || header.dtype != operation->submission.dtype) {
-        return refused("DATA that is not part of '" + operation->name + "'");
+        return refused("DATA that is not part of '" + operation->name() + "'");
       }
       if (operation->ring) {
         return check_ring_data(*operation, link.index, header);
       }
       const Block& block = operation->exchange.incoming[*member];
       if (header.offset != block.moved || header.offset + header.length > block.granted) {
-        return refused("DATA of '" + operation->name + "' that was not granted");
+        return refused("DATA of '" + operation->name() + "' that was not granted");
       }
       return {};
     }
@@ -235,10 +249,11 @@ Status Node::Impl::receive_grant(std::uint32_t rank, const Header& header) {
     if (server_of(header.operation) >= servers_.size()) {
       return refused("GRANT for an exchange of no server");
     }
-    if (!heard(header.operation)) {
+    if (!heard(header.operation) || unsized_ > 0) {
       early_grants_[{header.operation, rank}] += header.credit;
-      // As many as the peer may have open, each granted once before it gets data.
-      if (early_grants_.size() > static_cast<std::size_t>(config_.open_limit) * config_.size()) {
+      // As many as the peer may have open, each granted once before it gets data; and some that have ended.
+      const std::size_t most = (unsized_ > 0 ? 4 : 1) * static_cast<std::size_t>(config_.open_limit) * config_.size();
+      if (early_grants_.size() > most) {
         return refused("too many grants for exchanges that have not begun");
       }
     }
@@ -246,14 +261,14 @@ Status Node::Impl::receive_grant(std::uint32_t rank, const Header& header) {
   }
   const std::optional<std::size_t> member = operation->group->index_of(rank);
   if (!member) {
-    return refused("GRANT that is not part of '" + operation->name + "'");
+    return refused("GRANT that is not part of '" + operation->name() + "'");
   }
   if (operation->ring) {
     return receive_ring_grant(*operation, rank, header.credit);
   }
   Block& block = operation->exchange.outgoing[*member];
   if (header.credit > block.range.size() - block.granted) {
-    return refused("GRANT beyond the block of '" + operation->name + "'");
+    return refused("GRANT beyond the block of '" + operation->name() + "'");
   }
   block.granted += header.credit;
   pump_block(*operation, *member);

@@ -1,8 +1,10 @@
 // The node machine's parts: node.cpp turns events into calls of these, node_operations.cpp submits, sends and ends
-// operations, node_exchange.cpp moves blocks between nodes, node_ring.cpp sends all-reduces round the ring.
+// operations, node_exchange.cpp moves blocks between nodes, node_ring.cpp sends all-reduces round the ring,
+// node_epoch.cpp goes on after the loss of a server.
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -32,7 +34,9 @@ class Node::Impl {
   void on_summed(Token token);
   void on_lost(LinkId link, const Status& why);
   void on_time(Time now);
-  Time deadline() const { return std::min(checks_.empty() ? never : checks_.begin()->first, inquiry_.until); }
+  Time deadline() const {
+    return std::min({checks_.empty() ? never : checks_.begin()->first, inquiry_.until, acknowledge_at_, give_up_at_});
+  }
   void leave();
   bool left() const { return goodbye_said_ && goodbyes_unsent_ == 0; }
   void abort(const std::string& reason);
@@ -48,12 +52,14 @@ class Node::Impl {
   using Operation = node::Operation;
   using Group = node::Group;
   using Part = node::Part;
+  using Cursor = node::Cursor;
   using Block = node::Block;
   using LinkState = node::LinkState;
 
   // Frames (node.cpp).
   Status check_server_header(const LinkState& link, const wire::Header& header);
-  bool owes_data(Operation& operation, std::uint32_t server) const;
+  Status check_coordinator_header(const wire::Header& header) const;
+  bool awaits_admission(Operation& operation, std::uint32_t server, const wire::Header& header) const;
   Status check_result(Operation& operation, std::uint32_t server, const wire::Header& header) const;
   Status check_peer_header(const LinkState& link, const wire::Header& header);
   Status receive_from_server(LinkState& link);
@@ -69,8 +75,9 @@ class Node::Impl {
   // Operations (node_operations.cpp).
   Status problem_with(const Submission& submission) const;
   void finish_alone(const Submission& submission);
+  void measure(Operation& operation);
   void plan(Operation& operation);
-  void open(Operation& operation, const wire::Opening& opening);
+  void open(Operation& operation);
   void announce(std::uint32_t server, std::uint32_t group);
   // The bytes that travel with the opening at this server, which count from now on.
   std::span<const std::byte> take_inline(Operation& operation, Part& part);
@@ -78,6 +85,7 @@ class Node::Impl {
   void pump(std::uint32_t server);
   void note_sending(Operation& operation);
   void answered_eager(Part& part);
+  void answered_part(Part& part);
   // Rank 0's node measures what is admitted, until it ends.
   void follow_pace(Operation& operation);
   std::uint64_t repairs() const;
@@ -126,9 +134,35 @@ class Node::Impl {
   void forget_grants(std::uint64_t exchange);
   void send_to_peer(std::uint32_t rank, wire::Header header, std::span<const std::byte> borrowed = {}, Token token = 0);
 
-  Operation* find(std::uint64_t number);
+  // What outlives a server (node_epoch.cpp).
+  Status receive_epoch(const LinkState& link);
+  void reset_servers(const std::vector<std::uint32_t>& weights);
+  void reopen(Operation& operation);
+  void note_progress(Operation& operation);
+  Status receive_admit(Operation& operation, LinkState& link);
+  Status receive_have(const LinkState& link);
+  void keep_input(Operation& operation);
+  void keep_result(Part& part, LinkState& link, Range segment);
+  // After its handle is done: for those who may lack its result.
+  void keep_finished(std::unique_ptr<Operation> operation);
+  void settle(Operation& operation, std::uint32_t server);
+  void forget(std::uint64_t number);
+  void forget_finished(const std::function<bool(const Operation&)>& which);
+  // A reopened exchange whose number is not known here.
+  bool unsized(const Operation& operation) const;
+  void sized();
+  std::span<const std::byte> contribution(Operation& operation, Range segment, wire::Bytes& copied) const;
+  void acknowledge();
+  void acknowledge_soon();
 
-  const JobConfig config_;
+  // Among the open ones; also among the finished ones; among those that have not failed.
+  Operation* find(std::uint64_t number);
+  Operation* find_any(std::uint64_t number);
+  Operation* find_going_on(std::uint64_t number);
+
+  JobConfig config_;  // its weights are those of the epoch
+  std::uint32_t epoch_ = 0;
+  bool reopening_ = false;  // what comes from an epoch before is being opened again
   const std::uint32_t rank_;
   NodeWorld& world_;
   BufferPool& pool_;
@@ -144,17 +178,23 @@ class Node::Impl {
   std::unordered_map<Hash128, std::uint32_t> occurrences_;  // by key of occurrence 0
 
   std::unordered_map<std::uint64_t, std::unique_ptr<Operation>> operations_;  // by number
+  std::unordered_map<std::uint64_t, std::unique_ptr<Operation>> finished_;    // those that others may need, by number
   std::uint64_t next_number_ = 1;
   std::size_t failed_here_ = 0;  // of the operations: opened as failed, their handles are done
   std::set<std::pair<Time, std::uint64_t>> checks_;
   node::Inquiry inquiry_;
+  Time acknowledge_at_ = never;  // results that a server does not know to be here
+  Time give_up_at_ = never;      // the end of the wait for those who may need a finished operation
 
   std::unordered_map<std::uint64_t, std::uint64_t> exchanges_;  // exchange → number
   // Grants that came before SIZES: (exchange, rank) → bytes.
   std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint64_t> early_grants_;
+  std::size_t unsized_ = 0;  // reopened exchanges whose number may be one of those that others have heard before
 
   Pace pace_;              // rank 0's alone is used
   std::size_t paced_ = 0;  // operations that it follows
+
+  std::uint32_t window_ = 0;  // the job's credit as rank 0's node has last set it; 0: never
 
   Token next_sum_ = 1;
   std::unordered_map<Token, std::uint64_t> summing_;  // token → number

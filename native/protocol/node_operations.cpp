@@ -47,13 +47,53 @@ bool Operation::contributes() const {
   }
 }
 
+bool Operation::waits_for_others(const JobConfig& config) const {
+  const bool broadcasts = submission.collective == Collective::broadcast && contributes();
+  return bytes > config.small && (submission.collective == Collective::reduce_scatter || broadcasts);
+}
+
+bool Operation::shares_results(const JobConfig& config) const {
+  return submission.collective == Collective::all_reduce && bytes > config.small && !config.ring;
+}
+
+Cursor Part::next_to_send() const {
+  Cursor at = sent;
+  while (at.run < runs.size() && (!runs[at.run].sends || at.offset >= runs[at.run].range.end)) {
+    ++at.run;
+  }
+  if (at.run < runs.size()) {
+    at.offset = std::max(at.offset, runs[at.run].range.begin);
+  }
+  return at;
+}
+
+Cursor Part::next_to_answer() const {
+  Cursor at = answered;
+  while (at.run + 1 < runs.size() && at.offset >= runs[at.run].range.end) {
+    ++at.run;
+  }
+  if (at.run < runs.size()) {
+    at.offset = std::max(at.offset, runs[at.run].range.begin);
+  }
+  return at;
+}
+
+Range Part::segment_at(const Cursor& cursor) const {
+  if (cursor.run >= runs.size()) {
+    return {};
+  }
+  return {cursor.offset, std::min(cursor.offset + segment, runs[cursor.run].range.end)};
+}
+
 Part& Operation::part_of(std::uint32_t server) {
   return *std::lower_bound(parts.begin(), parts.end(), server,
                            [](const Part& part, std::uint32_t index) { return part.server < index; });
 }
 
-bool Operation::done() const {
-  return !failed_here && std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.done; });
+bool Operation::done(const JobConfig& config) const {
+  const bool waits = waits_for_others(config);
+  return !failed_here && std::all_of(parts.begin(), parts.end(),
+                                     [waits](const Part& part) { return part.done && (part.settled || !waits); });
 }
 
 }  // namespace node
@@ -112,15 +152,14 @@ void Node::Impl::submit(Submission submission) {
   Operation& operation = *made;
   operation.number = next_number_++;
   operation.group = &group;
-  operation.name = submission.name.empty() ? unnamed : submission.name;
   operation.submission = std::move(submission);
   operation.progress = now_;
 
-  const std::uint32_t occurrence = occurrences_[operation_key(group.id, operation.name, 0)]++;
-  wire::Opening opening;
-  opening.key = operation_key(group.id, operation.name, occurrence);
-  opening.occurrence = occurrence;
-  operation.home = home_of(opening.key, config_);
+  wire::Opening& opening = operation.opening;
+  opening.name = operation.submission.name.empty() ? unnamed : operation.submission.name;
+  opening.group = group.id;
+  opening.occurrence = occurrences_[operation_key(group.id, opening.name, 0)]++;
+  opening.key = operation_key(group.id, opening.name, opening.occurrence);
 
   Submission& s = operation.submission;
   Status failure;
@@ -156,9 +195,9 @@ void Node::Impl::submit(Submission submission) {
     check_again(operation, now_ + std::min(s.timeout, node::first_late));
   }
   operations_.emplace(operation.number, std::move(made));
+  measure(operation);
   plan(operation);
-  opening.bytes = operation.bytes;
-  open(operation, opening);
+  open(operation);
 }
 
 void Node::Impl::finish_alone(const Submission& submission) {
@@ -186,29 +225,12 @@ void Node::Impl::finish_alone(const Submission& submission) {
   world_.finish(submission.handle, {});
 }
 
-// Which servers work on it, and what of the result is wanted.
-void Node::Impl::plan(Operation& operation) {
+// How large it is, and what of the result is wanted.
+void Node::Impl::measure(Operation& operation) {
   const Submission& s = operation.submission;
-  const auto segment_for = [&](std::uint32_t server) {
-    return config_.segment_for(servers_[server].window, operation.bytes);
-  };
   const bool receives_only = s.collective == Collective::broadcast && !operation.contributes();
   operation.bytes = operation.failed_here ? 0 : receives_only ? s.output_bytes : s.input_bytes;
-  if (operation.bytes <= config_.small || operation.gathers() || takes_ring(operation)) {
-    operation.parts.push_back(
-        Part{.server = operation.home, .shard = {0, operation.bytes}, .segment = segment_for(operation.home)});
-  } else {
-    for (std::uint32_t server = 0; server < config_.servers(); ++server) {
-      const Range shard = shard_of(operation.bytes, config_.weights, server);
-      if (!shard.empty() || server == operation.home) {
-        operation.parts.push_back(Part{.server = server,
-                                       .shard = shard,
-                                       .segment = segment_for(server),
-                                       .sent = shard.begin,
-                                       .answered = shard.begin});
-      }
-    }
-  }
+  operation.opening.bytes = operation.bytes;
   switch (s.collective) {
     case Collective::reduce_scatter:
       operation.wanted = chunk_of(operation.bytes, rows_of(s), operation.group->ranks.size(), operation.group->own);
@@ -221,34 +243,62 @@ void Node::Impl::plan(Operation& operation) {
   }
 }
 
+// Which servers work on it.
+void Node::Impl::plan(Operation& operation) {
+  operation.home = home_of(operation.opening.key, config_);
+  const bool sends = operation.contributes();
+  const auto add = [&](std::uint32_t server, Range shard) {
+    Part& part = operation.parts.emplace_back();
+    part.server = server;
+    part.shard = shard;
+    part.segment = config_.segment_for(servers_[server].window, operation.bytes);
+    part.runs.push_back({shard, sends, true});
+    part.sent = part.answered = {0, shard.begin};
+  };
+  const bool at_home = operation.bytes <= config_.small || operation.gathers() || takes_ring(operation);
+  if (at_home || operation.opening.failed) {
+    add(operation.home, {0, operation.bytes});
+    return;
+  }
+  for (std::uint32_t server = 0; server < config_.servers(); ++server) {
+    const Range shard = shard_of(operation.bytes, config_.weights, server);
+    if (!shard.empty() || server == operation.home) {
+      add(server, shard);
+    }
+  }
+}
+
 bool Node::Impl::takes_ring(const Operation& operation) const {
   return shoal::takes_ring(config_, operation.submission.collective, operation.bytes);
 }
 
-void Node::Impl::open(Operation& operation, const wire::Opening& opening) {
-  wire::Opening sent = opening;
-  sent.group = operation.group->id;
-  sent.name = operation.name;
+void Node::Impl::open(Operation& operation) {
   // Nodes visit servers in an order rotated by their rank.
   const std::size_t count = operation.parts.size();
   for (std::size_t i = 0; i < count; ++i) {
     Part& part = operation.parts[(i + rank_) % count];
     announce(part.server, operation.submission.group);
     const std::span<const std::byte> data = take_inline(operation, part);
-    sent.inline_bytes = part.eager;
-    send_to_server(part.server, {.type = Type::open, .operation = operation.number}, wire::encode(sent), data,
-                   data.empty() ? 0 : operation.number);
+    operation.opening.inline_bytes = static_cast<std::uint32_t>(data.size());
+    send_to_server(part.server, {.type = Type::open, .operation = operation.number}, wire::encode(operation.opening),
+                   data, data.empty() ? 0 : operation.number);
   }
 }
 
 std::span<const std::byte> Node::Impl::take_inline(Operation& operation, Part& part) {
   const bool admitted_later = !operation.gathers() && !takes_ring(operation);
-  if (operation.failed_here || !operation.contributes() || !(admitted_later || operation.bytes <= config_.small)) {
+  if (operation.opening.failed || !operation.contributes() || !(admitted_later || operation.bytes <= config_.small)) {
     return {};
   }
   node::ServerLink& server = servers_[part.server];
+  if (reopening_ && operation.gathers()) {
+    // Counts for nothing: what went through the home before must do so again.
+    const bool wanted = operation.bytes <= config_.small && operation.opening.exchange == 0;
+    return {operation.submission.input, wanted ? static_cast<std::size_t>(operation.bytes) : 0};
+  }
   const std::uint32_t bytes = config_.inline_of(part.shard.size(), part.segment);
-  if (bytes == 0 || server.eager + bytes > config_.eager) {
+  const bool answered_before = operation.opening.finished || !operation.have.empty();
+  if (answered_before || bytes == 0 || server.eager + bytes > config_.eager) {
     return {};
   }
   // A part of a shard only saves a round trip, of which there is none to save behind other operations.
@@ -257,7 +307,7 @@ std::span<const std::byte> Node::Impl::take_inline(Operation& operation, Part& p
   }
   const std::byte* data = operation.submission.input + part.shard.begin;
   part.eager = bytes;
-  part.sent += bytes;
+  part.sent.offset += bytes;
   server.eager += bytes;
   note_sending(operation);
   return {data, bytes};
@@ -283,24 +333,30 @@ bool Node::Impl::may_send(const node::ServerLink& link, std::uint64_t length) {
 void Node::Impl::pump(std::uint32_t server) {
   node::ServerLink& link = servers_[server];
   while (!link.admitted.empty()) {
-    Operation* operation = find(link.admitted.front());
-    if (operation == nullptr || operation->part_of(server).sent == operation->part_of(server).shard.end) {
+    Operation* operation = find_any(link.admitted.front());
+    if (operation == nullptr || operation->part_of(server).all_sent()) {
       link.admitted.pop_front();
       continue;
     }
     Part& part = operation->part_of(server);
-    const std::uint64_t length = std::min<std::uint64_t>(part.segment, part.shard.end - part.sent);
+    const Cursor at = part.next_to_send();
+    const Range segment = part.segment_at(at);
+    const std::uint64_t length = segment.size();
     if (!may_send(link, length)) {
       return;
     }
     link.credit -= static_cast<std::int64_t>(length);
     link.unanswered += length;
-    const Header header{
-        .type = Type::data, .dtype = operation->submission.dtype, .operation = operation->number, .offset = part.sent};
-    const std::byte* data = operation->submission.input + part.sent;
-    part.sent += length;
+    part.unanswered += length;
+    part.sent = {at.run, segment.end};
+    const Header header{.type = Type::data,
+                        .dtype = operation->submission.dtype,
+                        .operation = operation->number,
+                        .offset = segment.begin};
+    wire::Bytes copied;
+    const std::span<const std::byte> data = contribution(*operation, segment, copied);
     note_sending(*operation);
-    send_to_server(server, header, {}, {data, static_cast<std::size_t>(length)}, operation->number);
+    send_to_server(server, header, std::move(copied), data, data.empty() ? 0 : operation->number);
   }
 }
 
@@ -323,6 +379,7 @@ std::uint64_t Node::Impl::repairs() const {
 }
 
 void Node::Impl::set_window(std::uint32_t credit) {
+  window_ = credit;
   for (std::uint32_t server = 0; server < config_.servers(); ++server) {
     if (config_.weights[server] > 0) {
       send_to_server(server, {.type = Type::window, .credit = credit});
@@ -331,15 +388,20 @@ void Node::Impl::set_window(std::uint32_t credit) {
 }
 
 void Node::Impl::note_sending(Operation& operation) {
-  if (!std::exchange(operation.sending, true)) {
+  if (!std::exchange(operation.sending, true) && !operation.finished) {
     world_.sending(operation.submission.handle);
   }
+}
+
+void Node::Impl::answered_part(Part& part) {
+  servers_[part.server].unanswered -= std::exchange(part.unanswered, 0);
+  answered_eager(part);
 }
 
 void Node::Impl::answered_eager(Part& part) { servers_[part.server].eager -= std::exchange(part.eager, 0); }
 
 void Node::Impl::end_if_done(Operation& operation) {
-  if (operation.done()) {
+  if (operation.done(config_)) {
     end(operation, {});
   }
 }
@@ -347,6 +409,9 @@ void Node::Impl::end_if_done(Operation& operation) {
 void Node::Impl::end(Operation& operation, Status status) {
   const std::uint64_t number = operation.number;
   const bool failed = !status.ok();
+  if (failed && operation.failure.ok()) {
+    operation.failure = status;
+  }
   const bool summing = operation.ring && std::any_of(operation.ring->pieces.begin(), operation.ring->pieces.end(),
                                                      [](const node::Ring::Piece& piece) { return !piece.done; });
   if (summing) {
@@ -362,7 +427,7 @@ void Node::Impl::end(Operation& operation, Status status) {
     }
     // The home keeps what others may still fail.
     if (operation.gathers() ? !operation.exchange.through_home : operation.bytes > config_.small) {
-      send_to_server(operation.home, {.type = Type::drop, .operation = number});
+      send_to_server(operation.home, {.type = Type::drop, .flags = wire::flag_well, .operation = number});
     }
   } else {
     world_.detach(number);
@@ -371,12 +436,12 @@ void Node::Impl::end(Operation& operation, Status status) {
     }
   }
   for (Part& part : operation.parts) {
-    if (operation.sends_data()) {
-      servers_[part.server].unanswered -= part.unanswered();
-    }
-    answered_eager(part);
+    answered_part(part);
   }
   check_again(operation, never);
+  if (unsized(operation)) {
+    sized();
+  }
   if (operation.paced && --paced_ == 0) {
     pace_.pause(now_);
   }
@@ -388,11 +453,16 @@ void Node::Impl::end(Operation& operation, Status status) {
   } else {
     world_.finish(operation.submission.handle, std::move(status));
   }
-  const std::vector<Part> parts = failed && broken_.ok() ? std::move(operation.parts) : std::vector<Part>();
-  operations_.erase(number);
+  std::vector<std::uint32_t> servers;
+  for (const Part& part : operation.parts) {
+    if (failed && broken_.ok()) {
+      servers.push_back(part.server);
+    }
+  }
+  keep_finished(std::move(operations_.extract(number).mapped()));
   // What it held of the windows is free without a word from the servers.
-  for (const Part& part : parts) {
-    pump(part.server);
+  for (std::uint32_t server : servers) {
+    pump(server);
   }
   say_goodbye_if_done();
 }
@@ -414,7 +484,8 @@ void Node::Impl::send_to_server(std::uint32_t server, Header header, wire::Bytes
     return;
   }
   header.length = static_cast<std::uint32_t>(owned.size() + borrowed.size());
-  header.acknowledged = to.results;
+  header.epoch = epoch_;
+  header.acknowledged = to.acknowledged = to.results;
   if (Operation* borrower = borrowed.empty() ? nullptr : find(token)) {
     ++borrower->unsent;
   }
@@ -422,12 +493,25 @@ void Node::Impl::send_to_server(std::uint32_t server, Header header, wire::Bytes
 }
 
 std::string Node::Impl::describe(const Operation& operation) const {
-  return std::string(name_of(operation.submission.collective)) + " '" + operation.name + "'";
+  return std::string(name_of(operation.submission.collective)) + " '" + operation.name() + "'";
 }
 
 Node::Impl::Operation* Node::Impl::find(std::uint64_t number) {
   const auto found = operations_.find(number);
   return found == operations_.end() ? nullptr : found->second.get();
+}
+
+Node::Impl::Operation* Node::Impl::find_any(std::uint64_t number) {
+  if (Operation* operation = find(number)) {
+    return operation;
+  }
+  const auto found = finished_.find(number);
+  return found == finished_.end() ? nullptr : found->second.get();
+}
+
+Node::Impl::Operation* Node::Impl::find_going_on(std::uint64_t number) {
+  Operation* operation = find_any(number);
+  return operation == nullptr || (operation->finished && !operation->failure.ok()) ? nullptr : operation;
 }
 
 }  // namespace shoal

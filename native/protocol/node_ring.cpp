@@ -80,7 +80,7 @@ Status Node::Impl::start_ring(Operation& operation, std::uint64_t exchange) {
   const auto early = early_grants_.find({exchange, ring_neighbour(operation, 1)});
   if (early != early_grants_.end()) {
     if (early->second > operation.ring->outgoing.bytes) {
-      return refused("GRANT beyond the stream of '" + operation.name + "'");
+      return refused("GRANT beyond the stream of '" + operation.name() + "'");
     }
     operation.ring->may_send = early->second;
   }
@@ -135,13 +135,13 @@ Status Node::Impl::check_ring_data(const Operation& operation, std::uint32_t ran
                         ring.incoming.moved < ring.incoming.bytes && header.offset == ring.incoming.moved &&
                         header.length == ring.incoming.next(config_.segment).size() &&
                         header.offset + header.length <= ring.granted;
-  return expected ? Status{} : refused("DATA of '" + operation.name + "' that is not the ring's next piece");
+  return expected ? Status{} : refused("DATA of '" + operation.name() + "' that is not the ring's next piece");
 }
 
 Status Node::Impl::receive_ring_grant(Operation& operation, std::uint32_t rank, std::uint32_t credit) {
   node::Ring& ring = *operation.ring;
   if (rank != ring_neighbour(operation, 1) || credit > ring.outgoing.bytes - ring.may_send) {
-    return refused("GRANT that is not part of '" + operation.name + "'");
+    return refused("GRANT that is not part of '" + operation.name() + "'");
   }
   ring.may_send += credit;
   pump_ring(operation);

@@ -121,7 +121,7 @@ void Node::Impl::ask_about(Operation& operation) {
 void Node::Impl::ask_about_the_rest() {
   std::vector<std::uint64_t> numbers;
   for (const auto& [number, operation] : operations_) {
-    const bool stands = !operation->failed_here && !operation->timed_out && !operation->timing_out;
+    const bool stands = !operation->finished && !operation->failed_here && !operation->timed_out && !operation->timing_out;
     if (stands && last_move(*operation) + operation->late_after <= now_ + patience) {
       numbers.push_back(number);
     }
@@ -162,7 +162,7 @@ void Node::Impl::end_inquiry() {
   std::vector<std::pair<std::string, std::vector<const Operation*>>> warnings;
   for (std::uint64_t number : inquiry.operations) {
     Operation* operation = find(number);
-    if (operation == nullptr || operation->failed_here || operation->ending) {
+    if (operation == nullptr || operation->finished || operation->failed_here || operation->ending) {
       continue;
     }
     if (last_move(*operation) != operation->still_since) {
@@ -194,7 +194,7 @@ void Node::Impl::time_out(Operation& operation) {
   check_again(operation, now_ + last_word);
   Status why = Status::error(
       Code::timeout,
-      "'" + operation.name + "' " + operation.stall + "; see what is late there (py-spy dump), or raise SHOAL_TIMEOUT",
+      "'" + operation.name() + "' " + operation.stall + "; see what is late there (py-spy dump), or raise SHOAL_TIMEOUT",
       static_cast<std::int32_t>(rank_));
   send_to_server(operation.home, {.type = Type::fail, .operation = operation.number},
                  wire::encode(wire::Failure{std::move(why)}));
@@ -203,11 +203,11 @@ void Node::Impl::time_out(Operation& operation) {
 std::string Node::Impl::stall_text(const std::vector<const Operation*>& operations) const {
   const Operation& first = *operations.front();
   if (operations.size() == 1) {
-    return call_text(first.submission.collective, first.name) + " " + first.stall;
+    return call_text(first.submission.collective, first.name()) + " " + first.stall;
   }
   std::vector<std::string> names;
   for (std::size_t i = 0; i < operations.size() && i < most_named; ++i) {
-    names.push_back(call_text(operations[i]->submission.collective, operations[i]->name));
+    names.push_back(call_text(operations[i]->submission.collective, operations[i]->name()));
   }
   if (operations.size() > most_named) {
     names.push_back(std::to_string(operations.size() - most_named) + " more");

@@ -16,6 +16,7 @@
 #include "protocol/layout.h"
 #include "protocol/machine.h"
 #include "protocol/node.h"
+#include "wire/epoch.h"
 #include "wire/late.h"
 
 namespace shoal::node {
@@ -28,20 +29,49 @@ struct Group {
   std::optional<std::size_t> index_of(std::uint32_t rank) const;
 };
 
-// What one server does for an operation. Segments are sent and answered in ascending order:
-//   shard.begin ≤ answered ≤ sent ≤ shard.end for those who contribute.
+// A result that others may yet lack, as it came (docs/decisions/server-loss.md).
+struct Kept {
+  Range range;
+  Buffer buffer;
+};
+
+// How far a part is: what is below `offset` in runs[run] is behind it.
+struct Cursor {
+  std::size_t run = 0;
+  std::uint64_t offset = 0;
+
+  friend auto operator<=>(const Cursor&, const Cursor&) = default;
+};
+
+// What one server does for an operation: its whole shard, or what is missing of it after a server was lost. Runs are
+// cut into segments from their begin; segments are sent and answered in ascending order, so answered ≤ sent for those
+// who send.
 struct Part {
   std::uint32_t server = 0;
   Range shard;
   std::uint32_t segment = 0;  // bytes
-  std::uint64_t sent = 0;
-  std::uint64_t answered = 0;
-  std::uint32_t eager = 0;  // bytes of inline data without an answer
+  std::vector<wire::Run> runs;
+  Cursor sent;
+  Cursor answered;
+  std::uint32_t eager = 0;       // bytes of inline data without an answer
+  std::uint64_t unanswered = 0;  // bytes of DATA without an answer
   bool admitted = false;
-  bool done = false;
+  bool resumed = false;  // the server has said what is missing
+  bool done = false;     // every result is here
+  bool settled = false;  // and every other member has what it gets
+  std::deque<Kept> kept;
+  std::uint32_t released = 0;  // of what was kept, since the part was opened: results
 
-  // Bytes of DATA without an answer, for those who contribute.
-  std::uint64_t unanswered() const { return sent - answered - eager; }
+  Part() = default;
+  Part(Part&&) noexcept = default;
+  Part& operator=(Part&&) noexcept = default;
+
+  // From a cursor on, where the next bytes are that this rank sends, or that are answered to it.
+  Cursor next_to_send() const;
+  Cursor next_to_answer() const;
+  // The segment there, empty at the end.
+  Range segment_at(const Cursor& cursor) const;
+  bool all_sent() const { return segment_at(next_to_send()).empty(); }
 };
 
 // A block of an all-gather or all-to-all that goes to or comes from one member.
@@ -112,9 +142,16 @@ struct Operation {
   std::uint64_t number = 0;
   Submission submission;
   Group* group = nullptr;
-  std::string name;
+  wire::Opening opening;  // as it was sent, to be sent again
+  const std::string& name() const { return opening.name; }
   std::uint32_t home = 0;
   bool failed_here = false;      // opened as failed: the handle is done, the home's FAIL ends the rest
+  bool finished = false;         // the handle is done, but another member may lack its result: not among the open ones
+  Status failure;                // why it failed, as the home said it or is told
+  bool reopened = false;         // an exchange, or an all-reduce of the ring, that was open in an epoch before
+  RangeSet have;                 // answered in epochs before
+  std::vector<Kept> kept;        // results of epochs before
+  Buffer own_input;              // a copy of what a small one contributed, once its result is here
   std::vector<Part> parts;       // in ascending order of servers
   std::uint64_t bytes = 0;       // of the operation's buffer
   Range wanted;                  // of the result
@@ -135,9 +172,12 @@ struct Operation {
 
   bool gathers() const;
   bool contributes() const;
-  bool sends_data() const { return contributes() && !gathers(); }  // to servers
+  // Whether the others need this rank's arrays until they have what they get: the handle is done only then.
+  bool waits_for_others(const JobConfig& config) const;
+  // Whether its results are the same on all members, so that one can help another out.
+  bool shares_results(const JobConfig& config) const;
   Part& part_of(std::uint32_t server);
-  bool done() const;
+  bool done(const JobConfig& config) const;
 };
 
 struct ServerLink {
@@ -148,7 +188,8 @@ struct ServerLink {
   std::uint64_t eager = 0;             // bytes of inline data without an answer
   std::uint64_t unanswered = 0;        // bytes of DATA of operations that go on, without an answer
   std::deque<std::uint64_t> admitted;  // numbers in the server's order; ended ones are passed over
-  std::uint32_t results = 0;           // RESULT frames received, modulo 2^32
+  std::uint32_t results = 0;           // RESULT and SIZES frames received in this epoch, modulo 2^32
+  std::uint32_t acknowledged = 0;      // of these, as the server knows
   Time last_result = 0;
   std::uint64_t exchange_heard = 0;             // the highest exchange in a SIZES from it
   std::unordered_set<std::uint32_t> announced;  // groups

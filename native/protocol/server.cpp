@@ -15,7 +15,6 @@ namespace shoal {
 
 using server::Contribution;
 using server::Group;
-using server::Member;
 using wire::Header;
 using wire::Type;
 
@@ -34,8 +33,9 @@ bool add_up(const std::vector<std::int64_t>& splits, std::uint64_t bytes) {
   return bytes == 0;
 }
 
-// How long the coordinator's word about a rank whose link broke is waited for: it knows better why.
-constexpr Time absence_wait = 2 * second;
+// How long the coordinator's word about a rank whose link broke is waited for. It decides, also when it stood still for
+// a while; only of the loss of a rank's goodbye it never hears.
+constexpr Time absence_wait = 60 * second;
 
 }  // namespace
 
@@ -80,7 +80,6 @@ Placement Server::Impl::on_header(LinkId link, const Header& header) {
   if (Status status = check_header(from, header); !status.ok()) {
     return {std::move(status), nullptr};
   }
-  from.acknowledged = header.acknowledged;
   from.heard = now_;
   from.header = header;
   from.payload = header.length > 0 ? pool_.take(header.length) : Buffer();
@@ -88,14 +87,21 @@ Placement Server::Impl::on_header(LinkId link, const Header& header) {
 }
 
 Status Server::Impl::check_header(const NodeState& from, const Header& header) const {
-  if (header.epoch != 0) {
-    return refused("epoch " + std::to_string(header.epoch) + " has not been announced");
-  }
   if (from.left) {
     return refused(std::string(wire::name_of(header.type)) + " after LEAVE");
   }
+  if (header.type == Type::epoch) {
+    return check_epoch(from, header);
+  }
+  if (is_stale(header)) {
+    return header.length <= carried_limit() ? Status{} : refused("a frame of an epoch before that is too long");
+  }
+  const bool of_any = header.type == Type::leave || header.type == Type::group;
+  if (!of_any && (header.epoch != epoch_ || from.epoch != epoch_)) {
+    return refused("epoch " + std::to_string(header.epoch) + " has not been announced");
+  }
   const std::uint32_t unacknowledged = from.results_sent - from.acknowledged;
-  if (header.acknowledged - from.acknowledged > unacknowledged) {
+  if (header.epoch == epoch_ && header.acknowledged - from.acknowledged > unacknowledged) {
     return refused("acknowledges results that were not sent");
   }
   const auto at_most = [&header](std::size_t limit) {
@@ -110,10 +116,11 @@ Status Server::Impl::check_header(const NodeState& from, const Header& header) c
         return refused("opens operation " + std::to_string(header.operation) + " twice");
       }
       // Openings that have failed may come on top of those within the limit: they tell the others.
-      if (from.operations.size() >= 2 * static_cast<std::size_t>(config_.open_limit)) {
+      if (from.operations.size() >=
+          2 * static_cast<std::size_t>(config_.open_limit) + from.carried + (from.reopened ? 0 : limits::tombstones)) {
         return refused("opens more than " + std::to_string(config_.open_limit) + " operations at once");
       }
-      return at_most(wire::opening_limit(config_.size(), config_.most_inline()));
+      return at_most(from.reopened ? wire::opening_limit(config_.size(), config_.most_inline()) : carried_limit());
     case Type::data:
       return check_data(from, header);
     case Type::fail:
@@ -123,6 +130,7 @@ Status Server::Impl::check_header(const NodeState& from, const Header& header) c
     case Type::drop:
     case Type::leave:
     case Type::ask:
+    case Type::have:
       return at_most(0);
     case Type::window:
       return check_window(from, header);
@@ -148,17 +156,36 @@ Status Server::Impl::check_data(const NodeState& from, const Header& header) con
   const auto rank = static_cast<std::uint32_t>(&from - nodes_.data());
   const std::size_t index = *operation.group->index_of(rank);
   const Member& member = operation.members[index];
-  if (operation.state != Operation::State::flowing || !operation.is_contributor(index)) {
+  // One of an epoch before may be sent by a member that has its result.
+  if (operation.state != Operation::State::flowing || (!operation.is_contributor(index) && !operation.resumed)) {
     return refused("DATA for '" + operation.name() + "', which was not asked for");
   }
   if (header.dtype != operation.attributes().dtype) {
     return refused(std::string("DATA in ") + name_of(header.dtype) + " for '" + operation.name() + "'");
   }
-  const std::uint64_t end = std::min<std::uint64_t>(member.next + operation.segment, operation.shard.end);
-  if (header.offset != member.next || header.offset + header.length != end || header.length == 0) {
+  const Range next = member.next < operation.segments ? operation.segment_range(member.next) : Range{};
+  if (header.offset != next.begin || header.length != next.size() || header.length == 0) {
     return refused("DATA for '" + operation.name() + "' is not the next segment");
   }
   return {};
+}
+
+Status Server::Impl::check_epoch(const NodeState& from, const Header& header) const {
+  const bool ends = (header.flags & wire::flag_reopened) != 0;
+  if (ends ? header.epoch != from.epoch || from.reopened : header.epoch <= from.epoch) {
+    return refused("EPOCH " + std::to_string(header.epoch) + ", which is not the next");
+  }
+  return header.length <= (ends ? 0 : wire::epoch_limit(config_.servers()))
+             ? Status{}
+             : refused("EPOCH of " + std::to_string(header.length) + " bytes");
+}
+
+bool Server::Impl::is_stale(const Header& header) const {
+  return header.epoch < epoch_ && header.type != Type::leave && header.type != Type::group;
+}
+
+std::size_t Server::Impl::carried_limit() const {
+  return wire::opening_limit(config_.size(), config_.most_inline()) + 16 * limits::ranges;
 }
 
 Status Server::Impl::check_window(const NodeState& from, const Header& header) const {
@@ -174,7 +201,17 @@ Status Server::Impl::check_window(const NodeState& from, const Header& header) c
 
 Status Server::Impl::on_payload(LinkId link) {
   const std::uint32_t rank = rank_of(link);
-  switch (node(rank).header.type) {
+  NodeState& from = node(rank);
+  if (from.header.type != Type::epoch) {
+    if (is_stale(from.header)) {
+      from.payload = Buffer();
+      return {};
+    }
+    if (from.header.epoch == epoch_) {
+      acknowledge(rank, from.header.acknowledged);
+    }
+  }
+  switch (from.header.type) {
     case Type::open:
       return receive_open(rank);
     case Type::data:
@@ -193,8 +230,12 @@ Status Server::Impl::on_payload(LinkId link) {
       receive_leave(rank);
       return {};
     case Type::window:
-      receive_window(node(rank).header.credit);
+      receive_window(from.header.credit);
       return {};
+    case Type::have:
+      return {};
+    case Type::epoch:
+      return receive_epoch(rank);
     default:
       return refused("unexpected frame");
   }
@@ -229,7 +270,12 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
   if (!index) {
     return refused("OPEN of '" + opening.name + "' in a group that this rank is not a member of");
   }
-  if (from.eager + opening.inline_bytes > config_.eager) {
+  if (Status status = check_carried(from, opening); !status.ok()) {
+    return status;
+  }
+  // What goes through the home again counts for nothing.
+  const bool counts = from.reopened || !is_gather(opening.collective);
+  if (counts && from.eager + opening.inline_bytes > config_.eager) {
     return refused("inline data of '" + opening.name + "' is beyond the eager limit of " +
                    std::to_string(config_.eager));
   }
@@ -274,8 +320,9 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
   member.opened = true;
   member.number = from.header.operation;
   member.inlined = opening.inline_bytes == opening.bytes;
-  from.eager += opening.inline_bytes;
-  member.eager = opening.inline_bytes;
+  member.eager = counts ? opening.inline_bytes : 0;
+  from.eager += member.eager;
+  from.carried += opening.finished ? 1 : 0;
   from.operations.emplace(member.number, operation.serial);
   member.inline_data = Contribution{std::move(from.payload), nullptr, 0};
   member.inline_data.data = member.inline_data.buffer.data() + inline_offset;
@@ -290,6 +337,20 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
   return {};
 }
 
+// Only what was open in an epoch before says how far it has come.
+Status Server::Impl::check_carried(const NodeState& from, const wire::Opening& opening) const {
+  const bool carried = opening.finished || opening.exchange != 0 || !opening.have.empty() || opening.code != Code::ok;
+  if (carried && from.reopened) {
+    return refused("OPEN of '" + opening.name + "' as one of an epoch before, of which all had come");
+  }
+  const std::uint64_t server = (opening.exchange >> 40U) - 1;
+  if (opening.exchange != 0 &&
+      (server >= config_.servers() || !(is_gather(opening.collective) || takes_ring(opening)))) {
+    return refused("OPEN of '" + opening.name + "' with an exchange that it cannot have");
+  }
+  return {};
+}
+
 Status Server::Impl::receive_data(std::uint32_t rank) {
   NodeState& from = node(rank);
   const std::optional<Place> at = place(rank, from.header.operation);
@@ -301,8 +362,9 @@ Status Server::Impl::receive_data(std::uint32_t rank) {
   }
   Operation& operation = *at->operation;
   from.outstanding += bytes;
-  operation.members[at->member].next += bytes;
-  const std::uint64_t number = (from.header.offset - operation.shard.begin) / operation.segment;
+  std::uint64_t& next = operation.members[at->member].next;
+  const std::uint64_t number = next;
+  next = operation.next_of(at->member, number + 1);
   Contribution contribution{std::move(from.payload), nullptr, bytes};
   contribution.data = contribution.buffer.data();
   add_contribution(operation, number, at->member, std::move(contribution));
@@ -359,7 +421,12 @@ void Server::Impl::receive_drop(std::uint32_t rank) {
     return;  // it ended here before the node heard of the failure
   }
   Operation& operation = *at->operation;
-  if (operation.state == Operation::State::gathering || operation.state == Operation::State::flowing) {
+  const bool goes_on = operation.state == Operation::State::gathering || operation.state == Operation::State::flowing;
+  if (goes_on && (node(rank).header.flags & wire::flag_well) != 0) {
+    operation.members[at->member].ended = true;  // what it lacked was not all that is missing
+    return;
+  }
+  if (goes_on) {
     // Decided elsewhere: by the home of the operation, or by the coordinator, whose word every member hears.
     drop(operation, at->member);
     fail(operation, {});
@@ -379,7 +446,7 @@ void Server::Impl::receive_window(std::uint32_t job_credit) {
   credit_ = config_.credit_of(index_, job_credit);
   for (std::uint32_t rank = 0; rank < config_.size(); ++rank) {
     NodeState& to = node(rank);
-    if (to.credit < credit_) {
+    if (to.credit < credit_ && to.epoch == epoch_) {
       grant(rank, credit_ - std::exchange(to.credit, credit_));
     }
   }
@@ -397,10 +464,11 @@ void Server::Impl::be_absent(std::uint32_t rank, Code absence) {
   for (Operation* operation : concerned) {
     if (operation->state == Operation::State::failed) {
       remove_if_done(*operation);
-    } else if (operation->home) {
+    } else if (operation->home && !all_complete(*operation)) {
       fail(*operation, absence_status(*operation, rank));
     }
   }
+  settle_what_all_have();
 }
 
 Status Server::Impl::absence_status(const Operation& operation, std::uint32_t rank) const {
@@ -420,6 +488,7 @@ void Server::Impl::on_lost(LinkId link) {
   gone.link.reset();
   gone.lost = true;
   gone.payload = Buffer();
+  gone.unacknowledged.clear();  // and nobody is told that it has them
   // What it contributed stays: the coordinator decides, and the nodes drop what cannot be finished. Only where the
   // coordinator has nothing to decide, since the rank has left and its LEAVE to this server was lost, does it end here.
   if (!gone.left) {
@@ -443,6 +512,7 @@ void Server::Impl::on_lost(LinkId link) {
     }
     remove_if_done(operation);
   }
+  settle_what_all_have();
 }
 
 void Server::Impl::on_time(Time now) {
@@ -456,6 +526,12 @@ void Server::Impl::on_time(Time now) {
     const std::uint32_t rank = losses_.begin()->second;
     losses_.erase(losses_.begin());
     be_absent(rank, Code::peer_lost);
+  }
+  if (tell_settled_at_ <= now) {
+    tell_settled_at_ = never;
+    for (std::uint32_t rank = 0; rank < config_.size(); ++rank) {
+      send_settled(rank);
+    }
   }
 }
 
@@ -474,9 +550,10 @@ bool Server::Impl::send(std::uint32_t rank, Header header, wire::Bytes owned, st
   if (!to.link) {
     return false;
   }
-  if (header.type == Type::result) {
+  if (header.type == Type::result || header.type == Type::sizes) {
     ++to.results_sent;
   }
+  header.epoch = epoch_;
   header.length = static_cast<std::uint32_t>(owned.size() + borrowed.size());
   if (token != 0) {
     ++to.unwritten;

@@ -1,4 +1,5 @@
-// The server machine's parts; server.cpp turns events into calls of these, server_operations.cpp lets operations live.
+// The server machine's parts; server.cpp turns events into calls of these, server_operations.cpp lets operations live,
+// server_epoch.cpp knows who has which results and goes on where another server was lost.
 #pragma once
 
 #include <algorithm>
@@ -27,11 +28,13 @@ class Server::Impl {
   void on_lost(LinkId link);
   void on_time(Time now);
   Time deadline() const {
-    return std::min(alarms_.empty() ? never : alarms_.begin()->first, losses_.empty() ? never : losses_.begin()->first);
+    return std::min({alarms_.empty() ? never : alarms_.begin()->first, losses_.empty() ? never : losses_.begin()->first,
+                     tell_settled_at_});
   }
   std::size_t operations() const { return operations_.size(); }
 
  private:
+  using Member = server::Member;
   using Operation = server::Operation;
   using Segment = server::Segment;
   using NodeState = server::NodeState;
@@ -43,6 +46,7 @@ class Server::Impl {
 
   // A sum that is being carried out.
   struct Summing {
+    std::uint32_t epoch = 0;
     std::uint64_t serial = 0;
     const server::Group* group = nullptr;
     std::uint64_t number = 0;
@@ -52,11 +56,17 @@ class Server::Impl {
   // Frames (server.cpp).
   Status check_header(const NodeState& node, const wire::Header& header) const;
   Status check_data(const NodeState& node, const wire::Header& header) const;
+  Status check_epoch(const NodeState& node, const wire::Header& header) const;
+  // Of an epoch before: it was on its way when this one began.
+  bool is_stale(const wire::Header& header) const;
+  // The longest opening of an operation of an epoch before.
+  std::size_t carried_limit() const;
   Status check_window(const NodeState& node, const wire::Header& header) const;
   Range shard_for(std::uint64_t bytes) const;
   // What may come with this opening.
   std::uint32_t inline_of(const wire::Opening& opening) const;
   Status receive_open(std::uint32_t rank);
+  Status check_carried(const NodeState& from, const wire::Opening& opening) const;
   Status receive_data(std::uint32_t rank);
   Status receive_fail(std::uint32_t rank);
   Status receive_group(std::uint32_t rank);
@@ -90,6 +100,7 @@ class Server::Impl {
   void answer(Operation& operation, std::size_t member, std::uint32_t credit);
   void fail(Operation& operation, Status why);
   void tell_failure(Operation& operation, std::size_t member);
+  void release_finished(Operation& operation);
   // Stops the flow, gives contributions and their credit back.
   void release(Operation& operation);
   void refund(const server::Group& group, Segment& segment);
@@ -100,10 +111,32 @@ class Server::Impl {
   void set_alarm(Operation& operation, Time when);
   void alarm(Operation& operation);
 
+  // Epochs (server_epoch.cpp).
+  Status receive_epoch(std::uint32_t rank);
+  void begin_epoch(std::uint32_t epoch, const std::vector<std::uint32_t>& weights);
+  bool is_complete(const Operation& operation, const Member& member) const;
+  bool all_complete(const Operation& operation) const;
+  bool has_results(const Operation& operation) const;
+  void settle_what_all_have();
+  void settle(Operation& operation);
+  void resume(Operation& operation);
+
+  // Receipts (server_epoch.cpp).
+  void begin_receipt(const Operation& operation);
+  void expect_receipt(std::uint64_t serial, std::uint64_t segment);
+  void note_sent(std::uint32_t rank, std::uint64_t serial, std::uint64_t segment);
+  void end_receipt(std::uint64_t serial);
+  void acknowledge(std::uint32_t rank, std::uint32_t count);
+  void settle_segments(std::uint64_t serial, server::Receipt& receipt);
+  void settle_if_all_have(std::uint64_t serial);
+  std::uint32_t settled_segments(const Operation& operation, std::size_t member) const;
+  void tell_settled(std::uint32_t rank, std::uint64_t number, bool now);
+  void send_settled(std::uint32_t rank);
+
   // Sending. False: the node's link is gone, and no on_sent will come.
   bool send(std::uint32_t rank, wire::Header header, wire::Bytes owned = {}, std::span<const std::byte> borrowed = {},
             Token token = 0);
-  void send_block(std::uint32_t rank, std::uint64_t number, DType dtype, Buffer buffer, std::size_t bytes);
+  bool send_block(std::uint32_t rank, std::uint64_t number, DType dtype, Buffer buffer, std::size_t bytes);
   void grant(std::uint32_t rank, std::uint32_t credit);
   // Of what the member spent, what it gets back: less while its credit is above the window.
   std::uint32_t give_back(std::uint32_t rank, std::uint32_t spent);
@@ -112,10 +145,11 @@ class Server::Impl {
   std::uint32_t rank_of(LinkId link) const { return ranks_.at(link); }
   std::optional<Place> place(std::uint32_t rank, std::uint64_t number);
 
-  const JobConfig config_;
+  JobConfig config_;  // its weights are those of the epoch
+  std::uint32_t epoch_ = 0;
   const std::uint32_t index_;
-  const JobConfig::Window window_;  // at first
-  std::uint32_t credit_;            // of every node, from now on
+  JobConfig::Window window_;  // at first
+  std::uint32_t credit_;      // of every node, from now on
   ServerWorld& world_;
   BufferPool& pool_;
   Time now_ = 0;
@@ -131,7 +165,9 @@ class Server::Impl {
   std::uint64_t next_exchange_ = 1;
   std::size_t tombstones_ = 0;
   std::set<std::pair<Time, std::uint64_t>> alarms_;
-  std::set<std::pair<Time, std::uint32_t>> losses_;  // when ranks whose links broke count as absent
+  std::set<std::pair<Time, std::uint32_t>> losses_;              // when ranks whose links broke count as absent
+  std::unordered_map<std::uint64_t, server::Receipt> receipts_;  // by serial
+  Time tell_settled_at_ = never;
 
   Token next_token_ = 1;
   std::unordered_map<Token, server::Outgoing> outgoing_;

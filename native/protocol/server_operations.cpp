@@ -44,10 +44,17 @@ Server::Impl::Operation& Server::Impl::find_or_make(const wire::Opening& opening
 void Server::Impl::opened(Operation& operation, std::size_t index) {
   const wire::Opening& opening = operation.members[index].opening;
   if (operation.state == Operation::State::failed) {
-    if (operation.tells_failure()) {
+    operation.members[index].inline_data = Contribution{};
+    if (opening.finished) {
+      release_finished(operation);
+      remove_if_done(operation);
+    } else if (operation.tells_failure()) {
       tell_failure(operation, index);
     }
-    operation.members[index].inline_data = Contribution{};
+    return;
+  }
+  if (opening.code != Code::ok) {
+    fail(operation, Status::error(opening.code, opening.text, opening.rank));
     return;
   }
   if (opening.failed) {
@@ -58,7 +65,9 @@ void Server::Impl::opened(Operation& operation, std::size_t index) {
                                   static_cast<std::int32_t>(rank)));
     return;
   }
-  for (std::size_t i = 0; operation.home && i < operation.members.size(); ++i) {
+  // Where all have what they get, nobody needs anyone.
+  const bool needs_all = operation.home && !all_complete(operation);
+  for (std::size_t i = 0; needs_all && i < operation.members.size(); ++i) {
     const std::uint32_t rank = operation.group->ranks[i];
     if (!operation.members[i].opened && node(rank).absence != Code::ok) {
       fail(operation, absence_status(operation, rank));
@@ -89,12 +98,22 @@ void Server::Impl::admit(Operation& operation) {
   set_alarm(operation, never);
   operation.state = Operation::State::flowing;
   const wire::Opening& attributes = operation.attributes();
-  if (is_gather(attributes.collective) || takes_ring(attributes)) {
+  const bool exchanges = is_gather(attributes.collective) || takes_ring(attributes);
+  if (!exchanges && attributes.bytes <= config_.small && all_complete(operation)) {
+    settle(operation);
+    return;
+  }
+  begin_receipt(operation);
+  if (exchanges) {
     exchange(operation);
     return;
   }
   operation.shard = shard_for(attributes.bytes);
   operation.segment = config_.segment_for(window_, attributes.bytes);
+  if (has_results(operation)) {
+    resume(operation);
+    return;
+  }
   operation.segments = std::max<std::uint64_t>(1, (operation.shard.size() + operation.segment - 1) / operation.segment);
   if (operation.shard.empty()) {
     send_results(operation, 0, Segment{operation.shard, {}, 0});
@@ -107,11 +126,11 @@ void Server::Impl::admit(Operation& operation) {
       member.inline_data = Contribution{};
       continue;
     }
-    member.next = operation.shard.begin + member.opening.inline_bytes;
+    member.next = member.opening.inline_bytes > 0 ? 1 : 0;
     if (member.opening.inline_bytes > 0) {
       inlined.push_back(i);
     }
-    if (member.next < operation.shard.end) {
+    if (member.next < operation.segments) {
       send(operation.group->ranks[i], {.type = Type::admit, .operation = member.number});
     }
   }
@@ -134,7 +153,7 @@ void Server::Impl::add_contribution(Operation& operation, std::uint64_t number, 
   }
   segment.contributions[member] = std::move(contribution);
   ++segment.arrived;
-  if (segment.arrived == operation.contributors()) {
+  if (segment.arrived == operation.contributors(number)) {
     start_sum(operation, number);
   }
 }
@@ -143,7 +162,7 @@ void Server::Impl::start_sum(Operation& operation, std::uint64_t number) {
   Segment segment = std::move(operation.filling.at(number));
   operation.filling.erase(number);
   const wire::Opening& attributes = operation.attributes();
-  if (attributes.collective == Collective::broadcast) {
+  if (operation.contributors(number) == 1) {
     finish_segment(operation, number, std::move(segment));
     return;
   }
@@ -159,13 +178,16 @@ void Server::Impl::start_sum(Operation& operation, std::uint64_t number) {
   sum.op = attributes.op;
   sum.divisor = static_cast<double>(operation.members.size());
   sum.token = next_token_++;
-  summing_.emplace(sum.token, Summing{operation.serial, operation.group, number, std::move(segment)});
+  summing_.emplace(sum.token, Summing{epoch_, operation.serial, operation.group, number, std::move(segment)});
   world_.sum(std::move(sum));
 }
 
 void Server::Impl::on_summed(Token token) {
   auto summing = summing_.extract(token);
   Summing& done = summing.mapped();
+  if (done.epoch != epoch_) {
+    return;
+  }
   const auto found = operations_.find(done.serial);
   if (found == operations_.end() || found->second->state == Operation::State::failed) {
     refund(*done.group, done.segment);
@@ -195,16 +217,22 @@ void Server::Impl::send_results(Operation& operation, std::uint64_t number, Segm
   Outgoing& outgoing = outgoing_[token];
   const std::byte* data = nullptr;
   if (!segment.contributions.empty()) {
-    Contribution& result = segment.contributions[broadcast ? attributes.root : 0];
+    const auto holder = std::find_if(segment.contributions.begin(), segment.contributions.end(),
+                                     [](const Contribution& one) { return one.data != nullptr; });
+    Contribution& result = *holder;
     data = result.data;
     outgoing.buffer = std::move(result.buffer);
   }
   for (std::size_t i = 0; i < operation.members.size(); ++i) {
     Member& member = operation.members[i];
     const std::uint32_t rank = operation.group->ranks[i];
+    if (!operation.is_answered(i, number)) {
+      continue;
+    }
     const std::uint32_t spent = segment.contributions.empty() ? 0 : segment.contributions[i].credit;
+    expect_receipt(operation.serial, number);
     Header header{.type = Type::result,
-                  .flags = last ? wire::flag_last : std::uint8_t{0},
+                  .flags = last && !operation.resumed ? wire::flag_last : std::uint8_t{0},
                   .dtype = attributes.dtype,
                   .operation = member.number,
                   .offset = segment.range.begin,
@@ -213,24 +241,32 @@ void Server::Impl::send_results(Operation& operation, std::uint64_t number, Segm
       outgoing.answers_root = true;
       outgoing.root = rank;
       outgoing.answer = header;
+      outgoing.serial = operation.serial;
+      outgoing.segment = number;
       node(rank).broadcasting[member.number].push_back(token);
       answer(operation, i, 0);  // its inline data; its credit comes with the answer
       continue;
     }
     answer(operation, i, spent);
     header.credit = give_back(rank, spent);
-    const Range part = intersection(segment.range, operation.wanted(i));
+    header.acknowledged = settled_segments(operation, i);
+    const Range part = operation.lacks(i, number) ? intersection(segment.range, operation.wanted(i)) : Range{};
     if (part.empty()) {
-      send(rank, header);
+      if (send(rank, header)) {
+        note_sent(rank, operation.serial, number);
+      }
       continue;
     }
     header.offset = part.begin;
     if (send(rank, header, {}, {data + (part.begin - segment.range.begin), part.size()}, token)) {
       ++outgoing.unsent;
+      note_sent(rank, operation.serial, number);
     }
   }
+  const std::uint64_t serial = operation.serial;
   if (last) {
     end_flow(operation);
+    end_receipt(serial);
   }
   if (outgoing.unsent == 0) {
     end_outgoing(token);
@@ -242,6 +278,7 @@ void Server::Impl::end_flow(Operation& operation) {
   // it failed.
   if (operation.home && operation.attributes().bytes > config_.small) {
     operation.state = Operation::State::closing;
+    release_finished(operation);
     remove_if_done(operation);
   } else {
     remove(operation);
@@ -263,7 +300,9 @@ void Server::Impl::end_outgoing(Token token) {
     Header& answer = done.mapped().answer;
     root.outstanding -= answer.credit;
     answer.credit = give_back(done.mapped().root, answer.credit);
-    send(done.mapped().root, answer);
+    if (send(done.mapped().root, answer)) {
+      note_sent(done.mapped().root, done.mapped().serial, done.mapped().segment);
+    }
   }
   if (unanswered.empty()) {
     root.broadcasting.erase(broadcast);
@@ -288,11 +327,16 @@ void Server::Impl::exchange(Operation& operation) {
     total += member.opening.bytes;
     inlined = inlined && member.inlined;
   }
-  inlined = inlined && total <= config_.small;
+  // Where some have heard its number in an epoch before, the others hear the same.
+  const auto known = std::find_if(operation.members.begin(), operation.members.end(),
+                                  [](const Member& member) { return member.opening.exchange != 0; });
+  const bool has_number = known != operation.members.end();
+  inlined = inlined && total <= config_.small && !has_number;
 
   wire::Sizes sizes;
   // Numbers of different servers never meet.
-  sizes.exchange = (static_cast<std::uint64_t>(index_) + 1) << 40 | next_exchange_++;
+  sizes.exchange =
+      has_number ? known->opening.exchange : (static_cast<std::uint64_t>(index_) + 1) << 40 | next_exchange_++;
   std::vector<std::uint64_t> taken(size, 0);  // bytes of each input that went to the members before
   for (std::size_t to = 0; to < size; ++to) {
     sizes.blocks.clear();
@@ -305,8 +349,15 @@ void Server::Impl::exchange(Operation& operation) {
     const std::uint32_t rank = operation.group->ranks[to];
     const std::uint64_t number = operation.members[to].number;
     answer(operation, to, 0);
-    send(rank, {.type = Type::sizes, .flags = inlined ? wire::flag_inline : std::uint8_t{0}, .operation = number},
-         wire::encode(sizes));
+    const bool lacks = !is_complete(operation, operation.members[to]);
+    if (lacks) {
+      expect_receipt(operation.serial, 0);
+      const Header header{
+          .type = Type::sizes, .flags = inlined ? wire::flag_inline : std::uint8_t{0}, .operation = number};
+      if (send(rank, header, wire::encode(sizes))) {
+        note_sent(rank, operation.serial, 0);
+      }
+    }
     if (!inlined) {
       continue;
     }
@@ -321,20 +372,28 @@ void Server::Impl::exchange(Operation& operation) {
       }
       taken[from] += gather ? 0 : block;
     }
-    send_block(rank, number, operation.attributes().dtype, std::move(buffer), bytes);
+    if (lacks) {
+      expect_receipt(operation.serial, 0);
+      if (send_block(rank, number, operation.attributes().dtype, std::move(buffer), bytes)) {
+        note_sent(rank, operation.serial, 0);
+      }
+    }
   }
   for (Member& member : operation.members) {
     member.inline_data = Contribution{};
   }
+  const std::uint64_t serial = operation.serial;
   if (inlined) {
     remove(operation);
   } else {
     operation.state = Operation::State::exchanging;
+    release_finished(operation);
     remove_if_done(operation);
   }
+  end_receipt(serial);
 }
 
-void Server::Impl::send_block(std::uint32_t rank, std::uint64_t number, DType dtype, Buffer buffer, std::size_t bytes) {
+bool Server::Impl::send_block(std::uint32_t rank, std::uint64_t number, DType dtype, Buffer buffer, std::size_t bytes) {
   const Token token = next_token_++;
   Outgoing& outgoing = outgoing_[token];
   outgoing.buffer = std::move(buffer);
@@ -342,7 +401,9 @@ void Server::Impl::send_block(std::uint32_t rank, std::uint64_t number, DType dt
   const Header header{.type = Type::result, .flags = wire::flag_last, .dtype = dtype, .operation = number};
   if (!send(rank, header, {}, {outgoing.buffer.data(), bytes}, token)) {
     outgoing_.erase(token);
+    return false;
   }
+  return true;
 }
 
 void Server::Impl::answer(Operation& operation, std::size_t index, std::uint32_t credit) {
@@ -357,12 +418,28 @@ void Server::Impl::fail(Operation& operation, Status why) {
   operation.state = Operation::State::failed;
   operation.failure = std::move(why);
   ++tombstones_;
+  receipts_.erase(operation.serial);
+  release_finished(operation);
   for (std::size_t i = 0; operation.tells_failure() && i < operation.members.size(); ++i) {
     if (operation.members[i].opened && !operation.members[i].dropped) {
       tell_failure(operation, i);
     }
   }
   remove_if_done(operation);
+}
+
+// Those whose handles were done in an epoch before say nothing more.
+void Server::Impl::release_finished(Operation& operation) {
+  for (std::size_t i = 0; i < operation.members.size(); ++i) {
+    const Member& member = operation.members[i];
+    if (!member.opened || member.dropped || !(member.opening.finished || member.ended)) {
+      continue;
+    }
+    drop(operation, i);
+    if (operation.state == Operation::State::failed && !member.opening.failed) {
+      tell_settled(operation.group->ranks[i], member.number, false);
+    }
+  }
 }
 
 void Server::Impl::tell_failure(Operation& operation, std::size_t index) {
@@ -424,6 +501,14 @@ void Server::Impl::remove(Operation& operation) {
   }
   if (operation.state == Operation::State::failed) {
     --tombstones_;
+    // One whose link broke may open it again elsewhere: the others must then know of it.
+    const bool all_know = std::none_of(operation.group->ranks.begin(), operation.group->ranks.end(),
+                                       [this](std::uint32_t rank) { return node(rank).lost && !node(rank).left; });
+    for (std::size_t i = 0; operation.home && all_know && i < operation.members.size(); ++i) {
+      if (operation.members[i].opened) {
+        tell_settled(operation.group->ranks[i], operation.members[i].number, false);
+      }
+    }
   }
   serials_.erase(operation.key);
   operations_.erase(operation.serial);

@@ -50,7 +50,10 @@ bool Operation::is_contributor(std::size_t member) const {
   }
 }
 
-std::size_t Operation::contributors() const {
+std::size_t Operation::contributors(std::uint64_t number) const {
+  if (resumed && (pieces[number].source || !pieces[number].needs_data)) {
+    return pieces[number].needs_data ? 1 : 0;
+  }
   switch (attributes().collective) {
     case Collective::broadcast:
       return 1;
@@ -61,7 +64,32 @@ std::size_t Operation::contributors() const {
   }
 }
 
+bool Operation::contributes(std::size_t member, std::uint64_t number) const {
+  if (resumed && (pieces[number].source || !pieces[number].needs_data)) {
+    return pieces[number].source == member;
+  }
+  return is_contributor(member);
+}
+
+std::uint64_t Operation::next_of(std::size_t member, std::uint64_t number) const {
+  while (number < segments && !contributes(member, number)) {
+    ++number;
+  }
+  return number;
+}
+
+bool Operation::is_answered(std::size_t member, std::uint64_t number) const {
+  return !resumed || contributes(member, number) || pieces[number].receives[member];
+}
+
+bool Operation::lacks(std::size_t member, std::uint64_t number) const {
+  return resumed ? pieces[number].receives[member] : !members[member].opening.finished;
+}
+
 Range Operation::segment_range(std::uint64_t number) const {
+  if (resumed) {
+    return pieces[number].range;
+  }
   const std::uint64_t begin = shard.begin + number * segment;
   return {begin, std::min(begin + segment, shard.end)};
 }

@@ -13,6 +13,7 @@
 #include "protocol/job.h"
 #include "protocol/layout.h"
 #include "protocol/machine.h"
+#include "wire/epoch.h"
 #include "wire/opening.h"
 
 namespace shoal::server {
@@ -39,12 +40,32 @@ struct Segment {
 struct Member {
   bool opened = false;
   bool dropped = false;      // it has told us to forget it, or its link is gone
+  bool ended = false;        // its handle is done, and it may yet send what others lack
   std::uint64_t number = 0;  // the node's own number of the operation
   wire::Opening opening;     // without inline data
   Contribution inline_data;  // until the operation is admitted
   bool inlined = false;      // its whole contribution to the operation came with the opening
   std::uint32_t eager = 0;   // bytes of inline data that it has no answer to
-  std::uint64_t next = 0;    // where its next DATA must begin
+  std::uint64_t next = 0;    // the number of the segment that its next DATA must be
+};
+
+// What is missing of a shard where some members have results from an epoch before: one segment of it.
+struct Piece {
+  Range range;
+  std::optional<std::size_t> source;  // the member that has the result; none: nobody has, so it is a sum as ever
+  bool needs_data = true;             // not if all have their bytes of it, and some only do not know that it is over
+  std::vector<bool> receives;         // by member: it has no answer
+};
+
+// Who knows what of the results of an operation. Outlives it until all members have theirs.
+struct Receipt {
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> members;  // rank and its number
+  bool urgent = false;                                           // somebody's handle waits for it
+  bool by_segment = false;                                       // members keep results until all have them
+  bool ended = false;                                            // there are no more results
+  std::uint64_t unacknowledged = 0;                              // results
+  std::deque<std::uint32_t> missing;                             // by segment, from `settled` on: who does not have it
+  std::uint64_t settled = 0;                                     // segments that all have
 };
 
 // An operation's life: gathering → flowing (→ closing) → gone, gathering → exchanging → gone, or → failed → gone.
@@ -76,13 +97,22 @@ struct Operation {
   std::map<std::uint64_t, Segment> summed;   // done, but one before them is not
   std::uint64_t next_result = 0;
   std::uint64_t segments = 0;
+  bool resumed = false;                    // some members have results: only `pieces` are missing
+  std::vector<Piece> pieces;               // then the segments, by number
+  std::vector<std::uint64_t> settled_for;  // then, by member: of its results, those that all have
 
   const wire::Opening& attributes() const;  // of the first member that opened
   const std::string& name() const { return attributes().name; }
   // Whether the members hear from here that it has failed.
   bool tells_failure() const { return home && !failure.ok(); }
   bool is_contributor(std::size_t member) const;
-  std::size_t contributors() const;
+  std::size_t contributors(std::uint64_t number) const;
+  // Whether the member's DATA is a part of this segment; the first from `number` on that it sends.
+  bool contributes(std::size_t member, std::uint64_t number) const;
+  std::uint64_t next_of(std::size_t member, std::uint64_t number) const;
+  // Whether it is sent this segment's result, with or without bytes; and whether it lacks them.
+  bool is_answered(std::size_t member, std::uint64_t number) const;
+  bool lacks(std::size_t member, std::uint64_t number) const;
   Range segment_range(std::uint64_t number) const;
   // What the member gets of the result.
   Range wanted(std::size_t member) const;
@@ -97,10 +127,24 @@ struct Outgoing {
   bool answers_root = false;
   std::uint32_t root = 0;
   wire::Header answer;
+  std::uint64_t serial = 0;
+  std::uint64_t segment = 0;
+};
+
+// A RESULT or SIZES on its way to a node.
+struct Unacknowledged {
+  std::uint32_t count = 0;  // as the node will acknowledge it
+  std::uint64_t serial = 0;
+  std::uint64_t segment = 0;
 };
 
 struct NodeState {
   std::optional<LinkId> link;
+  std::uint32_t epoch = 0;  // as its last EPOCH said
+  bool reopened = true;     // and it has opened again what was open before
+  std::size_t carried = 0;  // operations of this epoch that it has finished or that failed in one before
+  std::deque<Unacknowledged> unacknowledged;
+  std::vector<std::uint64_t> settled;  // numbers that it is to be told of
   bool left = false;
   Time heard = 0;  // when its last frame came
   Collective last_opened = Collective::none;

@@ -100,7 +100,7 @@ TEST(an_opening_survives_the_wire) {
 
 TEST(an_opening_with_reserved_bytes_is_refused) {
   wire::Bytes bytes = payload_of(an_opening());
-  bytes[88] = std::byte{1};
+  bytes[108] = std::byte{1};
   wire::Opening read;
   std::size_t inline_offset = 0;
   CHECK(!wire::decode(bytes, read, inline_offset).ok());

@@ -26,6 +26,12 @@ std::uint8_t allowed_flags(Type type) {
       return flag_last;
     case Type::sizes:
       return flag_inline;
+    case Type::admit:
+      return flag_resumed;
+    case Type::drop:
+      return flag_well;
+    case Type::epoch:
+      return flag_reopened;
     default:
       return 0;
   }

@@ -34,15 +34,20 @@ enum class Type : std::uint8_t {
   lost = 13,
   ended = 14,
   abort = 15,
-  epoch = 16,  // reserved
-  have = 17,   // reserved
+  epoch = 16,
+  have = 17,
   window = 18,
   ask = 19,
 };
 
-// Flag 1 of RESULT (the operation's last from this server) and of SIZES (a RESULT with everything follows).
+// Flag 1 of RESULT (the operation's last from this server), of SIZES (a RESULT with everything follows), of ADMIT (what
+// is still to be sent and received comes with it), of DROP (it has ended well) and of EPOCH (all that was open in an
+// epoch before has been opened again).
 inline constexpr std::uint8_t flag_last = 1;
 inline constexpr std::uint8_t flag_inline = 1;
+inline constexpr std::uint8_t flag_resumed = 1;
+inline constexpr std::uint8_t flag_well = 1;
+inline constexpr std::uint8_t flag_reopened = 1;
 
 struct Header {
   Type type{};

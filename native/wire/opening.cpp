@@ -10,12 +10,14 @@ namespace shoal::wire {
 
 namespace {
 
-constexpr std::size_t fixed_bytes = 96;
+constexpr std::size_t fixed_bytes = 112;
 constexpr std::size_t inline_alignment = 64;
 constexpr std::size_t failure_bytes = 8;
 constexpr std::size_t loss_bytes = 16;
 constexpr std::size_t group_bytes = 24;
+constexpr std::size_t range_bytes = 16;
 constexpr std::uint16_t flag_failed = 1;
+constexpr std::uint16_t flag_finished = 2;
 
 std::size_t aligned(std::size_t bytes) { return (bytes + inline_alignment - 1) / inline_alignment * inline_alignment; }
 
@@ -31,6 +33,21 @@ std::vector<Number> numbers(ConstBytes bytes) {
     values[i] = get<Number>(bytes.data() + i * sizeof(Number));
   }
   return values;
+}
+
+// Whole ranges, ascending, apart from each other, inside `bytes`.
+bool ranges(ConstBytes payload, std::uint64_t bytes, std::vector<Range>& values) {
+  std::uint64_t end = 0;
+  values.clear();
+  for (std::size_t at = 0; at < payload.size(); at += range_bytes) {
+    const Range range{get<std::uint64_t>(payload.data() + at), get<std::uint64_t>(payload.data() + at + 8)};
+    if (range.begin >= range.end || range.end > bytes || (at > 0 && range.begin <= end)) {
+      return false;
+    }
+    end = range.end;
+    values.push_back(range);
+  }
+  return true;
 }
 
 Status check_values(const Opening& opening, std::uint8_t wire_dtype, std::uint8_t codec, std::uint8_t priority) {
@@ -81,7 +98,7 @@ Bytes encode(const Opening& opening) {
   put(at + 1, static_cast<std::uint8_t>(opening.op));
   put(at + 2, static_cast<std::uint8_t>(opening.dtype));
   put(at + 3, static_cast<std::uint8_t>(opening.dtype));
-  put<std::uint16_t>(at + 6, opening.failed ? flag_failed : 0);
+  put(at + 6, static_cast<std::uint16_t>((opening.failed ? flag_failed : 0) | (opening.finished ? flag_finished : 0)));
   put(at + 8, opening.root);
   put(at + 12, opening.occurrence);
   put(at + 16, opening.key);
@@ -94,11 +111,19 @@ Bytes encode(const Opening& opening) {
   put(at + 76, static_cast<std::uint32_t>(opening.splits.size()));
   put(at + 80, static_cast<std::uint32_t>(text.size()));
   put(at + 84, opening.inline_bytes);
+  put(at + 88, opening.exchange);
+  put(at + 96, static_cast<std::uint32_t>(opening.have.size()));
+  put(at + 100, static_cast<std::uint8_t>(opening.code));
+  put(at + 104, opening.rank);
   for (std::int64_t value : opening.shape) {
     append(bytes, value);
   }
   for (std::int64_t value : opening.splits) {
     append(bytes, value);
+  }
+  for (const Range& range : opening.have) {
+    append(bytes, range.begin);
+    append(bytes, range.end);
   }
   append_text(bytes, opening.name);
   append_text(bytes, text);
@@ -116,6 +141,7 @@ Status decode(ConstBytes payload, Opening& opening, std::size_t& inline_offset) 
   opening.dtype = static_cast<DType>(get<std::uint8_t>(at + 2));
   const auto flags = get<std::uint16_t>(at + 6);
   opening.failed = (flags & flag_failed) != 0;
+  opening.finished = (flags & flag_finished) != 0;
   opening.root = get<std::uint32_t>(at + 8);
   opening.occurrence = get<std::uint32_t>(at + 12);
   opening.key = get<Hash128>(at + 16);
@@ -129,14 +155,22 @@ Status decode(ConstBytes payload, Opening& opening, std::size_t& inline_offset) 
   const std::size_t text = get<std::uint32_t>(at + 80);
   opening.inline_bytes = get<std::uint32_t>(at + 84);
 
-  if (flags > flag_failed) {
+  opening.exchange = get<std::uint64_t>(at + 88);
+  const std::size_t have = get<std::uint32_t>(at + 96);
+  opening.code = static_cast<Code>(get<std::uint8_t>(at + 100));
+  opening.rank = get<std::int32_t>(at + 104);
+
+  if (flags > (flag_failed | flag_finished)) {
     return refused("unknown flags " + std::to_string(flags) + " in OPEN");
   }
-  if (get<std::uint64_t>(at + 88) != 0) {
+  if ((get<std::uint32_t>(at + 100) >> 8U) != 0 || get<std::uint32_t>(at + 108) != 0) {
     return refused("reserved bytes that are not 0 in OPEN");
   }
+  if (!known(opening.code) || (opening.code != Code::ok && !opening.failed)) {
+    return refused("status " + std::to_string(static_cast<int>(opening.code)) + " in OPEN");
+  }
   if (name > limits::name_bytes || dimensions > limits::dimensions || splits > limits::world_size ||
-      text > limits::text_bytes || opening.inline_bytes > limits::inline_bytes) {
+      text > limits::text_bytes || have > limits::ranges || opening.inline_bytes > limits::inline_bytes) {
     return refused("an OPEN with lengths beyond the limits");
   }
   if (Status status =
@@ -144,7 +178,7 @@ Status decode(ConstBytes payload, Opening& opening, std::size_t& inline_offset) 
       !status.ok()) {
     return status;
   }
-  inline_offset = aligned(fixed_bytes + 8 * dimensions + 8 * splits + name + text);
+  inline_offset = aligned(fixed_bytes + 8 * dimensions + 8 * splits + range_bytes * have + name + text);
   if (payload.size() != inline_offset + opening.inline_bytes) {
     return refused("an OPEN of " + std::to_string(payload.size()) + " bytes whose parts have " +
                    std::to_string(inline_offset + opening.inline_bytes));
@@ -154,6 +188,10 @@ Status decode(ConstBytes payload, Opening& opening, std::size_t& inline_offset) 
   rest = rest.subspan(8 * dimensions);
   opening.splits = numbers<std::int64_t>(rest.first(8 * splits));
   rest = rest.subspan(8 * splits);
+  if (!ranges(rest.first(range_bytes * have), opening.bytes, opening.have)) {
+    return refused("an OPEN whose ranges are not ascending parts of its buffer");
+  }
+  rest = rest.subspan(range_bytes * have);
   opening.name = text_of(rest.first(name));
   opening.text = text_of(rest.subspan(name, text));
   return {};

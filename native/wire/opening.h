@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "base/range.h"
 #include "base/status.h"
 #include "base/types.h"
 
@@ -40,6 +41,13 @@ struct Opening {
   std::string name;
   std::string text;
   std::uint32_t inline_bytes = 0;
+
+  // Of an operation that was open in an epoch before: docs/protocol.md, section 8.
+  bool finished = false;       // its handle is done on this rank, with this status if it failed
+  Code code = Code::ok;        // why it failed for all; ok: it did not, or on this rank before it began
+  std::int32_t rank = -1;      // that the failure is about
+  std::uint64_t exchange = 0;  // the number that its home gave it, 0: none
+  std::vector<Range> have;     // what of its buffer has been answered to this rank, ascending
 };
 
 // Everything but the inline data, which begins where these bytes end (a multiple of 64).
@@ -48,7 +56,7 @@ Bytes encode(const Opening& opening);
 // Reads an opening; the inline data begins at `inline_offset` of the payload and has opening.inline_bytes bytes.
 Status decode(ConstBytes payload, Opening& opening, std::size_t& inline_offset);
 
-// The longest OPEN payload in a job of `size` ranks whose inline data has at most `most_inline` bytes.
+// The longest OPEN payload in a job of `size` ranks whose inline data has at most `most_inline` bytes, without `have`.
 std::size_t opening_limit(std::size_t size, std::size_t most_inline);
 
 struct Failure {

@@ -85,7 +85,7 @@ void Cluster::make_nodes(Application& application) {
 void Cluster::make_servers() {
   for (std::uint32_t index = 0; index < plan_.config.servers(); ++index) {
     const std::int32_t rank = plan_.config.server_ranks[index];
-    if (rank >= 0 && plan_.config.weights[index] == 0) {
+    if (rank >= 0 && plan_.config.weights[index] == 0 && !plan_.config.standby) {
       continue;
     }
     ServerHost host;
@@ -173,6 +173,20 @@ void Cluster::end_process(ActorId actor, bool gently) {
   }
   if (coordinator_seat_->actor == actor) {
     coordinator_.reset();
+  }
+}
+
+// What it keeps for others is at most what they may lack: for each of them and each server the credit that it had once
+// and may have had again, and what came with openings.
+void Cluster::check_memory(const NodeHost& host) {
+  const JobConfig& config = plan_.config;
+  const std::size_t epochs = plan_.faults.size() + 1;
+  const std::size_t each = 3 * std::max(plan_.most_credit, config.credit) + config.eager + config.segment;
+  const std::size_t limit = epochs * config.size() * config.servers() * each + plan_.operations.size() * config.small +
+                            (config.servers() + config.size()) * (config.segment + opening_bytes);
+  if (host.pool->taken_bytes() > limit) {
+    observer_.violated(host.seat->name + " holds " + std::to_string(host.pool->taken_bytes()) +
+                       " bytes, more than the " + std::to_string(limit) + " that others may need");
   }
 }
 

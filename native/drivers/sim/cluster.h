@@ -64,6 +64,7 @@ class Cluster {
   // From now on nobody can connect to this rank's node.
   void refuse_connections(std::uint32_t rank) { unreachable_.insert(rank); }
   void connect(std::uint32_t from, std::uint32_t to);
+  void check_memory(const NodeHost& host);
 
  private:
   void make_nodes(Application& application);

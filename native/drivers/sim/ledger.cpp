@@ -1,6 +1,7 @@
 #include "drivers/sim/ledger.h"
 
 #include "wire/bytes.h"
+#include "wire/epoch.h"
 
 namespace shoal::sim {
 
@@ -11,22 +12,61 @@ namespace {
 // Where an opening says how much inline data follows it (docs/protocol.md, section 6).
 constexpr std::size_t inline_length_at = 84;
 
+bool is_gather_opening(const Bytes& owned) {
+  return is_gather(static_cast<Collective>(wire::get<std::uint8_t>(owned.data())));
+}
+
 }  // namespace
 
 Ledger::Flow& Ledger::flow(const End& end) {
   const LinkId id = end.is_client ? end.id : end.other->id;
   const auto [found, is_new] = flows_.try_emplace(id);
   if (is_new) {
-    found->second.least = config_.segment_of(end.service);
-    found->second.credit = config_.window_of(end.service).credit;
-    found->second.limit = config_.credit_of(end.service, config_.most_credit());
+    begin(found->second, end.service, config_);
   }
   return found->second;
 }
 
+void Ledger::begin(Flow& at, std::uint32_t server, const JobConfig& config) const {
+  at.least = config.segment_of(server);
+  at.credit = config.window_of(server).credit;
+  at.limit = config.credit_of(server, config.most_credit());
+}
+
+void Ledger::node_begins(Flow& at, std::uint32_t server, const wire::Header& header, const Bytes& owned) {
+  at.reopening = (header.flags & wire::flag_reopened) == 0;
+  wire::Epoch epoch;
+  if (!at.reopening || !wire::decode(owned, epoch).ok()) {
+    return;
+  }
+  JobConfig config = config_;
+  config.weights = epoch.weights;
+  begin(at, server, config);
+  at.epoch = header.epoch;
+  at.eager = 0;
+  at.inlined.clear();
+  at.order.clear();
+  at.last_sent = 0;
+}
+
 std::string Ledger::sent(const End& from, const wire::Header& header, const Bytes& owned) {
   if (from.kind == LinkKind::server) {
-    return from.is_client ? node_sent(flow(from), header, owned) : server_sent(flow(from), header);
+    Flow& at = flow(from);
+    if (from.is_client && header.type == Type::epoch) {
+      node_begins(at, from.service, header, owned);
+      return "";
+    }
+    if (from.is_client && header.type == Type::leave) {
+      return "";  // said to servers that are not in use, too
+    }
+    if (from.is_client) {
+      return header.epoch == at.epoch ? node_sent(at, header, owned) : "is not of the node's epoch";
+    }
+    // While the rest of an EPOCH is on its way, the server is still in the one before.
+    if (header.epoch != at.server_epoch) {
+      return header.epoch < at.server_epoch ? "" : "is of an epoch that the node has not announced here";
+    }
+    return server_sent(at, header);
   }
   if (from.kind == LinkKind::peer && header.type == Type::data) {
     std::int64_t& granted = granted_[{from.id, header.operation}];
@@ -47,9 +87,13 @@ std::string Ledger::arrived(const End& to, const wire::Header& header) {
   }
   Flow& at = flow(to);
   if (to.is_client) {
-    return node_heard(at, header);
+    return header.epoch == at.epoch ? node_heard(at, header) : "";
   }
-  if (header.type == Type::data) {
+  if (header.type == Type::epoch && header.epoch != at.server_epoch) {
+    at.server_epoch = header.epoch;
+    at.unanswered = 0;
+  }
+  if (header.type == Type::data && header.epoch == at.server_epoch) {
     at.unanswered += header.length;
   }
   return "";
@@ -57,7 +101,8 @@ std::string Ledger::arrived(const End& to, const wire::Header& header) {
 
 std::string Ledger::node_sent(Flow& at, const wire::Header& header, const Bytes& owned) {
   if (header.type == Type::open && owned.size() >= inline_length_at + 4) {
-    const auto bytes = wire::get<std::uint32_t>(owned.data() + inline_length_at);
+    const bool counts = !at.reopening || !is_gather_opening(owned);
+    const auto bytes = counts ? wire::get<std::uint32_t>(owned.data() + inline_length_at) : 0;
     at.inlined[header.operation] = bytes;
     at.eager += bytes;
     if (at.eager > config_.eager || bytes > config_.most_inline()) {
@@ -96,7 +141,8 @@ std::string Ledger::node_heard(Flow& at, const wire::Header& header) {
   if (header.type == Type::admit) {
     at.order.emplace(header.operation, at.order.size() + 1);
   }
-  if (header.type == Type::result || header.type == Type::fail || header.type == Type::sizes) {
+  const bool resumes = header.type == Type::admit && (header.flags & wire::flag_resumed) != 0;
+  if (resumes || header.type == Type::result || header.type == Type::fail || header.type == Type::sizes) {
     answered(at, header.operation);
   }
   return "";

@@ -21,19 +21,24 @@ class Ledger {
   std::string arrived(const End& to, const wire::Header& header);
 
  private:
-  // Between one node and one server.
+  // Between one node and one server, in one epoch: counted anew when the next begins, at each end in its own time.
   struct Flow {
-    std::int64_t least = 0;       // the smallest window
-    std::int64_t limit = 0;       // and the largest
-    std::int64_t credit = 0;      // of the node, as it knows
-    std::int64_t unanswered = 0;  // DATA bytes that the server has and has not granted again
-    std::int64_t eager = 0;       // inline bytes that the node has no answer to
+    std::uint32_t epoch = 0;         // of the node
+    std::uint32_t server_epoch = 0;  // as the node has told the server
+    bool reopening = false;          // the node opens again what was open before
+    std::int64_t least = 0;          // the smallest window
+    std::int64_t limit = 0;          // and the largest
+    std::int64_t credit = 0;         // of the node, as it knows
+    std::int64_t unanswered = 0;     // DATA bytes that the server has and has not granted again
+    std::int64_t eager = 0;          // inline bytes that the node has no answer to
     std::unordered_map<std::uint64_t, std::int64_t> inlined;  // by operation
     std::unordered_map<std::uint64_t, std::uint64_t> order;   // operation → place in the order of the ADMITs
     std::uint64_t last_sent = 0;
   };
 
   Flow& flow(const End& end);
+  void begin(Flow& flow, std::uint32_t server, const JobConfig& config) const;
+  void node_begins(Flow& flow, std::uint32_t server, const wire::Header& header, const Bytes& owned);
   std::string node_sent(Flow& flow, const wire::Header& header, const Bytes& owned);
   std::string server_sent(Flow& flow, const wire::Header& header);
   std::string node_heard(Flow& flow, const wire::Header& header);

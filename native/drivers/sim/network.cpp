@@ -29,6 +29,9 @@ std::string describe(const wire::Header& header) {
   if (header.credit != 0) {
     text += ", credit " + std::to_string(header.credit);
   }
+  if (header.epoch != 0) {
+    text += ", epoch " + std::to_string(header.epoch);
+  }
   if (header.flags != 0) {
     text += ", flags " + std::to_string(header.flags);
   }

@@ -61,7 +61,10 @@ void Simulation::start(std::uint32_t rank) {
   Life& life = lives_[rank];
   life.groups.resize(plan_.groups.size());
   Seat& seat = *cluster_.node(rank).seat;
-  seat.after = [this, rank] { exit_if_done(rank); };
+  seat.after = [this, rank] {
+    cluster_.check_memory(cluster_.node(rank));
+    exit_if_done(rank);
+  };
   network_.turn(seat, [&](Machine&) {
     for (std::uint32_t group : plan_.ranks[rank].groups) {
       life.groups[group] = cluster_.node(rank).node->make_group(plan_.groups[group].ranks, plan_.groups[group].name);
@@ -259,13 +262,9 @@ void Simulation::strike(const Fault& fault) {
     case Kind::kill_rank:
       return kill_rank(rank);
     case Kind::kill_server:
-      if (cluster_.dedicated_processes() > 0) {
-        network_.trace("a dedicated server dies");
-        disturbed_ = true;
-        excuses_.insert(Code::peer_lost);
-        cluster_.end_process(cluster_.dedicated_process(fault.target % cluster_.dedicated_processes()), false);
-      }
-      return;
+      return kill_server(fault.target);
+    case Kind::break_server:
+      return break_some_server(fault.target);
     case Kind::freeze_rank:
       network_.trace("node " + std::to_string(rank) + "  freezes");
       return network_.scheduler().freeze(cluster_.node(rank).actor, network_.now() + fault.duration);
@@ -311,6 +310,52 @@ void Simulation::abort_rank(std::uint32_t rank) {
   // Where its links end before the coordinator's word comes, it is as good as dead.
   excuses_.insert({Code::aborted, Code::peer_lost});
   network_.turn(*host.seat, [&](Machine&) { host.node->abort(abort_reason); });
+}
+
+void Simulation::kill_server(std::uint32_t target) {
+  if (cluster_.dedicated_processes() == 0) {
+    return;
+  }
+  const ActorId actor = cluster_.dedicated_process(target % cluster_.dedicated_processes());
+  network_.trace("a dedicated server dies");
+  for (const Cluster::ServerHost& host : cluster_.servers()) {
+    if (host.actor == actor) {
+      lose_server(host.index);
+    }
+  }
+  cluster_.end_process(actor, false);
+}
+
+void Simulation::break_some_server(std::uint32_t target) {
+  const auto& ends = network_.ends();
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    End& end = *ends[(target + i) % ends.size()];
+    if (end.open && end.other->open && end.kind == LinkKind::server && plan_.config.server_ranks[end.service] < 0) {
+      lose_server(end.service);
+      network_.break_link(end, "connection reset by peer");
+      return;
+    }
+  }
+}
+
+void Simulation::lose_server(std::uint32_t index) {
+  const JobConfig& config = plan_.config;
+  for (std::uint32_t i = 0; i < config.servers(); ++i) {
+    if (config.server_ranks[i] < 0 && config.server_names[i] == config.server_names[index]) {
+      lost_servers_.insert(i);
+    }
+  }
+  bool in_use = false;
+  bool others = false;
+  for (std::uint32_t i = 0; i < config.servers(); ++i) {
+    const bool dedicated = config.server_ranks[i] < 0;
+    in_use = in_use || (config.weights[i] > 0 && lost_servers_.count(i) == 0);
+    others = others || (dedicated ? lost_servers_.count(i) == 0 : config.standby && gone_ranks_.empty());
+  }
+  if (!in_use && !others) {
+    disturbed_ = true;
+    excuses_.insert(Code::peer_lost);
+  }
 }
 
 void Simulation::break_some_link(std::uint32_t target) {

@@ -98,6 +98,10 @@ class Simulation final : public Observer, public Application {
   void kill_rank(std::uint32_t rank);
   void abort_rank(std::uint32_t rank);
   void break_some_link(std::uint32_t target);
+  void break_some_server(std::uint32_t target);
+  void kill_server(std::uint32_t target);
+  // A server is gone for some node, and so for all: whether the others can go on.
+  void lose_server(std::uint32_t index);
 
   // Checks (simulation_checks.cpp).
   void check_result(std::size_t number, std::size_t member, Work& work);
@@ -124,6 +128,7 @@ class Simulation final : public Observer, public Application {
   // What has gone wrong so far.
   bool disturbed_ = false;  // beyond a rank that holds no server
   bool forged_ = false;
+  std::set<std::uint32_t> lost_servers_;
   std::set<std::uint32_t> gone_ranks_;  // dead or aborted
   std::set<Code> excuses_;              // what an operation may end with for the sake of the faults
 };

@@ -86,6 +86,9 @@ void Simulation::check_outcome(std::uint32_t rank, const OperationPlan& operatio
   std::set<Code> allowed = operation.outcomes;
   if (allowed.empty()) {
     allowed.insert(Code::ok);
+  } else if (!lost_servers_.empty()) {
+    // Those who could say better why it failed may have left when the server that knew was lost.
+    allowed.insert(Code::peer_left);
   }
   if (concerned(operation)) {
     allowed.insert(excuses_.begin(), excuses_.end());

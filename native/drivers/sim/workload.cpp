@@ -229,14 +229,17 @@ void choose_limits(Random& random, JobConfig& config) {
   config.ring = random.chance(0.2);
 }
 
-Fault random_fault(Random& random, const Plan& plan, Time span) {
+Fault random_fault(Random& random, const Plan& plan, Time span, bool servers_only) {
   using Kind = Fault::Kind;
   Fault fault;
-  fault.kind = random.pick({Kind::break_link, Kind::kill_rank, Kind::kill_rank, Kind::kill_server, Kind::freeze_rank,
-                            Kind::freeze_rank, Kind::corrupt, Kind::forge, Kind::refuse_connect, Kind::abort});
+  fault.kind = servers_only ? random.pick({Kind::kill_server, Kind::kill_server, Kind::kill_server, Kind::break_server,
+                                           Kind::break_server, Kind::freeze_rank})
+                            : random.pick({Kind::break_link, Kind::break_server, Kind::kill_rank, Kind::kill_rank,
+                                           Kind::kill_server, Kind::freeze_rank, Kind::freeze_rank, Kind::corrupt,
+                                           Kind::forge, Kind::refuse_connect, Kind::abort});
   fault.when = random.between(0, span);
   fault.target = static_cast<std::uint32_t>(random.below(plan.config.size()));
-  if (fault.kind == Kind::break_link || fault.kind == Kind::corrupt) {
+  if (fault.kind == Kind::break_link || fault.kind == Kind::break_server || fault.kind == Kind::corrupt) {
     fault.target = static_cast<std::uint32_t>(random.below(1000));
   } else if (fault.kind == Kind::kill_server) {
     fault.target = static_cast<std::uint32_t>(random.below(16));
@@ -333,7 +336,7 @@ std::uint64_t MemberPlan::bytes() const {
 
 bool Plan::holds_server(std::uint32_t rank) const {
   for (std::size_t i = 0; i < config.weights.size(); ++i) {
-    if (config.server_ranks[i] == static_cast<std::int32_t>(rank) && config.weights[i] > 0) {
+    if (config.server_ranks[i] == static_cast<std::int32_t>(rank) && (config.weights[i] > 0 || config.standby)) {
       return true;
     }
   }
@@ -456,6 +459,7 @@ Plan random_plan(std::uint64_t seed, bool faults) {
     }
     plan.config.weights[random.below(plan.config.weights.size())] = 1;
   }
+  plan.config.standby = random.chance(0.5);
   plan.timing = random_timing(random);
   add_groups(random, plan);
   add_operations(random, plan);
@@ -472,8 +476,11 @@ Plan random_plan(std::uint64_t seed, bool faults) {
   }
   plan.config.open_limit = most_open(plan) + static_cast<std::uint32_t>(random.chance(0.5) ? 0 : random.below(10));
   plan.processes_end = random.chance(0.5);
-  for (std::uint64_t i = faults ? random.between(1, random.chance(0.7) ? 1 : 3) : 0; i > 0; --i) {
-    plan.faults.push_back(random_fault(random, plan, random.chance(0.5) ? 2 * spread + millisecond : 20 * millisecond));
+  const bool servers_only = random.chance(0.4);
+  for (std::uint64_t i = faults ? random.between(1, random.chance(servers_only ? 0.4 : 0.7) ? 1 : 3) : 0; i > 0; --i) {
+    const Time span =
+        random.chance(0.5) ? 2 * spread + millisecond : random.pick<Time>({millisecond, 20 * millisecond});
+    plan.faults.push_back(random_fault(random, plan, span, servers_only));
   }
   if (random.chance(0.3)) {
     change_windows(random, plan);

@@ -67,7 +67,17 @@ struct RankPlan {
 };
 
 struct Fault {
-  enum class Kind { break_link, kill_rank, kill_server, freeze_rank, corrupt, forge, refuse_connect, abort };
+  enum class Kind {
+    break_link,
+    break_server,  // the link of one node to one dedicated server
+    kill_rank,
+    kill_server,
+    freeze_rank,
+    corrupt,
+    forge,
+    refuse_connect,
+    abort,
+  };
   Kind kind = Kind::freeze_rank;
   Time when = 0;
   std::uint32_t target = 0;  // a rank, a server, a link or a number of frames, whatever there is of it

@@ -1,0 +1,348 @@
+// Who has which results, and how a server goes on in a new epoch: docs/protocol.md, section 8, and
+// docs/decisions/server-loss.md.
+//
+// With a new epoch a server forgets everything that it knew of operations: the nodes open again what is not over for
+// all of its members. Nobody tells it more than that, so all that it says to a node before the node's own EPOCH are
+// grants that it holds back.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "protocol/server_impl.h"
+
+namespace shoal {
+
+using server::Contribution;
+using server::Piece;
+using server::Receipt;
+using wire::Type;
+
+namespace {
+
+// How long a node may not know that all have what it keeps for them.
+constexpr Time tell_settled_after = second / 200;
+
+Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
+
+}  // namespace
+
+// --- Receipts ---
+
+void Server::Impl::begin_receipt(const Operation& operation) {
+  const wire::Opening& attributes = operation.attributes();
+  const bool small = attributes.bytes <= config_.small;
+  Receipt& receipt = receipts_[operation.serial];
+  for (std::size_t i = 0; i < operation.members.size(); ++i) {
+    receipt.members.emplace_back(operation.group->ranks[i], operation.members[i].number);
+  }
+  receipt.by_segment = !small && attributes.collective == Collective::all_reduce && !takes_ring(attributes);
+  receipt.urgent =
+      !small && (attributes.collective == Collective::broadcast || attributes.collective == Collective::reduce_scatter);
+}
+
+// A result or sizes are about to be sent, or would be if the link were not gone: then nobody has them.
+void Server::Impl::expect_receipt(std::uint64_t serial, std::uint64_t segment) {
+  Receipt& receipt = receipts_.at(serial);
+  ++receipt.unacknowledged;
+  if (receipt.by_segment) {
+    receipt.missing.resize(std::max<std::size_t>(receipt.missing.size(), segment - receipt.settled + 1));
+    ++receipt.missing[segment - receipt.settled];
+  }
+}
+
+void Server::Impl::note_sent(std::uint32_t rank, std::uint64_t serial, std::uint64_t segment) {
+  node(rank).unacknowledged.push_back({node(rank).results_sent, serial, segment});
+}
+
+void Server::Impl::end_receipt(std::uint64_t serial) {
+  const auto found = receipts_.find(serial);
+  if (found != receipts_.end()) {
+    found->second.ended = true;
+    settle_if_all_have(serial);
+  }
+}
+
+void Server::Impl::acknowledge(std::uint32_t rank, std::uint32_t count) {
+  NodeState& from = node(rank);
+  const std::uint32_t more = count - std::exchange(from.acknowledged, count);
+  for (std::uint32_t i = 0; i < more && !from.unacknowledged.empty(); ++i) {
+    const server::Unacknowledged one = from.unacknowledged.front();
+    from.unacknowledged.pop_front();
+    const auto found = receipts_.find(one.serial);
+    if (found == receipts_.end()) {
+      continue;
+    }
+    Receipt& receipt = found->second;
+    --receipt.unacknowledged;
+    if (receipt.by_segment) {
+      --receipt.missing[one.segment - receipt.settled];
+      settle_segments(one.serial, receipt);
+    }
+    settle_if_all_have(one.serial);
+  }
+}
+
+void Server::Impl::settle_segments(std::uint64_t serial, Receipt& receipt) {
+  const auto found = operations_.find(serial);
+  Operation* operation = found != operations_.end() && found->second->resumed ? found->second.get() : nullptr;
+  while (!receipt.missing.empty() && receipt.missing.front() == 0) {
+    for (std::size_t i = 0; operation != nullptr && i < operation->members.size(); ++i) {
+      operation->settled_for[i] += operation->is_answered(i, receipt.settled) ? 1 : 0;
+    }
+    receipt.missing.pop_front();
+    ++receipt.settled;
+  }
+}
+
+// Of the results that the member has of it, how many all have who get them: what it need not keep.
+std::uint32_t Server::Impl::settled_segments(const Operation& operation, std::size_t member) const {
+  const Receipt& receipt = receipts_.at(operation.serial);
+  if (!receipt.by_segment) {
+    return 0;
+  }
+  return static_cast<std::uint32_t>(operation.resumed ? operation.settled_for[member] : receipt.settled);
+}
+
+void Server::Impl::settle_if_all_have(std::uint64_t serial) {
+  const auto found = receipts_.find(serial);
+  if (!found->second.ended || found->second.unacknowledged > 0) {
+    return;
+  }
+  const Receipt receipt = std::move(found->second);
+  receipts_.erase(found);
+  for (const auto& [rank, number] : receipt.members) {
+    tell_settled(rank, number, receipt.urgent);
+  }
+}
+
+void Server::Impl::tell_settled(std::uint32_t rank, std::uint64_t number, bool now) {
+  NodeState& to = node(rank);
+  if (!to.link || to.left) {
+    return;
+  }
+  to.settled.push_back(number);
+  if (now || to.settled.size() >= wire::have_at_once) {
+    send_settled(rank);
+  } else if (tell_settled_at_ == never) {
+    tell_settled_at_ = now_ + tell_settled_after;
+  }
+}
+
+void Server::Impl::send_settled(std::uint32_t rank) {
+  const std::vector<std::uint64_t> numbers = std::exchange(node(rank).settled, {});
+  if (!numbers.empty() && !node(rank).left) {
+    send(rank, {.type = Type::have}, wire::encode_numbers(numbers));
+  }
+}
+
+// --- A new epoch ---
+
+Status Server::Impl::receive_epoch(std::uint32_t rank) {
+  NodeState& from = node(rank);
+  if ((from.header.flags & wire::flag_reopened) != 0) {
+    from.reopened = true;
+    settle_what_all_have();
+    return {};
+  }
+  wire::Epoch epoch;
+  const wire::ConstBytes payload(from.payload.data(), from.payload.size());
+  if (Status status = wire::decode(payload, epoch); !status.ok()) {
+    return status;
+  }
+  const bool works = epoch.weights.size() == config_.weights.size() && epoch.weights[index_] > 0;
+  if (!works || (from.header.epoch == epoch_ && epoch.weights != config_.weights)) {
+    return refused("EPOCH " + std::to_string(from.header.epoch) + " with weights that cannot be");
+  }
+  if (from.header.epoch > epoch_) {
+    begin_epoch(from.header.epoch, epoch.weights);
+  }
+  from.epoch = from.header.epoch;
+  from.reopened = false;
+  from.carried = 0;
+  if (from.epoch == epoch_ && from.credit < credit_) {
+    grant(rank, credit_ - std::exchange(from.credit, credit_));
+  }
+  return {};
+}
+
+void Server::Impl::begin_epoch(std::uint32_t epoch, const std::vector<std::uint32_t>& weights) {
+  epoch_ = epoch;
+  config_.weights = weights;
+  window_ = config_.window_of(index_);
+  credit_ = window_.credit;
+  operations_.clear();
+  serials_.clear();
+  receipts_.clear();
+  alarms_.clear();
+  tombstones_ = 0;
+  tell_settled_at_ = never;
+  // What is being sent still is; nobody is answered when it has been.
+  std::erase_if(outgoing_, [](const auto& entry) { return entry.second.unsent == 0; });
+  for (auto& [token, outgoing] : outgoing_) {
+    outgoing.answers_root = false;
+  }
+  for (NodeState& one : nodes_) {
+    one.operations.clear();
+    one.outstanding = 0;
+    one.credit = credit_;
+    one.eager = 0;
+    one.results_sent = one.acknowledged = 0;
+    one.unacknowledged.clear();
+    one.settled.clear();
+    one.broadcasting.clear();
+  }
+}
+
+// Whether the member has all that it gets from here, and knows that it was never the only one to open it.
+bool Server::Impl::is_complete(const Operation& /*operation*/, const Member& member) const {
+  const wire::Opening& opening = member.opening;
+  if (opening.finished || opening.exchange != 0) {
+    return true;
+  }
+  return !opening.have.empty() && RangeSet(opening.have).contains(shard_for(opening.bytes));
+}
+
+bool Server::Impl::all_complete(const Operation& operation) const {
+  return std::all_of(operation.members.begin(), operation.members.end(),
+                     [&](const Member& member) { return !member.opened || is_complete(operation, member); });
+}
+
+bool Server::Impl::has_results(const Operation& operation) const {
+  return operation.attributes().bytes > config_.small &&
+         std::any_of(operation.members.begin(), operation.members.end(),
+                     [](const Member& member) { return member.opening.finished || !member.opening.have.empty(); });
+}
+
+// Members that have all forget an operation when they know that the others have all, too. So when every node has opened
+// again what is open there, and nobody lacks anything of what some have opened, it is over for those who have not.
+void Server::Impl::settle_what_all_have() {
+  const bool all_reopened = std::all_of(nodes_.begin(), nodes_.end(), [this](const NodeState& one) {
+    return one.left || one.lost || one.absence != Code::ok || (one.epoch == epoch_ && one.reopened);
+  });
+  if (epoch_ == 0 || !all_reopened) {
+    return;
+  }
+  std::vector<std::uint64_t> serials;
+  for (const auto& [serial, operation] : operations_) {
+    if (operation->state == Operation::State::gathering && all_complete(*operation)) {
+      serials.push_back(serial);
+    }
+  }
+  std::sort(serials.begin(), serials.end());
+  for (std::uint64_t serial : serials) {
+    settle(*operations_.at(serial));
+  }
+}
+
+void Server::Impl::settle(Operation& operation) {
+  set_alarm(operation, never);
+  for (std::size_t i = 0; i < operation.members.size(); ++i) {
+    if (operation.members[i].opened) {
+      tell_settled(operation.group->ranks[i], operation.members[i].number, true);
+    }
+  }
+  const wire::Opening& attributes = operation.attributes();
+  if (!is_gather(attributes.collective) && !takes_ring(attributes)) {
+    remove(operation);
+    return;
+  }
+  // Blocks may still go from node to node, and one of them may fail it.
+  operation.state = Operation::State::exchanging;
+  for (Member& member : operation.members) {
+    member.inline_data = Contribution{};
+  }
+  release_finished(operation);
+  remove_if_done(operation);
+}
+
+// Everybody has opened it, and some have results: asks for what is missing, from those who have it where there is one.
+void Server::Impl::resume(Operation& operation) {
+  const std::size_t size = operation.members.size();
+  const Range shard = operation.shard;
+  std::vector<RangeSet> have;
+  std::vector<std::uint64_t> cuts{shard.begin, shard.end};
+  const auto cut = [&](Range range) {
+    const Range inside = intersection(range, shard);
+    cuts.push_back(inside.empty() ? shard.begin : inside.begin);
+    cuts.push_back(inside.empty() ? shard.begin : inside.end);
+  };
+  for (std::size_t i = 0; i < size; ++i) {
+    const wire::Opening& opening = operation.members[i].opening;
+    have.emplace_back(opening.finished ? std::vector<Range>{{0, opening.bytes}} : opening.have);
+    std::for_each(have.back().ranges().begin(), have.back().ranges().end(), cut);
+    cut(operation.wanted(i));
+  }
+  std::sort(cuts.begin(), cuts.end());
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+
+  // Parts that are alike for all.
+  const bool shared = operation.attributes().collective == Collective::all_reduce;
+  std::vector<Piece> parts;
+  for (std::size_t at = 0; at + 1 < cuts.size(); ++at) {
+    Piece part{{cuts[at], cuts[at + 1]}, std::nullopt, false, std::vector<bool>(size)};
+    bool missing = false;
+    for (std::size_t i = 0; i < size; ++i) {
+      const bool has = have[i].contains(part.range);
+      part.receives[i] = !has;
+      missing = missing || !has;
+      part.needs_data = part.needs_data || (!has && !intersection(part.range, operation.wanted(i)).empty());
+      if (has && shared && !part.source) {
+        part.source = i;
+      }
+    }
+    if (!missing) {
+      continue;
+    }
+    const bool same = !parts.empty() && parts.back().range.end == part.range.begin &&
+                      parts.back().source == part.source && parts.back().needs_data == part.needs_data &&
+                      parts.back().receives == part.receives;
+    if (same) {
+      parts.back().range.end = part.range.end;
+    } else {
+      parts.push_back(std::move(part));
+    }
+  }
+
+  operation.resumed = true;
+  operation.settled_for.assign(size, 0);
+  std::vector<std::vector<wire::Run>> runs(size);
+  for (const Piece& part : parts) {
+    for (std::size_t i = 0; i < size; ++i) {
+      const bool sends = part.source ? *part.source == i : part.needs_data && operation.is_contributor(i);
+      if (sends || part.receives[i]) {
+        runs[i].push_back({part.range, sends, part.receives[i]});
+      }
+    }
+    for (std::uint64_t begin = part.range.begin; begin < part.range.end; begin += operation.segment) {
+      const std::uint64_t end = std::min(begin + operation.segment, part.range.end);
+      operation.pieces.push_back({{begin, end}, part.source, part.needs_data, part.receives});
+    }
+  }
+  operation.segments = operation.pieces.size();
+  for (std::size_t i = 0; i < size; ++i) {
+    Member& member = operation.members[i];
+    member.inline_data = Contribution{};
+    member.next = operation.next_of(i, 0);
+    answer(operation, i, 0);
+    send(operation.group->ranks[i], {.type = Type::admit, .flags = wire::flag_resumed, .operation = member.number},
+         wire::encode(runs[i]));
+  }
+  if (operation.segments == 0) {
+    const std::uint64_t serial = operation.serial;
+    end_flow(operation);
+    end_receipt(serial);
+    return;
+  }
+  std::vector<std::uint64_t> idle;
+  for (std::uint64_t number = 0; number < operation.segments; ++number) {
+    if (!operation.pieces[number].needs_data) {
+      idle.push_back(number);
+    }
+  }
+  // The last of them may end the operation.
+  for (std::uint64_t number : idle) {
+    finish_segment(operation, number, server::Segment{operation.segment_range(number), {}, 0});
+  }
+}
+
+}  // namespace shoal

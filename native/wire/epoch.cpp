@@ -1,0 +1,100 @@
+#include "wire/epoch.h"
+
+#include <utility>
+
+#include "base/limits.h"
+#include "wire/bytes.h"
+
+namespace shoal::wire {
+
+namespace {
+
+constexpr std::size_t epoch_bytes = 8;
+constexpr std::size_t run_bytes = 24;
+constexpr std::uint32_t run_sends = 1;
+constexpr std::uint32_t run_receives = 2;
+
+Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
+
+}  // namespace
+
+std::size_t epoch_limit(std::size_t servers) { return epoch_bytes + 4 * servers + limits::text_bytes; }
+
+Bytes encode(const Epoch& epoch) {
+  Bytes bytes;
+  append(bytes, static_cast<std::uint64_t>(epoch.weights.size()));
+  for (std::uint32_t weight : epoch.weights) {
+    append(bytes, weight);
+  }
+  append_text(bytes, cut(epoch.text));
+  return bytes;
+}
+
+Status decode(ConstBytes payload, Epoch& epoch) {
+  const std::uint64_t weights = payload.size() < epoch_bytes ? 0 : get<std::uint64_t>(payload.data());
+  if (payload.size() < epoch_bytes || weights > (payload.size() - epoch_bytes) / 4) {
+    return refused("an EPOCH of " + std::to_string(payload.size()) + " bytes is too short");
+  }
+  epoch.weights.clear();
+  for (std::size_t i = 0; i < weights; ++i) {
+    epoch.weights.push_back(get<std::uint32_t>(payload.data() + epoch_bytes + 4 * i));
+  }
+  epoch.text = text_of(payload.subspan(epoch_bytes + 4 * weights));
+  return {};
+}
+
+Bytes encode(const std::vector<Run>& runs) {
+  Bytes bytes;
+  for (const Run& run : runs) {
+    append(bytes, run.range.begin);
+    append(bytes, run.range.end);
+    append(bytes, (run.sends ? run_sends : 0) | (run.receives ? run_receives : 0));
+    append(bytes, std::uint32_t{0});
+  }
+  return bytes;
+}
+
+std::size_t runs_limit() { return run_bytes * limits::runs; }
+
+Status decode(ConstBytes payload, Range shard, std::vector<Run>& runs) {
+  if (payload.size() % run_bytes != 0) {
+    return refused("an ADMIT of " + std::to_string(payload.size()) + " bytes");
+  }
+  runs.clear();
+  std::uint64_t end = shard.begin;
+  for (const std::byte* at = payload.data(); at != payload.data() + payload.size(); at += run_bytes) {
+    const auto flags = get<std::uint32_t>(at + 16);
+    const Run run{
+        {get<std::uint64_t>(at), get<std::uint64_t>(at + 8)}, (flags & run_sends) != 0, (flags & run_receives) != 0};
+    if (run.range.begin < end || run.range.begin >= run.range.end || run.range.end > shard.end) {
+      return refused("an ADMIT whose ranges are not ascending parts of the server's shard");
+    }
+    if (flags == 0 || flags > (run_sends | run_receives) || get<std::uint32_t>(at + 20) != 0) {
+      return refused("an ADMIT with a range of flags " + std::to_string(flags));
+    }
+    end = run.range.end;
+    runs.push_back(run);
+  }
+  return {};
+}
+
+Bytes encode_numbers(const std::vector<std::uint64_t>& operations) {
+  Bytes bytes;
+  for (std::uint64_t number : operations) {
+    append(bytes, number);
+  }
+  return bytes;
+}
+
+Status decode_numbers(ConstBytes payload, std::vector<std::uint64_t>& operations) {
+  if (payload.size() % 8 != 0 || payload.size() > 8 * have_at_once) {
+    return refused("a HAVE of " + std::to_string(payload.size()) + " bytes");
+  }
+  operations.clear();
+  for (std::size_t at = 0; at < payload.size(); at += 8) {
+    operations.push_back(get<std::uint64_t>(payload.data() + at));
+  }
+  return {};
+}
+
+}  // namespace shoal::wire

@@ -1,0 +1,43 @@
+// What a change of epoch says: EPOCH, the ranges of a resumed ADMIT, and HAVE. docs/protocol.md, sections 5 and 8.
+//
+// Decoding trusts nothing, as in opening.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/range.h"
+#include "wire/opening.h"
+
+namespace shoal::wire {
+
+// The coordinator's decision, passed on by every node to every server in use. Its number is in the header.
+struct Epoch {
+  std::vector<std::uint32_t> weights;  // by server
+  std::string text;                    // why, for people
+};
+Bytes encode(const Epoch& epoch);
+Status decode(ConstBytes payload, Epoch& epoch);
+std::size_t epoch_limit(std::size_t servers);
+
+// A part of an operation's buffer that one member has yet to send, or to receive, or both.
+struct Run {
+  Range range;
+  bool sends = false;
+  bool receives = false;
+
+  friend bool operator==(const Run&, const Run&) = default;
+};
+Bytes encode(const std::vector<Run>& runs);
+// In ascending order, inside `shard`.
+Status decode(ConstBytes payload, Range shard, std::vector<Run>& runs);
+std::size_t runs_limit();
+
+// HAVE from a server: a node's numbers of operations.
+inline constexpr std::size_t have_at_once = 64;
+Bytes encode_numbers(const std::vector<std::uint64_t>& operations);
+Status decode_numbers(ConstBytes payload, std::vector<std::uint64_t>& operations);
+
+}  // namespace shoal::wire
