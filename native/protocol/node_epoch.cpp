@@ -16,7 +16,6 @@
 namespace shoal {
 
 using node::Kept;
-using wire::Header;
 using wire::Type;
 
 namespace {

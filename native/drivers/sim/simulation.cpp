@@ -332,6 +332,7 @@ void Simulation::break_some_server(std::uint32_t target) {
     End& end = *ends[(target + i) % ends.size()];
     if (end.open && end.other->open && end.kind == LinkKind::server && plan_.config.server_ranks[end.service] < 0) {
       lose_server(end.service);
+      cut_off_.insert(end.client);
       network_.break_link(end, "connection reset by peer");
       return;
     }

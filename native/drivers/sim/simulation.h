@@ -129,6 +129,7 @@ class Simulation final : public Observer, public Application {
   bool disturbed_ = false;  // beyond a rank that holds no server
   bool forged_ = false;
   std::set<std::uint32_t> lost_servers_;
+  std::set<std::uint32_t> cut_off_;     // ranks that have lost a link to a server, and maybe their goodbye with it
   std::set<std::uint32_t> gone_ranks_;  // dead or aborted
   std::set<Code> excuses_;              // what an operation may end with for the sake of the faults
 };

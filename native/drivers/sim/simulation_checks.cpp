@@ -90,6 +90,11 @@ void Simulation::check_outcome(std::uint32_t rank, const OperationPlan& operatio
     // Those who could say better why it failed may have left when the server that knew was lost.
     allowed.insert(Code::peer_left);
   }
+  const bool goodbye_lost =
+      std::any_of(members.begin(), members.end(), [this](std::uint32_t member) { return cut_off_.count(member) > 0; });
+  if (goodbye_lost && allowed.count(Code::peer_left) > 0) {
+    allowed.insert(Code::peer_lost);
+  }
   if (concerned(operation)) {
     allowed.insert(excuses_.begin(), excuses_.end());
     // Those who hear of the loss first may have left before others hear of it.
@@ -108,7 +113,8 @@ void Simulation::check_outcome(std::uint32_t rank, const OperationPlan& operatio
                             (status.code != Code::mismatch && status.code != Code::timeout);
   // A loss that is nobody's but this rank's is blamed on nobody else.
   const bool blames_right = disturbed_ || (status.code != Code::peer_lost && status.code != Code::aborted) ||
-                            gone_ranks_.count(static_cast<std::uint32_t>(status.rank)) > 0;
+                            gone_ranks_.count(static_cast<std::uint32_t>(status.rank)) > 0 ||
+                            cut_off_.count(static_cast<std::uint32_t>(status.rank)) > 0;
   const bool gives_reason = status.code != Code::aborted || status.message.find(abort_reason) != std::string::npos;
   if (!status.ok() &&
       (status.message.empty() || !names_others || !names_one || !names_tensor || !blames_right || !gives_reason)) {
