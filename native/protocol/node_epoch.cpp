@@ -54,6 +54,7 @@ Status Node::Impl::receive_epoch(const LinkState& link) {
   }
   std::sort(numbers.begin(), numbers.end());
   reset_servers(epoch.weights);
+  inquiry_ = {};
   if (goodbye_said_) {
     return {};
   }
@@ -150,8 +151,10 @@ void Node::Impl::reopen(Operation& operation) {
   if (operation.finished) {
     return;
   }
-  if (std::exchange(operation.timed_out, false)) {
-    check_again(operation, now_);  // the new home has to be asked
+  const bool was_late = std::exchange(operation.timed_out, false) || operation.timing_out;
+  operation.timing_out = false;
+  if (was_late) {
+    check_again(operation, now_);  // the new servers have to be asked
   } else {
     operation.progress = now_;
   }

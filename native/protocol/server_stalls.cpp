@@ -36,8 +36,8 @@ void Server::Impl::add_late(const Operation& operation, wire::Late& late) const 
     const std::uint32_t rank = operation.group->ranks[i];
     if (!flowing && !operation.members[i].opened) {
       add_late(rank, Late::Why::not_opened, late);
-    } else if (flowing && operation.is_contributor(i) &&
-               operation.members[i].next <= operation.segment_range(operation.next_result).begin) {
+    } else if (flowing && operation.next_result < operation.segments &&
+               operation.contributes(i, operation.next_result) && operation.members[i].next <= operation.next_result) {
       add_late(rank, Late::Why::owes_data, late);
     }
   }
