@@ -106,7 +106,7 @@ class Job final : public ServerWorld {
     if (header.type == Type::result || header.type == Type::grant) {
       to.credit += header.credit;
     }
-    to.results += header.type == Type::result ? 1 : 0;
+    to.results += header.type == Type::result || header.type == Type::sizes ? 1 : 0;
     if (header.type == Type::result || header.type == Type::sizes || header.type == Type::fail) {
       to.inlined.erase(header.operation);
     }

@@ -3,6 +3,7 @@
 #include "base/limits.h"
 #include "fuzz/input.h"
 #include "wire/bytes.h"
+#include "wire/epoch.h"
 #include "wire/frame.h"
 #include "wire/late.h"
 #include "wire/opening.h"
@@ -38,14 +39,19 @@ void opening(wire::ConstBytes bytes) {
   require(inline_offset % 64 == 0 && inline_offset + read.inline_bytes == bytes.size(), "inline data ends the payload");
   require(read.name.size() <= limits::name_bytes && read.text.size() <= limits::text_bytes, "texts keep their limits");
   require(read.shape.size() <= limits::dimensions && read.splits.size() <= limits::world_size, "lists keep theirs");
-  require(bytes.size() <= wire::opening_limit(read.splits.size(), read.inline_bytes), "opening_limit() is one");
+  const std::size_t limit = wire::opening_limit(read.splits.size(), read.inline_bytes);
+  require(bytes.size() <= limit + read.have.size() * sizeof(Range), "opening_limit() is one");
+  require(read.have.size() <= limits::ranges, "ranges keep their limit");
+  require(RangeSet(read.have).ranges() == read.have, "ranges are ascending and apart");
   wire::Bytes written = wire::encode(read);
   written.resize(written.size() + read.inline_bytes);
   wire::Opening again;
   require(wire::decode(written, again, inline_offset).ok(), "an opening that was accepted can be written");
   require(again.name == read.name && again.text == wire::cut(read.text) && again.shape == read.shape &&
               again.splits == read.splits && again.key == read.key && again.group == read.group &&
-              again.bytes == read.bytes && again.collective == read.collective && again.failed == read.failed,
+              again.bytes == read.bytes && again.collective == read.collective && again.failed == read.failed &&
+              again.finished == read.finished && again.code == read.code && again.rank == read.rank &&
+              again.exchange == read.exchange && again.have == read.have,
           "an opening is the same after another trip");
 }
 
@@ -85,11 +91,39 @@ void late(wire::ConstBytes bytes) {
   }
 }
 
+void epoch(wire::ConstBytes bytes) {
+  wire::Epoch read;
+  wire::Epoch again;
+  if (wire::decode(bytes, read).ok()) {
+    require(wire::decode(wire::encode(read), again).ok(), "an epoch that was accepted can be written");
+    require(again.weights == read.weights && again.text == wire::cut(read.text), "an epoch is the same");
+  }
+}
+
+void runs(wire::ConstBytes bytes) {
+  const Range shard{64, std::uint64_t{1} << 40};
+  std::vector<wire::Run> read;
+  if (wire::decode(bytes, shard, read).ok()) {
+    const wire::Bytes written = wire::encode(read);
+    require(std::equal(written.begin(), written.end(), bytes.begin(), bytes.end()), "runs are the same");
+    for (const wire::Run& run : read) {
+      require(!run.range.empty() && intersection(run.range, shard) == run.range, "a run is a part of the shard");
+    }
+  }
+}
+
+void have(wire::ConstBytes bytes) {
+  std::vector<std::uint64_t> read;
+  if (wire::decode_numbers(bytes, read).ok()) {
+    require(read.size() <= wire::have_at_once && wire::encode_numbers(read).size() == bytes.size(), "HAVE is the same");
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz::Input input(data, size);
-  const std::size_t kind = input.below(8);
+  const std::size_t kind = input.below(11);
   const std::vector<std::byte> bytes = input.bytes(size);
   switch (kind) {
     case 0:
@@ -111,8 +145,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 6:
       list<wire::GroupMembers>(bytes);
       break;
-    default:
+    case 7:
       late(bytes);
+      break;
+    case 8:
+      epoch(bytes);
+      break;
+    case 9:
+      runs(bytes);
+      break;
+    default:
+      have(bytes);
       break;
   }
   return 0;
