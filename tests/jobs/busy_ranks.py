@@ -3,8 +3,10 @@
 import itertools
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -112,23 +114,29 @@ FLOOD_LIMITS = {"segment": 1 << 20, "credit": 64 << 20}
 FLOODS = ("all-reduce", "broadcast", "all-gather")
 
 
-def flood(operation: str, rounds: int) -> None:
-    """Moves 32 MB a round with windows as large, and checks every result."""
+def flood(operation: str, rounds: int, victim: int, moments: str) -> None:
+    """Moves 32 MB a round with windows as large, and checks every result.
+
+    As long as the file ``moments`` exists, the victim stops itself in the middle of each round.
+    """
     shoal.init(_limits=FLOOD_LIMITS)
     rank, size = shoal.rank(), shoal.size()
     for index in range(rounds):
         name = f"{operation} {index}"
         mine = np.full(FLOOD_ELEMENTS, rank + index, np.float32)
         if operation == "all-reduce":
-            shoal.allreduce_(mine, op="sum", name=name)
+            handle = shoal.allreduce_async_(mine, op="sum", name=name)
             expected = [size * (size - 1) / 2 + size * index] * size
         elif operation == "broadcast":
-            shoal.broadcast_(mine, root=0, name=name)
+            handle = shoal.broadcast_async_(mine, root=0, name=name)
             expected = [index] * size
         else:
-            mine = shoal.allgather(mine[: FLOOD_ELEMENTS // 2], name=name)
+            handle = shoal.allgather_async(mine[: FLOOD_ELEMENTS // 2], name=name)
             expected = [index + other for other in range(size)]
-        for value, part in zip(expected, np.array_split(mine, size), strict=True):
+        if rank == victim and index > 1 and Path(moments).exists():
+            time.sleep(random.uniform(0.001, 0.02))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        for value, part in zip(expected, np.array_split(handle.wait(), size), strict=True):
             assert part.min() == part.max() == value
         print("working" if index == 0 else "round", index, flush=True)
     shoal.shutdown()

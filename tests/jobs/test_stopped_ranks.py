@@ -1,6 +1,5 @@
 """A rank that is stopped is late, not dead: the others say whom they wait for and for what, and go on when it does."""
 
-import random
 import re
 import signal
 import time
@@ -45,28 +44,35 @@ def probing_a_full_buffer(pids: list[int]) -> int:
     return sum(line[9] in inodes and line[5].split(":")[0] == ZERO_WINDOW_PROBE for line in lines)
 
 
-def stop_when_flooded(job: ClusterJob) -> None:
-    """Stops the rank at a moment at which more is on its way to it than it has room for."""
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def wait_until_flooded(job: ClusterJob, moments: Path) -> None:
+    """The victim stops itself again and again, until more is on its way to it than it has room for."""
     others = [process.pid for rank, process in enumerate(job.processes) if rank != VICTIM]
-    for _ in range(30):
-        job.signal(VICTIM, signal.SIGSTOP)
-        time.sleep(0.3)
+    for _ in range(60):
+        wait_for(lambda: is_stopped(job.processes[VICTIM].pid), job)
+        time.sleep(0.5)
         if probing_a_full_buffer(others) > 0:
+            moments.unlink()
             return
         job.signal(VICTIM, signal.SIGCONT)
-        time.sleep(random.uniform(0.02, 0.2))
     raise AssertionError("its buffers were never full")
 
 
-def stop_and_continue(job: ClusterJob, *, full: bool) -> None:
-    """Stops a rank for 20 s, and lets the job go on to its end, which is a good one."""
+def stop_and_continue(job: ClusterJob, moments: Path | None = None) -> None:
+    """A rank is stopped for 20 s, and the job then goes on to its end, which is a good one.
+
+    ``moments``: while this file exists, the rank stops itself, and it counts once its receive buffers are full.
+    """
     others = [rank for rank in range(RANKS) if rank != VICTIM]
-    if full:
-        stop_when_flooded(job)
+    if moments is not None:
+        wait_until_flooded(job, moments)
     else:
         job.signal(VICTIM, signal.SIGSTOP)
     time.sleep(STOPPED_SECONDS)
-    if full:
+    if moments is not None:
         assert probing_a_full_buffer([job.processes[rank].pid for rank in others]) > 0
     assert all(job.processes[rank].running() for rank in others)
     said = [job.stderr(rank) for rank in others]
@@ -166,13 +172,13 @@ def test_training_waits_for_a_stopped_rank_and_goes_on_with_it(servers: int) -> 
     with Cluster(RANKS, servers=servers, environment=PEER_TIMEOUT) as cluster:
         job = cluster.start(train, 300)
         wait_for(lambda: "step 20\n" in job.stdout(VICTIM), job)
-        stop_and_continue(job, full=False)
+        stop_and_continue(job)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", FLOODS)
-def test_a_stopped_rank_whose_receive_buffers_are_full_is_not_cut_off(operation: str) -> None:
+def test_a_stopped_rank_whose_receive_buffers_are_full_is_not_cut_off(operation: str, tmp_path: Path) -> None:
+    moments = tmp_path / "moments"
+    moments.touch()
     with Cluster(RANKS, environment=PEER_TIMEOUT) as cluster:
-        job = cluster.start(flood, operation, 80)
-        wait_for(lambda: all("round 2\n" in job.stdout(rank) for rank in range(RANKS)), job)
-        stop_and_continue(job, full=True)
+        stop_and_continue(cluster.start(flood, operation, 80, VICTIM, str(moments)), moments)
