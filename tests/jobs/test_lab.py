@@ -211,6 +211,16 @@ def test_congestion_control_is_per_host() -> None:
         assert of(lab.hosts[1]) == machines
 
 
+def test_slow_start_after_idle_is_per_host() -> None:
+    def of(host: Host) -> str:
+        return output_of(host, "cat", "/proc/sys/net/ipv4/tcp_slow_start_after_idle").strip()
+
+    with Lab(2, shapes={1: LinkShape(slow_start_after_idle=False)}) as lab:
+        assert [of(host) for host in lab.hosts] == ["1", "0"]
+        lab.hosts[1].reshape(LinkShape())
+        assert of(lab.hosts[1]) == "1"
+
+
 def test_a_congestion_control_that_the_kernel_has_not_is_named_with_those_that_it_has() -> None:
     with pytest.raises(ConfigurationError, match=r"'nonesuch'.*allows in network namespaces .*reno"):
         Lab(2, LinkShape(congestion_control="nonesuch"))

@@ -79,10 +79,21 @@ def test_a_lab_has_nodes_first_and_links_as_asked_for() -> None:
     assert (shape.link.rate, shape.link.queue, shape.link.burst) == (400e6, 262144, 65536)
     assert shape.link.congestion_control == "reno"
     assert shape.factors() == [1, 1, 1, 0.5, 1, 0.25]
+    assert shape.link.slow_start_after_idle
+    assert not LabShape.parse("nodes=2,slow_start_after_idle=off").link.slow_start_after_idle
 
 
 @pytest.mark.parametrize(
-    "text", ["servers=2", "nodes=1", "nodes=2,rate=fast", "nodes=2,colour=red", "nodes=2,slow=1:1mbit", "nodes=x"]
+    "text",
+    [
+        "servers=2",
+        "nodes=1",
+        "nodes=2,rate=fast",
+        "nodes=2,colour=red",
+        "nodes=2,slow=1:1mbit",
+        "nodes=x",
+        "nodes=2,slow_start_after_idle=0",
+    ],
 )
 def test_a_lab_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError):

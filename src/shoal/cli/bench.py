@@ -22,7 +22,7 @@ def bench() -> None:
     "--lab",
     metavar="SHAPE",
     help="In a lab on this machine (root): nodes=8,servers=8,rate=400mbit and, if wanted, queue=256kb, burst=128kb, "
-    "cc=reno, slow=HOST:RATE+HOST:RATE.",
+    "cc=reno, slow_start_after_idle=off, slow=HOST:RATE+HOST:RATE.",
 )
 @click.option("--local", metavar="SHAPE", help="On this machine's loopback: n=4,servers=2.")
 @click.option("--sizes", metavar="LIST", help="Bytes of float32 per rank, as 4KiB,25MB.  [default: 1KiB to 100MB]")

@@ -55,6 +55,9 @@ def _parse_slow(text: str) -> tuple[int, float]:
 )
 @click.option("--congestion-control", metavar="NAME", help="TCP's: reno, bbr ... Default: the machine's.")
 @click.option(
+    "--slow-start-after-idle/--no-slow-start-after-idle", default=True, help="TCP's setting of that name. Default: on."
+)
+@click.option(
     "--slow",
     callback=_parsed(_parse_slow),
     multiple=True,
@@ -73,6 +76,7 @@ def lab(
     send_queue: int | None,
     burst: int,
     congestion_control: str | None,
+    slow_start_after_idle: bool,
     slow: tuple[tuple[int, float], ...],
     mtu: int,
     command: tuple[str, ...],
@@ -93,7 +97,15 @@ def lab(
             return
         _check(hosts, command)
         assert hosts is not None
-        shape = LinkShape(rate, receive_rate, queue, burst, congestion_control, send_queue)
+        shape = LinkShape(
+            rate,
+            receive_rate,
+            queue,
+            burst,
+            congestion_control,
+            send_queue,
+            slow_start_after_idle=slow_start_after_idle,
+        )
         shapes = {host: dataclasses.replace(shape, rate=its_rate, receive_rate=None) for host, its_rate in slow}
         with Lab(hosts, shape, shapes=shapes, mtu=mtu) as made:
             code = run_everywhere(made, command, for_terminal(1), for_terminal(2))

@@ -17,7 +17,7 @@ from shoal.testing.lab import Lab, LinkShape, parse_rate, parse_size
 # Hosts of a lab are ours alone: no port of theirs is taken before we take it.
 _FIRST_PORT = 20000
 _INTERFACE = "eth0"
-_WORDS = "nodes, servers, rate, queue, burst, cc, slow"
+_WORDS = "nodes, servers, rate, queue, burst, cc, slow_start_after_idle, slow"
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class LabShape:
             link = LinkShape(
                 rate=parse_rate(pairs.pop("rate")) if "rate" in pairs else None,
                 congestion_control=pairs.pop("cc", None),
+                slow_start_after_idle=_is_on(pairs.pop("slow_start_after_idle", "on")),
             )
             if "queue" in pairs:
                 link = replace(link, queue=parse_size(pairs.pop("queue")))
@@ -168,6 +169,12 @@ class LabPlace:
             sum(host.sent_bytes for host in counters),
             sum(host.dropped_sending + host.dropped_receiving for host in counters),
         )
+
+
+def _is_on(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise ValueError(f"slow_start_after_idle is on or off, not {text!r}")
+    return text == "on"
 
 
 def _parse_slow(text: str) -> dict[int, float]:

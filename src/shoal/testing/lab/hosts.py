@@ -85,6 +85,8 @@ class Host:
         if shape.congestion_control != before.congestion_control:
             name = shape.congestion_control or links.machines_congestion_control()
             links.set_congestion_control(self._place, name)
+        if shape.slow_start_after_idle != before.slow_start_after_idle:
+            links.set_slow_start_after_idle(self._place, shape.slow_start_after_idle)
         self.shape = shape
 
     def counters(self) -> Counters:

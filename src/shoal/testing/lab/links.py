@@ -19,6 +19,7 @@ MAX_HOSTS = 250
 NOBODY = "02:00:0a:62:ff:ff"  # no host's hardware address: the switch drops what is sent to it
 
 _CONGESTION_CONTROL = "net/ipv4/tcp_congestion_control"
+_SLOW_START_AFTER_IDLE = "net/ipv4/tcp_slow_start_after_idle"
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,12 @@ def set_congestion_control(place: Place, name: str) -> None:
             f"{_setting('tcp_allowed_congestion_control')} (for another: modprobe tcp_{name}, then add it to "
             "net.ipv4.tcp_allowed_congestion_control)"
         )
+
+
+def set_slow_start_after_idle(place: Place, on: bool) -> None:
+    """For all of the host's TCP connections. Raises ConfigurationError."""
+    if not commands.write_setting(place.namespace, _SLOW_START_AFTER_IDLE, str(int(on))):
+        raise ConfigurationError(f"the kernel does not let a lab change {_SLOW_START_AFTER_IDLE.replace('/', '.')}")
 
 
 def machines_congestion_control() -> str:

@@ -37,7 +37,8 @@ class LinkShape:
     ``send_queue`` is for the host's end, where it differs. ``burst``: bytes that a link which was idle lets through at
     once. ``congestion_control``: that of the host's new TCP connections; None is the machine's. ``offload``: bytes that
     the host's TCP hands to the link in one piece, which is then queued or dropped as one; None is a quarter of the
-    smaller queue, within 8 and 64 KiB. Raises ValueError for what cannot be.
+    smaller queue, within 8 and 64 KiB. ``slow_start_after_idle``: Linux' setting of that name: connections that sent
+    nothing for a while start slowly, unless their congestion control is bbr. Raises ValueError for what cannot be.
     """
 
     rate: float | None = None
@@ -47,6 +48,7 @@ class LinkShape:
     congestion_control: str | None = None
     send_queue: int | None = None
     offload: int | None = None
+    slow_start_after_idle: bool = True
 
     def __post_init__(self) -> None:
         for name, rate in (("rate", self.rate), ("receive_rate", self.receive_rate)):
