@@ -10,7 +10,7 @@ namespace shoal {
 namespace {
 
 // Of the largest: smaller segments cost more in headers and wake-ups than an even end is worth.
-constexpr std::uint64_t smallest_part = 4;
+constexpr std::uint64_t smallest_part = 16;
 
 std::uint64_t aligned(std::uint64_t bytes) {
   return (bytes + limits::shard_alignment - 1) / limits::shard_alignment * limits::shard_alignment;
