@@ -56,7 +56,7 @@ Seen read_whole(wire::ConstBytes stream) {
   return seen;
 }
 
-struct Keeper final : tcp::Receiver {
+struct Keeper final : Receiver {
   Placement frame_begins(LinkId /*link*/, const wire::Header& header) override {
     if (Status status = judge_header(header); !status.ok()) {
       return {std::move(status), nullptr};

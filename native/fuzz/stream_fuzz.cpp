@@ -39,7 +39,7 @@ JobConfig make_config() {
 }
 
 // One machine and its connections, whose other ends are the fuzzer's.
-class Site : public tcp::Receiver {
+class Site : public Receiver {
  public:
   ~Site() override {
     for (const int far : far_) {

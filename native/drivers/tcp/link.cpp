@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -65,7 +64,7 @@ void configure(int socket, const LinkOptions& options) {
 }  // namespace
 
 Link::Link(LinkId id, Socket socket, const LinkOptions& options)
-    : id_(id), socket_(std::move(socket.descriptor)), tls_(std::move(socket.tls)) {
+    : id_(id), socket_(std::move(socket.descriptor)), tls_(std::move(socket.tls)), reader_(id) {
   configure(socket_.number(), options);
   if (tls_ != nullptr) {
     tls_->read_ahead();
@@ -164,9 +163,10 @@ Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
   std::size_t budget = bytes_per_round;
   // What is held here must be taken: the kernel would not tell of it again.
   while (budget > 0 || holds_bytes()) {
-    const std::size_t into_place = payload_missing_;
-    const std::size_t into_ahead = last_length_ < ahead_bytes ? ahead_bytes : wire::header_bytes;
-    const std::array<iovec, 2> vectors{iovec{payload_, into_place}, iovec{ahead.data(), into_ahead}};
+    const std::span<std::byte> place = reader_.place();
+    const std::size_t into_place = place.size();
+    const std::size_t into_ahead = reader_.last_length() < ahead_bytes ? ahead_bytes : wire::header_bytes;
+    const std::array<iovec, 2> vectors{iovec{place.data(), into_place}, iovec{ahead.data(), into_ahead}};
     const std::size_t first = into_place == 0 ? 1 : 0;
     const ssize_t read = tls_ == nullptr
                              ? ::readv(socket_.number(), &vectors[first], static_cast<int>(2 - first))
@@ -189,13 +189,8 @@ Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
     budget -= std::min(budget, bytes);
 
     const std::size_t placed = std::min(bytes, into_place);
-    payload_ += placed;
-    payload_missing_ -= placed;
-    if (placed > 0 && payload_missing_ == 0 && !end_frame(receiver)) {
-      return closed() ? Progress::idle : Progress::lost;
-    }
-    if (!consume(std::span(ahead).first(bytes - placed), receiver)) {
-      return closed() ? Progress::idle : Progress::lost;
+    if (!reader_.placed(placed, receiver) || !reader_.consume(std::span(ahead).first(bytes - placed), receiver)) {
+      return end_stream();
     }
     const bool hears_more = broken() || (tls_ != nullptr && tls_->has_ended());
     if (bytes < into_place + into_ahead && !hears_more) {
@@ -205,65 +200,12 @@ Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
   return Progress::more;
 }
 
-// Takes bytes that were read ahead through the states of the link. False: the link has ended.
-bool Link::consume(std::span<const std::byte> bytes, Receiver& receiver) {
-  while (!bytes.empty()) {
-    if (payload_missing_ > 0) {
-      const std::size_t count = std::min(payload_missing_, bytes.size());
-      std::memcpy(payload_, bytes.data(), count);
-      payload_ += count;
-      payload_missing_ -= count;
-      bytes = bytes.subspan(count);
-      if (payload_missing_ == 0 && !end_frame(receiver)) {
-        return false;
-      }
-      continue;
-    }
-    const std::size_t count = std::min(header_.size() - header_received_, bytes.size());
-    std::memcpy(header_.data() + header_received_, bytes.data(), count);
-    header_received_ += count;
-    bytes = bytes.subspan(count);
-    if (header_received_ == header_.size() && !begin_frame(receiver)) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool Link::begin_frame(Receiver& receiver) {
-  header_received_ = 0;
-  wire::Header header;
-  if (Status status = wire::decode(header_, header); !status.ok()) {
-    return refuse(std::move(status));
-  }
-  Placement placement = receiver.frame_begins(id_, header);
+Link::Progress Link::end_stream() {
   if (closed()) {
-    return false;
+    return Progress::idle;
   }
-  if (!placement.status.ok()) {
-    return refuse(std::move(placement.status));
-  }
-  if (header.length == 0) {
-    return end_frame(receiver);
-  }
-  last_length_ = header.length;
-  payload_ = placement.memory;
-  payload_missing_ = header.length;
-  return true;
-}
-
-bool Link::end_frame(Receiver& receiver) {
-  payload_ = nullptr;
-  Status status = receiver.frame_ends(id_);
-  if (closed()) {
-    return false;
-  }
-  return status.ok() || refuse(std::move(status));
-}
-
-bool Link::refuse(Status why) {
-  why_ = std::move(why);
-  return false;
+  why_ = reader_.why();
+  return Progress::lost;
 }
 
 std::string Link::describe_loss(int error) const {
@@ -272,7 +214,7 @@ std::string Link::describe_loss(int error) const {
 
 Link::Progress Link::lose(int error) {
   std::string message = error != 0 ? describe_loss(error) : broken() ? send_error_ : "connection closed by peer";
-  if (payload_missing_ > 0 || header_received_ > 0) {
+  if (reader_.in_frame()) {
     message += " in the middle of a frame";
   }
   why_ = Status::error(Code::peer_lost, std::move(message));
@@ -281,6 +223,7 @@ Link::Progress Link::lose(int error) {
 
 void Link::close(std::vector<Token>& unsent) {
   socket_.reset();
+  reader_.stop();
   for (const Frame& frame : queue_) {
     if (frame.token != 0) {
       unsent.push_back(frame.token);

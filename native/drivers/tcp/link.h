@@ -18,6 +18,7 @@
 
 #include "base/status.h"
 #include "drivers/tcp/socket.h"
+#include "protocol/frame_reader.h"
 #include "protocol/machine.h"
 #include "wire/frame.h"
 
@@ -37,14 +38,6 @@ struct LinkOptions {
 struct LinkCounters {
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
-};
-
-// Hears of frames as they arrive. It may close the link from within these calls (see Link::close).
-class Receiver {
- public:
-  virtual ~Receiver() = default;
-  virtual Placement frame_begins(LinkId link, const wire::Header& header) = 0;
-  virtual Status frame_ends(LinkId link) = 0;
 };
 
 class Link {
@@ -116,10 +109,8 @@ class Link {
   std::size_t gather(std::span<iovec> vectors) const;
   void frames_written(std::size_t bytes, std::vector<Token>& sent);
 
-  bool consume(std::span<const std::byte> bytes, Receiver& receiver);
-  bool begin_frame(Receiver& receiver);
-  bool end_frame(Receiver& receiver);
-  bool refuse(Status why);
+  // After a frame that was refused, or that closed the link.
+  Progress end_stream();
   std::string describe_loss(int error) const;
   Progress lose(int error);
 
@@ -133,11 +124,7 @@ class Link {
   std::size_t front_written_ = 0;  // bytes of the first frame that are written already
   std::string send_error_;
 
-  std::array<std::byte, wire::header_bytes> header_{};
-  std::size_t header_received_ = 0;
-  std::byte* payload_ = nullptr;     // where the rest of the payload goes
-  std::size_t payload_missing_ = 0;  // bytes; above 0: a payload is being received
-  std::size_t last_length_ = 0;      // of the last payload; the next will be like it
+  FrameReader reader_;
 
   bool heard_ = false;   // bytes have come since is_silent() was asked
   Time owed_since_ = 0;  // an answer, as far as is_silent() has seen; 0: none is
