@@ -67,6 +67,7 @@ Cluster::Cluster(const Plan& plan, Network& network, Application& application, O
   make_servers();
   make_coordinator();
   attach_all();
+  stray_ = &network_.add_seat(outside, "a stranger");
 }
 
 void Cluster::make_nodes(Application& application) {
@@ -135,7 +136,7 @@ void Cluster::connect(std::uint32_t from, std::uint32_t to) {
                        ": the lower rank connects to the higher one");
     return;
   }
-  if (!connected_.emplace(from, to).second) {
+  if (!connected_.emplace(std::pair(from, to), nullptr).second) {
     observer_.violated("node " + std::to_string(from) + " connects to rank " + std::to_string(to) + " a second time");
     return;
   }
@@ -143,7 +144,9 @@ void Cluster::connect(std::uint32_t from, std::uint32_t to) {
   NodeHost& near = nodes_[from];
   NodeHost& far = nodes_[to];
   const Time slow = network_.random().chance(0.05) ? network_.random().between(0, 2 * second) : 0;
-  const Time when = network_.now() + slow + network_.delay();
+  const auto parted = parted_.find(std::minmax(near.actor, far.actor));
+  const Time mended = parted == parted_.end() ? 0 : parted->second;
+  const Time when = std::max(network_.now() + slow, mended) + network_.delay();
   if (far.node == nullptr || unreachable_.count(to) > 0) {
     network_.scheduler().at(when, near.actor, [this, &near, to] {
       network_.turn(*near.seat, [&](Machine&) { near.node->peer_unreachable(to, "connection refused"); });
@@ -152,8 +155,64 @@ void Cluster::connect(std::uint32_t from, std::uint32_t to) {
   }
   End& end = network_.add_link(LinkKind::peer, *near.seat, from, *far.seat, to);
   network_.attach_later(end, when, [&near, &end, to] { near.node->attach_peer(end.id, to); });
-  network_.attach_later(*end.other, when + network_.delay(),
-                        [&far, &end, from] { far.node->attach_peer(end.other->id, from); });
+  network_.attach_later(*end.other, when + network_.delay(), [this, &far, &end, from, to] {
+    connected_[{from, to}] = end.other;
+    far.node->attach_peer(end.other->id, from);
+  });
+}
+
+void Cluster::connect_again(std::uint32_t which) {
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> pairs;
+  for (const auto& [pair, end] : connected_) {
+    if (end != nullptr && end->open) {
+      pairs.push_back(pair);
+    }
+  }
+  if (pairs.empty()) {
+    return;
+  }
+  const auto [from, to] = pairs[which % pairs.size()];
+  network_.trace("rank " + std::to_string(to) + " is connected to from rank " + std::to_string(from) + " again");
+  NodeHost& far = nodes_[to];
+  End& end = network_.add_link(LinkKind::peer, *stray_, from, *far.seat, to);
+  const End* first = connected_[{from, to}];
+  network_.attach_later(*end.other, network_.now() + network_.delay(), [&far, &end, first, from] {
+    if (first->open) {
+      far.node->attach_peer(end.other->id, from);
+    }
+  });
+}
+
+void Cluster::part(std::uint64_t seed, Time duration, std::function<void(const End&)> broken) {
+  Random random(seed);
+  const bool breaks = duration >= peer_timeout;
+  // Some time after the first has given up, the last has.
+  constexpr Time longest_difference = 5 * second;
+  const Time silence = breaks ? duration + longest_difference + second : duration;
+  std::map<ActorId, bool> sides;
+  const auto side = [&](ActorId actor) { return sides.try_emplace(actor, random.chance(0.5)).first->second; };
+  // All that is between the two sides, or only some of it.
+  const double share = random.pick({1.0, 0.5, 0.1});
+  const std::size_t ends = network_.ends().size();
+  for (std::size_t i = 0; i < ends; i += 2) {
+    End& end = *network_.ends()[i];
+    const auto pair = std::minmax(end.seat->actor, end.other->seat->actor);
+    const bool stands = end.open && end.other->open && !end.cut && end.seat != stray_;
+    if (!stands || side(pair.first) == side(pair.second) || !random.chance(share)) {
+      continue;
+    }
+    Time& until = parted_[pair];
+    until = std::max(until, network_.now() + silence);
+    network_.silence_link(end, silence);
+    if (breaks) {
+      network_.scheduler().at(network_.now() + duration + random.between(0, second), outside, [this, &end, broken] {
+        if (!end.cut && !end.other->cut) {
+          broken(end);
+          network_.give_up_link(end, longest_difference, "connection timed out");
+        }
+      });
+    }
+  }
 }
 
 void Cluster::end_process(ActorId actor, bool gently) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -64,6 +65,11 @@ class Cluster {
   // From now on nobody can connect to this rank's node.
   void refuse_connections(std::uint32_t rank) { unreachable_.insert(rank); }
   void connect(std::uint32_t from, std::uint32_t to);
+  // To a node that has a link to another one, a second one comes from there.
+  void connect_again(std::uint32_t which);
+  // Nothing passes between some processes and the others for so long, drawn by the seed. Beyond the peer timeout the
+  // links between them break: `broken` is told of each that does.
+  void part(std::uint64_t seed, Time duration, std::function<void(const End&)> broken);
   void check_memory(const NodeHost& host);
 
  private:
@@ -84,7 +90,11 @@ class Cluster {
   std::unique_ptr<Wire> coordinator_world_;
   std::unique_ptr<Coordinator> coordinator_;
   std::set<std::uint32_t> unreachable_;
-  std::set<std::pair<std::uint32_t, std::uint32_t>> connected_;
+  // Peer links by their ranks: the end of the higher one, once it knows of it.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, End*> connected_;
+  Seat* stray_ = nullptr;  // where connections come from that nobody expects
+  // Until when nothing passes between processes, by their actors.
+  std::map<std::pair<ActorId, ActorId>, Time> parted_;
 };
 
 }  // namespace shoal::sim

@@ -64,8 +64,7 @@ Seat& Network::add_seat(ActorId actor, std::string name) {
 End& Network::add_link(LinkKind kind, Seat& client, std::uint32_t client_rank, Seat& service,
                        std::uint32_t service_index) {
   for (Seat* seat : {&client, &service}) {
-    End& end = *ends_.emplace_back(std::make_unique<End>());
-    end.id = static_cast<LinkId>(ends_.size() - 1);
+    End& end = *ends_.emplace_back(std::make_unique<End>(static_cast<LinkId>(ends_.size())));
     end.kind = kind;
     end.seat = seat;
     end.is_client = seat == &client;
@@ -150,7 +149,9 @@ void Network::send(Seat& seat, LinkId link, const wire::Header& header, Bytes ow
     observer_.violated(describe(*end) + ": length is not that of the payload: " + describe(header));
     return;
   }
-  trace(describe(*end) + "  sends " + describe(header));
+  if (traced()) {
+    trace(describe(*end) + "  sends " + describe(header));
+  }
   observer_.on_send(*end, header, owned, borrowed);
   End::Outgoing& frame = end->outgoing.emplace_back();
   frame.header = header;
@@ -181,6 +182,7 @@ void Network::close(Seat& seat, LinkId link) {
   }
   trace(describe(*end) + "  closes");
   end->open = false;
+  end->reader.stop();
   release(*end);
   tell_lost(*end->other, "connection closed by peer");
 }
@@ -203,7 +205,9 @@ void Network::sum(Seat& seat, Sum sum) {
     if (at_the_end) {
       carry_out();
     }
-    trace(seat.name + "  has a sum of " + std::to_string(kept->count) + " elements");
+    if (traced()) {
+      trace(seat.name + "  has a sum of " + std::to_string(kept->count) + " elements");
+    }
     turn(seat, [&](Machine& machine) { machine.on_summed(kept->token); });
   });
 }
@@ -233,77 +237,109 @@ void Network::transmit(End& end) {
 
 // Moves the frame's header, its owned bytes and `bytes` of its borrowed ones into the network.
 void Network::hand_over(End& end, End::Outgoing& frame, std::size_t bytes) {
-  End::Chunk chunk;
-  if (!frame.begun) {
-    frame.begun = true;
-    chunk.has_header = true;
-    chunk.payload = std::move(frame.owned);
-  }
+  Bytes moved;
   const auto piece = frame.borrowed.subspan(frame.handed_over, bytes);
   if (!piece.empty() && frame.detached.empty()) {
     observer_.on_read(end, piece);
   }
-  chunk.payload.insert(chunk.payload.end(), piece.begin(), piece.end());
+  const bool begins = !std::exchange(frame.begun, true);
+  if (begins) {
+    moved.reserve(wire::header_bytes + frame.owned.size() + bytes);
+    moved.resize(wire::header_bytes);
+    moved.insert(moved.end(), frame.owned.begin(), frame.owned.end());
+  }
+  moved.insert(moved.end(), piece.begin(), piece.end());
   frame.handed_over += bytes;
-  if (chunk.has_header) {
-    spoil(end, frame, chunk);
+  if (begins) {
+    const std::span<std::byte> payload = std::span(moved).subspan(wire::header_bytes);
+    wire::Header header = frame.header;
+    if (forge_chance_ > 0 && random_.chance(forge_chance_)) {
+      forge(end, header, payload);
+    }
+    wire::encode(header, std::span(moved).first<wire::header_bytes>());
+    if (corrupt_in_ > 0 && --corrupt_in_ == 0) {
+      damage(end, std::span(moved).first(wire::header_bytes));
+    }
+    const bool has_elements = wire::Type::data == header.type || wire::Type::result == header.type;
+    if (corrupt_elements_in_ > 0 && (corrupt_elements_in_ > 1 || (has_elements && !payload.empty())) &&
+        --corrupt_elements_in_ == 0) {
+      payload[random_.below(payload.size())] ^= std::byte(1U << random_.below(8));
+      trace(describe(end) + "  elements damaged: " + describe(header));
+    }
   }
   if (frame.handed_over == frame.borrowed.size()) {
     const Token token = frame.token;
     end.outgoing.pop_front();
     finish_sending(end, token);
   }
-  if (chunk.has_header && !chunk.payload.empty() && random_.chance(timing_.split_chance)) {
-    End::Chunk header;
-    header.has_header = true;
-    header.header = chunk.header;
-    chunk.has_header = false;
-    arrive(*end.other, std::move(header));
-  }
-  if (chunk.has_header || !chunk.payload.empty()) {
-    arrive(*end.other, std::move(chunk));
+  if (!moved.empty()) {
+    arrive(*end.other, std::move(moved));
   }
 }
 
-// Writes the header into the chunk, damaged or forged if that is due.
-void Network::spoil(End& end, End::Outgoing& frame, End::Chunk& chunk) {
-  wire::Header header = frame.header;
-  if (forge_chance_ > 0 && random_.chance(forge_chance_)) {
-    const std::uint64_t change = random_.pick<std::uint64_t>({1, 8, 64, 1U << 20, random_.next()});
-    switch (random_.below(chunk.payload.empty() ? 7 : 9)) {
-      case 0:
-        header.operation += change;
-        break;
-      case 1:
-        header.offset += change;
-        break;
-      case 2:
-        header.credit += static_cast<std::uint32_t>(change);
-        break;
-      case 3:
-        header.acknowledged += static_cast<std::uint32_t>(change);
-        break;
-      case 4:
-        header.type = static_cast<wire::Type>(random_.between(1, 18));
-        break;
-      case 5:
-        header.dtype = static_cast<DType>(random_.below(14));
-        break;
-      case 6:
-        header.flags ^= 1;
-        break;
-      default:
-        chunk.payload[random_.below(std::min<std::size_t>(chunk.payload.size(), 160))] ^=
-            std::byte(1U << random_.below(8));
-    }
-    trace(describe(end) + "  forged: " + describe(header));
+void Network::arrive(End& end, Bytes bytes) {
+  if (bytes.size() > 1 && random_.chance(timing_.split_chance)) {
+    // Half of the cuts are just before a payload.
+    const bool at_header = bytes.size() > wire::header_bytes && random_.chance(0.5);
+    const std::size_t cut = at_header ? wire::header_bytes : 1 + random_.below(bytes.size() - 1);
+    End::Chunk first;
+    first.bytes.assign(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(cut));
+    arrive(end, std::move(first));
+    bytes.erase(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(cut));
   }
-  wire::encode(header, chunk.header);
-  if (corrupt_in_ > 0 && --corrupt_in_ == 0) {
-    const std::uint64_t bit = random_.below(8 * wire::header_bytes);
-    chunk.header[bit / 8] ^= std::byte(1U << (bit % 8));
-    trace(describe(end) + "  damaged: " + describe(header));
+  End::Chunk chunk;
+  chunk.bytes = std::move(bytes);
+  arrive(end, std::move(chunk));
+}
+
+// Changes a field of the header, or a byte of the payload.
+void Network::forge(const End& end, wire::Header& header, std::span<std::byte> payload) {
+  const std::uint64_t change = random_.pick<std::uint64_t>({1, 8, 64, 1U << 20, random_.next()});
+  switch (random_.below(payload.empty() ? 8 : 10)) {
+    case 0:
+      header.operation += change;
+      break;
+    case 1:
+      header.offset += change;
+      break;
+    case 2:
+      header.credit += static_cast<std::uint32_t>(change);
+      break;
+    case 3:
+      header.acknowledged += static_cast<std::uint32_t>(change);
+      break;
+    case 4:
+      header.type = static_cast<wire::Type>(random_.between(1, 19));
+      break;
+    case 5:
+      header.dtype = static_cast<DType>(random_.below(14));
+      break;
+    case 6:
+      header.flags ^= 1;
+      break;
+    case 7:
+      header.epoch += static_cast<std::uint32_t>(random_.pick<std::int64_t>({1, -1}));
+      break;
+    default:
+      payload[random_.below(std::min<std::size_t>(payload.size(), 160))] ^= std::byte(1U << random_.below(8));
   }
+  trace(describe(end) + "  forged: " + describe(header));
+}
+
+void Network::damage(End& end, std::span<std::byte> header) {
+  const std::uint64_t first = random_.below(8 * header.size());
+  const std::uint64_t length = std::min<std::uint64_t>(8 * header.size() - first, 1 + random_.below(32));
+  for (std::uint64_t bit = first; bit < first + length; ++bit) {
+    // The first and the last are the ends of the burst, so they change; those between do as they like.
+    const bool changes = bit == first || bit + 1 == first + length || random_.chance(0.5);
+    header[bit / 8] ^= changes ? std::byte(1U << (bit % 8)) : std::byte{0};
+  }
+  wire::Header decoded;
+  if (wire::decode(header.first<wire::header_bytes>(), decoded).ok()) {
+    observer_.violated(describe(end) + ": a damaged header was taken for " + describe(decoded));
+  }
+  end.other->damaged = forge_chance_ == 0;
+  trace(describe(end) + "  a header is damaged");
 }
 
 void Network::finish_sending(End& end, Token token) {
@@ -330,75 +366,77 @@ void Network::release(End& end) {
 }
 
 void Network::arrive(End& end, End::Chunk chunk) {
-  end.last_arrival = std::max(end.last_arrival, now() + delay());
+  end.last_arrival = std::max({end.last_arrival, end.silent_until, now() + delay()});
+  chunk.due = end.last_arrival;
   end.incoming.push_back(std::move(chunk));
   scheduler_.at(end.last_arrival, end.seat->actor, [this, &end] { receive(end); });
 }
 
+// All that is due by now, as one event of the machine's: it was frozen, or the link silent.
 void Network::receive(End& end) {
-  if (!end.open || end.incoming.empty()) {
+  const auto is_due = [&] { return end.open && !end.incoming.empty() && end.incoming.front().due <= now(); };
+  if (!is_due()) {
     return;
   }
-  End::Chunk chunk = std::move(end.incoming.front());
-  end.incoming.pop_front();
   turn(*end.seat, [&](Machine& machine) {
-    if (chunk.attach) {
-      trace(describe(end) + "  attached");
-      chunk.attach();
-    } else if (!chunk.lost.ok()) {
-      trace(describe(end) + "  lost: " + chunk.lost.message);
-      end.open = false;
-      machine.on_lost(end.id, chunk.lost);
-      release(end);
-    } else {
-      receive_frame(end, machine, chunk);
+    while (is_due()) {
+      End::Chunk chunk = std::move(end.incoming.front());
+      end.incoming.pop_front();
+      receive(end, machine, chunk);
     }
   });
 }
 
-void Network::receive_frame(End& end, Machine& machine, End::Chunk& chunk) {
-  if (chunk.has_header) {
-    const Status status = wire::decode(chunk.header, end.receiving);
-    if (!status.ok()) {
-      refuse(end, machine, status);
-      return;
-    }
-    trace(describe(*end.other) + "  arrives " + describe(end.receiving));
-    observer_.on_arrival(end, end.receiving);
-    const Placement placement = machine.on_header(end.id, end.receiving);
-    if (!end.open) {
-      return;
-    }
-    if (!placement.status.ok()) {
-      refuse(end, machine, placement.status);
-      return;
-    }
-    end.memory = placement.memory;
-    end.received = 0;
-    end.in_payload = true;
-    if (end.memory == nullptr && end.receiving.length > 0) {
-      observer_.violated(describe(*end.other) + ": no place for " + describe(end.receiving));
-      return;
-    }
+void Network::receive(End& end, Machine& machine, End::Chunk& chunk) {
+  if (chunk.attach) {
+    trace(describe(end) + "  attached");
+    chunk.attach();
+    return;
   }
-  if (!chunk.payload.empty()) {
-    observer_.on_write(end, {end.memory + end.received, chunk.payload.size()});
-    std::copy(chunk.payload.begin(), chunk.payload.end(), end.memory + end.received);
-    end.received += chunk.payload.size();
+  if (!chunk.lost.ok()) {
+    const std::string where = end.reader.in_frame() ? " in the middle of a frame" : "";
+    trace(describe(end) + "  lost: " + chunk.lost.message + where);
+    chunk.lost.message += where;
+    end.open = false;
+    machine.on_lost(end.id, chunk.lost);
+    release(end);
+    return;
   }
-  if (end.in_payload && end.received == end.receiving.length) {
-    end.in_payload = false;
-    const Status status = machine.on_payload(end.id);
-    if (end.open && !status.ok()) {
-      refuse(end, machine, status);
-    }
+  if (const std::span<std::byte> place = end.reader.place(); !place.empty()) {
+    observer_.on_write(end, place.first(std::min(place.size(), chunk.bytes.size())));
+  }
+  if (!end.reader.consume(chunk.bytes, *this) && end.open) {
+    refuse(end, machine, end.reader.why());
   }
 }
 
+Placement Network::frame_begins(LinkId link, const wire::Header& header) {
+  End& end = *ends_[link];
+  if (traced()) {
+    trace(describe(*end.other) + "  arrives " + describe(header));
+  }
+  observer_.on_arrival(end, header);
+  Placement placement = end.seat->machine->on_header(link, header);
+  if (end.open && placement.status.ok() && placement.memory == nullptr && header.length > 0) {
+    observer_.violated(describe(*end.other) + ": no place for " + describe(header));
+    placement.status = Status::error(Code::protocol, "no place for a payload");
+  }
+  if (end.open && placement.status.ok() && header.length > 0) {
+    observer_.on_write(end, {placement.memory, header.length});
+  }
+  return placement;
+}
+
+Status Network::frame_ends(LinkId link) { return ends_[link]->seat->machine->on_payload(link); }
+
 void Network::refuse(End& end, Machine& machine, const Status& why) {
   trace(describe(*end.other) + "  refused: " + why.message);
+  if (end.damaged && (why.code != Code::protocol || why.message.find("check") == std::string::npos)) {
+    observer_.violated(describe(*end.other) + ": a damaged header was refused for something else: " + why.message);
+  }
   observer_.on_refused(end, why);
   end.open = false;
+  end.reader.stop();
   tell_lost(*end.other, "connection closed by peer");
   machine.on_lost(end.id, why);
   release(end);
@@ -416,12 +454,18 @@ void Network::tell_lost(End& end, const std::string& why) {
   arrive(end, std::move(chunk));
 }
 
+// What is on its way to this end arrives up to some byte.
 void Network::drop_some(End& end) {
   std::size_t kept = random_.below(end.incoming.size() + 1);
   while (kept < end.incoming.size() && end.incoming[kept].attach) {
     ++kept;
   }
-  end.incoming.resize(std::min(kept, end.incoming.size()));
+  if (kept < end.incoming.size()) {
+    End::Chunk& last = end.incoming[kept];
+    last.bytes.resize(random_.below(last.bytes.size() + 1));
+    kept += last.bytes.empty() ? 0 : 1;
+    end.incoming.resize(kept);
+  }
 }
 
 void Network::break_link(End& end, const std::string& why) {
@@ -431,6 +475,33 @@ void Network::break_link(End& end, const std::string& why) {
   trace(describe(end) + "  breaks: " + why);
   for (End* each : {&end, end.other}) {
     drop_some(*each);
+    tell_lost(*each, why);
+  }
+}
+
+void Network::silence_link(End& end, Time duration) {
+  trace(describe(end) + "  is silent");
+  for (End* each : {&end, end.other}) {
+    each->silent_until = std::max(each->silent_until, now() + duration);
+    each->last_arrival = std::max(each->last_arrival, each->silent_until);
+    for (End::Chunk& chunk : each->incoming) {
+      if (chunk.due < each->silent_until) {
+        chunk.due = each->silent_until;
+        scheduler_.at(chunk.due, each->seat->actor, [this, each] { receive(*each); });
+      }
+    }
+  }
+}
+
+void Network::give_up_link(End& end, Time longest_difference, const std::string& why) {
+  if (end.cut || end.other->cut) {
+    return;
+  }
+  trace(describe(end) + "  breaks: " + why);
+  for (End* each : {&end, end.other}) {
+    std::erase_if(each->incoming, [](const End::Chunk& chunk) { return !chunk.attach; });
+    each->silent_until = 0;
+    each->last_arrival = now() + random_.between(0, longest_difference);
     tell_lost(*each, why);
   }
 }
@@ -446,6 +517,7 @@ void Network::end_process(ActorId actor, bool gently) {
       hand_over(end, frame, frame.borrowed.size() - frame.handed_over);
     }
     end.open = false;
+    end.reader.stop();
     if (!gently) {
       drop_some(*end.other);
     }

@@ -1,15 +1,18 @@
 // A network of machines under a virtual clock and a seed.
 //
 // Promises what native/protocol/machine.h promises for every driver, and beyond that as little as it can:
-//   * frames of one link arrive whole and in order; those of different links overtake each other at will;
-//   * a payload may come later than its header and in pieces, with anything in between;
+//   * a link is a stream of bytes in both directions, read by the product's own reader (protocol/frame_reader.h): it is
+//     handed over in pieces that are cut anywhere, with anything in between, and ends in the middle of a frame when it
+//     breaks; streams of different links overtake each other at will;
 //   * borrowed bytes are read piece by piece until the very moment before on_sent is due, and on_sent comes when
 //     it likes; sums are carried out when they like, in any order;
-//   * a machine is never called from within its own call.
-// Links to oneself are links like any other. Rates, queues that drop and TCP are those of another network, rated/.
+//   * a machine is never called from within its own call; it may hear of much at once, or late.
+//
+// What a network does to its users besides: links that break, that are silent for a while or for ever, bytes that come
+// out otherwise than they went in. Links to oneself are links like any other, but never break. Rates, queues that drop
+// and TCP are those of another network, rated/.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -22,6 +25,7 @@
 
 #include "drivers/sim/random.h"
 #include "drivers/sim/scheduler.h"
+#include "protocol/frame_reader.h"
 #include "protocol/machine.h"
 #include "wire/frame.h"
 
@@ -35,7 +39,7 @@ struct Timing {
   Time longest = 100'000;
   Time tail = 0;
   double tail_chance = 0;
-  double split_chance = 0.3;  // that a frame is handed over in pieces
+  double split_chance = 0.3;  // that a frame is handed over in pieces, and a piece arrives in two
 };
 
 // Where a machine sits: its process and its name for people.
@@ -53,7 +57,9 @@ enum class LinkKind { control, server, peer };
 
 // One end of a link, as the machine at it sees it.
 struct End {
-  LinkId id = 0;
+  explicit End(LinkId number) : id(number), reader(number) {}
+
+  LinkId id;
   LinkKind kind = LinkKind::control;
   Seat* seat = nullptr;
   End* other = nullptr;
@@ -76,19 +82,18 @@ struct End {
   bool transmitting = false;
   std::deque<Token> sent;
 
+  // A piece of the stream, or what comes instead of one.
   struct Chunk {
+    Time due = 0;
+    Bytes bytes;
     std::function<void()> attach;
-    bool has_header = false;
-    std::array<std::byte, wire::header_bytes> header{};
-    Bytes payload;
     Status lost;  // not ok: the link is lost
   };
   std::deque<Chunk> incoming;
   Time last_arrival = 0;
-  wire::Header receiving;
-  bool in_payload = false;
-  std::byte* memory = nullptr;
-  std::size_t received = 0;
+  Time silent_until = 0;  // nothing arrives before
+  FrameReader reader;
+  bool damaged = false;  // the next frame that is refused has a damaged header: nothing else may be wrong with it
 };
 
 // Who watches: the checks of a simulation.
@@ -105,7 +110,7 @@ class Observer {
   virtual void violated(const std::string& what) = 0;
 };
 
-class Network {
+class Network final : private Receiver {
  public:
   Network(std::uint64_t seed, const Timing& timing, Observer& observer, std::ostream* trace)
       : random_(seed), timing_(timing), observer_(observer), trace_(trace) {}
@@ -142,11 +147,19 @@ class Network {
   // The process ends: its machines are never called again and may be destroyed. A gentle one has its frames sent
   // before.
   void end_process(ActorId actor, bool gently);
-  // Flips a bit in the header of the frame that is the `frames`-th from now.
+  // Nothing arrives at either end for so long; what is on its way then does, if the link does not break before.
+  void silence_link(End& end, Time duration);
+  // Both kernels have waited long enough, each as long as it likes: nothing that is on its way arrives any more.
+  void give_up_link(End& end, Time longest_difference, const std::string& why);
+  // Damages the header of the frame that is the `frames`-th from now: at most 32 bits, one after the other.
   void corrupt_after(std::uint64_t frames) { corrupt_in_ = frames; }
+  // Damages elements in the payload of the next DATA or RESULT after so many frames.
+  void corrupt_elements_after(std::uint64_t frames) { corrupt_elements_in_ = frames; }
   // From now on, changes a field of a header or a byte of a payload now and then, and gives it a good check.
   void forge(double chance) { forge_chance_ = chance; }
 
+  // Whether somebody reads what trace() is given.
+  bool traced() const { return trace_ != nullptr; }
   void trace(const std::string& what);
 
  private:
@@ -154,10 +167,14 @@ class Network {
   void start_transmitting(End& end);
   void transmit(End& end);
   void hand_over(End& end, End::Outgoing& frame, std::size_t bytes);
-  void spoil(End& end, End::Outgoing& frame, End::Chunk& chunk);
+  void forge(const End& end, wire::Header& header, std::span<std::byte> payload);
+  void damage(End& end, std::span<std::byte> header);
+  void arrive(End& end, Bytes bytes);
   void arrive(End& end, End::Chunk chunk);
   void receive(End& end);
-  void receive_frame(End& end, Machine& machine, End::Chunk& chunk);
+  void receive(End& end, Machine& machine, End::Chunk& chunk);
+  Placement frame_begins(LinkId link, const wire::Header& header) override;
+  Status frame_ends(LinkId link) override;
   void refuse(End& end, Machine& machine, const Status& why);
   void finish_sending(End& end, Token token);
   void release(End& end);
@@ -173,6 +190,7 @@ class Network {
   std::deque<Seat> seats_;
   std::vector<std::unique_ptr<End>> ends_;
   std::uint64_t corrupt_in_ = 0;
+  std::uint64_t corrupt_elements_in_ = 0;
   double forge_chance_ = 0;
 };
 

@@ -208,6 +208,7 @@ void Simulation::on_finish(std::uint32_t rank, std::uint64_t handle, Status stat
   }
   network_.trace("node " + std::to_string(rank) + "  finishes " + std::to_string(number) +
                  (status.ok() ? ": ok" : ": " + status.message));
+  note({rank, number, static_cast<std::uint64_t>(status.code)});
   outcome_.finishes.push_back({rank, number, network_.now(), status});
   work.status = std::move(status);
   check_result(number, member_of(number, rank), work);
@@ -268,10 +269,24 @@ void Simulation::strike(const Fault& fault) {
     case Kind::freeze_rank:
       network_.trace("node " + std::to_string(rank) + "  freezes");
       return network_.scheduler().freeze(cluster_.node(rank).actor, network_.now() + fault.duration);
+    case Kind::freeze_server:
+      if (cluster_.dedicated_processes() > 0) {
+        network_.trace("a dedicated server freezes");
+        network_.scheduler().freeze(cluster_.dedicated_process(fault.target % cluster_.dedicated_processes()),
+                                    network_.now() + fault.duration);
+      }
+      return;
+    case Kind::partition:
+      return part(fault);
+    case Kind::second_connection:
+      return cluster_.connect_again(fault.target);
     case Kind::corrupt:
       disturbed_ = true;
       excuses_.insert({Code::peer_lost, Code::protocol});
-      return network_.corrupt_after(fault.target);
+      return network_.corrupt_after(fault.target + 1);
+    case Kind::corrupt_elements:
+      elements_damaged_ = true;
+      return network_.corrupt_elements_after(fault.target + 1);
     case Kind::forge:
       disturbed_ = forged_ = true;
       return network_.forge(0.02);
@@ -339,6 +354,18 @@ void Simulation::break_some_server(std::uint32_t target) {
   }
 }
 
+void Simulation::part(const Fault& fault) {
+  cluster_.part(fault.target, fault.duration, [this](const End& end) {
+    if (end.kind == LinkKind::server && plan_.config.server_ranks[end.service] < 0) {
+      lose_server(end.service);
+      cut_off_.insert(end.client);
+    } else {
+      disturbed_ = true;
+      excuses_.insert(Code::peer_lost);
+    }
+  });
+}
+
 void Simulation::lose_server(std::uint32_t index) {
   const JobConfig& config = plan_.config;
   for (std::uint32_t i = 0; i < config.servers(); ++i) {
@@ -378,15 +405,28 @@ std::size_t Simulation::member_of(std::size_t number, std::uint32_t rank) const 
   return static_cast<std::size_t>(std::find(members.begin(), members.end(), rank) - members.begin());
 }
 
+// FNV-1a, by words.
+void Simulation::note(std::initializer_list<std::uint64_t> values) {
+  const auto add = [this](std::uint64_t value) { outcome_.digest = (outcome_.digest ^ value) * 0x100000001b3ULL; };
+  add(static_cast<std::uint64_t>(network_.now()));
+  std::for_each(values.begin(), values.end(), add);
+}
+
 void Simulation::on_send(const End& from, const wire::Header& header, const Bytes& owned,
                          std::span<const std::byte> /*borrowed*/) {
-  const std::string wrong = forged_ ? "" : ledger_.sent(from, header, owned);
+  note({from.id, static_cast<std::uint64_t>(header.type), header.operation, header.offset, header.length, header.credit,
+        header.acknowledged});
+  std::string wrong = forged_ ? "" : ledger_.sent(from, header, owned);
+  if (!forged_ && wrong.empty()) {
+    wrong = decisions_.sent(from, header, owned);
+  }
   if (!wrong.empty()) {
     violated(sim::describe(from) + ": " + wrong + " (" + sim::describe(header) + ")");
   }
 }
 
 void Simulation::on_arrival(const End& to, const wire::Header& header) {
+  note({to.id});
   const std::string wrong = forged_ ? "" : ledger_.arrived(to, header);
   if (!wrong.empty()) {
     violated(sim::describe(*to.other) + ": " + wrong + " (" + sim::describe(header) + ")");

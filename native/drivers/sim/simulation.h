@@ -7,11 +7,15 @@
 //     message names who;
 //   * a dead process ends the operations that need it, with PeerLost, and no others;
 //   * arrays are not touched outside their bounds, nor after their handle is done;
-//   * credit, eager data and the order of admission are kept (ledger.h); servers keep within their memory, and nothing
-//     is left on them in the end.
+//   * credit, eager data and the order of admission are kept (ledger.h); nodes and servers keep within their memory
+//   after
+//     every event, and nothing is left on them in the end;
+//   * the coordinator's decisions are the same everywhere (decisions.h); a damaged header is always known for one;
+//   * the same plan and seed do the same, event by event: Outcome::digest.
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -20,6 +24,7 @@
 
 #include "drivers/sim/arrays.h"
 #include "drivers/sim/cluster.h"
+#include "drivers/sim/decisions.h"
 #include "drivers/sim/ledger.h"
 #include "drivers/sim/network.h"
 #include "drivers/sim/workload.h"
@@ -37,6 +42,7 @@ struct Finish {
 struct Outcome {
   std::string violation;  // empty: all is well
   std::uint64_t events = 0;
+  std::uint64_t digest = 0;  // of every frame sent and received and every handle's end, with their times
   Time ended_at = 0;
   std::vector<Finish> finishes;  // in the order of time
   std::vector<std::string> warnings;
@@ -99,6 +105,7 @@ class Simulation final : public Observer, public Application {
   void abort_rank(std::uint32_t rank);
   void break_some_link(std::uint32_t target);
   void break_some_server(std::uint32_t target);
+  void part(const Fault& fault);
   void kill_server(std::uint32_t target);
   // A server is gone for some node, and so for all: whether the others can go on.
   void lose_server(std::uint32_t index);
@@ -112,6 +119,7 @@ class Simulation final : public Observer, public Application {
   std::string who_waits() const;
   bool concerned(const OperationPlan& operation) const;
 
+  void note(std::initializer_list<std::uint64_t> values);
   std::size_t member_of(std::size_t number, std::uint32_t rank) const;
   Work& work_of(std::size_t number, std::uint32_t rank) { return work_[number][member_of(number, rank)]; }
 
@@ -119,6 +127,7 @@ class Simulation final : public Observer, public Application {
   Outcome outcome_;
   Network network_;
   Ledger ledger_;
+  Decisions decisions_;
   Memory memory_;
   Cluster cluster_;
   std::vector<Life> lives_;
@@ -128,6 +137,7 @@ class Simulation final : public Observer, public Application {
   // What has gone wrong so far.
   bool disturbed_ = false;  // beyond a rank that holds no server
   bool forged_ = false;
+  bool elements_damaged_ = false;
   std::set<std::uint32_t> lost_servers_;
   std::set<std::uint32_t> cut_off_;     // ranks that have lost a link to a server, and maybe their goodbye with it
   std::set<std::uint32_t> gone_ranks_;  // dead or aborted

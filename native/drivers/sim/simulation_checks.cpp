@@ -45,7 +45,7 @@ void Simulation::check_result(std::size_t number, std::size_t index, Work& work)
   }
   const bool no_result =
       member.collective == Collective::broadcast && index == member.root && work.input != work.output;
-  if (!work.status->ok() || forged_ || !operation.outcomes.empty() || no_result) {
+  if (!work.status->ok() || forged_ || elements_damaged_ || !operation.outcomes.empty() || no_result) {
     return;
   }
   const Bytes right = expected(operation, index);

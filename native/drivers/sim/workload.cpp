@@ -229,22 +229,34 @@ void choose_limits(Random& random, JobConfig& config) {
   config.ring = random.chance(0.2);
 }
 
-Fault random_fault(Random& random, const Plan& plan, Time span, bool servers_only) {
+// What a job with several servers gets over without an error.
+Fault::Kind random_survivable(Random& random) {
+  using Kind = Fault::Kind;
+  return random.pick({Kind::kill_server, Kind::kill_server, Kind::kill_server, Kind::break_server, Kind::break_server,
+                      Kind::partition, Kind::freeze_rank, Kind::freeze_server, Kind::second_connection});
+}
+
+Fault::Kind random_kind(Random& random) {
+  using Kind = Fault::Kind;
+  return random.pick({Kind::break_link, Kind::break_server, Kind::kill_rank, Kind::kill_rank, Kind::kill_server,
+                      Kind::freeze_rank, Kind::freeze_server, Kind::partition, Kind::partition, Kind::corrupt,
+                      Kind::corrupt_elements, Kind::forge, Kind::refuse_connect, Kind::second_connection, Kind::abort});
+}
+
+Fault random_fault(Random& random, const Plan& plan, Time span, bool survivable) {
   using Kind = Fault::Kind;
   Fault fault;
-  fault.kind = servers_only ? random.pick({Kind::kill_server, Kind::kill_server, Kind::kill_server, Kind::break_server,
-                                           Kind::break_server, Kind::freeze_rank})
-                            : random.pick({Kind::break_link, Kind::break_server, Kind::kill_rank, Kind::kill_rank,
-                                           Kind::kill_server, Kind::freeze_rank, Kind::freeze_rank, Kind::corrupt,
-                                           Kind::forge, Kind::refuse_connect, Kind::abort});
+  fault.kind = survivable ? random_survivable(random) : random_kind(random);
   fault.when = random.between(0, span);
-  fault.target = static_cast<std::uint32_t>(random.below(plan.config.size()));
-  if (fault.kind == Kind::break_link || fault.kind == Kind::break_server || fault.kind == Kind::corrupt) {
-    fault.target = static_cast<std::uint32_t>(random.below(1000));
-  } else if (fault.kind == Kind::kill_server) {
-    fault.target = static_cast<std::uint32_t>(random.below(16));
+  fault.target = static_cast<std::uint32_t>(random.below(1000));
+  fault.duration = random.chance(0.5) ? random.between(millisecond, second) : random.between(second, 25 * second);
+  if (fault.kind == Kind::partition) {
+    // For ever, or so short that nobody may notice.
+    const bool breaks = !survivable && random.chance(0.4);
+    fault.duration = breaks ? peer_timeout : std::min(fault.duration, peer_timeout - second);
+  } else if (fault.kind == Kind::kill_rank || fault.kind == Kind::abort || fault.kind == Kind::refuse_connect) {
+    fault.target %= plan.config.size();
   }
-  fault.duration = random.chance(0.5) ? random.between(millisecond, second) : random.between(second, 30 * second);
   return fault;
 }
 
@@ -476,11 +488,11 @@ Plan random_plan(std::uint64_t seed, bool faults) {
   }
   plan.config.open_limit = most_open(plan) + static_cast<std::uint32_t>(random.chance(0.5) ? 0 : random.below(10));
   plan.processes_end = random.chance(0.5);
-  const bool servers_only = random.chance(0.4);
-  for (std::uint64_t i = faults ? random.between(1, random.chance(servers_only ? 0.4 : 0.7) ? 1 : 3) : 0; i > 0; --i) {
+  const bool survivable = random.chance(0.4);
+  for (std::uint64_t i = faults ? random.between(1, random.chance(survivable ? 0.4 : 0.7) ? 1 : 3) : 0; i > 0; --i) {
     const Time span =
         random.chance(0.5) ? 2 * spread + millisecond : random.pick<Time>({millisecond, 20 * millisecond});
-    plan.faults.push_back(random_fault(random, plan, span, servers_only));
+    plan.faults.push_back(random_fault(random, plan, span, survivable));
   }
   if (random.chance(0.3)) {
     change_windows(random, plan);

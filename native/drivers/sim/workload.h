@@ -66,6 +66,9 @@ struct RankPlan {
   bool exits_when_left = false;
 };
 
+// SHOAL_PEER_TIMEOUT: a link that is silent for so long is broken.
+inline constexpr Time peer_timeout = 15 * second;
+
 struct Fault {
   enum class Kind {
     break_link,
@@ -73,14 +76,18 @@ struct Fault {
     kill_rank,
     kill_server,
     freeze_rank,
-    corrupt,
+    freeze_server,
+    partition,         // links between some processes and the others are silent; they break if it takes too long
+    corrupt,           // the header of a frame
+    corrupt_elements,  // the payload of a frame, where nothing but TCP's checksum could tell
     forge,
+    second_connection,
     refuse_connect,
     abort,
   };
   Kind kind = Kind::freeze_rank;
   Time when = 0;
-  std::uint32_t target = 0;  // a rank, a server, a link or a number of frames, whatever there is of it
+  std::uint32_t target = 0;  // a rank, a server, a link, a number of frames or a seed, whatever there is of it
   Time duration = 0;
 };
 
