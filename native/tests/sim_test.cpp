@@ -2,6 +2,7 @@
 // certain way. A failing seed is replayed by `shoal_simulate --seed N --trace`.
 #include <algorithm>
 #include <iostream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -79,6 +80,21 @@ bool names(const std::string& message, const std::string& what) { return message
 TEST(random_jobs_get_right_answers) { simulate_random_jobs(false); }
 
 TEST(random_faults_end_in_errors_and_never_in_waiting) { simulate_random_jobs(true); }
+
+TEST(a_seed_replays_exactly) {
+  std::set<std::uint64_t> digests;
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    const Plan plan = sim::random_plan(seed, seed % 2 == 1);
+    const std::uint64_t digest = sim::Simulation(plan, seed, nullptr).run().digest;
+    CHECK_EQ(sim::Simulation(plan, seed, nullptr).run().digest, digest);
+    // The schedule is the seed's, not the plan's.
+    if (plan.operations.size() > 3 && plan.config.size() > 2) {
+      CHECK(sim::Simulation(plan, seed + 1, nullptr).run().digest != digest);
+    }
+    digests.insert(digest);
+  }
+  CHECK_EQ(digests.size(), 100U);
+}
 
 TEST(ranks_with_400_operations_open_in_orders_of_their_own_and_the_smallest_limits_get_right_answers) {
   for (std::uint32_t servers = 0; servers <= 4; ++servers) {

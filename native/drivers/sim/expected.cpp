@@ -20,18 +20,6 @@ std::uint64_t block_bytes(const OperationPlan& operation, std::size_t from, std:
   return all_to_all ? static_cast<std::uint64_t>(sender.splits[to]) : sender.bytes();
 }
 
-Bytes blocks_of(const OperationPlan& operation, std::size_t member) {
-  Bytes result;
-  for (std::size_t from = 0; from < operation.members.size(); ++from) {
-    const MemberPlan& sender = operation.members[from];
-    const Bytes input = input_of(operation, from);
-    const std::size_t begin = sender.collective == Collective::all_to_all ? split_offset(sender, member) : 0;
-    const auto at = input.begin() + static_cast<std::ptrdiff_t>(begin);
-    result.insert(result.end(), at, at + static_cast<std::ptrdiff_t>(block_bytes(operation, from, member)));
-  }
-  return result;
-}
-
 Range chunk(const MemberPlan& plan, std::size_t members, std::size_t member) {
   const auto rows = plan.shape.empty() ? 0 : static_cast<std::uint64_t>(plan.shape[0]);
   return chunk_of(plan.bytes(), rows, members, member);
@@ -39,11 +27,36 @@ Range chunk(const MemberPlan& plan, std::size_t members, std::size_t member) {
 
 }  // namespace
 
-Bytes input_of(const OperationPlan& operation, std::size_t member) {
-  const MemberPlan& plan = operation.members[member];
-  Bytes input(plan.bytes());
-  fill(input, plan.dtype, plan.op, operation.rough, operation.values + member);
-  return input;
+const Bytes& Expected::input(std::size_t member) {
+  std::optional<Bytes>& known = inputs_[member];
+  if (!known) {
+    const MemberPlan& plan = operation_.members[member];
+    known.emplace(plan.bytes());
+    fill(*known, plan.dtype, plan.op, operation_.rough, operation_.values + member);
+  }
+  return *known;
+}
+
+const Bytes& Expected::reduced() {
+  if (!reduced_) {
+    std::vector<Bytes> inputs;
+    for (std::size_t i = 0; i < operation_.members.size(); ++i) {
+      inputs.push_back(input(i));
+    }
+    reduced_ = combine(inputs, operation_.members.front().dtype, operation_.members.front().op);
+  }
+  return *reduced_;
+}
+
+Bytes Expected::blocks(std::size_t member) {
+  Bytes result;
+  for (std::size_t from = 0; from < operation_.members.size(); ++from) {
+    const MemberPlan& sender = operation_.members[from];
+    const std::size_t begin = sender.collective == Collective::all_to_all ? split_offset(sender, member) : 0;
+    const auto at = input(from).begin() + static_cast<std::ptrdiff_t>(begin);
+    result.insert(result.end(), at, at + static_cast<std::ptrdiff_t>(block_bytes(operation_, from, member)));
+  }
+  return result;
 }
 
 std::vector<std::uint64_t> blocks_for(const OperationPlan& operation, std::size_t member) {
@@ -85,28 +98,21 @@ std::size_t own_offset(const OperationPlan& operation, std::size_t member) {
   return offset;
 }
 
-Bytes expected(const OperationPlan& operation, std::size_t member) {
-  const MemberPlan& plan = operation.members[member];
+Bytes Expected::result(std::size_t member) {
+  const MemberPlan& plan = operation_.members[member];
   switch (plan.collective) {
     case Collective::all_reduce:
+      return reduced();
     case Collective::reduce_scatter: {
-      std::vector<Bytes> inputs;
-      for (std::size_t i = 0; i < operation.members.size(); ++i) {
-        inputs.push_back(input_of(operation, i));
-      }
-      Bytes whole = combine(inputs, plan.dtype, plan.op);
-      if (plan.collective == Collective::all_reduce) {
-        return whole;
-      }
-      const Range part = chunk(plan, operation.members.size(), member);
-      return {whole.begin() + static_cast<std::ptrdiff_t>(part.begin),
-              whole.begin() + static_cast<std::ptrdiff_t>(part.end)};
+      const Range part = chunk(plan, operation_.members.size(), member);
+      return {reduced().begin() + static_cast<std::ptrdiff_t>(part.begin),
+              reduced().begin() + static_cast<std::ptrdiff_t>(part.end)};
     }
     case Collective::broadcast:
-      return input_of(operation, plan.root);
+      return input(plan.root);
     case Collective::all_gather:
     case Collective::all_to_all:
-      return blocks_of(operation, member);
+      return blocks(member);
     default:
       return {};
   }

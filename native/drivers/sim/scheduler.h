@@ -32,7 +32,16 @@ class Scheduler {
   std::uint64_t events() const { return events_; }
 
   void at(Time when, ActorId actor, std::function<void()> body) {
-    queue_.push({when < now_ ? now_ : when, made_++, actor, std::move(body)});
+    std::uint32_t place = 0;
+    if (free_.empty()) {
+      place = static_cast<std::uint32_t>(bodies_.size());
+      bodies_.push_back(std::move(body));
+    } else {
+      place = free_.back();
+      free_.pop_back();
+      bodies_[place] = std::move(body);
+    }
+    queue_.push({when < now_ ? now_ : when, made_++, actor, place});
   }
 
   void freeze(ActorId actor, Time until) { actors_[actor].frozen_until = until; }
@@ -44,19 +53,21 @@ class Scheduler {
     if (queue_.empty()) {
       return false;
     }
-    Event event = std::move(const_cast<Event&>(queue_.top()));
+    const Event event = queue_.top();
     queue_.pop();
     now_ = event.when;
+    const std::function<void()> body = std::move(bodies_[event.body]);
+    free_.push_back(event.body);
     const Actor& actor = actors_[event.actor];
     if (actor.stopped) {
       return true;
     }
     if (actor.frozen_until > now_) {
-      at(actor.frozen_until, event.actor, std::move(event.body));
+      at(actor.frozen_until, event.actor, body);
       return true;
     }
     ++events_;
-    event.body();
+    body();
     return true;
   }
 
@@ -69,12 +80,14 @@ class Scheduler {
     Time when;
     std::uint64_t number;
     ActorId actor;
-    std::function<void()> body;
+    std::uint32_t body;  // its place in bodies_: what the queue moves about is small
 
     bool operator<(const Event& other) const { return std::pair(when, number) > std::pair(other.when, other.number); }
   };
 
   std::priority_queue<Event> queue_;
+  std::vector<std::function<void()>> bodies_;
+  std::vector<std::uint32_t> free_;  // places in bodies_
   std::vector<Actor> actors_;
   Time now_ = 0;
   std::uint64_t made_ = 0;

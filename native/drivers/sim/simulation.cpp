@@ -28,6 +28,7 @@ Simulation::Simulation(const Plan& plan, std::uint64_t seed, std::ostream* trace
       submitted_(plan_.operations.size() * plan_.config.size()) {
   for (const OperationPlan& operation : plan_.operations) {
     work_.emplace_back(operation.members.size());
+    expected_.emplace_back(operation);
   }
 }
 
@@ -102,7 +103,7 @@ void Simulation::submit(std::uint32_t rank, std::size_t number) {
   const std::size_t index = member_of(number, rank);
   const MemberPlan& member = operation.members[index];
   Work& work = work_[number][index];
-  prepare(work, operation, index);
+  prepare(work, operation, index, expected_[number].input(index));
 
   Submission submission;
   submission.handle = handle_of(number);
@@ -147,9 +148,8 @@ void Simulation::change_window(std::uint32_t rank, std::uint32_t credit) {
 }
 
 // Makes the arrays of one member and fills in its input.
-void Simulation::prepare(Work& work, const OperationPlan& operation, std::size_t index) {
+void Simulation::prepare(Work& work, const OperationPlan& operation, std::size_t index, const Bytes& input) {
   const MemberPlan& member = operation.members[index];
-  const Bytes input = input_of(operation, index);
   const bool gathers = member.collective == Collective::all_gather || member.collective == Collective::all_to_all;
   work.result_bytes = output_bytes_of(operation, index);
   const bool in_place = member.in_place && (!gathers || member.ready_output);

@@ -25,6 +25,7 @@
 #include "drivers/sim/arrays.h"
 #include "drivers/sim/cluster.h"
 #include "drivers/sim/decisions.h"
+#include "drivers/sim/expected.h"
 #include "drivers/sim/ledger.h"
 #include "drivers/sim/network.h"
 #include "drivers/sim/workload.h"
@@ -97,7 +98,7 @@ class Simulation final : public Observer, public Application {
   void go_on(std::uint32_t rank);
   void submit(std::uint32_t rank, std::size_t number);
   void change_window(std::uint32_t rank, std::uint32_t credit);
-  void prepare(Work& work, const OperationPlan& operation, std::size_t member);
+  void prepare(Work& work, const OperationPlan& operation, std::size_t member, const Bytes& input);
   void leave(std::uint32_t rank);
   void exit_if_done(std::uint32_t rank);
   void strike(const Fault& fault);
@@ -132,6 +133,7 @@ class Simulation final : public Observer, public Application {
   Cluster cluster_;
   std::vector<Life> lives_;
   std::vector<std::vector<Work>> work_;  // by operation and member
+  std::vector<Expected> expected_;       // by operation
   std::vector<bool> submitted_;          // by operation · ranks + rank
 
   // What has gone wrong so far.

@@ -38,7 +38,7 @@ void Simulation::check_result(std::size_t number, std::size_t index, Work& work)
     }
   }
   if (!forged_ && work.input != work.output) {
-    const Bytes input = input_of(operation, index);
+    const Bytes& input = expected_[number].input(index);
     if (!std::equal(input.begin(), input.end(), work.input->data())) {
       violated(what + "its input was written");
     }
@@ -48,7 +48,7 @@ void Simulation::check_result(std::size_t number, std::size_t index, Work& work)
   if (!work.status->ok() || forged_ || elements_damaged_ || !operation.outcomes.empty() || no_result) {
     return;
   }
-  const Bytes right = expected(operation, index);
+  const Bytes right = expected_[number].result(index);
   if (work.result_bytes != right.size() || !std::equal(right.begin(), right.end(), work.result)) {
     violated(what + "the result is wrong");
   }

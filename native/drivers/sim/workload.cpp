@@ -168,8 +168,9 @@ void spoil_agreement(Random& random, OperationPlan& operation) {
       if (is_gather(odd.collective)) {
         odd.shape.push_back(1);
       } else {
-        const auto wider = random.chance(0.5);
-        odd.dtype = odd.dtype == DType::float32 ? (wider ? DType::float64 : DType::int32) : DType::float32;
+        // Any other of the 13.
+        const auto other = (static_cast<std::uint64_t>(odd.dtype) + random.below(12)) % 13 + 1;
+        odd.dtype = static_cast<DType>(other);
         odd.op = odd.op == Operator::none ? Operator::none : Operator::max;
       }
   }
