@@ -270,7 +270,7 @@ std::string random_name(Random& random, std::size_t number, bool once) {
 }
 
 void add_operations(Random& random, Plan& plan) {
-  const auto count = random.chance(0.1) ? random.between(50, 150) : random.between(1, 30);
+  const auto count = random.chance(0.04) ? random.between(50, 150) : random.between(1, random.chance(0.6) ? 8 : 30);
   const double troubled = random.chance(0.5) ? 0 : 0.2;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto group = static_cast<std::uint32_t>(random.chance(0.5) ? 0 : random.below(plan.groups.size()));
