@@ -25,7 +25,7 @@ PYTHON_FUZZERS := $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.py)))
 FUZZ_OPTIONS := -verbosity=0 -timeout=10 -rss_limit_mb=1024 -max_len=4096 -len_control=10 -print_final_stats=1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test sim sanitize wheel wheel-test fuzz fuzz-corpus clean
+.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test sim sim-faults sanitize wheel wheel-test fuzz fuzz-corpus clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -59,8 +59,12 @@ format:  ## rewrites Python and C++ files as the formatters want them
 native-test: build/native/.built  ## the native core's own tests
 	$(CTEST) 300 --test-dir build/native
 
-sim: build/native/.built  ## SIM_SECONDS of the simulated network with fresh seeds
+sim: build/native/.built  ## SIM_SECONDS of the simulated network with fresh seeds, on all cores
 	build/native/shoal_simulate --seconds $(SIM_SECONDS)
+
+sim-faults: .venv/.dependencies  ## plants faults in the state machines, and counts the schedules that find each
+	$(BIN)/python native/tests/faults/count_seeds.py --cmake "$(abspath $(BIN))/cmake -G Ninja \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja" --jobs $(JOBS)
 
 sanitize: build/address/.built build/thread/.built  ## the native tests under ASan and UBSan, and under TSan
 	$(CTEST) 1200 --test-dir build/address

@@ -15,6 +15,10 @@ constexpr std::uint64_t most_events = 20'000'000;
 constexpr std::uint64_t most_output = 1 << 20;
 constexpr Time longest_run = 24 * 3600 * second;
 
+// Where nothing is lost but servers, everybody knows so soon after the last handle's end that the others have what they
+// need.
+constexpr Time longest_goodbye = 10 * second;
+
 std::uint64_t handle_of(std::size_t operation) { return operation + 1; }
 
 }  // namespace
@@ -64,6 +68,7 @@ void Simulation::start(std::uint32_t rank) {
   Seat& seat = *cluster_.node(rank).seat;
   seat.after = [this, rank] {
     cluster_.check_memory(cluster_.node(rank));
+    note_goodbye(rank);
     exit_if_done(rank);
   };
   network_.turn(seat, [&](Machine&) {
@@ -173,7 +178,29 @@ void Simulation::prepare(Work& work, const OperationPlan& operation, std::size_t
 void Simulation::leave(std::uint32_t rank) {
   if (cluster_.node(rank).node != nullptr && !lives_[rank].aborted) {
     network_.trace("node " + std::to_string(rank) + "  leaves");
+    lives_[rank].leave_at = network_.now();
     network_.turn(*cluster_.node(rank).seat, [&](Machine&) { cluster_.node(rank).node->leave(); });
+  }
+}
+
+void Simulation::note_goodbye(std::uint32_t rank) {
+  Life& life = lives_[rank];
+  if (life.left || !life.leaving || !cluster_.node(rank).node->left()) {
+    return;
+  }
+  life.left = true;
+  if (disturbed_ || forged_ || !gone_ranks_.empty() || !cut_off_.empty()) {
+    return;
+  }
+  Time since = life.leave_at;
+  if (!outcome_.finishes.empty()) {
+    since = std::max(since, outcome_.finishes.back().when);
+  }
+  for (const Fault& fault : plan_.faults) {
+    since = std::max(since, fault.when <= network_.now() ? fault.when + fault.duration : 0);
+  }
+  if (network_.now() > since + longest_goodbye) {
+    violated("rank " + std::to_string(rank) + " waited for something before it said goodbye");
   }
 }
 

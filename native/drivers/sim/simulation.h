@@ -1,7 +1,8 @@
 // Carries out a plan: submits, watches, lets things go wrong, and says whether everything came out as it must.
 //
 // Promises checked in every run:
-//   * every submitted handle is finished exactly once, and the run ends;
+//   * every submitted handle is finished exactly once, and the run ends; nobody waits, before its goodbye, for what has
+//     come or cannot come;
 //   * an operation that nothing stands against ends well, with results right to the bit;
 //   * one that ranks disagree on, that failed somewhere or that somebody never calls ends so on every member, and the
 //     message names who;
@@ -87,6 +88,8 @@ class Simulation final : public Observer, public Application {
     std::uint32_t open = 0;
     std::vector<std::uint32_t> groups;  // plan's number → node's number
     bool leaving = false;
+    Time leave_at = 0;
+    bool left = false;
     bool ended = false;
     bool aborted = false;
     bool killed = false;
@@ -101,6 +104,7 @@ class Simulation final : public Observer, public Application {
   void prepare(Work& work, const OperationPlan& operation, std::size_t member, const Bytes& input);
   void leave(std::uint32_t rank);
   void exit_if_done(std::uint32_t rank);
+  void note_goodbye(std::uint32_t rank);
   void strike(const Fault& fault);
   void kill_rank(std::uint32_t rank);
   void abort_rank(std::uint32_t rank);
