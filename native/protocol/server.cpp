@@ -512,7 +512,6 @@ void Server::Impl::on_lost(LinkId link) {
     }
     remove_if_done(operation);
   }
-  settle_what_all_have();
 }
 
 void Server::Impl::on_time(Time now) {

