@@ -88,7 +88,10 @@ void Node::Impl::reset_servers(const std::vector<std::uint32_t>& weights) {
         links_.erase(*link.link);
         world_.close(*link.link);
       }
+      // Blocks of its exchanges may still be on their way to here, though the exchanges have ended.
+      const std::uint64_t heard = link.exchange_heard;
       link = node::ServerLink{};
+      link.exchange_heard = heard;
     }
   }
   config_.weights = weights;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "check.h"
+#include "wire/epoch.h"
 
 namespace {
 
@@ -15,15 +16,16 @@ using wire::Type;
 // Keeps what was sent as a driver does that never gets to write.
 struct World final : NodeWorld {
   struct Queued {
+    LinkId link = 0;
     wire::Header header;
     Bytes owned;
     std::span<const std::byte> borrowed;
     Token token = 0;
   };
 
-  void send(LinkId /*link*/, const wire::Header& header, Bytes owned, std::span<const std::byte> borrowed,
+  void send(LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte> borrowed,
             Token token) override {
-    queue.push_back({header, std::move(owned), borrowed, token});
+    queue.push_back({link, header, std::move(owned), borrowed, token});
   }
   void detach(Token token) override {
     for (Queued& frame : queue) {
@@ -96,6 +98,57 @@ TEST(an_answer_to_what_was_not_written_yet_leaves_no_frame_that_borrows_the_arra
   for (const World::Queued& frame : job.world.queue) {
     CHECK(frame.borrowed.empty());
   }
+}
+
+// Found by the simulated network: an all-gather failed while blocks were on their way, then its home was lost.
+TEST(blocks_of_an_exchange_that_has_ended_may_come_after_the_loss_of_its_home) {
+  constexpr LinkId coordinator_link = 3;
+  constexpr LinkId peer_link = 4;
+  constexpr std::uint64_t bytes = 2048;
+  const JobConfig config{{"a", "b"}, {"s", "t"}, {-1, -1}, {1, 1}, 4096, 8192, 0, 1024, 10};
+  World world;
+  BufferPool pool{0};
+  Node node{config, 0, world, pool};
+  for (std::uint32_t server : {0, 1}) {
+    node.attach_server(server_link + server, server);
+  }
+  node.attach_coordinator(coordinator_link);
+  node.attach_peer(peer_link, 1);
+  const auto arrives = [&node](LinkId link, wire::Header header, const Bytes& payload) {
+    header.length = static_cast<std::uint32_t>(payload.size());
+    const Placement placement = node.on_header(link, header);
+    if (!placement.status.ok()) {
+      return placement.status;
+    }
+    std::copy(payload.begin(), payload.end(), placement.memory);
+    return node.on_payload(link);
+  };
+
+  std::vector<std::byte> input(bytes);
+  std::vector<std::byte> output(2 * bytes);
+  Submission submission;
+  submission.handle = 7;
+  submission.collective = Collective::all_gather;
+  submission.name = "x";
+  submission.dtype = DType::uint8;
+  submission.shape = {bytes};
+  submission.input = input.data();
+  submission.input_bytes = input.size();
+  submission.output = output.data();
+  submission.output_bytes = output.size();
+  submission.timeout = second;
+  node.submit(std::move(submission));
+  const LinkId home = world.queue.back().link;
+  const std::uint64_t exchange = (std::uint64_t{home - server_link} + 1) << 40 | 1;
+  CHECK(arrives(home, {.type = Type::sizes, .operation = 1}, wire::encode(wire::Sizes{exchange, {bytes, bytes}})).ok());
+  CHECK(world.queue.back().link == peer_link && world.queue.back().header.type == Type::grant);
+  const wire::Failure failure{Status::error(Code::timeout, "'x' did not move", 1)};
+  CHECK(arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
+  CHECK(world.finished.contains(7));
+  std::vector<std::uint32_t> weights{1, 1};
+  weights[home - server_link] = 0;
+  CHECK(arrives(coordinator_link, {.type = Type::epoch, .epoch = 1}, wire::encode(wire::Epoch{weights, "lost"})).ok());
+  CHECK(arrives(peer_link, {.type = Type::data, .dtype = DType::uint8, .operation = exchange}, Bytes(bytes)).ok());
 }
 
 RUN_TESTS()
