@@ -12,7 +12,7 @@ CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSH
 
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name 'CMakeLists.txt') CMakeLists.txt
 TIDY := $(filter-out native/bindings/%,$(filter %.cpp,$(NATIVE)))
-PYTHON_FILES := $(wildcard src tests examples benchmarks)
+PYTHON_FILES := $(wildcard src tests examples benchmarks native/tests/faults)
 
 # Seconds of simulated-network schedules with fresh seeds.
 SIM_SECONDS ?= 60

@@ -193,17 +193,26 @@ void Cluster::part(std::uint64_t seed, Time duration, std::function<void(const E
   const auto side = [&](ActorId actor) { return sides.try_emplace(actor, random.chance(0.5)).first->second; };
   // All that is between the two sides, or only some of it.
   const double share = random.pick({1.0, 0.5, 0.1});
+  // Only what dedicated servers hear and say: no rank is lost then.
+  const bool servers_only = random.chance(0.4);
+  // In both directions, or in one: a kernel that has no answers gives up as well.
+  const auto is_dumb = [one_way = random.chance(0.3), &random] { return !one_way || random.chance(0.5); };
   const std::size_t ends = network_.ends().size();
   for (std::size_t i = 0; i < ends; i += 2) {
     End& end = *network_.ends()[i];
     const auto pair = std::minmax(end.seat->actor, end.other->seat->actor);
     const bool stands = end.open && end.other->open && !end.cut && end.seat != stray_;
-    if (!stands || side(pair.first) == side(pair.second) || !random.chance(share)) {
+    const bool meant = !servers_only || (end.kind == LinkKind::server && plan_.config.server_ranks[end.service] < 0);
+    if (!stands || !meant || side(pair.first) == side(pair.second) || !random.chance(share)) {
       continue;
     }
     Time& until = parted_[pair];
     until = std::max(until, network_.now() + silence);
-    network_.silence_link(end, silence);
+    for (End* each : {&end, end.other}) {
+      if (is_dumb()) {
+        network_.silence(*each, silence);
+      }
+    }
     if (breaks) {
       network_.scheduler().at(network_.now() + duration + random.between(0, second), outside, [this, &end, broken] {
         if (!end.cut && !end.other->cut) {

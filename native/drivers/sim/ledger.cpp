@@ -44,6 +44,7 @@ void Ledger::node_begins(Flow& at, std::uint32_t server, const wire::Header& hea
   begin(at, server, config);
   at.epoch = header.epoch;
   at.eager = 0;
+  at.results = 0;
   at.inlined.clear();
   at.order.clear();
   at.last_sent = 0;
@@ -99,7 +100,17 @@ std::string Ledger::arrived(const End& to, const wire::Header& header) {
   return "";
 }
 
+void Ledger::received(const End& to, const wire::Header& header) {
+  if (to.kind == LinkKind::server && to.is_client && header.epoch == flow(to).epoch &&
+      (header.type == Type::result || header.type == Type::sizes)) {
+    ++flow(to).results;
+  }
+}
+
 std::string Ledger::node_sent(Flow& at, const wire::Header& header, const Bytes& owned) {
+  if (header.acknowledged > at.results) {
+    return "the node acknowledges results that it does not have whole";
+  }
   if (header.type == Type::open && owned.size() >= inline_length_at + 4) {
     const bool counts = !at.reopening || !is_gather_opening(owned);
     const auto bytes = counts ? wire::get<std::uint32_t>(owned.data() + inline_length_at) : 0;

@@ -1,5 +1,5 @@
 // Counts what is on every link and says when a machine goes beyond what it was granted. docs/protocol.md, section 7:
-// credit, eager data, the order of admission.
+// credit, eager data, the order of admission, acknowledgements.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@ class Ledger {
   // What is wrong with it; empty: nothing.
   std::string sent(const End& from, const wire::Header& header, const Bytes& owned);
   std::string arrived(const End& to, const wire::Header& header);
+  void received(const End& to, const wire::Header& header);
 
  private:
   // Between one node and one server, in one epoch: counted anew when the next begins, at each end in its own time.
@@ -31,6 +32,7 @@ class Ledger {
     std::int64_t credit = 0;         // of the node, as it knows
     std::int64_t unanswered = 0;     // DATA bytes that the server has and has not granted again
     std::int64_t eager = 0;          // inline bytes that the node has no answer to
+    std::uint32_t results = 0;       // RESULT and SIZES frames that the node has whole
     std::unordered_map<std::uint64_t, std::int64_t> inlined;  // by operation
     std::unordered_map<std::uint64_t, std::uint64_t> order;   // operation → place in the order of the ADMITs
     std::uint64_t last_sent = 0;

@@ -415,6 +415,7 @@ Placement Network::frame_begins(LinkId link, const wire::Header& header) {
   if (traced()) {
     trace(describe(*end.other) + "  arrives " + describe(header));
   }
+  end.receiving = header;
   observer_.on_arrival(end, header);
   Placement placement = end.seat->machine->on_header(link, header);
   if (end.open && placement.status.ok() && placement.memory == nullptr && header.length > 0) {
@@ -427,7 +428,11 @@ Placement Network::frame_begins(LinkId link, const wire::Header& header) {
   return placement;
 }
 
-Status Network::frame_ends(LinkId link) { return ends_[link]->seat->machine->on_payload(link); }
+Status Network::frame_ends(LinkId link) {
+  End& end = *ends_[link];
+  observer_.on_received(end, end.receiving);
+  return end.seat->machine->on_payload(link);
+}
 
 void Network::refuse(End& end, Machine& machine, const Status& why) {
   trace(describe(*end.other) + "  refused: " + why.message);
@@ -479,16 +484,14 @@ void Network::break_link(End& end, const std::string& why) {
   }
 }
 
-void Network::silence_link(End& end, Time duration) {
-  trace(describe(end) + "  is silent");
-  for (End* each : {&end, end.other}) {
-    each->silent_until = std::max(each->silent_until, now() + duration);
-    each->last_arrival = std::max(each->last_arrival, each->silent_until);
-    for (End::Chunk& chunk : each->incoming) {
-      if (chunk.due < each->silent_until) {
-        chunk.due = each->silent_until;
-        scheduler_.at(chunk.due, each->seat->actor, [this, each] { receive(*each); });
-      }
+void Network::silence(End& end, Time duration) {
+  trace(describe(*end.other) + "  is silent");
+  end.silent_until = std::max(end.silent_until, now() + duration);
+  end.last_arrival = std::max(end.last_arrival, end.silent_until);
+  for (End::Chunk& chunk : end.incoming) {
+    if (chunk.due < end.silent_until) {
+      chunk.due = end.silent_until;
+      scheduler_.at(chunk.due, end.seat->actor, [this, &end] { receive(end); });
     }
   }
 }

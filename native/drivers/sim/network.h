@@ -93,7 +93,8 @@ struct End {
   Time last_arrival = 0;
   Time silent_until = 0;  // nothing arrives before
   FrameReader reader;
-  bool damaged = false;  // the next frame that is refused has a damaged header: nothing else may be wrong with it
+  wire::Header receiving;  // of the frame that is being read
+  bool damaged = false;    // the next frame that is refused has a damaged header: nothing else may be wrong with it
 };
 
 // Who watches: the checks of a simulation.
@@ -103,6 +104,8 @@ class Observer {
   virtual void on_send(const End& from, const wire::Header& header, const Bytes& owned,
                        std::span<const std::byte> borrowed) = 0;
   virtual void on_arrival(const End& to, const wire::Header& header) = 0;
+  // The whole frame is there.
+  virtual void on_received(const End& to, const wire::Header& header) = 0;
   virtual void on_read(const End& from, std::span<const std::byte> borrowed) = 0;
   virtual void on_write(const End& to, std::span<const std::byte> memory) = 0;
   virtual void on_refused(const End& at, const Status& why) = 0;
@@ -147,8 +150,8 @@ class Network final : private Receiver {
   // The process ends: its machines are never called again and may be destroyed. A gentle one has its frames sent
   // before.
   void end_process(ActorId actor, bool gently);
-  // Nothing arrives at either end for so long; what is on its way then does, if the link does not break before.
-  void silence_link(End& end, Time duration);
+  // Nothing arrives at this end for so long; what is on its way then does, if the link does not break before.
+  void silence(End& end, Time duration);
   // Both kernels have waited long enough, each as long as it likes: nothing that is on its way arrives any more.
   void give_up_link(End& end, Time longest_difference, const std::string& why);
   // Damages the header of the frame that is the `frames`-th from now: at most 32 bits, one after the other.

@@ -460,6 +460,12 @@ void Simulation::on_arrival(const End& to, const wire::Header& header) {
   }
 }
 
+void Simulation::on_received(const End& to, const wire::Header& header) {
+  if (!forged_) {
+    ledger_.received(to, header);
+  }
+}
+
 void Simulation::on_read(const End& from, std::span<const std::byte> borrowed) {
   const Array* array = memory_.find(borrowed.data());
   if (array != nullptr && array->given_back()) {

@@ -63,6 +63,7 @@ class Simulation final : public Observer, public Application {
   void on_send(const End& from, const wire::Header& header, const Bytes& owned,
                std::span<const std::byte> borrowed) override;
   void on_arrival(const End& to, const wire::Header& header) override;
+  void on_received(const End& to, const wire::Header& header) override;
   void on_read(const End& from, std::span<const std::byte> borrowed) override;
   void on_write(const End& to, std::span<const std::byte> memory) override;
   void on_refused(const End& at, const Status& why) override;

@@ -230,7 +230,7 @@ void choose_limits(Random& random, JobConfig& config) {
   config.ring = random.chance(0.2);
 }
 
-// What a job with several servers gets over without an error.
+// What a job with several servers mostly gets over without an error.
 Fault::Kind random_survivable(Random& random) {
   using Kind = Fault::Kind;
   return random.pick({Kind::kill_server, Kind::kill_server, Kind::kill_server, Kind::break_server, Kind::break_server,
@@ -244,6 +244,17 @@ Fault::Kind random_kind(Random& random) {
                       Kind::corrupt_elements, Kind::forge, Kind::refuse_connect, Kind::second_connection, Kind::abort});
 }
 
+// At the first rank that leaves, some time after that: its process may still serve.
+void after_goodbye(Random& random, const Plan& plan, Time span, Fault& fault) {
+  const auto goodbye = [](const RankPlan& rank) {
+    return rank.leave_after + (rank.steps.empty() ? 0 : rank.steps.back().when);
+  };
+  const auto first = std::min_element(plan.ranks.begin(), plan.ranks.end(),
+                                      [&](const RankPlan& a, const RankPlan& b) { return goodbye(a) < goodbye(b); });
+  fault.target = static_cast<std::uint32_t>(first - plan.ranks.begin());
+  fault.when = goodbye(*first) + random.between(0, span);
+}
+
 Fault random_fault(Random& random, const Plan& plan, Time span, bool survivable) {
   using Kind = Fault::Kind;
   Fault fault;
@@ -253,10 +264,13 @@ Fault random_fault(Random& random, const Plan& plan, Time span, bool survivable)
   fault.duration = random.chance(0.5) ? random.between(millisecond, second) : random.between(second, 25 * second);
   if (fault.kind == Kind::partition) {
     // For ever, or so short that nobody may notice.
-    const bool breaks = !survivable && random.chance(0.4);
+    const bool breaks = random.chance(survivable ? 0.2 : 0.4);
     fault.duration = breaks ? peer_timeout : std::min(fault.duration, peer_timeout - second);
   } else if (fault.kind == Kind::kill_rank || fault.kind == Kind::abort || fault.kind == Kind::refuse_connect) {
     fault.target %= plan.config.size();
+  }
+  if (fault.kind == Kind::kill_rank && random.chance(0.3)) {
+    after_goodbye(random, plan, span, fault);
   }
   return fault;
 }
