@@ -171,8 +171,10 @@ class Coordinator::Impl {
       return;
     }
     const auto works = [](std::uint32_t weight) { return weight > 0; };
+    std::string others = "The others go on with what it averaged";
     if (std::none_of(weights_.begin(), weights_.end(), works)) {
       call_up();
+      others = "Ranks and servers that averaged nothing do so now";
     }
     if (std::none_of(weights_.begin(), weights_.end(), works)) {
       announce({wire::Loss::Kind::server, index,
@@ -180,7 +182,22 @@ class Coordinator::Impl {
       return;
     }
     ++epoch_;
-    announce_epoch(text + "; the other servers go on with what it averaged. See that server's log");
+    announce_epoch(text + "; dedicated servers left: " + dedicated_left() + ". " + others + "; see that server's log");
+  }
+
+  // "1 of 2": how many dedicated servers there are.
+  std::string dedicated_left() const {
+    std::set<std::string> all;
+    std::set<std::string> left;
+    for (std::uint32_t i = 0; i < config_.servers(); ++i) {
+      if (config_.server_ranks[i] < 0) {
+        all.insert(config_.server_names[i]);
+        if (lost_servers_.count(i) == 0) {
+          left.insert(config_.server_names[i]);
+        }
+      }
+    }
+    return std::to_string(left.size()) + " of " + std::to_string(all.size());
   }
 
   // Those who had nothing to do average now, dedicated servers before ranks.

@@ -102,10 +102,12 @@ class JobConfig:
         open_limit: int,
         ring: bool = False,
         rate: int = 0,
+        standby: bool = False,
     ) -> None:
         """``hosts`` by rank; the other lists by server index (lanes included). ``server_ranks``: the rank whose process holds it, or -1.
 
         ``rate``: bytes per second of an operation of all ranks that the links allow; 0: windows stay as they are.
+        ``standby``: co-located servers of weight 0 have links too, and average when no other can.
         """
 
 class Tls:

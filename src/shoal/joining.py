@@ -313,12 +313,12 @@ class _Node:
     # --- Servers ---
 
     async def _connect_servers(self, welcome: Welcome) -> None:
-        """Each lane of each server that has a share and is not our own, beginning at this rank's place in the list."""
+        """Each lane of each server that is or may be used and is not our own, beginning at this rank's place in the list."""
         wanted = [
             (server * welcome.lanes + lane, place, lane)
             for server, place in enumerate(welcome.servers)
             for lane in range(welcome.lanes)
-            if place.weight > 0 and place.rank != self._rank
+            if welcome.is_linked(place) and place.rank != self._rank
         ]
         places = asyncio.Semaphore(_AT_ONCE)
 
@@ -388,14 +388,14 @@ class _Node:
         )
 
     def _ids_met(self, welcome: Welcome, door: Door) -> list[str]:
-        """By server; "" for one that has no share and was not asked."""
+        """By server; "" for one that is not used and was not asked."""
         met = dict(self._server_ids)
-        if welcome.servers[self._rank].weight > 0:
+        if welcome.is_linked(welcome.servers[self._rank]):
             met[self._rank] = door.server_id
         return [met[server].hex() if server in met else "" for server in range(len(welcome.servers))]
 
     def _expected_nodes(self, welcome: Welcome) -> list[tuple[int, int]]:
-        if welcome.servers[self._rank].weight == 0:
+        if not welcome.is_linked(welcome.servers[self._rank]):
             return []
         first = self._rank * welcome.lanes
         others = [rank for rank in range(len(welcome.hosts)) if rank != self._rank]

@@ -336,6 +336,7 @@ class Rendezvous:
             algorithm=self._settings.algorithm,
             network=network,
             rate=0 if network is None or "credit" in self._overrides else round(rate_of(servers, network)),
+            standby=self._settings.colocated != "never" and all(server.weight == 0 for server in servers[: len(hosts)]),
         )
 
     async def _send(self, member: Member, data: bytes) -> None:

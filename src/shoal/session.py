@@ -55,6 +55,7 @@ def native_config(welcome: Welcome) -> _native.JobConfig:
         open_limit=welcome.limits.open_limit,
         ring=welcome.terms.algorithm == "ring",
         rate=welcome.rate,
+        standby=welcome.standby,
     )
 
 
@@ -123,7 +124,8 @@ class Session:
     @property
     def serves(self) -> bool:
         """Whether others may need this process after it has left: it holds a server, or is the coordinator's."""
-        return self.rank == 0 or self._joined.welcome.servers[self.rank].weight > 0
+        welcome = self._joined.welcome
+        return self.rank == 0 or welcome.is_linked(welcome.servers[self.rank])
 
     def leave(self, timeout: float | None = None) -> None:
         """Says goodbye as soon as this rank's operations are done, and returns when that has happened.

@@ -91,8 +91,6 @@ def parse_job(message: Message) -> JobRequest:
     if not any(weights) or len(weights) > MOST_SERVERS:
         raise MessageError("message 'job': the field 'weights' has no server above zero, or too many servers")
     index = message.integer("index", 0, len(weights) - 1)
-    if weights[index] == 0:
-        raise MessageError("message 'job': the field 'index' is that of a server without a share")
     hosts = tuple(message.texts("hosts", count=size))
     terms = JobTerms(weights, hosts, _parse_limits(message), _parse_algorithm(message))
     return JobRequest(message.identity("owner"), index, terms)
@@ -113,6 +111,12 @@ class Welcome:
     network: Network | None = None
     # Bytes a second of an all-reduce that the measured links allow. 0: unknown, or windows are to stay as they are.
     rate: int = 0
+    # Co-located servers without a share have links too, and average when no dedicated one is left.
+    standby: bool = False
+
+    def is_linked(self, server: ServerPlace) -> bool:
+        """Whether every node has a link to it from the start: it has a share, or may get one when others are lost."""
+        return server.weight > 0 or server.rank is None or self.standby
 
     @property
     def terms(self) -> JobTerms:
@@ -120,10 +124,8 @@ class Welcome:
         return JobTerms(weights, self.hosts, self.limits, self.algorithm)
 
     def server_names(self) -> list[str]:
-        """By server index, lanes included: for messages."""
-        if self.lanes == 1:
-            return [str(server) for server in self.servers]
-        return [f"{server} lane {lane}" for server in self.servers for lane in range(self.lanes)]
+        """By server index, lanes included: for messages, and to know the lanes of a server, which have one name."""
+        return [str(server) for server in self.servers for _ in range(self.lanes)]
 
     def server_ranks(self) -> list[int]:
         """By server index, lanes included: the rank whose process holds it, or -1."""
@@ -147,6 +149,7 @@ class Welcome:
             "algorithm": self.algorithm,
             "network": None if self.network is None else _network_fields(self.network),
             "rate": self.rate,
+            "standby": self.standby,
             **_limits_fields(self.limits),
         }
 
@@ -167,6 +170,7 @@ def parse_welcome(message: Message, size: int) -> Welcome:
         algorithm=_parse_algorithm(message),
         network=None if message.is_null("network") else _parse_network(message.message("network"), size, servers),
         rate=message.integer("rate", 0, _LARGEST_RATE),
+        standby=message.flag("standby"),
     )
 
 

@@ -42,9 +42,12 @@ class LabJob:
             **environment,
         }
         servers = range(ranks, len(lab.hosts))
-        for index in servers:
-            address = lab.addresses[index]
-            self._start(index, ["-m", "shoal.cli", "server", "--host", address, "--port", "7077"], everywhere)
+        self.servers = [
+            self._start(
+                index, ["-m", "shoal.cli", "server", "--host", lab.addresses[index], "--port", "7077"], everywhere
+            )
+            for index in servers
+        ]
         self.wait_for(lambda: all("listening" in self.output(index) for index in servers))
         if servers:
             everywhere["SHOAL_SERVERS"] = ",".join(f"{lab.addresses[index]}:7077" for index in servers)

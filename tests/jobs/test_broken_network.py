@@ -1,5 +1,8 @@
 """Links that break, for a while or for good, and for some only: real jobs on a lab's hosts. Needs root."""
 
+import itertools
+import re
+import signal
 import time
 from collections.abc import Callable
 
@@ -78,10 +81,47 @@ def test_a_rank_that_cannot_reach_the_coordinator_is_lost() -> None:
     assert [failure.rank for failure in failures] == [1, 0, 1]
 
 
-def test_a_server_that_one_rank_cannot_reach_is_lost_for_all() -> None:
-    with lab_job(RANKS, ENDLESS, servers=1, SHOAL_PEER_TIMEOUT=str(PEER_TIMEOUT)) as job:
-        server = f"server {job.lab.addresses[-1]}:7077"
-        failures = break_for_good(job, lambda hosts: hosts[1].cut_from(hosts[RANKS]))
-    for failure in failures:
-        assert f"{server} is lost: rank 1 (" in failure.text
-        assert failure.rank == -1
+def longest_pause(job: LabJob) -> float:
+    """The seconds between two steps of work_for on rank 0."""
+    times = [float(when) for when in re.findall(r"^(?:working|step \d+) ([\d.]+)$", job.output(0), re.MULTILINE)]
+    return max(after - before for before, after in itertools.pairwise(times))
+
+
+def one_server_is_lost(servers: int, how: Callable[[list[Host]], None], noticed_by: str) -> None:
+    """The first server is; the job goes on without it, and every result is right."""
+    with lab_job(RANKS, "work_for(14)", servers=servers, SHOAL_PEER_TIMEOUT=str(PEER_TIMEOUT)) as job:
+        server = f"server {job.lab.addresses[RANKS]}:7077"
+        time.sleep(1)
+        how(job.lab.hosts)
+        assert job.wait(60) == [0] * RANKS, job.everything()
+        pause = longest_pause(job)
+        print(f"stood still for {pause:.2f} s")
+        assert PEER_TIMEOUT - 2 < pause < LATEST
+        said = re.findall(r"^.*is lost: .*$", job.output(0), re.MULTILINE)
+        assert len(said) == 1, job.everything()
+        pattern = rf"{server} is lost: rank {noticed_by} \(\S+\) cannot reach it \(.*\); dedicated servers left: {servers - 1} of"
+        assert re.search(pattern, said[0]), said
+        assert not any("is lost" in job.output(rank) for rank in range(1, RANKS)), job.everything()
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_server_that_is_cut_off_for_good_is_replaced(servers: int) -> None:
+    one_server_is_lost(servers, lambda hosts: hosts[RANKS].cut(), r"\d")
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_server_that_one_rank_cannot_reach_is_replaced_for_all(servers: int) -> None:
+    one_server_is_lost(servers, lambda hosts: hosts[1].cut_from(hosts[RANKS]), "1")
+
+
+def test_a_stopped_server_is_late_and_not_lost() -> None:
+    with lab_job(RANKS, "work_for(16)", servers=2, SHOAL_PEER_TIMEOUT=str(PEER_TIMEOUT)) as job:
+        time.sleep(1)
+        job.servers[0].send_signal(signal.SIGSTOP)
+        time.sleep(13)
+        job.servers[0].send_signal(signal.SIGCONT)
+        assert job.wait(60) == [0] * RANKS, job.everything()
+        assert longest_pause(job) > 12
+        for rank in range(RANKS):
+            assert "is lost" not in job.output(rank), job.everything()
+            assert f"server {job.lab.addresses[RANKS]}:7077 does not answer" in job.output(rank), job.everything()

@@ -137,7 +137,8 @@ Engine::Impl::Impl(std::uint32_t rank, JobConfig config, int peer_timeout)
   world_->bind(*node_);
   loop_.add(*node_);
   for (std::uint32_t index = 0; index < config_.servers(); ++index) {
-    if (config_.server_ranks[index] == static_cast<std::int32_t>(rank) && config_.weights[index] > 0) {
+    const bool works = config_.weights[index] > 0 || config_.standby;
+    if (works && config_.server_ranks[index] == static_cast<std::int32_t>(rank)) {
       servers_[index] = std::make_unique<HostedServer>(config_, index, loop_);
     }
   }
