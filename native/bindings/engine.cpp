@@ -170,14 +170,15 @@ nb::str text_of(const std::string& text) {
   return nb::steal<nb::str>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
-std::optional<std::tuple<std::string, std::int32_t, nb::str>> next_event(Session& session, double seconds) {
+std::optional<std::tuple<std::string, std::int32_t, nb::str, std::uint32_t>> next_event(Session& session,
+                                                                                        double seconds) {
   session.let_go();
   auto event =
       wait_in_slices(seconds, [&](std::chrono::nanoseconds longest) { return session.engine().next_event(longest); });
   if (!event.has_value()) {
     return std::nullopt;
   }
-  return std::tuple(std::move(event->kind), event->rank, text_of(event->text));
+  return std::tuple(std::move(event->kind), event->index, text_of(event->text), event->attempt);
 }
 
 void close(Session& session) {
@@ -265,6 +266,8 @@ void bind_engine(nb::module_& module) {
       .def("attach_node", without_gil(&tcp::Engine::attach_node), "index"_a, "rank"_a, "socket"_a)
       .def("attach_peer", without_gil(&tcp::Engine::attach_peer), "rank"_a, "socket"_a)
       .def("peer_unreachable", without_gil(&tcp::Engine::peer_unreachable), "rank"_a, "message"_a)
+      .def("attach_returned", without_gil(&tcp::Engine::attach_returned), "index"_a, "attempt"_a, "socket"_a)
+      .def("server_unreachable", without_gil(&tcp::Engine::server_unreachable), "server"_a, "attempt"_a)
       .def("start", without_gil(&tcp::Engine::start))
       .def("make_group", without_gil(&tcp::Engine::make_group), "ranks"_a, "name"_a)
       .def("submit", &submit, "collective"_a, "group"_a, "name"_a, "op"_a, "dtype"_a, "shape"_a, "splits"_a, "root"_a,

@@ -13,11 +13,11 @@ namespace {
 using namespace nb::literals;
 using tcp::DedicatedServer;
 
-void attach(DedicatedServer& server, const nb::bytes& incarnation, std::uint32_t index, std::uint32_t rank,
-            tcp::Socket&& socket, const JobConfig& config) {
+void attach(DedicatedServer& server, const nb::bytes& incarnation, std::uint32_t index, std::uint32_t attempt,
+            std::uint32_t rank, tcp::Socket&& socket, const JobConfig& config) {
   const std::string key = text_of(incarnation);
   const nb::gil_scoped_release released;
-  server.attach(key, index, rank, std::move(socket), config);
+  server.attach(key, index, attempt, rank, std::move(socket), config);
 }
 
 // The nodes learn of the end by their broken links; the reason is for the caller's log.
@@ -40,7 +40,7 @@ nb::list jobs(const DedicatedServer& server) {
 void bind_server(nb::module_& module) {
   nb::class_<DedicatedServer>(module, "Server")
       .def(nb::init<std::uint32_t>(), "proxies"_a)
-      .def("attach", &attach, "incarnation"_a, "index"_a, "rank"_a, "socket"_a, "config"_a)
+      .def("attach", &attach, "incarnation"_a, "index"_a, "attempt"_a, "rank"_a, "socket"_a, "config"_a)
       .def("end_job", &end_job, "incarnation"_a, "reason"_a)
       .def("jobs", &jobs)
       .def("close", &DedicatedServer::close, nb::call_guard<nb::gil_scoped_release>())

@@ -82,6 +82,7 @@ class NodeActions final : public Actions<NodeWorld> {
   void finish(std::uint64_t handle, Status status) override;
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override;
   void connect(std::uint32_t rank) override;
+  void connect_server(std::uint32_t /*server*/, std::uint32_t /*attempt*/) override {}  // never answered
   void warn(std::string text) override { require(!text.empty(), "a warning says something"); }
   void ended() override {}
   std::uint64_t repairs(LinkId link) const override;

@@ -282,6 +282,7 @@ class NodeSite final : public Site {
       return node.outputs_[handle].data();
     }
     void connect(std::uint32_t /*rank*/) override {}
+    void connect_server(std::uint32_t /*server*/, std::uint32_t /*attempt*/) override {}
     void warn(std::string text) override { require(!text.empty(), "a warning says something"); }
     void ended() override {}
     std::uint64_t repairs(LinkId /*link*/) const override { return 0; }

@@ -100,6 +100,14 @@ void epoch(wire::ConstBytes bytes) {
   }
 }
 
+void attempt(wire::ConstBytes bytes) {
+  wire::Attempt read;
+  if (wire::decode(bytes, read).ok()) {
+    const wire::Bytes written = wire::encode(read);
+    require(std::equal(written.begin(), written.end(), bytes.begin(), bytes.end()), "an attempt is the same");
+  }
+}
+
 void runs(wire::ConstBytes bytes) {
   const Range shard{64, std::uint64_t{1} << 40};
   std::vector<wire::Run> read;
@@ -123,7 +131,7 @@ void have(wire::ConstBytes bytes) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz::Input input(data, size);
-  const std::size_t kind = input.below(11);
+  const std::size_t kind = input.below(12);
   const std::vector<std::byte> bytes = input.bytes(size);
   switch (kind) {
     case 0:
@@ -153,6 +161,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case 9:
       runs(bytes);
+      break;
+    case 10:
+      attempt(bytes);
       break;
     default:
       have(bytes);

@@ -21,6 +21,13 @@ namespace {
 // How long a report waits for the concerned rank's own word: it may have left, or have a better reason.
 constexpr Time report_wait = second / 2;
 
+// How long after its loss, or after an attempt in vain, a server is tried again: at first, and at most.
+constexpr Time first_pause = second;
+constexpr Time longest_pause = 8 * second;
+// One that is lost so soon after it came back has to wait twice as long as the last time, at most so long.
+constexpr Time probation = 60 * second;
+constexpr Time longest_penalty = 600 * second;
+
 constexpr const char* look_at_rank = "see the last lines of that rank's output, and its machine's log";
 
 Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
@@ -39,7 +46,8 @@ class Coordinator::Impl {
 
   Placement on_header(LinkId link, const Header& header) {
     LinkState& from = links_.at(link);
-    const bool known = header.type == Type::leave || header.type == Type::report || header.type == Type::abort;
+    const bool known = header.type == Type::leave || header.type == Type::report || header.type == Type::abort ||
+                       header.type == Type::reached;
     if (!known || header.epoch != 0) {
       return {refused(std::string(wire::name_of(header.type)) + " is not for the coordinator"), nullptr};
     }
@@ -59,6 +67,8 @@ class Coordinator::Impl {
       case Type::leave:
         members_[from.rank].left = true;
         break;
+      case Type::reached:
+        return hear_reached(from);
       case Type::abort:
         lose_rank(from.rank, Code::aborted,
                   rank_text(from.rank, config_) + " ended with an error: " + wire::text_of(from.payload));
@@ -99,10 +109,21 @@ class Coordinator::Impl {
                   rank_text(report.loss.index, config_) + text + "; " + look_at_rank);
       }
     }
+    for (auto& [server, away] : away_) {
+      if (away.next <= now) {
+        try_again(server, away);
+      }
+    }
     end_if_all_gone();
   }
 
-  Time deadline() const { return reports_.empty() ? never : reports_.begin()->first; }
+  Time deadline() const {
+    Time first = reports_.empty() ? never : reports_.begin()->first;
+    for (const auto& [server, away] : away_) {
+      first = std::min(first, away.next);
+    }
+    return first;
+  }
 
  private:
   struct Member {
@@ -120,25 +141,133 @@ class Coordinator::Impl {
     wire::Loss loss;
   };
 
+  // A dedicated server that has been lost. While it is tried, `next` is never and `reached` has the ranks that reach it
+  // in this attempt: rank 0 first, then all others at once.
+  struct Away {
+    bool lost = true;  // false: it is back
+    Time next = never;
+    Time pause = first_pause;
+    Time penalty = first_pause;
+    Time back_since = 0;
+    std::uint32_t attempt = 0;
+    std::set<std::uint32_t> reached;
+  };
+
   static bool is_there(const Member& member) { return !member.left && !member.lost; }
 
   Status hear_report(std::uint32_t by, wire::Loss loss) {
     const std::size_t count = loss.kind == wire::Loss::Kind::rank ? config_.size() : config_.servers();
-    if (loss.index >= count) {
+    const bool dedicated =
+        loss.kind == wire::Loss::Kind::rank || loss.index >= count || config_.server_ranks[loss.index] < 0;
+    if (loss.index >= count || !dedicated) {
       return refused("REPORT of something that does not exist");
-    }
-    // One report of a thing is enough, whoever made it.
-    if (!reported_.emplace(loss.kind, loss.index).second) {
-      return {};
     }
     if (loss.kind == wire::Loss::Kind::server) {
       // It has no word of its own to wait for.
-      lose_server(loss.index, "server " + config_.server_names[loss.index] + " is lost: " + rank_text(by, config_) +
-                                  " cannot reach it (" + loss.status.message + ")");
-    } else {
+      hear_server_report(by, loss);
+    } else if (reported_ranks_.insert(loss.index).second) {  // one report is enough, whoever made it
       reports_.emplace(now_ + report_wait, Report{by, std::move(loss)});
     }
     return {};
+  }
+
+  void hear_server_report(std::uint32_t by, const wire::Loss& loss) {
+    const auto away = away_.find(config_.first_lane(loss.index));
+    if (away == away_.end() || !away->second.lost) {
+      lose_server(loss.index, "server " + config_.server_names[loss.index] + " is lost: " + rank_text(by, config_) +
+                                  " cannot reach it (" + loss.status.message + ")");
+    } else if (away->second.reached.count(by) > 0) {
+      give_up(away->second);  // otherwise it speaks of the link that it had before
+    }
+  }
+
+  // --- Servers that come back ---
+
+  // Only while every rank is there: a server that starts anew cannot know who has left. Rank 0's node alone tries
+  // whether there is a server at all.
+  void try_again(std::uint32_t server, Away& away) {
+    away.next = never;
+    if (!broken_ && std::all_of(members_.begin(), members_.end(), is_there)) {
+      ++away.attempt;
+      away.reached.clear();
+      tell_reconnect(0, server, away);
+    }
+  }
+
+  void give_up(Away& away) {
+    away.reached.clear();
+    away.next = now_ + away.pause;
+    away.pause = std::min(2 * away.pause, longest_pause);
+  }
+
+  Status hear_reached(const LinkState& from) {
+    wire::Attempt attempt;
+    if (Status status = wire::decode(from.payload, attempt); !status.ok()) {
+      return status;
+    }
+    const auto found = away_.find(attempt.server);
+    if (found == away_.end() || attempt.number > found->second.attempt) {
+      return refused("REACHED of a server that was not to be tried");
+    }
+    Away& away = found->second;
+    if (attempt.number < away.attempt || !away.lost || away.next != never) {
+      return {};  // of an attempt that is over
+    }
+    if ((from.header.flags & wire::flag_unreachable) != 0) {
+      give_up(away);
+      return {};
+    }
+    away.reached.insert(from.rank);
+    for (std::uint32_t rank = 1; rank < config_.size() && from.rank == 0; ++rank) {
+      tell_reconnect(rank, attempt.server, away);
+    }
+    if (away.reached.size() == config_.size() && std::all_of(members_.begin(), members_.end(), is_there)) {
+      bring_back(attempt.server, away);
+    }
+    return {};
+  }
+
+  void tell_reconnect(std::uint32_t rank, std::uint32_t server, const Away& away) {
+    if (members_[rank].link) {
+      wire::Bytes bytes = wire::encode(wire::Attempt{server, away.attempt});
+      const Header header{.type = Type::reconnect, .length = static_cast<std::uint32_t>(bytes.size())};
+      world_.send(*members_[rank].link, header, std::move(bytes), {}, 0);
+    }
+  }
+
+  void bring_back(std::uint32_t server, Away& away) {
+    away.lost = false;
+    away.back_since = now_;
+    away.pause = first_pause;
+    bool has_share = false;
+    for (std::uint32_t lane : config_.lanes_of(server)) {
+      lost_servers_.erase(lane);
+      weights_[lane] = config_.weights[lane];
+      has_share = has_share || weights_[lane] > 0;
+    }
+    if (!has_share) {
+      return;  // it is only there again for when others are lost
+    }
+    // Ranks that averaged in its place do so no more.
+    for (std::uint32_t i = 0; i < config_.servers(); ++i) {
+      if (config_.server_ranks[i] >= 0) {
+        weights_[i] = config_.weights[i];
+      }
+    }
+    ++epoch_;
+    announce_epoch("server " + config_.server_names[server] +
+                   " is used again: every rank has reached it; dedicated servers left: " + dedicated_left());
+  }
+
+  // --- Losses ---
+
+  void note_away(std::uint32_t index) {
+    Away& away = away_[config_.first_lane(index)];
+    const bool soon = !away.lost && now_ - away.back_since < probation;
+    away.penalty = soon ? std::min(2 * away.penalty, longest_penalty) : first_pause;
+    away.lost = true;
+    away.reached.clear();
+    away.next = now_ + away.penalty;
   }
 
   // A rank that has left still serves, if it holds a server, until all have left.
@@ -160,13 +289,12 @@ class Coordinator::Impl {
   // A server goes with all of its lanes, and the others share what it averaged.
   void lose_server(std::uint32_t index, std::string text) {
     bool in_use = false;
-    for (std::uint32_t i = 0; i < config_.servers(); ++i) {
-      if (config_.server_ranks[i] < 0 && config_.server_names[i] == config_.server_names[index] &&
-          lost_servers_.insert(i).second) {
-        in_use = in_use || weights_[i] > 0;
-        weights_[i] = 0;
-      }
+    for (std::uint32_t lane : config_.lanes_of(index)) {
+      lost_servers_.insert(lane);
+      in_use = in_use || weights_[lane] > 0;
+      weights_[lane] = 0;
     }
+    note_away(index);
     if (!in_use) {
       return;
     }
@@ -177,6 +305,7 @@ class Coordinator::Impl {
       others = "Ranks and servers that averaged nothing do so now";
     }
     if (std::none_of(weights_.begin(), weights_.end(), works)) {
+      broken_ = true;
       announce({wire::Loss::Kind::server, index,
                 Status::error(Code::peer_lost, text + ", and there is no other; see that server's log")});
       return;
@@ -263,8 +392,10 @@ class Coordinator::Impl {
   std::vector<Member> members_;  // by rank
   std::unordered_map<LinkId, LinkState> links_;
   std::multimap<Time, Report> reports_;
-  std::set<std::pair<wire::Loss::Kind, std::uint32_t>> reported_;
-  std::set<std::uint32_t> lost_servers_;
+  std::set<std::uint32_t> reported_ranks_;
+  std::set<std::uint32_t> lost_servers_;  // by index
+  std::map<std::uint32_t, Away> away_;    // those that were ever lost, by the index of their first lane
+  bool broken_ = false;                   // no server is left
   bool ended_ = false;
 };
 

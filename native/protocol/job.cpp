@@ -49,6 +49,18 @@ std::uint32_t JobConfig::inline_of(std::uint64_t shard_bytes, std::uint32_t shar
   return first <= limits::inline_bytes ? static_cast<std::uint32_t>(first) : 0;
 }
 
+std::uint32_t JobConfig::first_lane(std::uint32_t server) const { return lanes_of(server).front(); }
+
+std::vector<std::uint32_t> JobConfig::lanes_of(std::uint32_t server) const {
+  std::vector<std::uint32_t> lanes;
+  for (std::uint32_t i = 0; i < servers(); ++i) {
+    if (server_ranks[i] == server_ranks[server] && server_names[i] == server_names[server]) {
+      lanes.push_back(i);
+    }
+  }
+  return lanes;
+}
+
 std::string problem_with(const JobConfig& config) {
   const auto servers = config.weights.size();
   if (config.hosts.empty() || config.hosts.size() > limits::world_size) {

@@ -41,6 +41,10 @@ struct JobConfig {
   std::uint32_t inline_of(std::uint64_t shard_bytes, std::uint32_t shard_segment) const;
   std::uint32_t most_inline() const { return std::max(segment, small); }
 
+  // The servers of one name are the lanes of one server: the index of its first, and all of them.
+  std::uint32_t first_lane(std::uint32_t server) const;
+  std::vector<std::uint32_t> lanes_of(std::uint32_t server) const;
+
   std::uint32_t size() const { return static_cast<std::uint32_t>(hosts.size()); }
   std::uint32_t servers() const { return static_cast<std::uint32_t>(weights.size()); }
   friend bool operator==(const JobConfig&, const JobConfig&) = default;

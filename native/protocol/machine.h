@@ -103,6 +103,10 @@ class NodeWorld : public Wire {
   // Please connect to this rank's node; attach_peer or peer_unreachable follows.
   virtual void connect(std::uint32_t rank) = 0;
 
+  // Please connect to all lanes of this lost server again (the first has this index): attach_returned for each of them,
+  // or server_unreachable, follows.
+  virtual void connect_server(std::uint32_t server, std::uint32_t attempt) = 0;
+
   // Something that a person should read: who is late.
   virtual void warn(std::string text) = 0;
 

@@ -36,6 +36,12 @@ void Node::attach_server(LinkId link, std::uint32_t index) { impl_->attach_serve
 void Node::attach_coordinator(LinkId link) { impl_->attach_coordinator(link); }
 void Node::attach_peer(LinkId link, std::uint32_t rank) { impl_->attach_peer(link, rank); }
 void Node::peer_unreachable(std::uint32_t rank, const std::string& why) { impl_->report_rank(rank, why); }
+void Node::attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt) {
+  impl_->attach_returned(link, index, attempt);
+}
+void Node::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
+  impl_->server_unreachable(server, attempt);
+}
 std::uint32_t Node::make_group(std::vector<std::uint32_t> ranks, const std::string& name) {
   return impl_->make_group(std::move(ranks), name);
 }
@@ -131,6 +137,9 @@ Status Node::Impl::check_coordinator_header(const Header& header) const {
       break;
     case Type::epoch:
       limit = wire::epoch_limit(config_.servers());
+      break;
+    case Type::reconnect:
+      limit = wire::attempt_bytes;
       break;
     case Type::ended:
       break;
@@ -353,6 +362,9 @@ Status Node::Impl::receive_from_coordinator(LinkState& link) {
   if (link.header.type == Type::epoch) {
     return receive_epoch(link);
   }
+  if (link.header.type == Type::reconnect) {
+    return receive_reconnect(link);
+  }
   wire::Loss loss;
   const wire::ConstBytes payload(link.payload.data(), link.payload.size());
   if (Status status = wire::decode(payload, loss); !status.ok()) {
@@ -421,7 +433,9 @@ void Node::Impl::on_lost(LinkId link, const Status& why) {
   switch (kind) {
     case LinkState::Kind::server:
       servers_[index].link.reset();
-      if (config_.server_ranks[index] >= 0) {
+      if (servers_[index].attempt != 0) {
+        server_unreachable(config_.first_lane(index), servers_[index].attempt);
+      } else if (config_.server_ranks[index] >= 0) {
         report(1, static_cast<std::uint32_t>(config_.server_ranks[index]), why.message);
       } else {
         report(2, index, why.message);

@@ -43,6 +43,9 @@ class Node final : public Machine {
   void attach_coordinator(LinkId link);
   void attach_peer(LinkId link, std::uint32_t rank);
   void peer_unreachable(std::uint32_t rank, const std::string& why);
+  // What came of NodeWorld::connect_server. A link of an attempt that is over is closed.
+  void attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt);
+  void server_unreachable(std::uint32_t server, std::uint32_t attempt);
 
   // `ranks`: members in order, this rank among them (checked by the caller). Returns the group's number.
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, const std::string& name);

@@ -44,28 +44,13 @@ Status Node::Impl::receive_epoch(const LinkState& link) {
   if (rank_ == 0) {
     world_.warn(epoch.text);
   }
-  std::vector<std::uint64_t> numbers;
-  for (auto* operations : {&operations_, &finished_}) {
-    for (const auto& [number, operation] : *operations) {
-      world_.detach(number);
-      note_progress(*operation);
-      numbers.push_back(number);
-    }
-  }
-  std::sort(numbers.begin(), numbers.end());
+  const std::vector<std::uint64_t> numbers = suspend_operations();
   reset_servers(epoch.weights);
   inquiry_ = {};
   if (goodbye_said_) {
     return {};
   }
   epoch.text.clear();
-  const auto tell_servers = [this](std::uint8_t flags, const wire::Bytes& bytes) {
-    for (std::uint32_t server = 0; server < config_.servers(); ++server) {
-      if (config_.weights[server] > 0) {
-        send_to_server(server, {.type = Type::epoch, .flags = flags}, bytes);
-      }
-    }
-  };
   tell_servers(0, wire::encode(epoch));
   reopening_ = true;
   unsized_ = 0;
@@ -80,18 +65,35 @@ Status Node::Impl::receive_epoch(const LinkState& link) {
   return {};
 }
 
+// What is not over for all members, in the order of numbers, once it is noted how far it has come. Frames that are
+// still on their way to the network need its arrays no more.
+std::vector<std::uint64_t> Node::Impl::suspend_operations() {
+  std::vector<std::uint64_t> numbers;
+  for (auto* operations : {&operations_, &finished_}) {
+    for (const auto& [number, operation] : *operations) {
+      world_.detach(number);
+      note_progress(*operation);
+      numbers.push_back(number);
+    }
+  }
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
+
+// Every server in use.
+void Node::Impl::tell_servers(std::uint8_t flags, const wire::Bytes& epoch) {
+  for (std::uint32_t server = 0; server < config_.servers(); ++server) {
+    if (config_.weights[server] > 0) {
+      send_to_server(server, {.type = Type::epoch, .flags = flags}, epoch);
+    }
+  }
+}
+
 void Node::Impl::reset_servers(const std::vector<std::uint32_t>& weights) {
   for (std::uint32_t server = 0; server < config_.servers(); ++server) {
-    node::ServerLink& link = servers_[server];
-    if (weights[server] == 0 && config_.weights[server] > 0) {
-      if (link.link) {
-        links_.erase(*link.link);
-        world_.close(*link.link);
-      }
-      // Blocks of its exchanges may still be on their way to here, though the exchanges have ended.
-      const std::uint64_t heard = link.exchange_heard;
-      link = node::ServerLink{};
-      link.exchange_heard = heard;
+    // Co-located servers that are not needed any more may be needed again.
+    if (weights[server] == 0 && config_.weights[server] > 0 && config_.server_ranks[server] < 0) {
+      close_server(server);
     }
   }
   config_.weights = weights;
@@ -104,6 +106,76 @@ void Node::Impl::reset_servers(const std::vector<std::uint32_t>& weights) {
     link.unanswered = 0;
     link.admitted.clear();
     link.results = link.acknowledged = 0;
+  }
+}
+
+void Node::Impl::close_server(std::uint32_t server) {
+  node::ServerLink& link = servers_[server];
+  if (link.link) {
+    links_.erase(*link.link);
+    world_.close(*link.link);
+  }
+  link = node::ServerLink{};
+}
+
+// --- A server that comes back ---
+
+// It may be another process by now, or one that has not heard of several epochs: what connected this node with it is
+// gone. Nothing is sent on the new links until the epoch that gives the server a weight.
+Status Node::Impl::receive_reconnect(const LinkState& link) {
+  wire::Attempt attempt;
+  const wire::ConstBytes payload(link.payload.data(), link.payload.size());
+  if (Status status = wire::decode(payload, attempt); !status.ok()) {
+    return status;
+  }
+  const bool lost = attempt.server < config_.servers() && config_.server_ranks[attempt.server] < 0 &&
+                    config_.weights[attempt.server] == 0 && config_.first_lane(attempt.server) == attempt.server;
+  if (!lost) {
+    return refused("RECONNECT to server " + std::to_string(attempt.server) + ", which is not a lost one");
+  }
+  if (goodbye_said_) {
+    return {};
+  }
+  for (std::uint32_t lane : config_.lanes_of(attempt.server)) {
+    close_server(lane);
+    servers_[lane].attempt = attempt.number;
+  }
+  world_.connect_server(attempt.server, attempt.number);
+  return {};
+}
+
+void Node::Impl::attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt) {
+  node::ServerLink& server = servers_[index];
+  if (server.attempt != attempt || server.link || goodbye_said_) {
+    world_.close(link);  // too late
+    return;
+  }
+  attach_server(link, index);
+  const std::vector<std::uint32_t> lanes = config_.lanes_of(index);
+  if (std::all_of(lanes.begin(), lanes.end(), [this](std::uint32_t lane) { return servers_[lane].link.has_value(); })) {
+    tell_reached(lanes.front(), attempt, 0);
+  }
+}
+
+void Node::Impl::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
+  if (servers_[server].attempt != attempt) {
+    return;
+  }
+  for (std::uint32_t lane : config_.lanes_of(server)) {
+    close_server(lane);
+  }
+  tell_reached(server, attempt, wire::flag_unreachable);
+}
+
+void Node::Impl::tell_reached(std::uint32_t server, std::uint32_t attempt, std::uint8_t flags) {
+  for (std::uint32_t lane : config_.lanes_of(server)) {
+    servers_[lane].attempt = 0;
+  }
+  if (coordinator_ && !goodbye_said_) {
+    wire::Bytes bytes = wire::encode(wire::Attempt{server, attempt});
+    const wire::Header header{
+        .type = Type::reached, .flags = flags, .length = static_cast<std::uint32_t>(bytes.size())};
+    world_.send(*coordinator_, header, std::move(bytes), {}, 0);
   }
 }
 

@@ -28,6 +28,8 @@ class Node::Impl {
   void attach_coordinator(LinkId link);
   void attach_peer(LinkId link, std::uint32_t rank);
   void report_rank(std::uint32_t rank, const std::string& why);
+  void attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt);
+  void server_unreachable(std::uint32_t server, std::uint32_t attempt);
   Placement on_header(LinkId link, const wire::Header& header);
   Status on_payload(LinkId link);
   void on_sent(Token token);
@@ -136,7 +138,12 @@ class Node::Impl {
 
   // What outlives a server (node_epoch.cpp).
   Status receive_epoch(const LinkState& link);
+  std::vector<std::uint64_t> suspend_operations();
+  void tell_servers(std::uint8_t flags, const wire::Bytes& epoch);
   void reset_servers(const std::vector<std::uint32_t>& weights);
+  void close_server(std::uint32_t server);
+  Status receive_reconnect(const LinkState& link);
+  void tell_reached(std::uint32_t server, std::uint32_t attempt, std::uint8_t flags);
   void reopen(Operation& operation);
   void note_progress(Operation& operation);
   Status receive_admit(Operation& operation, LinkState& link);

@@ -121,7 +121,8 @@ void Node::Impl::ask_about(Operation& operation) {
 void Node::Impl::ask_about_the_rest() {
   std::vector<std::uint64_t> numbers;
   for (const auto& [number, operation] : operations_) {
-    const bool stands = !operation->finished && !operation->failed_here && !operation->timed_out && !operation->timing_out;
+    const bool stands =
+        !operation->finished && !operation->failed_here && !operation->timed_out && !operation->timing_out;
     if (stands && last_move(*operation) + operation->late_after <= now_ + patience) {
       numbers.push_back(number);
     }
@@ -192,10 +193,10 @@ void Node::Impl::end_inquiry() {
 void Node::Impl::time_out(Operation& operation) {
   operation.timed_out = true;
   check_again(operation, now_ + last_word);
-  Status why = Status::error(
-      Code::timeout,
-      "'" + operation.name() + "' " + operation.stall + "; see what is late there (py-spy dump), or raise SHOAL_TIMEOUT",
-      static_cast<std::int32_t>(rank_));
+  Status why = Status::error(Code::timeout,
+                             "'" + operation.name() + "' " + operation.stall +
+                                 "; see what is late there (py-spy dump), or raise SHOAL_TIMEOUT",
+                             static_cast<std::int32_t>(rank_));
   send_to_server(operation.home, {.type = Type::fail, .operation = operation.number},
                  wire::encode(wire::Failure{std::move(why)}));
 }

@@ -193,6 +193,7 @@ struct ServerLink {
   Time last_result = 0;
   std::uint64_t exchange_heard = 0;             // the highest exchange in a SIZES from it
   std::unordered_set<std::uint32_t> announced;  // groups
+  std::uint32_t attempt = 0;                    // at reaching it again, until the coordinator knows what came of it
 };
 
 struct PeerLink {

@@ -259,27 +259,34 @@ void Server::Impl::settle(Operation& operation) {
   remove_if_done(operation);
 }
 
-// Everybody has opened it, and some have results: asks for what is missing, from those who have it where there is one.
-void Server::Impl::resume(Operation& operation) {
-  const std::size_t size = operation.members.size();
+// Where in the shard it may matter who has what: the ends of every range that a member has, or wants.
+std::vector<std::uint64_t> Server::Impl::cuts_of(const Operation& operation, const std::vector<RangeSet>& have) {
   const Range shard = operation.shard;
-  std::vector<RangeSet> have;
   std::vector<std::uint64_t> cuts{shard.begin, shard.end};
   const auto cut = [&](Range range) {
     const Range inside = intersection(range, shard);
     cuts.push_back(inside.empty() ? shard.begin : inside.begin);
     cuts.push_back(inside.empty() ? shard.begin : inside.end);
   };
-  for (std::size_t i = 0; i < size; ++i) {
-    const wire::Opening& opening = operation.members[i].opening;
-    have.emplace_back(opening.finished ? std::vector<Range>{{0, opening.bytes}} : opening.have);
-    std::for_each(have.back().ranges().begin(), have.back().ranges().end(), cut);
+  for (std::size_t i = 0; i < operation.members.size(); ++i) {
+    std::for_each(have[i].ranges().begin(), have[i].ranges().end(), cut);
     cut(operation.wanted(i));
   }
   std::sort(cuts.begin(), cuts.end());
   cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  return cuts;
+}
 
-  // Parts that are alike for all.
+// The parts of the shard that somebody lacks, each alike for all members: who lacks it, and who has it where one can
+// help another out.
+std::vector<Piece> Server::Impl::missing_parts(const Operation& operation) {
+  const std::size_t size = operation.members.size();
+  std::vector<RangeSet> have;
+  for (const Member& member : operation.members) {
+    const wire::Opening& opening = member.opening;
+    have.emplace_back(opening.finished ? std::vector<Range>{{0, opening.bytes}} : opening.have);
+  }
+  const std::vector<std::uint64_t> cuts = cuts_of(operation, have);
   const bool shared = operation.attributes().collective == Collective::all_reduce;
   std::vector<Piece> parts;
   for (std::size_t at = 0; at + 1 < cuts.size(); ++at) {
@@ -306,31 +313,41 @@ void Server::Impl::resume(Operation& operation) {
       parts.push_back(std::move(part));
     }
   }
+  return parts;
+}
 
-  operation.resumed = true;
-  operation.settled_for.assign(size, 0);
-  std::vector<std::vector<wire::Run>> runs(size);
-  for (const Piece& part : parts) {
-    for (std::size_t i = 0; i < size; ++i) {
+// Tells every member which of these parts it sends and which it is answered.
+void Server::Impl::ask_for(Operation& operation, const std::vector<Piece>& parts) {
+  for (std::size_t i = 0; i < operation.members.size(); ++i) {
+    std::vector<wire::Run> runs;
+    for (const Piece& part : parts) {
       const bool sends = part.source ? *part.source == i : part.needs_data && operation.is_contributor(i);
       if (sends || part.receives[i]) {
-        runs[i].push_back({part.range, sends, part.receives[i]});
+        runs.push_back({part.range, sends, part.receives[i]});
       }
     }
+    Member& member = operation.members[i];
+    member.inline_data = Contribution{};
+    member.next = operation.next_of(i, 0);
+    answer(operation, i, 0);
+    send(operation.group->ranks[i], {.type = Type::admit, .flags = wire::flag_resumed, .operation = member.number},
+         wire::encode(runs));
+  }
+}
+
+// Everybody has opened it, and some have results: asks for what is missing, from those who have it where there is one.
+void Server::Impl::resume(Operation& operation) {
+  const std::vector<Piece> parts = missing_parts(operation);
+  operation.resumed = true;
+  operation.settled_for.assign(operation.members.size(), 0);
+  for (const Piece& part : parts) {
     for (std::uint64_t begin = part.range.begin; begin < part.range.end; begin += operation.segment) {
       const std::uint64_t end = std::min(begin + operation.segment, part.range.end);
       operation.pieces.push_back({{begin, end}, part.source, part.needs_data, part.receives});
     }
   }
   operation.segments = operation.pieces.size();
-  for (std::size_t i = 0; i < size; ++i) {
-    Member& member = operation.members[i];
-    member.inline_data = Contribution{};
-    member.next = operation.next_of(i, 0);
-    answer(operation, i, 0);
-    send(operation.group->ranks[i], {.type = Type::admit, .flags = wire::flag_resumed, .operation = member.number},
-         wire::encode(runs[i]));
-  }
+  ask_for(operation, parts);
   if (operation.segments == 0) {
     const std::uint64_t serial = operation.serial;
     end_flow(operation);

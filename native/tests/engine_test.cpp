@@ -84,7 +84,7 @@ struct Job {
         if (holder >= 0) {
           engines[static_cast<std::size_t>(holder)]->attach_node(index, rank, server);
         } else {
-          servers.attach("job", index, rank, server, config);
+          servers.attach("job", index, 0, rank, server, config);
         }
       }
     }
@@ -96,8 +96,8 @@ struct Job {
         while (const auto event = engines[rank]->next_event(std::chrono::milliseconds(1))) {
           if (event->kind == "connect") {
             const auto [near, far] = connection();
-            engines[rank]->attach_peer(static_cast<std::uint32_t>(event->rank), near);
-            engines[static_cast<std::size_t>(event->rank)]->attach_peer(rank, far);
+            engines[rank]->attach_peer(static_cast<std::uint32_t>(event->index), near);
+            engines[static_cast<std::size_t>(event->index)]->attach_peer(rank, far);
           } else if (event->kind == "ended") {
             ++ended;
           }
@@ -358,20 +358,22 @@ TEST(a_dedicated_server_refuses_links_that_do_not_fit) {
   config.open_limit = 10;
   DedicatedServer server(1);
   std::vector<int> ours;
-  const auto attach = [&](std::uint32_t index, std::uint32_t rank, const JobConfig& described) {
+  const auto attach = [&](std::uint32_t index, std::uint32_t rank, const JobConfig& described,
+                          std::uint32_t attempt = 0) {
     const auto [near, far] = connection();
     ours.push_back(near);
     try {
-      server.attach("job", index, rank, far, described);
+      server.attach("job", index, attempt, rank, far, described);
       return true;
     } catch (const std::invalid_argument&) {
       return false;
     }
   };
   CHECK(attach(0, 0, config));
-  CHECK(!attach(0, 0, config));  // twice
-  CHECK(!attach(1, 1, config));  // no such server
-  CHECK(!attach(0, 2, config));  // no such rank
+  CHECK(!attach(0, 0, config));    // twice
+  CHECK(attach(0, 0, config, 1));  // since the nodes have reached it again
+  CHECK(!attach(1, 1, config));    // no such server
+  CHECK(!attach(0, 2, config));    // no such rank
   JobConfig other = config;
   other.credit = 8192;
   CHECK(!attach(0, 1, other));

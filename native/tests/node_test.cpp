@@ -43,6 +43,7 @@ struct World final : NodeWorld {
     return nullptr;
   }
   void connect(std::uint32_t /*rank*/) override {}
+  void connect_server(std::uint32_t /*server*/, std::uint32_t /*attempt*/) override {}
   void warn(std::string /*text*/) override {}
   void ended() override {}
   std::uint64_t repairs(LinkId /*link*/) const override { return 0; }

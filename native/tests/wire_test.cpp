@@ -6,6 +6,7 @@
 #include "base/limits.h"
 #include "check.h"
 #include "wire/frame.h"
+#include "wire/epoch.h"
 #include "wire/late.h"
 #include "wire/opening.h"
 
@@ -174,6 +175,16 @@ TEST(the_small_payloads_survive_the_wire) {
   wire::GroupMembers group_read;
   CHECK(wire::decode(wire::encode(group), group_read).ok());
   CHECK(group_read.ranks == group.ranks);
+}
+
+TEST(an_attempt_survives_the_wire_and_nothing_else_is_one) {
+  const wire::Bytes bytes = wire::encode(wire::Attempt{7, 3});
+  wire::Attempt read;
+  CHECK(wire::decode(bytes, read).ok());
+  CHECK_EQ(read.server, 7U);
+  CHECK_EQ(read.number, 3U);
+  CHECK(!wire::decode(wire::ConstBytes(bytes).first(7), read).ok());
+  CHECK(!wire::decode(wire::encode(wire::Attempt{7, 0}), read).ok());
 }
 
 TEST(an_answer_about_late_ranks_survives_the_wire_and_no_part_of_it_does) {

@@ -43,6 +43,21 @@ Status decode(ConstBytes payload, Epoch& epoch) {
   return {};
 }
 
+Bytes encode(const Attempt& attempt) {
+  Bytes bytes;
+  append(bytes, attempt.server);
+  append(bytes, attempt.number);
+  return bytes;
+}
+
+Status decode(ConstBytes payload, Attempt& attempt) {
+  if (payload.size() != attempt_bytes) {
+    return refused("an attempt to reach a server, of " + std::to_string(payload.size()) + " bytes");
+  }
+  attempt = {get<std::uint32_t>(payload.data()), get<std::uint32_t>(payload.data() + 4)};
+  return attempt.number != 0 ? Status{} : refused("attempt 0 to reach a server again");
+}
+
 Bytes encode(const std::vector<Run>& runs) {
   Bytes bytes;
   for (const Run& run : runs) {

@@ -1,4 +1,5 @@
-// What a change of epoch says: EPOCH, the ranges of a resumed ADMIT, and HAVE. docs/protocol.md, sections 5 and 8.
+// What a change of epoch says: EPOCH, the ranges of a resumed ADMIT, HAVE, and RECONNECT and REACHED. docs/protocol.md,
+// sections 5 and 8.
 //
 // Decoding trusts nothing, as in opening.h.
 #pragma once
@@ -21,6 +22,15 @@ struct Epoch {
 Bytes encode(const Epoch& epoch);
 Status decode(ConstBytes payload, Epoch& epoch);
 std::size_t epoch_limit(std::size_t servers);
+
+// RECONNECT and REACHED: which time a lost server is tried, counted from 1 for each server.
+struct Attempt {
+  std::uint32_t server = 0;  // the index of its first lane
+  std::uint32_t number = 0;
+};
+inline constexpr std::size_t attempt_bytes = 8;
+Bytes encode(const Attempt& attempt);
+Status decode(ConstBytes payload, Attempt& attempt);
 
 // A part of an operation's buffer that one member has yet to send, or to receive, or both.
 struct Run {

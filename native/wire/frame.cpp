@@ -32,6 +32,8 @@ std::uint8_t allowed_flags(Type type) {
       return flag_well;
     case Type::epoch:
       return flag_reopened;
+    case Type::reached:
+      return flag_unreachable;
     default:
       return 0;
   }
@@ -73,7 +75,7 @@ Status decode(ConstHeaderBytes bytes, Header& header) {
     return refused("a frame header with a wrong check: the stream is damaged");
   }
   const auto type = get<std::uint8_t>(at + 0);
-  if (type < static_cast<std::uint8_t>(Type::open) || type > static_cast<std::uint8_t>(Type::ask)) {
+  if (type < static_cast<std::uint8_t>(Type::open) || type > static_cast<std::uint8_t>(Type::reached)) {
     return refused("unknown frame type " + std::to_string(type));
   }
   header.type = static_cast<Type>(type);
@@ -142,6 +144,10 @@ const char* name_of(Type type) {
       return "WINDOW";
     case Type::ask:
       return "ASK";
+    case Type::reconnect:
+      return "RECONNECT";
+    case Type::reached:
+      return "REACHED";
   }
   return "an unknown frame";
 }

@@ -38,16 +38,19 @@ enum class Type : std::uint8_t {
   have = 17,
   window = 18,
   ask = 19,
+  reconnect = 20,
+  reached = 21,
 };
 
 // Flag 1 of RESULT (the operation's last from this server), of SIZES (a RESULT with everything follows), of ADMIT (what
-// is still to be sent and received comes with it), of DROP (it has ended well) and of EPOCH (all that was open in an
-// epoch before has been opened again).
+// is still to be sent and received comes with it), of DROP (it has ended well), of EPOCH (all that was open in an
+// epoch before has been opened again) and of REACHED (it was not).
 inline constexpr std::uint8_t flag_last = 1;
 inline constexpr std::uint8_t flag_inline = 1;
 inline constexpr std::uint8_t flag_resumed = 1;
 inline constexpr std::uint8_t flag_well = 1;
 inline constexpr std::uint8_t flag_reopened = 1;
+inline constexpr std::uint8_t flag_unreachable = 1;
 
 struct Header {
   Type type{};

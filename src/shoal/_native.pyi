@@ -173,6 +173,12 @@ class Engine:
         """A peer link, at any time after start."""
 
     def peer_unreachable(self, rank: int, message: str) -> None: ...
+    def attach_returned(self, index: int, attempt: int, socket: Socket | int) -> None:
+        """After the event "connect_server": the link to one lane, ``index``. The server is told when all lanes are there."""
+
+    def server_unreachable(self, server: int, attempt: int) -> None:
+        """After the event "connect_server": it cannot be reached, or not on all lanes."""
+
     def start(self) -> None: ...
     def make_group(self, ranks: list[int], name: str) -> int:
         """A number for this group (0 is the group of all ranks). Not collective; making the same again gives a new one."""
@@ -197,8 +203,9 @@ class Engine:
     def submit_failed(self, group: int, name: str, reason: str) -> Handle:
         """Opens the operation as failed on this rank, so that the others hear of it."""
 
-    def next_event(self, seconds: float) -> tuple[str, int, str] | None:
-        """What Python has to do next: ("connect", rank, ""), ("warning", -1, text), ("ended", -1, "")."""
+    def next_event(self, seconds: float) -> tuple[str, int, str, int] | None:
+        """What Python has to do next: ("connect", rank, "", 0), ("connect_server", index of the first lane, "", attempt),
+        ("warning", -1, text, 0), ("ended", -1, "", 0)."""
 
     def leave(self) -> None:
         """Says goodbye once every submitted operation is done. Does not wait: the event "ended" tells when no one needs this process."""
@@ -227,7 +234,9 @@ class Server:
     """A dedicated server: any number of jobs, each with machines of its own, on ``proxies`` threads."""
 
     def __init__(self, proxies: int) -> None: ...
-    def attach(self, incarnation: bytes, index: int, rank: int, socket: Socket | int, config: JobConfig) -> None:
+    def attach(
+        self, incarnation: bytes, index: int, attempt: int, rank: int, socket: Socket | int, config: JobConfig
+    ) -> None:
         """The link of node ``rank`` of that job to server ``index`` (lane included). The first one makes the job."""
 
     def end_job(self, incarnation: bytes, reason: str) -> None: ...

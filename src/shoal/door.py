@@ -139,6 +139,6 @@ class Door:
         server, lane = divmod(job.index, welcome.lanes)
         if welcome.servers[server].rank != self._rank or lane != hello.lane or hello.rank >= job.terms.size:
             raise MessageError(f"rank {hello.rank} looks for server {job.index}, which is not on rank {self._rank}")
-        if (job.index, hello.rank) in self.node_links:
+        if job.attempt != 0 or (job.index, hello.rank) in self.node_links:
             raise MessageError(f"rank {hello.rank} is connected to server {job.index} already")
         return job.index

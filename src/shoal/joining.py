@@ -346,7 +346,7 @@ class _Node:
             raise self._unreachable(place, welcome.where(place), error) from None
         try:
             self._note_id(index // welcome.lanes, place, server_id)
-            await self._introduce(link, welcome, index, called)
+            await introduce(link, welcome, index, called, self._patience.answer)
         except BaseException:
             link.close()
             raise
@@ -357,20 +357,6 @@ class _Node:
             raise ConfigurationError(
                 f"rank {self._rank} (host {self._host}) reaches different servers as {place}, so it is a balancer of load or a "
                 "name with several machines: name each server by itself in SHOAL_SERVERS"
-            )
-
-    async def _introduce(self, link: socket.socket, welcome: Welcome, index: int, called: str) -> None:
-        try:
-            await links.send(link, messages.pack("job", welcome.terms.job_fields(owner(), index)))
-            answer = await asyncio.wait_for(links.receive_message(link), self._patience.answer)
-        except (OSError, asyncio.TimeoutError, MessageError) as error:
-            raise ShoalError(f"{called}, which did not take the job ({error}): see its output") from None
-        if answer.kind == "refused":
-            refused = messages.error_of(answer)
-            raise type(refused)(f"{called}, which refused: {refused}")
-        if answer.kind != "ready":
-            raise ShoalError(
-                f"{called}, which said '{answer.kind}' instead of 'ready': install the same version of Shoal"
             )
 
     def _unreachable(self, place: ServerPlace, address: Address, error: OSError) -> ShoalError:
@@ -400,6 +386,22 @@ class _Node:
         first = self._rank * welcome.lanes
         others = [rank for rank in range(len(welcome.hosts)) if rank != self._rank]
         return [(index, rank) for index in range(first, first + welcome.lanes) for rank in others]
+
+
+async def introduce(
+    link: socket.socket, welcome: Welcome, index: int, called: str, answer: float, attempt: int = 0
+) -> None:
+    """Says ``job`` to a server and hears that it takes it. Raises ShoalError, which begins with ``called``."""
+    try:
+        await links.send(link, messages.pack("job", welcome.terms.job_fields(owner(), index, attempt)))
+        said = await asyncio.wait_for(links.receive_message(link), answer)
+    except (OSError, asyncio.TimeoutError, MessageError) as error:
+        raise ShoalError(f"{called}, which did not take the job ({error}): see its output") from None
+    if said.kind == "refused":
+        refused = messages.error_of(said)
+        raise type(refused)(f"{called}, which refused: {refused}")
+    if said.kind != "ready":
+        raise ShoalError(f"{called}, which said '{said.kind}' instead of 'ready': install the same version of Shoal")
 
 
 def refusal_error(refused: HandshakeRefused, called: str) -> ShoalError:

@@ -164,7 +164,9 @@ class Front:
             return
         config = _core_config(request.terms)
         try:
-            self._core.attach(hello.incarnation, request.index, hello.rank, encryption.hand_over(link), config)
+            self._core.attach(
+                hello.incarnation, request.index, request.attempt, hello.rank, encryption.hand_over(link), config
+            )
         except (RuntimeError, ValueError) as error:
             _log.warning("rank %d of job %s: %s", hello.rank, hello.incarnation.hex(), error)
 

@@ -1,7 +1,7 @@
 """One rank's part in a job, from ``go`` until nobody needs this process any more.
 
-The native engine does the work; this is what it needs from Python: connections to peers on first use, a logger for its
-warnings, and an end. Two daemon threads: "shoal-events" waits for what the engine wants, "shoal-links" connects and
+The native engine does the work; this is what it needs from Python: connections to peers on first use and to servers that come
+back, a logger for its warnings, and an end. Two daemon threads: "shoal-events" waits for what the engine wants, "shoal-links" connects and
 accepts. A session may outlive ``leave``: while other ranks still need the server in this process it goes on by itself.
 In a forked child it is inert.
 """
@@ -23,8 +23,9 @@ from shoal.config import Settings
 from shoal.encryption import hand_over
 from shoal.errors import ShoalError, Timeout
 from shoal.handshake import Client, HandshakeRefused, Role
-from shoal.joining import Joined
+from shoal.joining import Joined, introduce
 from shoal.patience import Patience
+from shoal.shares import ServerPlace
 from shoal.terms import Welcome, rank_name
 
 _log = logging.getLogger("shoal")
@@ -210,13 +211,15 @@ class Session:
             self._engine.close()
         self._finish()
 
-    def _handle(self, event: tuple[str, int, str] | None) -> bool:
+    def _handle(self, event: tuple[str, int, str, int] | None) -> bool:
         """Does what the engine asks for. False: it has ended."""
         if event is None:
             return True
-        kind, rank, text = event
+        kind, index, text, attempt = event
         if kind == "connect":
-            self._links.start(self._connect_peer(rank))
+            self._links.start(self._connect_peer(index))
+        elif kind == "connect_server":
+            self._links.start(self._connect_server(index, attempt))
         elif kind == "warning":
             _log.warning("%s", text)
         return kind != "ended"
@@ -267,6 +270,48 @@ class Session:
             encrypts=self.settings.encrypts,
         )
         return await links.connect_as(client, address, self._joined.sources, self._patience.peer)
+
+    # --- Servers that were lost and may be back, in the link thread ---
+
+    async def _connect_server(self, first: int, attempt: int) -> None:
+        """All lanes of a server, the first of which has this index, or none."""
+        found: list[socket.socket] = []
+        try:
+            for lane in range(self.lanes):
+                found.append(await self._call_server(first + lane, lane, attempt))
+        except (OSError, HandshakeRefused, ShoalError) as error:
+            reason = links.why(error) if isinstance(error, OSError) else str(error)
+            _log.info("%s: no server at %s yet: %s", rank_name(self.rank, self.hosts), self._place(first), reason)
+            for link in found:
+                link.close()
+            self._engine.server_unreachable(first, attempt)
+            return
+        with contextlib.suppress(RuntimeError):  # the engine is closed at this moment
+            for lane, link in enumerate(found):
+                self._engine.attach_returned(first + lane, attempt, hand_over(link))
+
+    def _place(self, index: int) -> ServerPlace:
+        return self._joined.welcome.servers[index // self.lanes]
+
+    async def _call_server(self, index: int, lane: int, attempt: int) -> socket.socket:
+        welcome = self._joined.welcome
+        client = Client(
+            self._joined.secret,
+            Role.SERVER,
+            self.rank,
+            lane=lane,
+            incarnation=self.incarnation,
+            encrypts=self.settings.encrypts,
+        )
+        address = welcome.where(self._place(index))
+        link = await links.connect_as(client, address, self._joined.sources, self._patience.peer)
+        try:
+            called = f"{rank_name(self.rank, self.hosts)} called the server {self._place(index)} again"
+            await introduce(link, welcome, index, called, self._patience.peer, attempt)
+        except BaseException:
+            link.close()
+            raise
+        return link
 
     def _become_inert(self) -> None:
         self._inert = True

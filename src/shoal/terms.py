@@ -52,12 +52,14 @@ class JobTerms:
     def size(self) -> int:
         return len(self.hosts)
 
-    def job_fields(self, owner: bytes, index: int) -> Fields:
-        """The message ``job`` to the server with this index."""
+    def job_fields(self, owner: bytes, index: int, attempt: int = 0) -> Fields:
+        """The message ``job`` to the server with this index. ``attempt``: 0 at the start, then it counts the times that this
+        server was lost and tried again."""
         return {
             "owner": owner.hex(),
             "size": self.size,
             "index": index,
+            "attempt": attempt,
             "weights": self.weights,
             "hosts": self.hosts,
             "algorithm": self.algorithm,
@@ -79,6 +81,7 @@ class JobRequest:
 
     owner: bytes
     index: int
+    attempt: int
     terms: JobTerms
 
 
@@ -93,7 +96,8 @@ def parse_job(message: Message) -> JobRequest:
     index = message.integer("index", 0, len(weights) - 1)
     hosts = tuple(message.texts("hosts", count=size))
     terms = JobTerms(weights, hosts, _parse_limits(message), _parse_algorithm(message))
-    return JobRequest(message.identity("owner"), index, terms)
+    attempt = message.integer("attempt", 0, _LARGEST_UNSIGNED)
+    return JobRequest(message.identity("owner"), index, attempt, terms)
 
 
 @dataclass(frozen=True)

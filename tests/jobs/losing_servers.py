@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -107,3 +108,17 @@ def training() -> Ran:
     ran = repeat(STEPS["training"], step)
     shoal.torch.shutdown()
     return ran
+
+
+def until_told(folder: str) -> int:
+    """All-reduces of 4 MB, each checked, until there is a file ``stop`` in the folder. How many."""
+    shoal.init()
+    rank, size = shoal.rank(), shoal.size()
+    number = 0
+    while not shoal.allreduce(float((Path(folder) / "stop").exists()), op="max", name="stop"):
+        print("step", number, flush=True)
+        result = shoal.allreduce(np.full(1_000_000, rank + number, np.float32), op="sum", name="gradient")
+        assert result.min() == result.max() == size * (size - 1) / 2 + size * number
+        number += 1
+    shoal.shutdown()
+    return number

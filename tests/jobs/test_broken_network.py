@@ -114,6 +114,25 @@ def test_a_server_that_one_rank_cannot_reach_is_replaced_for_all(servers: int) -
     one_server_is_lost(servers, lambda hosts: hosts[1].cut_from(hosts[RANKS]), "1")
 
 
+@pytest.mark.parametrize("for_one", [False, True], ids=["for all", "for one"])
+def test_a_server_whose_link_is_mended_is_used_again(for_one: bool) -> None:
+    with lab_job(RANKS, "work_for(40)", servers=2, SHOAL_PEER_TIMEOUT=str(PEER_TIMEOUT)) as job:
+        server, host = job.lab.hosts[RANKS], job.lab.hosts[1]
+        host.cut_from(server) if for_one else server.cut()
+        job.wait_for(lambda: "is lost" in job.output(0), LATEST + 5)
+        time.sleep(4)  # attempts in vain
+        assert "is used again" not in job.output(0), job.everything()
+        host.mend_to(server) if for_one else server.mend()
+        mended = time.monotonic()
+        job.wait_for(lambda: "is used again" in job.output(0), 30)
+        print(f"used again {time.monotonic() - mended:.2f} s after the link was mended")
+        before = server.counters()
+        assert job.wait(60) == [0] * RANKS, job.everything()
+        after = server.counters()
+        assert after.sent_bytes - before.sent_bytes > 10_000_000
+        assert job.output(0).count("is lost") == 1, job.everything()
+
+
 def test_a_stopped_server_is_late_and_not_lost() -> None:
     with lab_job(RANKS, "work_for(16)", servers=2, SHOAL_PEER_TIMEOUT=str(PEER_TIMEOUT)) as job:
         time.sleep(1)

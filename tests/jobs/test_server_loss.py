@@ -11,9 +11,10 @@ import signal
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from losing_servers import STEPS, Ran, every_operation, training
+from losing_servers import STEPS, Ran, every_operation, training, until_told
 
 from shoal import ShoalError
 from shoal.testing import Cluster, ClusterJob, run_ranks
@@ -46,6 +47,13 @@ def wait_for_step(job: ClusterJob, step: int) -> None:
     while step_of(job) < step:
         assert time.monotonic() < deadline, "\n".join(outcome.describe() for outcome in job.wait(1))
         time.sleep(0.001)
+
+
+def wait_until(job: ClusterJob, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "\n".join(outcome.describe() for outcome in job.wait(1))
+        time.sleep(0.01)
 
 
 def kill_servers(servers: int, kills: int, program: Program, seed: int) -> float:
@@ -101,6 +109,33 @@ def test_two_hundred_servers_killed_in_mid_step(servers: int, program: Program) 
         f"\n{rounds * servers} of {rounds * servers} servers; seconds that the longest step of a job took beyond an ordinary one: "
         f"median {statistics.median(longest):.3f}, largest {max(longest):.3f}"
     )
+
+
+def averaged_by(cluster: Cluster, index: int) -> int:
+    """The processor time, in clock ticks, that a server has used."""
+    fields = Path(f"/proc/{cluster.servers[index].process.pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_server_that_is_started_again_is_used_again(servers: int) -> None:
+    """Killed twice in one job; the second time it has to wait longer, since it was lost soon after it was back."""
+    with Cluster(RANKS, servers=servers, environment={"SHOAL_SOCKETS": "2"}) as cluster:
+        job = cluster.start(until_told, str(cluster.folder))
+        for time_around in range(2):
+            wait_for_step(job, step_of(job) + 5)
+            cluster.servers[0].process.signal(signal.SIGKILL)
+            wait_until(job, lambda: job.stderr(0).count("is lost") == time_around + 1)
+            wait_for_step(job, step_of(job) + 5)
+            cluster.restart_server(0)
+            wait_until(job, lambda: job.stderr(0).count("is used again") == time_around + 1)
+            used = averaged_by(cluster, 0)
+            wait_until(job, lambda: averaged_by(cluster, 0) > used + 5)
+        (cluster.folder / "stop").touch()
+        assert len(set(job.results(SECONDS))) == 1
+        said = [line.partition(" is ")[2] for line in job.stderr(0).splitlines()]
+        assert len(said) == 4 and all(f"servers left: {servers - 1} of" in line for line in said[::2]), said
+        assert said[1] == said[3] == f"used again: every rank has reached it; dedicated servers left: {servers} of {servers}"
 
 
 def test_without_co_located_servers_the_loss_of_the_last_one_ends_the_job() -> None:

@@ -49,6 +49,9 @@ class SimulatedNodeWorld final : public SeatWorld<NodeWorld> {
     return application_.on_allocate(rank_, handle, block_bytes);
   }
   void connect(std::uint32_t rank) override { cluster_.connect(rank_, rank); }
+  void connect_server(std::uint32_t server, std::uint32_t attempt) override {
+    cluster_.connect_server(rank_, server, attempt);
+  }
   void warn(std::string text) override { application_.on_warning(rank_, text); }
   void ended() override { application_.on_ended(rank_); }
   std::uint64_t repairs(LinkId /*link*/) const override { return 0; }
@@ -89,24 +92,27 @@ void Cluster::make_servers() {
     if (rank >= 0 && plan_.config.weights[index] == 0 && !plan_.config.standby) {
       continue;
     }
-    ServerHost host;
-    host.index = index;
-    host.dedicated = rank < 0;
-    while (host.dedicated && dedicated_.size() <= plan_.server_processes[index]) {
+    while (rank < 0 && dedicated_.size() <= plan_.server_processes[index]) {
       dedicated_.push_back(network_.scheduler().add_actor());
     }
-    host.actor =
-        host.dedicated ? dedicated_[plan_.server_processes[index]] : nodes_[static_cast<std::size_t>(rank)].actor;
-    host.seat = &network_.add_seat(host.actor, "server " + std::to_string(index));
-    host.world = std::make_unique<SimulatedServerWorld>(network_, *host.seat);
-    host.pool = std::make_unique<BufferPool>(kept_bytes);
-    host.server = std::make_unique<Server>(plan_.config, index, *host.world, *host.pool);
-    host.seat->machine = host.server.get();
-    servers_.push_back(std::move(host));
+    make_server(index, 0,
+                rank < 0 ? dedicated_[plan_.server_processes[index]] : nodes_[static_cast<std::size_t>(rank)].actor);
   }
-  for (ServerHost& host : servers_) {
-    host.seat->after = [this, &host] { check_memory(host); };
-  }
+}
+
+Cluster::ServerHost& Cluster::make_server(std::uint32_t index, std::uint32_t attempt, ActorId actor) {
+  ServerHost& host = servers_.emplace_back();
+  host.index = index;
+  host.attempt = attempt;
+  host.dedicated = plan_.config.server_ranks[index] < 0;
+  host.actor = actor;
+  host.seat = &network_.add_seat(actor, "server " + std::to_string(index));
+  host.world = std::make_unique<SimulatedServerWorld>(network_, *host.seat);
+  host.pool = std::make_unique<BufferPool>(kept_bytes);
+  host.server = std::make_unique<Server>(plan_.config, index, *host.world, *host.pool);
+  host.seat->machine = host.server.get();
+  host.seat->after = [this, &host] { check_memory(host); };
+  return host;
 }
 
 void Cluster::make_coordinator() {
@@ -224,6 +230,35 @@ void Cluster::part(std::uint64_t seed, Time duration, std::function<void(const E
   }
 }
 
+void Cluster::connect_server(std::uint32_t rank, std::uint32_t server, std::uint32_t attempt) {
+  Random& random = network_.random();
+  NodeHost& near = nodes_[rank];
+  ActorId& process = dedicated_[plan_.server_processes[server]];
+  if (network_.scheduler().stopped(process) && random.chance(0.5)) {
+    network_.trace("a dedicated server is started again");
+    process = network_.scheduler().add_actor();
+  }
+  const Time when = network_.now() + network_.delay();
+  if (network_.scheduler().stopped(process) || random.chance(0.1)) {
+    network_.scheduler().at(when, near.actor, [this, &near, server, attempt] {
+      network_.turn(*near.seat, [&](Machine&) { near.node->server_unreachable(server, attempt); });
+    });
+    return;
+  }
+  for (std::uint32_t lane : plan_.config.lanes_of(server)) {
+    const auto is_it = [&](const ServerHost& host) {
+      return host.actor == process && host.index == lane && host.attempt == attempt;
+    };
+    const auto known = std::find_if(servers_.begin(), servers_.end(), is_it);
+    ServerHost& host = known != servers_.end() ? *known : make_server(lane, attempt, process);
+    End& end = network_.add_link(LinkKind::server, *near.seat, rank, *host.seat, lane);
+    const Time later = when + (random.chance(0.1) ? random.between(0, 2 * second) : 0);
+    network_.attach_later(*end.other, later, [&host, &end, rank] { host.server->attach_node(end.other->id, rank); });
+    network_.attach_later(end, later + network_.delay(),
+                          [&near, &end, lane, attempt] { near.node->attach_returned(end.id, lane, attempt); });
+  }
+}
+
 void Cluster::end_process(ActorId actor, bool gently) {
   if (network_.scheduler().stopped(actor)) {
     return;
@@ -248,7 +283,7 @@ void Cluster::end_process(ActorId actor, bool gently) {
 // and may have had again, and what came with openings.
 void Cluster::check_memory(const NodeHost& host) {
   const JobConfig& config = plan_.config;
-  const std::size_t epochs = plan_.faults.size() + 1;
+  const std::size_t epochs = 2 * plan_.faults.size() + 1;  // what is lost may come back
   const std::size_t each = 3 * std::max(plan_.most_credit, config.credit) + config.eager + config.segment;
   const std::size_t limit = epochs * config.size() * config.servers() * each + plan_.operations.size() * config.small +
                             (config.servers() + config.size()) * (config.segment + opening_bytes);

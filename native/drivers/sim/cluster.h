@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -43,6 +44,7 @@ class Cluster {
   };
   struct ServerHost {
     std::uint32_t index = 0;
+    std::uint32_t attempt = 0;  // since when: 0 is the start of the job
     ActorId actor = outside;
     bool dedicated = false;
     Seat* seat = nullptr;
@@ -56,7 +58,7 @@ class Cluster {
   Cluster& operator=(const Cluster&) = delete;
 
   NodeHost& node(std::uint32_t rank) { return nodes_[rank]; }
-  std::vector<ServerHost>& servers() { return servers_; }
+  std::deque<ServerHost>& servers() { return servers_; }
   std::size_t dedicated_processes() const { return dedicated_.size(); }
   ActorId dedicated_process(std::size_t index) const { return dedicated_[index]; }
 
@@ -70,11 +72,14 @@ class Cluster {
   // Nothing passes between some processes and the others for so long, drawn by the seed. Beyond the peer timeout the
   // links between them break: `broken` is told of each that does.
   void part(std::uint64_t seed, Time duration, std::function<void(const End&)> broken);
+  // A process that has died may have been started again.
+  void connect_server(std::uint32_t rank, std::uint32_t server, std::uint32_t attempt);
   void check_memory(const NodeHost& host);
 
  private:
   void make_nodes(Application& application);
   void make_servers();
+  ServerHost& make_server(std::uint32_t index, std::uint32_t attempt, ActorId actor);
   void make_coordinator();
   void attach_all();
   // A server takes no more memory than it has granted.
@@ -84,7 +89,7 @@ class Cluster {
   Network& network_;
   Observer& observer_;
   std::vector<NodeHost> nodes_;
-  std::vector<ServerHost> servers_;
+  std::deque<ServerHost> servers_;  // also those of before
   std::vector<ActorId> dedicated_;
   Seat* coordinator_seat_ = nullptr;
   std::unique_ptr<Wire> coordinator_world_;

@@ -32,8 +32,10 @@ void say_goodbye(Engine& engine, bool serves) {
       break;
     }
     if (event->kind == "connect") {
-      engine.peer_unreachable(static_cast<std::uint32_t>(event->rank),
+      engine.peer_unreachable(static_cast<std::uint32_t>(event->index),
                               "its program has ended with operations still open");
+    } else if (event->kind == "connect_server") {
+      engine.server_unreachable(static_cast<std::uint32_t>(event->index), event->attempt);
     } else {
       std::fprintf(stderr, "shoal: %s\n", event->text.c_str());
     }

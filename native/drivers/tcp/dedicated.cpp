@@ -4,6 +4,7 @@
 #include <mutex>
 #include <set>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "base/buffer.h"
@@ -33,15 +34,21 @@ class DedicatedServer::Impl {
   explicit Impl(std::uint32_t proxies);
   ~Impl() { close(); }
 
-  void attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank, Socket socket,
-              const JobConfig& config);
+  void attach(const std::string& incarnation, std::uint32_t index, std::uint32_t attempt, std::uint32_t rank,
+              Socket socket, const JobConfig& config);
   void end_job(const std::string& incarnation);
   std::vector<std::string> jobs() const;
   void close();
   std::map<std::string, std::uint64_t> statistics() const;
 
  private:
-  using Key = std::pair<std::string, std::uint32_t>;  // incarnation and index
+  // A job's server with this index, since the nodes reached it for this time: what an earlier machine knew is void.
+  struct Key {
+    std::string incarnation;
+    std::uint32_t index = 0;
+    std::uint32_t attempt = 0;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
 
   struct Hosted : HostedServer {
     using HostedServer::HostedServer;
@@ -56,7 +63,7 @@ class DedicatedServer::Impl {
   };
   struct Job {
     JobConfig config;
-    std::set<std::pair<std::uint32_t, std::uint32_t>> links;  // index and rank
+    std::set<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> links;  // index, attempt and rank
   };
 
   void attach_on(Proxy& proxy, const Key& key, std::uint32_t rank, Socket socket, const JobConfig& config);
@@ -81,8 +88,8 @@ DedicatedServer::Impl::Impl(std::uint32_t proxies) {
   }
 }
 
-void DedicatedServer::Impl::attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank,
-                                   Socket socket, const JobConfig& config) {
+void DedicatedServer::Impl::attach(const std::string& incarnation, std::uint32_t index, std::uint32_t attempt,
+                                   std::uint32_t rank, Socket socket, const JobConfig& config) {
   check(config, index, rank);
   const std::lock_guard lock(mutex_);
   if (closed_) {
@@ -93,14 +100,14 @@ void DedicatedServer::Impl::attach(const std::string& incarnation, std::uint32_t
     throw std::invalid_argument("rank " + std::to_string(rank) + " on " + config.hosts[rank] +
                                 " describes the job otherwise than the rank that came first");
   }
-  if (known != jobs_.end() && known->second.links.contains({index, rank})) {
+  if (known != jobs_.end() && known->second.links.contains({index, attempt, rank})) {
     throw std::invalid_argument("rank " + std::to_string(rank) + " on " + config.hosts[rank] +
                                 " is connected to server " + std::to_string(index) + " already");
   }
   Proxy& proxy = *proxies_[index % proxies_.size()];
   // Tasks can be copied, sockets cannot.
   const auto carried = std::make_shared<Socket>(std::move(socket));
-  const bool posted = proxy.loop.post([this, &proxy, key = Key(incarnation, index), rank, carried, config] {
+  const bool posted = proxy.loop.post([this, &proxy, key = Key{incarnation, index, attempt}, rank, carried, config] {
     attach_on(proxy, key, rank, std::move(*carried), config);
   });
   if (!posted) {
@@ -109,14 +116,14 @@ void DedicatedServer::Impl::attach(const std::string& incarnation, std::uint32_t
   }
   Job& job = jobs_[incarnation];
   job.config = config;
-  job.links.insert({index, rank});
+  job.links.insert({index, attempt, rank});
 }
 
 void DedicatedServer::Impl::attach_on(Proxy& proxy, const Key& key, std::uint32_t rank, Socket socket,
                                       const JobConfig& config) {
   std::unique_ptr<Hosted>& hosted = proxy.hosted[key];
   if (hosted == nullptr) {
-    hosted = std::make_unique<Hosted>(config, key.second, proxy.loop);
+    hosted = std::make_unique<Hosted>(config, key.index, proxy.loop);
   }
   hosted->ranks.insert(rank);
   hosted->machine.attach_node(proxy.loop.add_socket(hosted->machine, std::move(socket)), rank);
@@ -126,7 +133,7 @@ void DedicatedServer::Impl::end_job(const std::string& incarnation) {
   for (const auto& proxy : proxies_) {
     static_cast<void>(proxy->loop.post([this, &proxy = *proxy, incarnation] {
       for (auto place = proxy.hosted.begin(); place != proxy.hosted.end();) {
-        place = place->first.first == incarnation ? forget(proxy, place) : std::next(place);
+        place = place->first.incarnation == incarnation ? forget(proxy, place) : std::next(place);
       }
     }));
   }
@@ -151,12 +158,12 @@ void DedicatedServer::Impl::after_round(Proxy& proxy) {
 
 std::map<DedicatedServer::Impl::Key, std::unique_ptr<DedicatedServer::Impl::Hosted>>::iterator
 DedicatedServer::Impl::forget(Proxy& proxy, std::map<Key, std::unique_ptr<Hosted>>::iterator place) {
-  const auto& [incarnation, index] = place->first;
+  const auto& [incarnation, index, attempt] = place->first;
   {
     const std::lock_guard lock(mutex_);
     Job& job = jobs_[incarnation];
     for (std::uint32_t rank : place->second->ranks) {
-      job.links.erase({index, rank});
+      job.links.erase({index, attempt, rank});
     }
     if (job.links.empty()) {
       jobs_.erase(incarnation);
@@ -206,9 +213,9 @@ std::map<std::string, std::uint64_t> DedicatedServer::Impl::statistics() const {
 
 DedicatedServer::DedicatedServer(std::uint32_t proxies) : impl_(std::make_unique<Impl>(proxies)) {}
 DedicatedServer::~DedicatedServer() = default;
-void DedicatedServer::attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank, Socket&& socket,
-                             const JobConfig& config) {
-  impl_->attach(incarnation, index, rank, std::move(socket), config);
+void DedicatedServer::attach(const std::string& incarnation, std::uint32_t index, std::uint32_t attempt,
+                             std::uint32_t rank, Socket&& socket, const JobConfig& config) {
+  impl_->attach(incarnation, index, attempt, rank, std::move(socket), config);
 }
 void DedicatedServer::end_job(const std::string& incarnation) { impl_->end_job(incarnation); }
 std::vector<std::string> DedicatedServer::jobs() const { return impl_->jobs(); }

@@ -23,8 +23,9 @@ class DedicatedServer {
   // The link of node `rank` to server `index` of the job. The socket is connected and authenticated, and
   // owned by the server from here on, also when it throws (std::invalid_argument: a configuration that cannot be worked
   // with or is not that of the job's first link, an index or rank that is not in it or is connected already).
-  void attach(const std::string& incarnation, std::uint32_t index, std::uint32_t rank, Socket&& socket,
-              const JobConfig& config);
+  // `attempt`: 0 when the job begins; each later one, after the server was lost to the job, has a machine of its own.
+  void attach(const std::string& incarnation, std::uint32_t index, std::uint32_t attempt, std::uint32_t rank,
+              Socket&& socket, const JobConfig& config);
 
   // Closes all links of the job. Its nodes see a lost server.
   void end_job(const std::string& incarnation);

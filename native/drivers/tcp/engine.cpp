@@ -50,6 +50,8 @@ class Engine::Impl {
   void attach_node(std::uint32_t index, std::uint32_t rank, Socket socket);
   void attach_peer(std::uint32_t rank, Socket socket);
   void peer_unreachable(std::uint32_t rank, std::string why);
+  void attach_returned(std::uint32_t index, std::uint32_t attempt, Socket socket);
+  void server_unreachable(std::uint32_t server, std::uint32_t attempt);
   void start();
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
   std::shared_ptr<Operation> submit(Submission submission);
@@ -66,6 +68,7 @@ class Engine::Impl {
   class World;
 
   void check_rank(std::uint32_t rank) const;
+  void check_server(std::uint32_t index) const;
   void post(Loop::Task task);
   void connect_to_itself();
   std::shared_ptr<Operation> operation(std::uint64_t handle);
@@ -116,6 +119,9 @@ class Engine::Impl::World final : public OnLoop<NodeWorld> {
     return engine_.operation(handle)->allocate_output(block_bytes);
   }
   void connect(std::uint32_t rank) override { engine_.tell({"connect", static_cast<std::int32_t>(rank), ""}); }
+  void connect_server(std::uint32_t server, std::uint32_t attempt) override {
+    engine_.tell({"connect_server", static_cast<std::int32_t>(server), "", attempt});
+  }
   void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
   void ended() override { engine_.tell({"ended", -1, ""}); }
   std::uint64_t repairs(LinkId link) const override { return loop_.repairs(link); }
@@ -157,6 +163,12 @@ void Engine::Impl::check_rank(std::uint32_t rank) const {
   }
 }
 
+void Engine::Impl::check_server(std::uint32_t index) const {
+  if (index >= config_.servers()) {
+    throw std::invalid_argument("there is no server " + std::to_string(index) + " in this job");
+  }
+}
+
 void Engine::Impl::attach_coordinator(Socket socket) {
   loop_.call([&] { node_->attach_coordinator(loop_.add_socket(*node_, std::move(socket), loop_.control_options())); });
 }
@@ -172,9 +184,7 @@ void Engine::Impl::attach_control(std::uint32_t rank, Socket socket) {
 }
 
 void Engine::Impl::attach_server(std::uint32_t index, Socket socket) {
-  if (index >= config_.servers()) {
-    throw std::invalid_argument("there is no server " + std::to_string(index) + " in this job");
-  }
+  check_server(index);
   loop_.call([&] { node_->attach_server(loop_.add_socket(*node_, std::move(socket)), index); });
 }
 
@@ -196,6 +206,16 @@ void Engine::Impl::attach_peer(std::uint32_t rank, Socket socket) {
 void Engine::Impl::peer_unreachable(std::uint32_t rank, std::string why) {
   check_rank(rank);
   post([this, rank, why = std::move(why)] { node_->peer_unreachable(rank, why); });
+}
+
+void Engine::Impl::attach_returned(std::uint32_t index, std::uint32_t attempt, Socket socket) {
+  check_server(index);
+  loop_.call([&] { node_->attach_returned(loop_.add_socket(*node_, std::move(socket)), index, attempt); });
+}
+
+void Engine::Impl::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
+  check_server(server);
+  post([this, server, attempt] { node_->server_unreachable(server, attempt); });
 }
 
 void Engine::Impl::start() {
@@ -435,6 +455,12 @@ void Engine::attach_node(std::uint32_t index, std::uint32_t rank, Socket&& socke
 }
 void Engine::attach_peer(std::uint32_t rank, Socket&& socket) { impl_->attach_peer(rank, std::move(socket)); }
 void Engine::peer_unreachable(std::uint32_t rank, std::string why) { impl_->peer_unreachable(rank, std::move(why)); }
+void Engine::attach_returned(std::uint32_t index, std::uint32_t attempt, Socket&& socket) {
+  impl_->attach_returned(index, attempt, std::move(socket));
+}
+void Engine::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
+  impl_->server_unreachable(server, attempt);
+}
 void Engine::start() { impl_->start(); }
 std::uint32_t Engine::make_group(std::vector<std::uint32_t> ranks, std::string name) {
   return impl_->make_group(std::move(ranks), std::move(name));

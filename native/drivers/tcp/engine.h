@@ -22,9 +22,10 @@ namespace shoal::tcp {
 
 // Something that the application has to do or to know.
 struct Event {
-  std::string kind;  // "connect", "warning" or "ended"
-  std::int32_t rank = -1;
+  std::string kind;         // "connect", "connect_server", "warning" or "ended"
+  std::int32_t index = -1;  // of the rank or server
   std::string text;
+  std::uint32_t attempt = 0;  // of connect_server
 };
 
 class Engine {
@@ -42,6 +43,9 @@ class Engine {
   void attach_node(std::uint32_t index, std::uint32_t rank, Socket&& socket);
   void attach_peer(std::uint32_t rank, Socket&& socket);
   void peer_unreachable(std::uint32_t rank, std::string why);
+  // What came of the event connect_server: a link for each lane, or none.
+  void attach_returned(std::uint32_t index, std::uint32_t attempt, Socket&& socket);
+  void server_unreachable(std::uint32_t server, std::uint32_t attempt);
   void start();
 
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);

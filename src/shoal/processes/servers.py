@@ -20,16 +20,22 @@ class ServerFailed(RuntimeError):
 
 
 class ServerProcess:
-    """A ``shoal server`` on a free port of loopback. It takes its secret from the environment given."""
+    """A ``shoal server`` on loopback. It takes its secret from the environment given."""
 
     def __init__(
-        self, index: int, environment: Mapping[str, str], guard: Guard, stdout: Stream | None, stderr: Stream | None
+        self,
+        index: int,
+        environment: Mapping[str, str],
+        guard: Guard,
+        stdout: Stream | None,
+        stderr: Stream | None,
+        port: int,
     ) -> None:
         self._ready, writing_end = os.pipe()
         try:
             self.process = Process(
                 f"server {index}",
-                _command(writing_end),
+                _command(port, writing_end),
                 environment,
                 guard,
                 stdout=stdout,
@@ -66,9 +72,9 @@ class ServerProcess:
         return said.decode()
 
 
-def _command(ready: int) -> list[str]:
+def _command(port: int, ready: int) -> list[str]:
     program = [sys.executable, "-m", "shoal.cli", "server"]
-    return [*program, "--host", HOST, "--port", "0", "--ready-fd", str(ready)]
+    return [*program, "--host", HOST, "--port", str(port), "--ready-fd", str(ready)]
 
 
 def start_server(
@@ -77,7 +83,8 @@ def start_server(
     guard: Guard,
     stdout: Stream | None = subprocess.PIPE,
     stderr: Stream | None = subprocess.PIPE,
+    port: int = 0,
 ) -> ServerProcess:
-    """Starts a server; ``wait_ready`` tells where it listens. Of Shoal's variables it gets those that concern it."""
+    """Starts a server, at any free port if it is 0; ``wait_ready`` tells where it listens. Of Shoal's variables it gets those that concern it."""
     own = {name: value for name, value in environment.items() if not name.startswith("SHOAL_") or name in _VARIABLES}
-    return ServerProcess(index, {**own, "PYTHONUNBUFFERED": "1"}, guard, stdout, stderr)
+    return ServerProcess(index, {**own, "PYTHONUNBUFFERED": "1"}, guard, stdout, stderr, port)

@@ -197,6 +197,18 @@ class Cluster:
         command = [sys.executable, str(script), *arguments]
         return self._start(lambda rank: command, self._new_folder(), environment_of)
 
+    @property
+    def folder(self) -> Path:
+        """Gone when the cluster is closed."""
+        return Path(self._folder.name)
+
+    def restart_server(self, index: int) -> None:
+        """Starts a server that has ended once more, at the same address."""
+        self.servers[index].process.finish()
+        port = int(self.addresses[index].rpartition(":")[2])
+        self.servers[index] = self._start_server(index, port)
+        self.servers[index].wait_ready()
+
     def server_output(self, index: int) -> str:
         """What a server has written until now, stdout and stderr together."""
         return _text(Path(self._folder.name) / f"server.{index}")
@@ -223,9 +235,9 @@ class Cluster:
     ) -> None:
         self.close()
 
-    def _start_server(self, index: int) -> ServerProcess:
-        with (Path(self._folder.name) / f"server.{index}").open("wb") as output:
-            return start_server(index, self._environment, self._guard, output, output)
+    def _start_server(self, index: int, port: int = 0) -> ServerProcess:
+        with (Path(self._folder.name) / f"server.{index}").open("ab") as output:
+            return start_server(index, self._environment, self._guard, output, output, port)
 
     def _start(
         self,

@@ -58,6 +58,7 @@ class RatedNodeWorld final : public World<NodeWorld> {
   std::byte* allocate_output(std::uint64_t /*handle*/, const std::vector<std::uint64_t>& /*block_bytes*/) override {
     return nullptr;
   }
+  void connect_server(std::uint32_t /*server*/, std::uint32_t /*attempt*/) override {}  // none is lost here
   void connect(std::uint32_t rank) override { owner_.connect(rank_, rank); }
   void warn(std::string /*text*/) override {}
   void ended() override {}
