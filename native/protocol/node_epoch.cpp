@@ -80,12 +80,10 @@ std::vector<std::uint64_t> Node::Impl::suspend_operations() {
   return numbers;
 }
 
-// Every server in use.
+// Also those without a share: they may have had one, and forget what they knew.
 void Node::Impl::tell_servers(std::uint8_t flags, const wire::Bytes& epoch) {
   for (std::uint32_t server = 0; server < config_.servers(); ++server) {
-    if (config_.weights[server] > 0) {
-      send_to_server(server, {.type = Type::epoch, .flags = flags}, epoch);
-    }
+    send_to_server(server, {.type = Type::epoch, .flags = flags}, epoch);
   }
 }
 

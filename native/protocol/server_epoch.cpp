@@ -149,7 +149,8 @@ Status Server::Impl::receive_epoch(std::uint32_t rank) {
   if (Status status = wire::decode(payload, epoch); !status.ok()) {
     return status;
   }
-  const bool works = epoch.weights.size() == config_.weights.size() && epoch.weights[index_] > 0;
+  const bool works = epoch.weights.size() == config_.weights.size() &&
+                     std::any_of(epoch.weights.begin(), epoch.weights.end(), [](std::uint32_t w) { return w > 0; });
   if (!works || (from.header.epoch == epoch_ && epoch.weights != config_.weights)) {
     return refused("EPOCH " + std::to_string(from.header.epoch) + " with weights that cannot be");
   }
