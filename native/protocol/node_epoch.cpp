@@ -113,7 +113,10 @@ void Node::Impl::close_server(std::uint32_t server) {
     links_.erase(*link.link);
     world_.close(*link.link);
   }
+  // Blocks of exchanges that it began may still be on their way.
+  const std::uint64_t heard = link.exchange_heard;
   link = node::ServerLink{};
+  link.exchange_heard = heard;
 }
 
 // --- A server that comes back ---

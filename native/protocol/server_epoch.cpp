@@ -22,6 +22,10 @@ namespace {
 // How long a node may not know that all have what it keeps for them.
 constexpr Time tell_settled_after = second / 200;
 
+// The numbers of exchanges that an epoch has for itself, so that a server that has begun anew does not give one again.
+constexpr std::uint64_t exchanges_an_epoch = std::uint64_t{1} << 28;
+constexpr std::uint32_t most_epochs = 1 << 12;
+
 Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
 
 }  // namespace
@@ -168,6 +172,7 @@ Status Server::Impl::receive_epoch(std::uint32_t rank) {
 
 void Server::Impl::begin_epoch(std::uint32_t epoch, const std::vector<std::uint32_t>& weights) {
   epoch_ = epoch;
+  next_exchange_ = std::max(next_exchange_, (epoch % most_epochs) * exchanges_an_epoch + 1);
   config_.weights = weights;
   window_ = config_.window_of(index_);
   credit_ = window_.credit;
