@@ -5,8 +5,8 @@
 
 #include "base/limits.h"
 #include "check.h"
-#include "wire/frame.h"
 #include "wire/epoch.h"
+#include "wire/frame.h"
 #include "wire/late.h"
 #include "wire/opening.h"
 

@@ -117,25 +117,35 @@ def averaged_by(cluster: Cluster, index: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+def kill_and_restart(cluster: Cluster, job: ClusterJob, times: int) -> None:
+    """The first server, for the so many-th time; until it averages again."""
+    wait_for_step(job, step_of(job) + 5)
+    cluster.servers[0].process.signal(signal.SIGKILL)
+    wait_until(job, lambda: job.stderr(0).count("is lost") == times)
+    wait_for_step(job, step_of(job) + 5)
+    cluster.restart_server(0)
+    wait_until(job, lambda: job.stderr(0).count("is used again") == times)
+    used = averaged_by(cluster, 0)
+    wait_until(job, lambda: averaged_by(cluster, 0) > used + 5)
+
+
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_server_that_is_started_again_is_used_again(servers: int) -> None:
     """Killed twice in one job; the second time it has to wait longer, since it was lost soon after it was back."""
     with Cluster(RANKS, servers=servers, environment={"SHOAL_SOCKETS": "2"}) as cluster:
         job = cluster.start(until_told, str(cluster.folder))
-        for time_around in range(2):
-            wait_for_step(job, step_of(job) + 5)
-            cluster.servers[0].process.signal(signal.SIGKILL)
-            wait_until(job, lambda: job.stderr(0).count("is lost") == time_around + 1)
-            wait_for_step(job, step_of(job) + 5)
-            cluster.restart_server(0)
-            wait_until(job, lambda: job.stderr(0).count("is used again") == time_around + 1)
-            used = averaged_by(cluster, 0)
-            wait_until(job, lambda: averaged_by(cluster, 0) > used + 5)
+        for times in (1, 2):
+            kill_and_restart(cluster, job, times)
         (cluster.folder / "stop").touch()
         assert len(set(job.results(SECONDS))) == 1
         said = [line.partition(" is ")[2] for line in job.stderr(0).splitlines()]
-        assert len(said) == 4 and all(f"servers left: {servers - 1} of" in line for line in said[::2]), said
-        assert said[1] == said[3] == f"used again: every rank has reached it; dedicated servers left: {servers} of {servers}"
+        assert len(said) == 4
+        assert all(f"servers left: {servers - 1} of" in line for line in said[::2]), said
+        assert (
+            said[1]
+            == said[3]
+            == f"used again: every rank has reached it; dedicated servers left: {servers} of {servers}"
+        )
 
 
 def test_without_co_located_servers_the_loss_of_the_last_one_ends_the_job() -> None:

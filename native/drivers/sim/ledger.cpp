@@ -67,7 +67,8 @@ std::string Ledger::sent(const End& from, const wire::Header& header, const Byte
     if (header.epoch != at.server_epoch) {
       return header.epoch < at.server_epoch ? "" : "is of an epoch that the node has not announced here";
     }
-    return server_sent(at, header);
+    // The node throws away what comes of an epoch before its own, and windows may be others since then.
+    return header.epoch == at.epoch ? server_sent(at, header) : "";
   }
   if (from.kind == LinkKind::peer && header.type == Type::data) {
     std::int64_t& granted = granted_[{from.id, header.operation}];
