@@ -10,6 +10,9 @@ using wire::Type;
 
 std::string Decisions::sent(const End& from, const wire::Header& header, const Bytes& owned) {
   if (from.kind == LinkKind::control && !from.is_client) {
+    if (header.type == Type::reconnect) {
+      return "";  // asks rank 0's node first, and decides nothing
+    }
     return coordinator_sent(from.client, {header.type, header.epoch, owned});
   }
   const bool announces = from.kind == LinkKind::server && from.is_client && header.type == Type::epoch &&

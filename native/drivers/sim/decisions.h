@@ -1,5 +1,5 @@
 // One place decides: the coordinator says the same words in the same order to every node, and nodes take to the servers
-// what it said and nothing else. docs/protocol.md, section 8.
+// what it said and nothing else. docs/protocol.md, section 8. (RECONNECT, which goes to rank 0's node first, asks.)
 #pragma once
 
 #include <cstdint>
