@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/limits.h"
+#include "protocol/agreement.h"
 #include "protocol/keys.h"
 #include "protocol/server_impl.h"
 
@@ -59,10 +60,7 @@ void Server::Impl::opened(Operation& operation, std::size_t index) {
   }
   if (opening.failed) {
     const std::uint32_t rank = operation.group->ranks[index];
-    fail(operation, Status::error(Code::failed_on_rank,
-                                  "'" + opening.name + "' failed on " + rank_text(rank, config_) +
-                                      " before it began: " + opening.text,
-                                  static_cast<std::int32_t>(rank)));
+    fail(operation, failed_before(opening, rank, config_));
     return;
   }
   // Where all have what they get, nobody needs anyone.
@@ -79,7 +77,7 @@ void Server::Impl::opened(Operation& operation, std::size_t index) {
     return member.opened && &member.opening != &opening;
   });
   std::string what;
-  const bool conflict = other != operation.members.end() && !server::agree(other->opening, opening, what);
+  const bool conflict = other != operation.members.end() && !agree(other->opening, opening, what);
   if (conflict && !operation.conflict && operation.home) {
     set_alarm(operation, now_ + conflict_wait);
   }

@@ -169,12 +169,6 @@ struct NodeState {
   Buffer payload;
 };
 
-// Whether two openings of one key agree; `what` is then the attribute that does not.
-bool agree(const wire::Opening& a, const wire::Opening& b, std::string& what);
-
-// "mean float32 [3, 4] allreduce", for messages.
-std::string describe(const wire::Opening& opening);
-
 // The text of a Mismatch: what every member sent, and who has not called yet.
 std::string mismatch_text(const Operation& operation, const JobConfig& config);
 
