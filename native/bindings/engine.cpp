@@ -9,6 +9,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -268,6 +269,12 @@ void bind_engine(nb::module_& module) {
       .def("peer_unreachable", without_gil(&tcp::Engine::peer_unreachable), "rank"_a, "message"_a)
       .def("attach_returned", without_gil(&tcp::Engine::attach_returned), "index"_a, "attempt"_a, "socket"_a)
       .def("server_unreachable", without_gil(&tcp::Engine::server_unreachable), "server"_a, "attempt"_a)
+      .def(
+          "share_memory",
+          [](Session& session, std::shared_ptr<shm::Memory> memory) {
+            session.engine().share_memory(std::move(memory));
+          },
+          "memory"_a)
       .def("start", without_gil(&tcp::Engine::start))
       .def("make_group", without_gil(&tcp::Engine::make_group), "ranks"_a, "name"_a)
       .def("submit", &submit, "collective"_a, "group"_a, "name"_a, "op"_a, "dtype"_a, "shape"_a, "splits"_a, "root"_a,

@@ -8,6 +8,7 @@ NB_MODULE(_native, module) {
   shoal::python::bind_functions(module);
   shoal::python::bind_array(module);
   shoal::python::bind_tls(module);
+  shoal::python::bind_memory(module);
   shoal::python::bind_engine(module);
   shoal::python::bind_server(module);
 }

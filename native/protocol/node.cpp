@@ -48,6 +48,7 @@ std::uint32_t Node::make_group(std::vector<std::uint32_t> ranks, const std::stri
 void Node::submit(Submission submission) { impl_->submit(std::move(submission)); }
 void Node::set_window(std::uint32_t credit) { impl_->set_window(credit); }
 void Node::leave() { impl_->leave(); }
+const Hash128& Node::id_of(std::uint32_t group) const { return impl_->id_of(group); }
 Status Node::loss_of(std::uint32_t group) const { return impl_->loss_of(group); }
 bool Node::left() const { return impl_->left(); }
 void Node::abort(const std::string& reason) { impl_->abort(reason); }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/hash.h"
 #include "protocol/job.h"
 #include "protocol/machine.h"
 
@@ -49,6 +50,8 @@ class Node final : public Machine {
 
   // `ranks`: members in order, this rank among them (checked by the caller). Returns the group's number.
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, const std::string& name);
+  // What keys of the group's operations are made from.
+  const Hash128& id_of(std::uint32_t group) const;
 
   // The handle is finished exactly once: within this call if the submission is refused, has failed or needs no one
   // else.

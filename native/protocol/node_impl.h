@@ -46,6 +46,7 @@ class Node::Impl {
 
   // Operations (node_operations.cpp).
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, const std::string& name);
+  const Hash128& id_of(std::uint32_t group) const { return groups_.at(group)->id; }
   void submit(Submission submission);
   void set_window(std::uint32_t credit);
   std::size_t open_operations() const { return operations_.size(); }

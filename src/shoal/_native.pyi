@@ -147,6 +147,16 @@ class Socket:
 
     def __init__(self, fd: int, tls: Tls | None = None) -> None: ...
 
+class SharedMemory:
+    """Memory that the ranks of a machine share. Raises RuntimeError where there is not enough."""
+
+    def __init__(self, ranks: int) -> None: ...
+    @staticmethod
+    def adopt(fd: int, ranks: int) -> SharedMemory:
+        """Memory that another rank made for so many. Owns the descriptor from here on, also when it raises ValueError."""
+
+    def fileno(self) -> int: ...
+
 class Engine:
     """The native threads of one rank: its node, its co-located servers, and on rank 0 the coordinator.
 
@@ -178,6 +188,8 @@ class Engine:
 
     def server_unreachable(self, server: int, attempt: int) -> None:
         """After the event "connect_server": it cannot be reached, or not on all lanes."""
+    def share_memory(self, memory: SharedMemory) -> None:
+        """Before ``start``: all ranks of the job are on this machine and share this memory, for all-reduces."""
 
     def start(self) -> None: ...
     def make_group(self, ranks: list[int], name: str) -> int:

@@ -43,6 +43,7 @@ class Role(IntEnum):
     SERVER = 2
     PEER = 3
     MEASURE = 4
+    MEMORY = 5
 
 
 class Refusal(IntEnum):

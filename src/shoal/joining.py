@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal import links, measuring, messages, sizing
+from shoal import _native, inside, links, measuring, messages, sizing
 from shoal.addresses import Address, is_loopback
 from shoal.config import Settings
 from shoal.door import Door
@@ -40,7 +40,7 @@ class Joined:
 
     ``coordinator``: the control link to rank 0, None on rank 0; ``controls``: on rank 0, those of the others by rank;
     ``servers``: links to servers by index, without the one in this process. ``door`` holds the other ends; None for a job
-    of one rank.
+    of one rank. ``memory``: what all ranks share, if they do.
     """
 
     rank: int
@@ -51,6 +51,7 @@ class Joined:
     coordinator: socket.socket | None = None
     controls: dict[int, socket.socket] = field(default_factory=dict)
     servers: dict[int, socket.socket] = field(default_factory=dict)
+    memory: "_native.SharedMemory | None" = None
 
     async def close(self) -> None:
         if self.door is not None:
@@ -173,6 +174,7 @@ class _Node:
         self._patience = patience
         self._servers: dict[int, socket.socket] = {}
         self._server_ids: dict[int, bytes] = {}
+        self._giver: inside.Giver | None = None
 
     async def join(self) -> Joined:
         try:
@@ -188,6 +190,9 @@ class _Node:
             for link in self._servers.values():
                 link.close()
             raise
+        finally:
+            if self._giver is not None:
+                await self._giver.close()
 
     def _open_door(self) -> Door:
         """At the address that this rank uses toward rank 0; rank 0 itself where it is met."""
@@ -211,6 +216,7 @@ class _Node:
         return met_at if is_loopback(met_at) or not self._meeting.sources else self._meeting.sources[0]
 
     async def _join_with(self, door: Door) -> Joined:
+        self._open_inside(door)
         await self._tell(messages.pack("join", self._introduction(door.address)))
         # Rank 0 gives up first, and says why.
         limit = min(self._settings.timeout, self._patience.rendezvous) + 2 * self._patience.answer
@@ -220,14 +226,15 @@ class _Node:
         welcome = parse_welcome(message, self._settings.size)
         door.welcome(welcome)
         hearing = asyncio.create_task(self._hear(limit, "go"))
-        connecting = asyncio.create_task(self._connect_servers(welcome))
+        connecting = asyncio.create_task(self._connect(welcome))
         try:
             await asyncio.wait({hearing, connecting}, return_when=asyncio.FIRST_COMPLETED)
             if hearing.done():
                 raise hearing.exception() or MessageError(f"rank 0 said 'go' before rank {self._rank} was connected")
-            await connecting
-            await self._tell(messages.pack("connected", {"server_ids": self._ids_met(welcome, door)}))
-            await hearing
+            memory = await connecting
+            connected = {"server_ids": self._ids_met(welcome, door), "inside": memory is not None}
+            await self._tell(messages.pack("connected", connected))
+            go = await hearing
         finally:
             await _end(hearing, connecting)
         await door.wait_for_nodes(self._expected_nodes(welcome))
@@ -239,6 +246,7 @@ class _Node:
             door,
             coordinator=self._control,
             servers=self._servers,
+            memory=memory if go.flag("inside") else None,
         )
 
     def _introduction(self, address: Address) -> dict[str, Any]:
@@ -272,6 +280,31 @@ class _Node:
                 found = await measuring.call(link, both) if link is not None else NOTHING
             await self._tell(messages.pack("measured", found.as_fields()))
         return message
+
+    # --- Shared memory ---
+
+    def _open_inside(self, door: Door) -> None:
+        """On rank 0, before anybody looks for it."""
+        if self._rank == 0 and inside.is_wanted(self._settings):
+            try:
+                self._giver = inside.Giver(self._settings, self._meeting.secret, door.address)
+            except OSError as error:
+                _say_without_memory(self._rank, error)
+
+    async def _share_memory(self, welcome: Welcome) -> "_native.SharedMemory | None":
+        """What all ranks on this machine share, None if this rank does not."""
+        if not inside.is_wanted(self._settings):
+            return None
+        secret, door = self._meeting.secret, welcome.addresses[0]
+        try:
+            if self._giver is not None:
+                return self._giver.give(welcome.incarnation, self._patience)
+            if self._rank == 0:
+                return None  # which has been said
+            return await inside.receive(self._settings, secret, door, welcome.incarnation, self._patience)
+        except OSError as error:
+            _say_without_memory(self._rank, error)
+            return None
 
     # --- The control link ---
 
@@ -311,6 +344,11 @@ class _Node:
         self._control.close()
 
     # --- Servers ---
+
+    async def _connect(self, welcome: Welcome) -> "_native.SharedMemory | None":
+        memory = await self._share_memory(welcome)
+        await self._connect_servers(welcome)
+        return memory
 
     async def _connect_servers(self, welcome: Welcome) -> None:
         """Each lane of each server that is or may be used and is not our own, beginning at this rank's place in the list."""
@@ -402,6 +440,15 @@ async def introduce(
         raise type(refused)(f"{called}, which refused: {refused}")
     if said.kind != "ready":
         raise ShoalError(f"{called}, which said '{said.kind}' instead of 'ready': install the same version of Shoal")
+
+
+def _say_without_memory(rank: int, error: OSError) -> None:
+    _log.warning(
+        "rank %d shares no memory with the other ranks of its machine (%s): they average over the network's loopback, which "
+        "is slower",
+        rank,
+        links.why(error),
+    )
 
 
 def refusal_error(refused: HandshakeRefused, called: str) -> ShoalError:

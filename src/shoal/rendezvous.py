@@ -113,6 +113,8 @@ class Rendezvous:
         self._readers: list[asyncio.Task[None]] = []
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._refusal: ShoalError | None = None
+        # Whether all ranks share memory.
+        self._inside = False
         self._told: set[int] = set()
         self._all_told = asyncio.Event()
 
@@ -304,6 +306,7 @@ class Rendezvous:
         heard = await self._hear_all("connected", everyone, limit, "to connect to the servers")
         ids = [heard[rank].texts("server_ids", count=len(welcome.servers)) for rank in everyone]
         _compare_ids(ids, members, welcome)
+        self._inside = all(heard[rank].flag("inside") for rank in everyone)
 
     async def _hear_all(self, kind: str, ranks: Collection[int], limit: float, what: str) -> dict[int, Message]:
         """This message of each of these ranks. Raises _GaveUp after ``limit`` seconds; the error that ends the job."""
@@ -346,7 +349,7 @@ class Rendezvous:
 
     async def _go(self) -> dict[int, socket.socket]:
         """A node that dies now is found by the engine, as at any later time."""
-        go = messages.pack("go", {})
+        go = messages.pack("go", {"inside": self._inside})
         for member in self._members.values():
             await self._send(member, go)
         self._own.close()

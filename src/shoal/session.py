@@ -73,6 +73,8 @@ def start_engine(joined: Joined, settings: Settings) -> _native.Engine:
         if joined.door is not None:
             for (index, rank), link in joined.door.node_links.items():
                 engine.attach_node(index, rank, hand_over(link))
+        if joined.memory is not None:
+            engine.share_memory(joined.memory)
         engine.start()
     except BaseException:
         engine.close()

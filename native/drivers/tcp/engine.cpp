@@ -6,12 +6,14 @@
 #include <deque>
 #include <limits>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 
 #include "base/buffer.h"
+#include "drivers/shm/room.h"
 #include "drivers/tcp/hosted_server.h"
 #include "drivers/tcp/loop.h"
 #include "protocol/coordinator.h"
@@ -52,6 +54,7 @@ class Engine::Impl {
   void peer_unreachable(std::uint32_t rank, std::string why);
   void attach_returned(std::uint32_t index, std::uint32_t attempt, Socket socket);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
+  void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
   std::shared_ptr<Operation> submit(Submission submission);
@@ -66,6 +69,7 @@ class Engine::Impl {
 
  private:
   class World;
+  class Inside;
 
   void check_rank(std::uint32_t rank) const;
   void check_server(std::uint32_t index) const;
@@ -74,6 +78,8 @@ class Engine::Impl {
   std::shared_ptr<Operation> operation(std::uint64_t handle);
   bool is_shut_down(std::uint32_t group);
   Status refusal(std::uint32_t group);
+  bool is_closed() const;
+  void hand_to_node(Submission submission);
   void finish(std::uint64_t handle, Status status);
   void finish_all(const Status& status);
   void tell(Event event);
@@ -90,6 +96,7 @@ class Engine::Impl {
   std::map<std::uint32_t, std::unique_ptr<HostedServer>> servers_;  // by index
   std::unique_ptr<OnLoop<Wire>> coordinator_world_;
   std::unique_ptr<Coordinator> coordinator_;
+  std::shared_ptr<Inside> inside_;  // null: every rank is a node of its own
 
   mutable std::mutex mutex_;
   std::condition_variable event_came_;
@@ -128,6 +135,33 @@ class Engine::Impl::World final : public OnLoop<NodeWorld> {
 
  private:
   Impl& engine_;
+};
+
+// The ranks of this machine meet in its room.
+class Engine::Impl::Inside final : public shm::RoomWorld, public Helper {
+ public:
+  Inside(Impl& engine, std::shared_ptr<const shm::Memory> memory)
+      : engine_(engine), room_(std::move(memory), engine.config_, engine.rank_, *this) {}
+
+  shm::Room& room() { return room_; }
+
+  void sending(std::uint64_t handle) override { engine_.operation(handle)->note_sending(); }
+  void finish(std::uint64_t handle, Status status) override { engine_.finish(handle, std::move(status)); }
+  void hand_over(Submission submission) override {
+    engine_.operation(submission.handle)->release();
+    engine_.hand_to_node(std::move(submission));
+  }
+  void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
+  void empty() override {
+    engine_.post([this] { engine_.node_->leave(); });
+  }
+  void help(const Operation& operation, std::chrono::nanoseconds longest) override {
+    room_.wait([&operation] { return operation.done() || !operation.helped(); }, longest);
+  }
+
+ private:
+  Impl& engine_;
+  shm::Room room_;
 };
 
 // --- Making and connecting the machines ---
@@ -218,6 +252,17 @@ void Engine::Impl::server_unreachable(std::uint32_t server, std::uint32_t attemp
   post([this, server, attempt] { node_->server_unreachable(server, attempt); });
 }
 
+void Engine::Impl::share_memory(std::shared_ptr<const shm::Memory> memory) {
+  if (memory->shape().ranks != config_.size()) {
+    throw std::invalid_argument("memory for " + std::to_string(memory->shape().ranks) +
+                                " ranks does not fit to a job of " + std::to_string(config_.size()));
+  }
+  inside_ = std::make_shared<Inside>(*this, std::move(memory));
+  std::vector<std::uint32_t> everyone(config_.size());
+  std::iota(everyone.begin(), everyone.end(), 0U);
+  inside_->room().add_group(0, node_->id_of(0), std::move(everyone));
+}
+
 void Engine::Impl::start() {
   const std::lock_guard not_while_closing(closing_);
   // Only close() changes closed_, with this lock held.
@@ -231,6 +276,9 @@ void Engine::Impl::start() {
     tell({"ended", -1, ""});
   };
   loop_.start();
+  if (inside_ != nullptr) {
+    inside_->room().start();
+  }
 }
 
 void Engine::Impl::connect_to_itself() {
@@ -252,7 +300,13 @@ void Engine::Impl::post(Loop::Task task) { static_cast<void>(loop_.post(std::mov
 
 std::uint32_t Engine::Impl::make_group(std::vector<std::uint32_t> ranks, std::string name) {
   try {
-    return loop_.call([&] { return node_->make_group(std::move(ranks), name); });
+    return loop_.call([&] {
+      const std::uint32_t number = node_->make_group(ranks, name);
+      if (inside_ != nullptr && ranks.size() == config_.size()) {
+        inside_->room().add_group(number, node_->id_of(number), std::move(ranks));
+      }
+      return number;
+    });
   } catch (const std::runtime_error& error) {
     const Status why = refusal(0);
     throw std::runtime_error(why.code == Code::cancelled ? error.what() : why.message);
@@ -265,12 +319,21 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
     throw std::runtime_error("Shoal is shut down on rank " + std::to_string(rank_) +
                              ": nothing can be submitted; call shoal.init() first");
   }
+  const bool inside = inside_ != nullptr && inside_->room().serves(group) && !is_closed();
   std::shared_ptr<Operation> operation;
   {
     const std::lock_guard lock(mutex_);
     submission.handle = ++last_handle_;
-    operation = std::make_shared<Operation>(submission.handle);
+    operation = std::make_shared<Operation>(submission.handle,
+                                            inside ? std::weak_ptr<Helper>(inside_) : std::weak_ptr<Helper>());
     open_.emplace(submission.handle, operation);
+  }
+  if (inside) {
+    inside_->room().submit(std::move(submission));
+    if (is_closed()) {
+      finish(operation->handle(), refusal(group));
+    }
+    return operation;
   }
   const bool small = std::max(submission.input_bytes, submission.output_bytes) <= opened_by_caller;
   Loop::Task task = [this, submission = std::move(submission)]() mutable { node_->submit(std::move(submission)); };
@@ -279,6 +342,18 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
     finish(operation->handle(), refusal(group));
   }
   return operation;
+}
+
+void Engine::Impl::hand_to_node(Submission submission) {
+  const std::uint64_t handle = submission.handle;
+  if (!loop_.post([this, submission = std::move(submission)]() mutable { node_->submit(std::move(submission)); })) {
+    finish(handle, closed_status());
+  }
+}
+
+bool Engine::Impl::is_closed() const {
+  const std::lock_guard lock(mutex_);
+  return closed_;
 }
 
 // By this program, that is: where a loss has ended the job, operations fail with it.
@@ -362,7 +437,11 @@ std::optional<Event> Engine::Impl::next_event(std::chrono::nanoseconds longest) 
 
 void Engine::Impl::after_round() {
   left_ = node_->left();
-  has_losses_ = !node_->loss_of(0).ok();
+  const Status loss = node_->loss_of(0);
+  has_losses_ = !loss.ok();
+  if (inside_ != nullptr && !loss.ok()) {
+    inside_->room().fail_all(loss);
+  }
   std::size_t bytes = pool_.taken_bytes();
   for (const auto& [index, server] : servers_) {
     bytes += server->pool.taken_bytes();
@@ -377,7 +456,11 @@ void Engine::Impl::leave() {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
   }
-  post([this] { node_->leave(); });
+  if (inside_ != nullptr) {
+    inside_->room().leave();
+  } else {
+    post([this] { node_->leave(); });
+  }
 }
 
 void Engine::Impl::abort(std::string reason) {
@@ -418,6 +501,9 @@ void Engine::Impl::end(milliseconds longest_farewell) {
   event_came_.notify_all();
   if (left_) {
     wait_until_delivered(longest_farewell);
+  }
+  if (inside_ != nullptr) {
+    inside_->room().close();
   }
   loop_.stop();
   loop_.remove(*node_);
@@ -461,6 +547,7 @@ void Engine::attach_returned(std::uint32_t index, std::uint32_t attempt, Socket&
 void Engine::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
   impl_->server_unreachable(server, attempt);
 }
+void Engine::share_memory(std::shared_ptr<const shm::Memory> memory) { impl_->share_memory(std::move(memory)); }
 void Engine::start() { impl_->start(); }
 std::uint32_t Engine::make_group(std::vector<std::uint32_t> ranks, std::string name) {
   return impl_->make_group(std::move(ranks), std::move(name));

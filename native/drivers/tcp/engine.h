@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "drivers/shm/memory.h"
 #include "drivers/tcp/operation.h"
 #include "drivers/tcp/parent_only.h"
 #include "drivers/tcp/socket.h"
@@ -46,6 +47,8 @@ class Engine {
   // What came of the event connect_server: a link for each lane, or none.
   void attach_returned(std::uint32_t index, std::uint32_t attempt, Socket&& socket);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
+  // Before start(): all ranks of the job are on this machine and share this memory, for all-reduces.
+  void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
 
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);

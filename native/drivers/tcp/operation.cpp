@@ -10,8 +10,14 @@ bool Operation::wait(std::chrono::nanoseconds longest) {
   if (done()) {
     return true;
   }
+  const auto deadline = std::chrono::steady_clock::now() + longest;
+  if (helped()) {
+    if (const std::shared_ptr<Helper> helper = helper_.lock()) {
+      helper->help(*this, longest);
+    }
+  }
   std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, longest, [this] { return done(); });
+  return changed_.wait_until(lock, deadline, [this] { return done(); });
 }
 
 std::byte* Operation::allocate_output(const std::vector<std::uint64_t>& block_bytes) {

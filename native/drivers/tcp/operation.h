@@ -10,21 +10,38 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
 
 namespace shoal::tcp {
 
+class Operation;
+
+// Whoever can make an operation go on while a thread waits for it.
+class Helper {
+ public:
+  virtual ~Helper() = default;
+  // Returns when the operation is done, has another way to go on, or after so long.
+  virtual void help(const Operation& operation, std::chrono::nanoseconds longest) = 0;
+};
+
 class Operation {
  public:
-  explicit Operation(std::uint64_t handle) : handle_(handle) {}
+  // `helper`: from the beginning until release().
+  explicit Operation(std::uint64_t handle, std::weak_ptr<Helper> helper = {})
+      : handle_(handle), helper_(std::move(helper)), helped_(!helper_.expired()) {}
 
   std::uint64_t handle() const { return handle_; }
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Whether it is done; waits for that at most so long.
   bool wait(std::chrono::nanoseconds longest);
+
+  bool helped() const { return helped_.load(std::memory_order_acquire); }
+  // The loop alone makes it go on from now on.
+  void release() { helped_.store(false, std::memory_order_release); }
 
   // Before finish(), from the loop's thread: its first bytes are on their way.
   void note_sending() { sent_at_ = std::chrono::steady_clock::now(); }
@@ -44,6 +61,8 @@ class Operation {
 
  private:
   const std::uint64_t handle_;
+  const std::weak_ptr<Helper> helper_;
+  std::atomic<bool> helped_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> done_{false};

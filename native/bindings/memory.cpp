@@ -1,0 +1,28 @@
+// SharedMemory.
+#include "drivers/shm/memory.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+
+#include <memory>
+
+#include "bindings/bindings.h"
+
+namespace shoal::python {
+
+using namespace nb::literals;
+
+void bind_memory(nb::module_& module) {
+  nb::class_<shm::Memory>(module, "SharedMemory")
+      .def(nb::new_([](std::uint32_t ranks) { return std::make_shared<shm::Memory>(shm::shape_for(ranks)); }),
+           "ranks"_a)
+      .def_static(
+          "adopt",
+          [](int descriptor, std::uint32_t ranks) {
+            return std::make_shared<shm::Memory>(tcp::Descriptor(descriptor), shm::shape_for(ranks));
+          },
+          "fd"_a, "ranks"_a)
+      .def("fileno", &shm::Memory::descriptor);
+}
+
+}  // namespace shoal::python

@@ -1,0 +1,107 @@
+#include "drivers/shm/memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "drivers/shm/futex.h"
+
+namespace shoal::shm {
+
+namespace {
+
+constexpr std::size_t slot_bytes = 512 * 1024;
+constexpr std::uint32_t slot_count = 4;
+constexpr std::size_t staging_bytes = 16 * 1024 * 1024;
+constexpr std::size_t page = 4096;
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+std::size_t desks_bytes(const Shape& shape) { return (shape.ranks * sizeof(Desk) + page - 1) / page * page; }
+
+[[noreturn]] void fail(const char* what, int code = errno) {
+  throw std::system_error(code, std::system_category(), what);
+}
+
+tcp::Descriptor make(std::size_t bytes) {
+  tcp::Descriptor made(::memfd_create("shoal", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!made) {
+    fail("no shared memory can be made");
+  }
+  if (const int code = ::posix_fallocate(made.number(), 0, static_cast<off_t>(bytes)); code != 0) {
+    fail(("there are no " + std::to_string(bytes) + " bytes of shared memory").c_str(), code);
+  }
+  ::fcntl(made.number(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  return made;
+}
+
+}  // namespace
+
+std::size_t Shape::bytes() const { return desks_bytes(*this) + ranks * mailbox + std::size_t{slots} * ranks * slot; }
+
+Shape shape_for(std::uint32_t ranks) {
+  Shape shape;
+  shape.ranks = ranks;
+  shape.slots = slot_count;
+  shape.slot = std::min(slot_bytes, staging_bytes / (slot_count * ranks) / page * page);
+  return shape;
+}
+
+Memory::Memory(const Shape& shape) : shape_(shape), descriptor_(make(shape.bytes())) { map(); }
+
+Memory::Memory(tcp::Descriptor descriptor, const Shape& shape) : shape_(shape), descriptor_(std::move(descriptor)) {
+  struct stat found {};
+  if (::fstat(descriptor_.number(), &found) != 0) {
+    fail("the node's shared memory cannot be used");
+  }
+  if (found.st_size != static_cast<off_t>(shape_.bytes())) {
+    throw std::invalid_argument("the node's shared memory has " + std::to_string(found.st_size) + " bytes instead of " +
+                                std::to_string(shape_.bytes()) + ": install the same version of Shoal on every rank");
+  }
+  map();
+}
+
+void Memory::map() {
+  void* begin = ::mmap(nullptr, shape_.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_.number(), 0);
+  if (begin == MAP_FAILED) {
+    fail("the node's shared memory cannot be mapped");
+  }
+  begin_ = static_cast<std::byte*>(begin);
+  ::madvise(begin_, shape_.bytes(), MADV_DONTFORK);
+}
+
+Memory::~Memory() {
+  if (begin_ != nullptr) {
+    ::munmap(begin_, shape_.bytes());
+  }
+}
+
+Desk& Memory::desk(std::uint32_t rank) const { return reinterpret_cast<Desk*>(begin_)[rank]; }
+
+std::byte* Memory::mailbox(std::uint32_t rank) const { return begin_ + desks_bytes(shape_) + rank * shape_.mailbox; }
+
+std::byte* Memory::slot(std::uint64_t number, std::uint32_t rank) const {
+  const std::size_t slots_begin = desks_bytes(shape_) + shape_.ranks * shape_.mailbox;
+  return begin_ + slots_begin + ((number % shape_.slots) * shape_.ranks + rank) * shape_.slot;
+}
+
+// Sequentially consistent throughout: whoever goes to sleep says so before it looks at the bell again.
+void ring(Desk& desk, bool always) {
+  desk.bell.fetch_add(1);
+  if (desk.waiting.load() > 0) {
+    if (desk.asleep.load() > 0) {
+      wake(desk.bell, waiters);
+    }
+  } else if (desk.attendant_asleep.load() > 0 && (always || desk.open.load() > 0)) {
+    wake(desk.bell, attendants);
+  }
+}
+
+}  // namespace shoal::shm

@@ -1,0 +1,87 @@
+// The memory that the ranks of a node share: a desk and a mailbox for each, and slots for the data of large operations.
+//
+//   * It is a memfd: it has no name, so nothing can be left behind, and the size of /dev/shm does not matter.
+//   * It is whole before it is used: what the machine cannot give is an error here, and no signal later. It cannot be
+//   cut.
+//   * Children made by fork() do not have it.
+//   * Every word of a desk is written by its own rank alone, except for the bell. So no lock is held in here, and a
+//     process that is killed leaves nothing half done.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "drivers/tcp/descriptor.h"
+
+namespace shoal::shm {
+
+// The most ranks of a node that can share memory.
+inline constexpr std::uint32_t most_ranks = 64;
+
+// What is the same on every rank.
+struct Shape {
+  std::uint32_t ranks = 0;
+  std::size_t mailbox = 256 * 1024;  // bytes of each rank's
+  std::size_t slot = 0;              // bytes of each rank's part of a slot
+  std::uint32_t slots = 0;
+
+  std::size_t bytes() const;
+};
+
+// For so many ranks: at most 16 MiB of slots.
+Shape shape_for(std::uint32_t ranks);
+
+struct Desk {
+  // Rises whenever another rank has done something that this one waits for; what is slept on.
+  alignas(64) std::atomic<std::uint32_t> bell;
+  // Threads of this rank: those that wait for an operation, how many of them sleep, and whether the attendant does.
+  std::atomic<std::uint32_t> waiting;
+  std::atomic<std::uint32_t> asleep;
+  std::atomic<std::uint32_t> attendant_asleep;
+  // Operations that are open here. Without any, nobody needs to be woken for them.
+  std::atomic<std::uint32_t> open;
+
+  // Bytes that have been written into its mailbox since the beginning, and whether it has more than there is room for.
+  alignas(64) std::atomic<std::uint64_t> written;
+  std::atomic<std::uint32_t> blocked;
+
+  // Chunks of large operations since the beginning (flow.h): put into slots, reduced, taken out again.
+  alignas(64) std::atomic<std::uint64_t> contributed;
+  std::atomic<std::uint64_t> reduced;
+  std::atomic<std::uint64_t> collected;
+
+  // Bytes that it has read of each other rank's mailbox.
+  alignas(64) std::atomic<std::uint64_t> read[most_ranks];
+};
+
+class Memory {
+ public:
+  // New memory, all zero. Throws std::system_error.
+  explicit Memory(const Shape& shape);
+  // Memory that another rank made. Throws std::system_error, std::invalid_argument if it has not the right size.
+  Memory(tcp::Descriptor descriptor, const Shape& shape);
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory();
+
+  const Shape& shape() const { return shape_; }
+  int descriptor() const { return descriptor_.number(); }
+
+  Desk& desk(std::uint32_t rank) const;
+  std::byte* mailbox(std::uint32_t rank) const;
+  std::byte* slot(std::uint64_t number, std::uint32_t rank) const;
+
+ private:
+  void map();
+
+  Shape shape_;
+  tcp::Descriptor descriptor_;
+  std::byte* begin_ = nullptr;
+};
+
+// Tells a rank that something which its open operations may wait for has happened. Wakes whoever works there, if that
+// sleeps. `always`: also if it has no operations.
+void ring(Desk& desk, bool always = false);
+
+}  // namespace shoal::shm

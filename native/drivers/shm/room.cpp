@@ -1,0 +1,249 @@
+// A room's threads: who does its work, and when they sleep.
+#include "drivers/shm/room.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cfenv>
+#include <exception>
+#include <utility>
+
+#include "drivers/shm/futex.h"
+#include "drivers/shm/room_impl.h"
+
+namespace shoal::shm {
+
+namespace {
+
+using std::chrono::nanoseconds;
+
+// Contributions of at most so many bytes lie beside the opening.
+constexpr std::size_t most_inline = 16 * 1024;
+
+// Who sleeps looks again after so long, whatever happens.
+constexpr nanoseconds longest_sleep{second};
+
+Time now() { return std::chrono::steady_clock::now().time_since_epoch() / nanoseconds(1); }
+
+// Sums are made as an engine's own thread makes them, whatever the caller has set.
+class DefaultEnvironment {
+ public:
+  DefaultEnvironment() {
+    std::fegetenv(&callers_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  DefaultEnvironment(const DefaultEnvironment&) = delete;
+  DefaultEnvironment& operator=(const DefaultEnvironment&) = delete;
+  ~DefaultEnvironment() { std::fesetenv(&callers_); }
+
+ private:
+  std::fenv_t callers_{};
+};
+
+}  // namespace
+
+Room::Impl::Impl(std::shared_ptr<const Memory> memory, const JobConfig& config, std::uint32_t rank, RoomWorld& world)
+    : memory_(std::move(memory)),
+      config_(config),
+      rank_(rank),
+      ranks_(memory_->shape().ranks),
+      inline_bytes_(std::min<std::size_t>(config.small, most_inline)),
+      world_(world),
+      desk_(memory_->desk(rank)),
+      writer_(*memory_, rank),
+      flow_(*memory_, rank),
+      left_(ranks_) {
+  for (std::uint32_t other = 0; other < ranks_; ++other) {
+    readers_.emplace_back(*memory_, rank_, other);
+  }
+}
+
+void Room::Impl::start() {
+  // Signals are for the application's threads.
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  attendant_ = std::thread([this] { attend(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Room::Impl::add_group(std::uint32_t number, const Hash128& id, std::vector<std::uint32_t> ranks) {
+  const std::unique_lock lock(naming_);
+  groups_[number] = std::make_unique<Group>(Group{id, std::move(ranks)});
+}
+
+bool Room::Impl::serves(std::uint32_t group) const {
+  const std::shared_lock lock(naming_);
+  return groups_.contains(group);
+}
+
+template <class Works>
+void Room::Impl::run(Works may_work) {
+  const DefaultEnvironment environment;
+  bool more = true;
+  while (more || submissions_.load() > 0) {
+    const bool works = may_work();
+    // Who cannot have it leaves the work to whoever has: that thread looks again when it is done. Who waits, waits.
+    std::unique_lock lock(mutex_, std::defer_lock);
+    if (!works) {
+      if (!lock.try_lock()) {
+        return;
+      }
+    } else {
+      lock.lock();
+    }
+    if (closed_) {
+      return;
+    }
+    ended_ = 0;
+    try {
+      more = round(works);
+    } catch (const std::exception& error) {
+      more = false;
+      give_up(Status::error(
+          Code::aborted,
+          "operations between the ranks of this machine failed on " + rank_text(rank_, config_) + ": " + error.what(),
+          static_cast<std::int32_t>(rank_)));
+    }
+    wake_at_.store(next_check_);
+    can_work_.store(flow_.ready());
+    // Another thread of this rank may wait for one of them.
+    if (ended_ > 0 && desk_.asleep.load() > 0) {
+      ring(desk_);
+    }
+  }
+}
+
+void Room::Impl::submit(Submission submission) {
+  {
+    const std::lock_guard lock(submitting_);
+    submitted_.push_back(std::move(submission));
+    submissions_.fetch_add(1);
+  }
+  run([] { return false; });
+  // What is left to do is for whoever waits next, or for the attendant.
+  if (desk_.waiting.load() == 0 && can_work_.load()) {
+    ring(desk_);
+  }
+}
+
+void Room::Impl::wait(const std::function<bool()>& done, nanoseconds longest) {
+  const Time deadline = now() + longest.count();
+  desk_.waiting.fetch_add(1);
+  std::uint32_t seen = 0;
+  for (;;) {
+    seen = desk_.bell.load();
+    run([] { return true; });
+    if (done()) {
+      break;
+    }
+    const Time left = deadline - now();
+    if (left <= 0) {
+      break;
+    }
+    desk_.asleep.fetch_add(1);
+    sleep_on(desk_.bell, seen, std::min(nanoseconds(left), longest_sleep), waiters);
+    desk_.asleep.fetch_sub(1);
+  }
+  desk_.waiting.fetch_sub(1);
+  // From here on others wake the attendant; what they did before may have been seen by nobody.
+  if (desk_.open.load() > 0 && (desk_.bell.load() != seen || can_work_.load())) {
+    ring(desk_);
+  }
+}
+
+void Room::Impl::attend() {
+  ::pthread_setname_np(::pthread_self(), "shoal-inside");
+  while (!closing_.load()) {
+    const std::uint32_t seen = desk_.bell.load();
+    // Two threads at once would only be in each other's way.
+    run([this] { return desk_.waiting.load() == 0; });
+    const Time left = std::min<Time>(wake_at_.load() - now(), longest_sleep.count());
+    desk_.attendant_asleep.store(1);
+    if (!closing_.load()) {
+      sleep_on(desk_.bell, seen, nanoseconds(left), attendants);
+    }
+    desk_.attendant_asleep.store(0);
+  }
+}
+
+// Whether there may be more to do.
+bool Room::Impl::round(bool works) {
+  ++rounds_;
+  take_submissions();
+  write_calls();
+  read_all();
+  bool worked = false;
+  if (works && broken_.ok() && flow_.step()) {
+    flowed_ = now();
+    flow_on();
+    worked = true;
+  }
+  look_at_the_time();
+  say_goodbye_if_done();
+  return worked;
+}
+
+void Room::Impl::ring_others() {
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    if (rank != rank_) {
+      ring(memory_->desk(rank));
+    }
+  }
+}
+
+void Room::Impl::fail_all(const Status& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_ || !broken_.ok()) {
+      return;
+    }
+    // What was lost may have done its part before.
+    while (round(true)) {
+    }
+    end_all(why);
+  }
+  ring(desk_, true);
+}
+
+void Room::Impl::leave() {
+  {
+    const std::lock_guard lock(mutex_);
+    leaving_ = true;
+  }
+  run([] { return false; });
+  ring(desk_, true);  // if another thread was at work
+}
+
+void Room::Impl::close() {
+  if (!attendant_.joinable()) {
+    return;
+  }
+  closing_.store(true);
+  desk_.bell.fetch_add(1);
+  wake(desk_.bell, attendants);
+  attendant_.join();
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+}
+
+// --- The room as others see it ---
+
+Room::Room(std::shared_ptr<const Memory> memory, const JobConfig& config, std::uint32_t rank, RoomWorld& world)
+    : impl_(std::make_unique<Impl>(std::move(memory), config, rank, world)) {}
+Room::~Room() = default;
+
+void Room::start() { impl_->start(); }
+void Room::add_group(std::uint32_t number, const Hash128& id, std::vector<std::uint32_t> ranks) {
+  impl_->add_group(number, id, std::move(ranks));
+}
+bool Room::serves(std::uint32_t group) const { return impl_->serves(group); }
+void Room::submit(Submission submission) { impl_->submit(std::move(submission)); }
+void Room::wait(const std::function<bool()>& done, nanoseconds longest) { impl_->wait(done, longest); }
+void Room::fail_all(const Status& why) { impl_->fail_all(why); }
+void Room::leave() { impl_->leave(); }
+void Room::close() { impl_->close(); }
+
+}  // namespace shoal::shm

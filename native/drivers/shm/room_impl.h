@@ -1,0 +1,175 @@
+// What is behind room.h. Private to room*.cpp.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "drivers/shm/flow.h"
+#include "drivers/shm/mailbox.h"
+#include "drivers/shm/room.h"
+#include "wire/opening.h"
+
+namespace shoal::shm {
+
+// What one rank has said of an operation.
+struct Call {
+  bool opened = false;
+  bool same = false;      // as this rank's own opening, to the byte
+  bool has_data = false;  // its contribution came along
+  wire::Bytes body;
+  wire::Bytes data;
+};
+
+// One whose members are all ranks.
+struct Group {
+  Hash128 id;
+  std::vector<std::uint32_t> ranks;
+};
+
+// Lives until all ranks have opened it and it is over here.
+struct Operation {
+  enum class State {
+    gathering,  // not all have called it, as far as is known here
+    complete,   // all have; the first rank's word is waited for
+    flowing,
+    over,  // finished here, handed over, or failed: `failure` is for ranks that have not called it, this one perhaps
+  };
+
+  Hash128 key;
+  State state = State::gathering;
+  std::vector<Call> calls;  // by rank
+  std::size_t opened = 0;
+  Status failure;
+
+  bool called = false;      // by this rank
+  std::uint64_t round = 0;  // in which this rank's call was written
+  bool asked = false;       // the first rank was asked to fail it
+  const Group* group = nullptr;
+  Submission submission;
+  wire::Opening opening;
+  wire::Bytes body;  // the same, encoded
+  bool inlined = false;
+  Time moved = 0;
+  Time late_after = 0;
+};
+
+class Room::Impl {
+ public:
+  Impl(std::shared_ptr<const Memory> memory, const JobConfig& config, std::uint32_t rank, RoomWorld& world);
+  ~Impl() { close(); }
+
+  void start();
+  void add_group(std::uint32_t number, const Hash128& id, std::vector<std::uint32_t> ranks);
+  bool serves(std::uint32_t group) const;
+  void submit(Submission submission);
+  void wait(const std::function<bool()>& done, std::chrono::nanoseconds longest);
+  void fail_all(const Status& why);
+  void leave();
+  void close();
+
+ private:
+  // What has found no room in the mailbox yet.
+  struct Saying {
+    Kind kind;
+    Hash128 key;
+    wire::Bytes body;
+  };
+
+  // Threads (room.cpp).
+  void attend();
+  // Rounds, until there is nothing more to do. `may_work`: also steps of operations that flow.
+  template <class Works>
+  void run(Works may_work);
+  bool round(bool works);
+  void ring_others();
+
+  // Operations (room_operations.cpp).
+  void take_submissions();
+  void call(Submission submission);
+  Status problem_with(const Submission& submission) const;
+  bool write_sayings();
+  void write_calls();
+  bool write_call(Operation& operation);
+  void read_all();
+  void read(std::uint32_t rank, const Record& record);
+  void read_opening(std::uint32_t rank, const Record& record);
+  void judge(Operation& operation, std::uint32_t rank);
+  void judge_all(Operation& operation);
+  void proceed(Operation& operation);
+  bool all_inlined(const Operation& operation) const;
+  void reduce_small(Operation& operation);
+  void flow(Operation& operation);
+  void flow_on();
+  void fail(Operation& operation, Status why);
+  void end(Operation& operation, const Status& status);
+  void forget_if_done(const Hash128& key);
+  void fail_those_who_need(std::uint32_t rank);
+  Status left_status(const std::string& name, std::uint32_t rank) const;
+  void say(Kind kind, const Hash128& key, const Status& status);
+  void end_all(const Status& why);
+  void give_up(const Status& why);
+  void say_goodbye_if_done();
+  Operation& operation_of(const Hash128& key);
+  Operation* find(const Hash128& key);
+
+  // Time (room_stalls.cpp).
+  void look_at_the_time();
+  void check(Operation& operation, Time time);
+  void time_out(Operation& operation, Time time);
+  std::string stall_text(const Operation& operation, Time time) const;
+  Time moved(const Operation& operation) const;
+  void check_by(Time when) { next_check_ = std::min(next_check_, when); }
+
+  bool is_first() const { return rank_ == 0; }
+
+  const std::shared_ptr<const Memory> memory_;
+  const JobConfig config_;
+  const std::uint32_t rank_;
+  const std::uint32_t ranks_;
+  const std::size_t inline_bytes_;
+  RoomWorld& world_;
+  Desk& desk_;
+
+  std::mutex submitting_;
+  std::deque<Submission> submitted_;           // guarded by submitting_
+  std::atomic<std::uint32_t> submissions_{0};  // how many those are
+
+  mutable std::shared_mutex naming_;                        // guards groups_
+  std::map<std::uint32_t, std::unique_ptr<Group>> groups_;  // nobody forgets one
+
+  std::mutex mutex_;  // held throughout a round; guards all that follows
+  MailboxWriter writer_;
+  std::vector<MailboxReader> readers_;  // by rank; this rank's own is not used
+  Flow flow_;
+  std::unordered_map<Hash128, std::unique_ptr<Operation>> operations_;
+  std::unordered_map<std::uint64_t, Hash128> flowing_;  // by handle
+  std::unordered_map<Hash128, std::uint32_t> occurrences_;
+  std::deque<Hash128> unwritten_;  // calls, in order
+  std::deque<Saying> unsaid_;
+  std::vector<bool> left_;  // by rank
+  std::size_t eager_ = 0;   // bytes beside openings of operations that are open
+  std::uint64_t rounds_ = 0;
+  std::size_t ended_ = 0;  // operations that were finished or handed over in this round
+  bool leaving_ = false;
+  bool said_goodbye_ = false;
+  bool closed_ = false;  // nobody is there who could be told anything
+  Status broken_;
+  Time flowed_ = 0;  // when a step was last done
+  Time next_check_ = never;
+
+  std::atomic<Time> wake_at_{never};   // for the attendant: next_check_
+  std::atomic<bool> can_work_{false};  // flow_.ready() at the end of the last round
+  std::atomic<bool> closing_{false};
+  std::thread attendant_;
+};
+
+}  // namespace shoal::shm

@@ -1,0 +1,470 @@
+// How a room's operations are called, matched, carried out and ended.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "base/limits.h"
+#include "drivers/shm/room_impl.h"
+#include "protocol/agreement.h"
+#include "protocol/keys.h"
+#include "reduce/reduce.h"
+
+namespace shoal::shm {
+
+namespace {
+
+// The name of operations without one, as in node_operations.cpp.
+constexpr const char* unnamed = "#";
+
+constexpr Time first_late = 10 * second;
+
+Time now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+
+bool is_same(const wire::Bytes& a, ConstBytes b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+wire::Opening decoded(const wire::Bytes& body) {
+  wire::Opening opening;
+  std::size_t inline_offset = 0;
+  if (const Status status = wire::decode(body, opening, inline_offset); !status.ok()) {
+    throw std::runtime_error(status.message);
+  }
+  return opening;
+}
+
+Status decoded_status(ConstBytes body) {
+  wire::Failure failure;
+  if (const Status status = wire::decode(body, failure); !status.ok()) {
+    throw std::runtime_error(status.message);
+  }
+  return failure.status;
+}
+
+}  // namespace
+
+// --- This rank's calls ---
+
+void Room::Impl::take_submissions() {
+  while (submissions_.load() > 0) {
+    Submission submission;
+    {
+      const std::lock_guard lock(submitting_);
+      submission = std::move(submitted_.front());
+      submitted_.pop_front();
+      submissions_.fetch_sub(1);
+    }
+    call(std::move(submission));
+  }
+}
+
+Status Room::Impl::problem_with(const Submission& submission) const {
+  const auto error = [this](Code code, std::string what) {
+    return Status::error(code, std::move(what), static_cast<std::int32_t>(rank_));
+  };
+  if (!submission.failure.empty()) {
+    return error(Code::failed_on_rank, submission.failure);
+  }
+  if (submission.shape.size() > limits::dimensions) {
+    return error(Code::failed_on_rank, "arrays have at most " + std::to_string(limits::dimensions) + " dimensions");
+  }
+  if (desk_.open.load() >= config_.open_limit) {
+    return error(Code::limit, "more than " + std::to_string(config_.open_limit) + " operations are open at once on " +
+                                  rank_text(rank_, config_) + ": wait for some of them");
+  }
+  return {};
+}
+
+void Room::Impl::call(Submission submission) {
+  if (!broken_.ok()) {
+    world_.finish(submission.handle, broken_);
+    ++ended_;
+    return;
+  }
+  const Group* group = nullptr;
+  {
+    const std::shared_lock lock(naming_);
+    group = groups_.at(submission.group).get();
+  }
+  const std::string name = submission.name.empty() ? unnamed : submission.name;
+  const Hash128 first_key = operation_key(group->id, name, 0);
+  if (occurrences_.size() >= limits::names && !occurrences_.contains(first_key)) {
+    world_.finish(submission.handle,
+                  Status::error(Code::limit, "operations have had more than " + std::to_string(limits::names) +
+                                                 " different names: use the same names in every step"));
+    ++ended_;
+    return;
+  }
+  const std::uint32_t occurrence = occurrences_[first_key]++;
+  Operation& operation = operation_of(operation_key(group->id, name, occurrence));
+  operation.called = true;
+  operation.group = group;
+  operation.moved = now();
+  operation.late_after = first_late;
+
+  wire::Opening& opening = operation.opening;
+  opening.name = name;
+  opening.group = group->id;
+  opening.occurrence = occurrence;
+  opening.key = operation.key;
+  Status problem = problem_with(submission);
+  if (problem.ok()) {
+    opening.collective = submission.collective;
+    opening.op = submission.op;
+    opening.dtype = submission.dtype;
+    opening.root = submission.root;
+    opening.shape = submission.shape;
+    opening.splits = submission.splits;
+    opening.bytes = submission.collective == Collective::broadcast ? submission.output_bytes : submission.input_bytes;
+    desk_.open.fetch_add(1);
+    check_by(operation.moved + std::min(submission.timeout, first_late));
+  } else {
+    opening.failed = true;
+    opening.text = problem.message;
+    operation.state = Operation::State::over;
+    world_.finish(submission.handle, std::move(problem));
+    ++ended_;
+  }
+  operation.submission = std::move(submission);
+  operation.body = wire::encode(opening);
+  unwritten_.push_back(operation.key);
+}
+
+// False: there is no room now.
+bool Room::Impl::write_sayings() {
+  while (!unsaid_.empty()) {
+    const Saying& saying = unsaid_.front();
+    if (!writer_.write({saying.kind, saying.key, saying.body, {}})) {
+      return false;
+    }
+    unsaid_.pop_front();
+    ring_others();
+  }
+  return true;
+}
+
+void Room::Impl::write_calls() {
+  if (!write_sayings()) {
+    return;
+  }
+  while (!unwritten_.empty()) {
+    Operation& operation = *find(unwritten_.front());
+    if (!write_call(operation)) {
+      return;
+    }
+    unwritten_.pop_front();
+    judge_all(operation);
+  }
+}
+
+// Others may fail it before they know of the call, so that it is written in any case: they wait for it.
+bool Room::Impl::write_call(Operation& operation) {
+  const wire::Opening& opening = operation.opening;
+  const bool small = opening.collective == Collective::all_reduce && opening.bytes <= inline_bytes_;
+  operation.inlined = small && eager_ + opening.bytes <= std::max<std::size_t>(config_.eager, inline_bytes_);
+  ConstBytes data;
+  if (operation.inlined && opening.bytes > 0) {
+    data = {operation.submission.input, static_cast<std::size_t>(opening.bytes)};
+  }
+  const Kind kind = operation.inlined ? Kind::open_with_data : Kind::open;
+  if (!writer_.write({kind, operation.key, operation.body, data})) {
+    return false;
+  }
+  if (operation.inlined) {
+    eager_ += opening.bytes;
+  }
+  operation.round = rounds_;
+  Call& own = operation.calls[rank_];
+  own.opened = own.same = true;
+  own.has_data = operation.inlined;
+  ++operation.opened;
+  if (operation.state != Operation::State::over) {
+    world_.sending(operation.submission.handle);
+  }
+  if (opening.failed) {
+    ring_others();
+  }
+  return true;
+}
+
+// --- What others say ---
+
+void Room::Impl::read_all() {
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    if (rank == rank_) {
+      continue;
+    }
+    while (const std::optional<Record> record = readers_[rank].next()) {
+      read(rank, *record);
+      readers_[rank].done();
+    }
+  }
+}
+
+void Room::Impl::read(std::uint32_t rank, const Record& record) {
+  switch (record.kind) {
+    case Kind::open:
+    case Kind::open_with_data:
+      return read_opening(rank, record);
+    case Kind::admit:
+      if (Operation* operation = find(record.key); operation != nullptr) {
+        return flow(*operation);
+      }
+      throw std::runtime_error("an operation flows that was not called");
+    case Kind::fail:
+      fail(operation_of(record.key), decoded_status(record.body));
+      return forget_if_done(record.key);
+    case Kind::ask: {
+      Operation& operation = operation_of(record.key);
+      if (is_first() && operation.state == Operation::State::gathering && operation.opened < ranks_) {
+        const Status why = decoded_status(record.body);
+        say(Kind::fail, record.key, why);
+        fail(operation, why);
+      }
+      return;
+    }
+    case Kind::leave:
+      left_[rank] = true;
+      return fail_those_who_need(rank);
+    case Kind::broken:
+      return end_all(decoded_status(record.body));
+    case Kind::skip:
+      break;
+  }
+  throw std::runtime_error(
+      "a record of an unknown kind in the node's shared memory: install the same version of Shoal");
+}
+
+void Room::Impl::read_opening(std::uint32_t rank, const Record& record) {
+  Operation& operation = operation_of(record.key);
+  Call& call = operation.calls[rank];
+  call.opened = true;
+  ++operation.opened;
+  operation.moved = now();
+  call.has_data = record.kind == Kind::open_with_data;
+  call.data.assign(record.data.begin(), record.data.end());
+  call.same = operation.called && is_same(operation.body, record.body);
+  if (!call.same) {
+    call.body.assign(record.body.begin(), record.body.end());
+  }
+  if (operation.calls[rank_].opened) {
+    judge(operation, rank);
+    proceed(operation);
+  }
+}
+
+// --- Whether they agree ---
+
+// This rank's own call has just been written.
+void Room::Impl::judge_all(Operation& operation) {
+  if (!operation.failure.ok()) {
+    fail(operation, operation.failure);
+  }
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    if (rank != rank_ && operation.calls[rank].opened) {
+      judge(operation, rank);
+    } else if (rank != rank_ && left_[rank] && operation.state == Operation::State::gathering) {
+      fail(operation, left_status(operation.opening.name, rank));
+    }
+  }
+  proceed(operation);
+}
+
+void Room::Impl::judge(Operation& operation, std::uint32_t rank) {
+  Call& call = operation.calls[rank];
+  if (call.same || operation.state != Operation::State::gathering) {
+    return;
+  }
+  if (is_same(operation.body, call.body)) {
+    call.same = true;
+    return;
+  }
+  const wire::Opening theirs = decoded(call.body);
+  std::string what;
+  if (theirs.failed) {
+    fail(operation, failed_before(theirs, rank, config_));
+  } else if (!agree(operation.opening, theirs, what)) {
+    // In the order of the group, as servers say it.
+    std::vector<wire::Opening> openings(ranks_);
+    std::vector<const wire::Opening*> known(ranks_);
+    for (std::size_t i = 0; i < ranks_; ++i) {
+      const std::uint32_t member = operation.group->ranks[i];
+      if (operation.calls[member].opened) {
+        openings[i] = operation.calls[member].same ? operation.opening : decoded(operation.calls[member].body);
+        known[i] = &openings[i];
+      }
+    }
+    fail(operation, Status::error(Code::mismatch, mismatch_text(known, operation.group->ranks, config_)));
+  } else {
+    return;
+  }
+  // Those that called before do not know yet.
+  if (operation.round == rounds_) {
+    ring_others();
+  }
+}
+
+void Room::Impl::proceed(Operation& operation) {
+  if (operation.opened < ranks_) {
+    return;
+  }
+  if (operation.state != Operation::State::gathering) {
+    return forget_if_done(Hash128(operation.key));
+  }
+  operation.state = Operation::State::complete;
+  // Whoever has called last sees that all have, and tells the others.
+  const bool last = operation.round == rounds_;
+  if (operation.opening.collective != Collective::all_reduce) {
+    operation.state = Operation::State::over;
+    desk_.open.fetch_sub(1);
+    ++ended_;
+    world_.hand_over(std::move(operation.submission));
+  } else if (all_inlined(operation)) {
+    reduce_small(operation);
+    end(operation, {});
+  } else if (is_first()) {
+    say(Kind::admit, operation.key, {});
+    return flow(operation);
+  }
+  if (last) {
+    ring_others();
+  }
+  forget_if_done(Hash128(operation.key));
+}
+
+bool Room::Impl::all_inlined(const Operation& operation) const {
+  return std::all_of(operation.calls.begin(), operation.calls.end(), [](const Call& call) { return call.has_data; });
+}
+
+void Room::Impl::reduce_small(Operation& operation) {
+  const Submission& s = operation.submission;
+  if (s.input_bytes == 0) {
+    return;
+  }
+  std::vector<const std::byte*> sources;
+  sources.reserve(ranks_);
+  for (std::uint32_t rank : operation.group->ranks) {
+    sources.push_back(rank == rank_ ? s.input : operation.calls[rank].data.data());
+  }
+  reduce(s.output, sources, s.input_bytes / size_of(s.dtype), s.dtype, s.op, ranks_);
+}
+
+void Room::Impl::flow(Operation& operation) {
+  const Submission& s = operation.submission;
+  operation.state = Operation::State::flowing;
+  flowing_[s.handle] = operation.key;
+  flow_.admit({s.handle, s.input, s.output, s.input_bytes, s.dtype, s.op, operation.group->ranks});
+}
+
+void Room::Impl::flow_on() {
+  while (const std::optional<std::uint64_t> handle = flow_.take_finished()) {
+    const Hash128 key = flowing_.at(*handle);
+    flowing_.erase(*handle);
+    end(*find(key), {});
+    forget_if_done(key);
+  }
+}
+
+// --- The end ---
+
+void Room::Impl::fail(Operation& operation, Status why) {
+  if (operation.calls[rank_].opened && operation.state == Operation::State::gathering) {
+    end(operation, why);
+  }
+  operation.failure = std::move(why);
+}
+
+void Room::Impl::end(Operation& operation, const Status& status) {
+  operation.state = Operation::State::over;
+  if (operation.inlined) {
+    eager_ -= operation.opening.bytes;
+  }
+  desk_.open.fetch_sub(1);
+  ++ended_;
+  world_.finish(operation.submission.handle, status);
+}
+
+void Room::Impl::forget_if_done(const Hash128& key) {
+  const Operation& operation = *find(key);
+  bool all = operation.state == Operation::State::over;
+  for (std::uint32_t rank = 0; rank < ranks_ && all; ++rank) {
+    all = operation.calls[rank].opened || left_[rank];
+  }
+  if (all) {
+    operations_.erase(key);
+  }
+}
+
+Status Room::Impl::left_status(const std::string& name, std::uint32_t rank) const {
+  return Status::error(Code::peer_left,
+                       "'" + name + "' needs " + rank_text(rank, config_) + ", which has left the job normally",
+                       static_cast<std::int32_t>(rank));
+}
+
+void Room::Impl::fail_those_who_need(std::uint32_t rank) {
+  std::vector<Hash128> concerned;
+  for (const auto& [key, operation] : operations_) {
+    if (operation->calls[rank_].opened && !operation->calls[rank].opened) {
+      concerned.push_back(key);
+    }
+  }
+  for (const Hash128& key : concerned) {
+    Operation& operation = *find(key);
+    fail(operation, left_status(operation.opening.name, rank));
+    forget_if_done(key);
+  }
+}
+
+void Room::Impl::say(Kind kind, const Hash128& key, const Status& status) {
+  unsaid_.push_back(
+      {kind, key, kind == Kind::admit || kind == Kind::leave ? wire::Bytes() : wire::encode(wire::Failure{status})});
+  write_sayings();
+}
+
+void Room::Impl::end_all(const Status& why) {
+  if (!broken_.ok()) {
+    return;
+  }
+  broken_ = why;
+  for (auto& [key, operation] : operations_) {
+    if (operation->called && operation->state != Operation::State::over) {
+      end(*operation, why);
+    }
+  }
+  unwritten_.clear();
+}
+
+// For a reason that was found in here. What the network knows, all ranks hear from rank 0.
+void Room::Impl::give_up(const Status& why) {
+  if (broken_.ok()) {
+    end_all(why);
+    say(Kind::broken, {}, why);
+  }
+}
+
+void Room::Impl::say_goodbye_if_done() {
+  if (!leaving_ || said_goodbye_ || desk_.open.load() > 0 || !unwritten_.empty()) {
+    return;
+  }
+  said_goodbye_ = true;
+  say(Kind::leave, {}, {});
+  world_.empty();
+}
+
+Operation& Room::Impl::operation_of(const Hash128& key) {
+  std::unique_ptr<Operation>& place = operations_[key];
+  if (place == nullptr) {
+    place = std::make_unique<Operation>();
+    place->key = key;
+    place->calls.resize(ranks_);
+  }
+  return *place;
+}
+
+Operation* Room::Impl::find(const Hash128& key) {
+  const auto found = operations_.find(key);
+  return found == operations_.end() ? nullptr : found->second.get();
+}
+
+}  // namespace shoal::shm

@@ -1,0 +1,106 @@
+// What a room does about operations that do not move: whom they wait for is said in a warning after 10 s, then at
+// doubling intervals, and in the error when an operation's time is out. That an operation fails for everyone is the
+// first rank's decision, since it is the first rank that lets operations flow. If it does not answer, or if one that
+// flows does not move, nobody can say any more who has what: then all that is open fails.
+#include <algorithm>
+#include <utility>
+
+#include "drivers/shm/room_impl.h"
+#include "protocol/agreement.h"
+
+namespace shoal::shm {
+
+namespace {
+
+// For the first rank's answer.
+constexpr Time last_word = 2 * second;
+
+Time now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+
+std::string seconds_text(Time time) {
+  const auto tenths = static_cast<std::uint64_t>(time / (second / 10));
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
+}
+
+}  // namespace
+
+// What is behind others waits for its turn: their progress counts.
+Time Room::Impl::moved(const Operation& operation) const {
+  return operation.state == Operation::State::flowing ? std::max(operation.moved, flowed_) : operation.moved;
+}
+
+void Room::Impl::look_at_the_time() {
+  if (next_check_ == never || now() < next_check_) {
+    return;
+  }
+  const Time time = now();
+  next_check_ = never;
+  std::vector<Operation*> open;
+  for (const auto& [key, operation] : operations_) {
+    if (operation->called && operation->state != Operation::State::over) {
+      open.push_back(operation.get());
+    }
+  }
+  for (Operation* operation : open) {
+    check(*operation, time);
+    if (!broken_.ok()) {
+      return;
+    }
+  }
+}
+
+void Room::Impl::check(Operation& operation, Time time) {
+  const Time since = moved(operation);
+  const Time timeout = operation.submission.timeout;
+  if (since + timeout <= time) {
+    return time_out(operation, time);
+  }
+  if (since + operation.late_after <= time) {
+    operation.late_after *= 2;
+    world_.warn(describe(operation.opening) + " '" + operation.opening.name + "' " + stall_text(operation, time));
+  }
+  check_by(since + std::min(timeout, operation.late_after));
+}
+
+void Room::Impl::time_out(Operation& operation, Time time) {
+  Status why = Status::error(Code::timeout,
+                             "'" + operation.opening.name + "' " + stall_text(operation, time) +
+                                 "; see what is late there (py-spy dump), or raise SHOAL_TIMEOUT",
+                             static_cast<std::int32_t>(rank_));
+  if (operation.state == Operation::State::gathering && is_first()) {
+    say(Kind::fail, operation.key, why);
+    return fail(operation, std::move(why));
+  }
+  if (operation.state != Operation::State::flowing && !operation.asked) {
+    operation.asked = true;
+    say(Kind::ask, operation.key, why);
+    ring(memory_->desk(0), true);
+    operation.moved = time - operation.submission.timeout + last_word;  // looked at again then
+    return check_by(time + last_word);
+  }
+  give_up(why);
+}
+
+std::string Room::Impl::stall_text(const Operation& operation, Time time) const {
+  std::vector<std::uint32_t> missing;
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    if (!operation.calls[rank].opened) {
+      missing.push_back(rank);
+    }
+  }
+  std::string why = " has not called it";
+  if (missing.empty() && operation.state == Operation::State::flowing) {
+    why = " does not do its part";
+    missing = flow_.late();
+  } else if (missing.empty()) {
+    why = ", which decides on the order, does not answer";
+    missing = {0};
+  }
+  if (missing.size() > 1 && operation.state == Operation::State::gathering) {
+    why = " have not called it";
+  }
+  return "has not moved on " + rank_text(rank_, config_) + " for " + seconds_text(time - moved(operation)) + ": " +
+         ranks_text(missing, config_) + why;
+}
+
+}  // namespace shoal::shm

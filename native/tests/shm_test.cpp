@@ -1,0 +1,394 @@
+// The memory that ranks of a node share: ranks as threads over one mapping, so that ThreadSanitizer sees them, and as
+// processes that are killed.
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "drivers/shm/flow.h"
+#include "drivers/shm/mailbox.h"
+#include "drivers/shm/memory.h"
+#include "drivers/shm/room.h"
+#include "protocol/keys.h"
+#include "tests/check.h"
+
+namespace {
+
+using namespace shoal;
+using namespace shoal::shm;
+using std::chrono::milliseconds;
+
+Shape small_shape(std::uint32_t ranks) {
+  Shape shape;
+  shape.ranks = ranks;
+  shape.slots = 3;
+  shape.slot = 4096;
+  return shape;
+}
+
+JobConfig config_of(std::uint32_t ranks) {
+  JobConfig config;
+  config.hosts.assign(ranks, "here");
+  config.eager = 64 * 1024;
+  config.small = 16 * 1024;
+  config.open_limit = 1000;
+  return config;
+}
+
+// One rank: a room, and what became of its handles.
+class Rank final : public RoomWorld {
+ public:
+  Rank(std::shared_ptr<const Memory> memory, std::uint32_t rank)
+      : rank_(rank), room_(memory, config_of(memory->shape().ranks), rank, *this) {
+    std::vector<std::uint32_t> everyone(memory->shape().ranks);
+    for (std::uint32_t i = 0; i < everyone.size(); ++i) {
+      everyone[i] = i;
+    }
+    room_.add_group(0, world_group_id(memory->shape().ranks), everyone);
+    room_.start();
+  }
+  ~Rank() override { room_.close(); }
+
+  void sending(std::uint64_t) override {}
+  void finish(std::uint64_t handle, Status status) override {
+    const std::lock_guard lock(mutex_);
+    CHECK(!finished_.contains(handle));
+    finished_[handle] = std::move(status);
+  }
+  void hand_over(Submission submission) override { finish(submission.handle, Status::error(Code::ok, "handed over")); }
+  void warn(std::string) override {}
+  void empty() override { left = true; }
+
+  std::uint64_t submit(const std::string& name, std::vector<float>& values, Operator op = Operator::sum,
+                       Collective collective = Collective::all_reduce) {
+    Submission submission;
+    submission.handle = ++last_;
+    submission.collective = collective;
+    submission.name = name;
+    submission.op = op;
+    submission.dtype = DType::float32;
+    submission.shape = {static_cast<std::int64_t>(values.size())};
+    submission.input = submission.output = reinterpret_cast<std::byte*>(values.data());
+    submission.input_bytes = submission.output_bytes = values.size() * sizeof(float);
+    submission.timeout = timeout;
+    const std::uint64_t handle = submission.handle;
+    room_.submit(std::move(submission));
+    return handle;
+  }
+
+  bool done(std::uint64_t handle) {
+    const std::lock_guard lock(mutex_);
+    return finished_.contains(handle);
+  }
+  Status wait(std::uint64_t handle) {
+    room_.wait([&] { return done(handle); }, std::chrono::seconds(30));
+    return status(handle);
+  }
+  // Leaves the work to the attendant.
+  Status watch(std::uint64_t handle) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (!done(handle) && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    return status(handle);
+  }
+  Status status(std::uint64_t handle) {
+    const std::lock_guard lock(mutex_);
+    CHECK(finished_.contains(handle));
+    return finished_.at(handle);
+  }
+
+  Room& room() { return room_; }
+  std::uint32_t rank() const { return rank_; }
+
+  std::atomic<bool> left{false};
+  Time timeout = 60 * second;
+
+ private:
+  const std::uint32_t rank_;
+  std::mutex mutex_;
+  std::map<std::uint64_t, Status> finished_;
+  std::uint64_t last_ = 0;
+  Room room_;
+};
+
+template <class Work>
+void on_ranks(std::uint32_t ranks, const Shape& shape, Work work) {
+  const auto memory = std::make_shared<Memory>(shape);
+  std::vector<std::unique_ptr<Rank>> all;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    all.push_back(std::make_unique<Rank>(memory, rank));
+  }
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] { work(*all[rank]); });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+std::vector<float> values_of(std::uint32_t rank, std::size_t count, int round) {
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    values[i] = static_cast<float>((rank + 1) * (i % 97 + 1) + static_cast<std::size_t>(round));
+  }
+  return values;
+}
+
+void check_sum(const std::vector<float>& values, std::uint32_t ranks, int round) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    float sum = 0;
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      sum += values_of(rank, i + 1, round)[i];
+    }
+    CHECK_EQ(values[i], sum);
+    i += values.size() / 50;
+  }
+}
+
+TEST(records_come_in_order_and_whole_however_often_the_ring_turns) {
+  Shape shape = small_shape(2);
+  shape.mailbox = 8 * 1024;
+  const Memory memory(shape);
+  std::thread writer([&] {
+    MailboxWriter box(memory, 0);
+    for (std::size_t i = 0; i < 5000; ++i) {
+      const std::vector<std::byte> body(i % 700, static_cast<std::byte>(i));
+      const std::vector<std::byte> data(i * 7 % 1500, static_cast<std::byte>(i + 1));
+      while (!box.write({Kind::open, {}, body, data})) {
+        std::this_thread::yield();
+      }
+    }
+  });
+  MailboxReader reader(memory, 1, 0);
+  for (std::size_t i = 0; i < 5000; ++i) {
+    std::optional<Record> record;
+    while (!(record = reader.next())) {
+      std::this_thread::yield();
+    }
+    CHECK_EQ(record->body.size(), i % 700);
+    CHECK_EQ(record->data.size(), i * 7 % 1500);
+    CHECK(std::all_of(record->body.begin(), record->body.end(),
+                      [i](std::byte b) { return b == static_cast<std::byte>(i); }));
+    CHECK(std::all_of(record->data.begin(), record->data.end(),
+                      [i](std::byte b) { return b == static_cast<std::byte>(i + 1); }));
+    reader.done();
+  }
+  writer.join();
+}
+
+TEST(a_damaged_record_is_refused) {
+  const Memory memory(small_shape(2));
+  MailboxWriter writer(memory, 0);
+  CHECK(writer.write({Kind::leave, {}, {}, {}}));
+  std::memset(memory.mailbox(0), 0xff, 8);
+  MailboxReader reader(memory, 1, 0);
+  bool refused = false;
+  try {
+    static_cast<void>(reader.next());
+  } catch (const std::runtime_error&) {
+    refused = true;
+  }
+  CHECK(refused);
+}
+
+TEST(memory_of_another_size_is_refused) {
+  const Memory memory(small_shape(2));
+  bool refused = false;
+  try {
+    const Memory other(tcp::Descriptor(::dup(memory.descriptor())), small_shape(3));
+  } catch (const std::invalid_argument&) {
+    refused = true;
+  }
+  CHECK(refused);
+}
+
+TEST(sums_are_right_at_every_size_with_waiting_ranks) {
+  for (std::uint32_t ranks : {2U, 3U, 5U}) {
+    on_ranks(ranks, small_shape(ranks), [&](Rank& rank) {
+      int round = 0;
+      for (std::size_t count : {1U, 15U, 16U, 17U, 4096U, 4097U, 5000U, 20'000U, 100'001U}) {
+        std::vector<float> values = values_of(rank.rank(), count, ++round);
+        CHECK(rank.wait(rank.submit("", values)).ok());
+        check_sum(values, ranks, round);
+      }
+    });
+  }
+}
+
+TEST(operations_of_any_order_are_matched_by_name_and_carried_out_by_attendants) {
+  constexpr std::uint32_t ranks = 3;
+  on_ranks(ranks, small_shape(ranks), [&](Rank& rank) {
+    std::vector<std::vector<float>> values;
+    std::vector<int> order;
+    for (int i = 0; i < 40; ++i) {
+      values.push_back(values_of(rank.rank(), i % 3 == 0 ? 10U : 3000U * static_cast<std::size_t>(i), i));
+      order.push_back(i);
+    }
+    std::shuffle(order.begin(), order.end(), std::mt19937(rank.rank()));
+    std::vector<std::uint64_t> handles(40);
+    for (int i : order) {
+      handles[static_cast<std::size_t>(i)] = rank.submit("t" + std::to_string(i), values[static_cast<std::size_t>(i)]);
+    }
+    for (std::size_t i = 0; i < 40; ++i) {
+      CHECK(rank.watch(handles[i]).ok());
+      check_sum(values[i], ranks, static_cast<int>(i));
+    }
+  });
+}
+
+TEST(other_collectives_are_handed_over_when_all_have_called_them) {
+  on_ranks(3, small_shape(3), [](Rank& rank) {
+    std::vector<float> values(10);
+    CHECK_EQ(rank.wait(rank.submit("b", values, Operator::none, Collective::all_gather)).message, "handed over");
+  });
+}
+
+TEST(those_that_disagree_are_told_and_go_on) {
+  on_ranks(3, small_shape(3), [](Rank& rank) {
+    std::vector<float> values(rank.rank() == 1 ? 20'001 : 20'000);
+    const Status status = rank.wait(rank.submit("w", values));
+    CHECK(status.code == Code::mismatch);
+    CHECK(status.message.find("rank 1 (here)") != std::string::npos);
+    const Status other = rank.wait(rank.submit("w", values, rank.rank() == 2 ? Operator::max : Operator::sum));
+    CHECK(other.code == Code::mismatch);
+    std::vector<float> next(9000, 1);
+    CHECK(rank.wait(rank.submit("w", next)).ok());
+    CHECK_EQ(next[8999], 3.0F);
+  });
+}
+
+TEST(an_operation_that_a_rank_never_calls_fails_for_all_by_the_first_ones_word) {
+  for (std::uint32_t late : {0U, 2U}) {
+    on_ranks(3, small_shape(3), [&](Rank& rank) {
+      std::vector<float> values(10);
+      if (rank.rank() == late) {
+        std::this_thread::sleep_for(milliseconds(1500));
+      } else {
+        rank.timeout = second / 2;
+      }
+      const Status status = rank.wait(rank.submit("late", values));
+      CHECK(status.code == Code::timeout);
+      CHECK(status.message.find("rank " + std::to_string(late)) != std::string::npos);
+      rank.timeout = 60 * second;
+      std::vector<float> next(10, 1);
+      CHECK(rank.wait(rank.submit("next", next)).ok());
+    });
+  }
+}
+
+TEST(an_operation_that_needs_who_has_left_fails_and_says_so) {
+  on_ranks(3, small_shape(3), [](Rank& rank) {
+    std::vector<float> values(8000, 1);
+    CHECK(rank.wait(rank.submit("together", values)).ok());
+    if (rank.rank() == 1) {
+      rank.room().leave();
+      CHECK(rank.left);
+      return;
+    }
+    const Status status = rank.wait(rank.submit("without", values));
+    CHECK(status.code == Code::peer_left);
+    CHECK_EQ(status.rank, 1);
+  });
+}
+
+TEST(goodbye_waits_for_what_is_open) {
+  on_ranks(2, small_shape(2), [](Rank& rank) {
+    std::vector<float> values(50'000, 1);
+    if (rank.rank() == 1) {
+      std::this_thread::sleep_for(milliseconds(50));
+    }
+    const std::uint64_t handle = rank.submit("last", values);
+    rank.room().leave();
+    CHECK(rank.watch(handle).ok());
+  });
+}
+
+TEST(what_fails_from_outside_ends_all_that_is_open_and_all_that_comes) {
+  on_ranks(2, small_shape(2), [](Rank& rank) {
+    std::vector<float> values(50'000, 1);
+    if (rank.rank() == 1) {
+      return;
+    }
+    const std::uint64_t handle = rank.submit("alone", values);
+    std::thread losing([&] {
+      std::this_thread::sleep_for(milliseconds(50));
+      rank.room().fail_all(Status::error(Code::peer_lost, "rank 1 is gone", 1));
+    });
+    CHECK(rank.wait(handle).code == Code::peer_lost);
+    losing.join();
+    CHECK(rank.wait(rank.submit("later", values)).code == Code::peer_lost);
+  });
+}
+
+// In a process of its own: all-reduces until it is killed.
+[[noreturn]] void work_until_killed(const std::shared_ptr<const Memory>& memory, std::uint32_t own, std::size_t count) {
+  Rank rank(memory, own);
+  std::vector<float> values(count, 1);
+  for (;;) {
+    static_cast<void>(rank.wait(rank.submit("", values)));
+  }
+}
+
+TEST(a_process_that_is_killed_leaves_nothing_locked) {
+  const std::uint64_t seed = std::random_device{}();
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  std::mt19937_64 chance(seed);
+  for (int round = 0; round < 20; ++round) {
+    // Children made by fork() do not have the memory, so each maps it anew.
+    const auto memory = std::make_shared<Memory>(small_shape(3));
+    const int descriptor = ::dup(memory->descriptor());
+    const std::size_t count = round % 2 == 0 ? 1000 : 100'000;
+    std::vector<pid_t> children;
+    for (std::uint32_t rank : {1U, 2U}) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        work_until_killed(std::make_shared<Memory>(tcp::Descriptor(descriptor), small_shape(3)), rank, count);
+      }
+      children.push_back(child);
+    }
+    ::close(descriptor);
+    {
+      Rank rank(memory, 0);
+      std::atomic<bool> over{false};
+      std::thread killer([&, wait = milliseconds(5 + chance() % 40)] {
+        std::this_thread::sleep_for(wait);
+        ::kill(children[chance() % 2], SIGKILL);
+        std::this_thread::sleep_for(milliseconds(20));
+        rank.room().fail_all(Status::error(Code::peer_lost, "killed", 1));
+        over = true;
+      });
+      Status status;
+      std::vector<float> values(count, 1);
+      while (status.ok()) {
+        std::fill(values.begin(), values.end(), 1.0F);
+        status = rank.wait(rank.submit("", values));
+        CHECK(!status.ok() || (values.front() >= 1.0F && values.back() >= 1.0F));
+      }
+      CHECK(status.code == Code::peer_lost);
+      killer.join();
+      CHECK(over);
+    }
+    for (pid_t child : children) {
+      ::kill(child, SIGKILL);
+      ::waitpid(child, nullptr, 0);
+    }
+  }
+}
+
+}  // namespace
+
+RUN_TESTS()
