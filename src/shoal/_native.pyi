@@ -188,6 +188,7 @@ class Engine:
 
     def server_unreachable(self, server: int, attempt: int) -> None:
         """After the event "connect_server": it cannot be reached, or not on all lanes."""
+
     def share_memory(self, memory: SharedMemory) -> None:
         """Before ``start``: all ranks of the job are on this machine and share this memory, for all-reduces."""
 

@@ -100,7 +100,15 @@ def test_a_lab_that_cannot_be_is_refused(text: str) -> None:
         LabShape.parse(text)
 
 
-@pytest.mark.parametrize("text", ["n=1", "servers=2", "n=2,rate=1mbit", "n=two"])
+@pytest.mark.parametrize(
+    "text", ["n=1", "servers=2", "n=2,rate=1mbit", "n=two", "n=4,nodes=2", "n=4,nodes=1,servers=1"]
+)
 def test_a_place_on_loopback_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError):
         LocalPlace.parse(text)
+
+
+def test_ranks_on_loopback_may_be_one_node() -> None:
+    assert LocalPlace.parse("n=4,nodes=1").one_machine
+    assert not LocalPlace.parse("n=4,nodes=4").one_machine
+    assert not LocalPlace.parse("n=4,servers=2").one_machine

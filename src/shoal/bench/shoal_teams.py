@@ -41,8 +41,8 @@ class ShoalTeams:
             own = environment | {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(place.nodes),
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
+                "LOCAL_RANK": str(rank if place.one_machine else 0),
+                "LOCAL_WORLD_SIZE": str(place.nodes if place.one_machine else 1),
                 "SHOAL_RENDEZVOUS": meeting,
             }
             if servers:

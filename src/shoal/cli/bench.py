@@ -24,7 +24,9 @@ def bench() -> None:
     help="In a lab on this machine (root): nodes=8,servers=8,rate=400mbit and, if wanted, queue=256kb, burst=128kb, "
     "cc=reno, slow_start_after_idle=off, slow=HOST:RATE+HOST:RATE.",
 )
-@click.option("--local", metavar="SHAPE", help="On this machine's loopback: n=4,servers=2.")
+@click.option(
+    "--local", metavar="SHAPE", help="On this machine: n=4,servers=2, each rank a node; n=4,nodes=1, all one node."
+)
 @click.option("--sizes", metavar="LIST", help="Bytes of float32 per rank, as 4KiB,25MB.  [default: 1KiB to 100MB]")
 @click.option("--min-size", metavar="SIZE", help="Leaves out smaller sizes.")
 @click.option("--max-size", metavar="SIZE", help="Leaves out larger sizes.")

@@ -99,6 +99,7 @@ class LabPlace:
     def __init__(self, shape: LabShape) -> None:
         """Raises ConfigurationError where a lab cannot be made: not root, no iproute2, a kernel without shapers."""
         self.nodes = shape.nodes
+        self.one_machine = False
         self.servers = shape.servers
         self._shape = shape
         slow = {host: replace(shape.link, rate=rate) for host, rate in shape.slow.items()}

@@ -1,4 +1,4 @@
-"""This machine's loopback: every rank counts as a node, nothing is shaped, no root is needed."""
+"""This machine: every rank counts as a node, or all are on one; nothing is shaped, no root is needed."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -38,25 +38,35 @@ class LocalPlace:
 
     name = "loopback"
 
-    def __init__(self, nodes: int, servers: int = 0) -> None:
+    def __init__(self, nodes: int, servers: int = 0, *, one_machine: bool = False) -> None:
         if nodes < 2 or servers < 0:
             raise ConfigurationError(f"{nodes} ranks and {servers} servers: take 2 ranks or more")
+        if one_machine and servers:
+            raise ConfigurationError(
+                "where all ranks are one node there is nothing for a server to do: leave out servers="
+            )
         self.nodes = nodes
         self.servers = servers
+        self.one_machine = one_machine
         self._guard = Guard()
         self._processes: list[LocalProcess] = []
 
     @staticmethod
     def parse(text: str) -> "LocalPlace":
-        """``n=4,servers=2``. Raises ConfigurationError."""
+        """``n=4,servers=2`` or ``n=4,nodes=1``. Raises ConfigurationError."""
         pairs = parse_pairs(text)
         try:
-            nodes, servers = int(pairs.pop("n")), int(pairs.pop("servers", "0"))
+            ranks, servers = int(pairs.pop("n")), int(pairs.pop("servers", "0"))
+            nodes = int(pairs.pop("nodes", str(ranks)))
         except (KeyError, ValueError):
             raise ConfigurationError(f"--local {text!r} is not of the form n=4,servers=2") from None
         if pairs:
-            raise ConfigurationError(f"--local {text!r}: {next(iter(pairs))!r} is neither n nor servers")
-        return LocalPlace(nodes, servers)
+            raise ConfigurationError(f"--local {text!r}: {next(iter(pairs))!r} is neither n nor nodes nor servers")
+        if nodes not in (1, ranks):
+            raise ConfigurationError(
+                f"--local {text!r}: all ranks are one node, or each is one: take nodes=1 or nodes={ranks}"
+            )
+        return LocalPlace(ranks, servers, one_machine=nodes == 1 and ranks > 1)
 
     @property
     def pids(self) -> list[int]:
@@ -91,6 +101,8 @@ class LocalPlace:
         return Network(rate, shaped=False, node_factors=(1.0,) * self.nodes, server_factors=(1.0,) * self.servers)
 
     def facts(self) -> dict[str, str]:
+        if self.one_machine:
+            return {"place": f"one machine, {self.nodes} ranks as one node"}
         return {"place": f"loopback of one machine, {self.nodes} ranks as nodes, {self.servers} dedicated servers"}
 
     def close(self) -> None:

@@ -23,11 +23,15 @@ class Running(Protocol):
 
 
 class Place(Protocol):
-    """``nodes`` hosts with a rank of each contestant, ``servers`` hosts with a dedicated server each."""
+    """``nodes`` hosts with a rank of each contestant, ``servers`` hosts with a dedicated server each.
+
+    ``one_machine``: Shoal's ranks are told that they are on one, so that they share memory.
+    """
 
     name: str
     nodes: int
     servers: int
+    one_machine: bool
 
     def address(self, host: int) -> str:
         """Of one of the hosts, as the others reach it."""
