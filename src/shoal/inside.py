@@ -28,7 +28,7 @@ MOST_RANKS = 64
 # Callers that wait to be let in: all other ranks, and strangers.
 _BACKLOG = 2 * MOST_RANKS
 
-_CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS = struct.Struct("iII")
 
 
 def is_wanted(settings: Settings) -> bool:
@@ -114,7 +114,7 @@ async def _receive(link: socket.socket, settings: Settings, secret: bytes, door:
         await readable.wait()
     finally:
         loop.remove_reader(link)
-    _, descriptors, _, _ = socket.recv_fds(link, 1, 1)
+    _, descriptors, _, _ = socket.recv_fds(link, 1, 1, socket.MSG_CMSG_CLOEXEC)
     if not descriptors:
         raise OSError("rank 0 has no memory to share")
     return descriptors[0]

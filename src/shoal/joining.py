@@ -304,6 +304,10 @@ class _Node:
             return await inside.receive(self._settings, secret, door, welcome.incarnation, self._patience)
         except OSError as error:
             _say_without_memory(self._rank, error)
+            if self._giver is not None:
+                # The others must not wait for what does not come.
+                await self._giver.close()
+                self._giver = None
             return None
 
     # --- The control link ---

@@ -19,10 +19,8 @@ enum class Kind : std::uint32_t {
   open = 1,            // the rank has called an operation; the body is an opening of docs/protocol.md, section 6
   open_with_data = 2,  // and here is its whole contribution
   admit = 3,           // from the first rank: a large operation that all have opened is the next to flow
-  fail = 4,            // from the first rank: an operation has failed; the body is a status
-  ask = 5,             // to the first rank: please fail it
-  leave = 6,           // the rank calls nothing more
-  broken = 7,          // the rank can do nothing more in here; the body is a status
+  leave = 4,           // the rank calls nothing more
+  broken = 5,          // the rank can do nothing more in here; the body is a status
 };
 
 using ConstBytes = std::span<const std::byte>;

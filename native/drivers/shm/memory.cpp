@@ -35,7 +35,11 @@ tcp::Descriptor make(std::size_t bytes) {
   if (!made) {
     fail("no shared memory can be made");
   }
-  if (const int code = ::posix_fallocate(made.number(), 0, static_cast<off_t>(bytes)); code != 0) {
+  int code = EINTR;
+  while (code == EINTR) {
+    code = ::posix_fallocate(made.number(), 0, static_cast<off_t>(bytes));
+  }
+  if (code != 0) {
     fail(("there are no " + std::to_string(bytes) + " bytes of shared memory").c_str(), code);
   }
   ::fcntl(made.number(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);

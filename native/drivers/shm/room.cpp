@@ -79,11 +79,11 @@ bool Room::Impl::serves(std::uint32_t group) const {
   return groups_.contains(group);
 }
 
-template <class Works>
-void Room::Impl::run(Works may_work) {
+template <class Works, class Enough>
+void Room::Impl::run(Works may_work, Enough enough) {
   const DefaultEnvironment environment;
   bool more = true;
-  while (more || submissions_.load() > 0) {
+  do {
     const bool works = may_work();
     // Who cannot have it leaves the work to whoever has: that thread looks again when it is done. Who waits, waits.
     std::unique_lock lock(mutex_, std::defer_lock);
@@ -113,7 +113,7 @@ void Room::Impl::run(Works may_work) {
     if (ended_ > 0 && desk_.asleep.load() > 0) {
       ring(desk_);
     }
-  }
+  } while ((more || submissions_.load() > 0) && !enough());
 }
 
 void Room::Impl::submit(Submission submission) {
@@ -122,7 +122,7 @@ void Room::Impl::submit(Submission submission) {
     submitted_.push_back(std::move(submission));
     submissions_.fetch_add(1);
   }
-  run([] { return false; });
+  run([] { return false; }, [] { return false; });
   // What is left to do is for whoever waits next, or for the attendant.
   if (desk_.waiting.load() == 0 && can_work_.load()) {
     ring(desk_);
@@ -135,7 +135,7 @@ void Room::Impl::wait(const std::function<bool()>& done, nanoseconds longest) {
   std::uint32_t seen = 0;
   for (;;) {
     seen = desk_.bell.load();
-    run([] { return true; });
+    run([] { return true; }, [&] { return done() || now() >= deadline; });
     if (done()) {
       break;
     }
@@ -159,7 +159,7 @@ void Room::Impl::attend() {
   while (!closing_.load()) {
     const std::uint32_t seen = desk_.bell.load();
     // Two threads at once would only be in each other's way.
-    run([this] { return desk_.waiting.load() == 0; });
+    run([this] { return desk_.waiting.load() == 0; }, [] { return false; });
     const Time left = std::min<Time>(wake_at_.load() - now(), longest_sleep.count());
     desk_.attendant_asleep.store(1);
     if (!closing_.load()) {
@@ -173,6 +173,7 @@ void Room::Impl::attend() {
 bool Room::Impl::round(bool works) {
   ++rounds_;
   take_submissions();
+  read_all();  // first, since others may have ended what is called here now
   write_calls();
   read_all();
   bool worked = false;
@@ -201,7 +202,11 @@ void Room::Impl::fail_all(const Status& why) {
       return;
     }
     // What was lost may have done its part before.
-    while (round(true)) {
+    try {
+      while (round(true)) {
+      }
+    } catch (const std::exception&) {
+      // Whatever is wrong with the memory: all that is open ends for the first reason.
     }
     end_all(why);
   }
@@ -213,7 +218,7 @@ void Room::Impl::leave() {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
   }
-  run([] { return false; });
+  run([] { return false; }, [] { return false; });
   ring(desk_, true);  // if another thread was at work
 }
 

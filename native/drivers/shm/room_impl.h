@@ -52,7 +52,6 @@ struct Operation {
 
   bool called = false;      // by this rank
   std::uint64_t round = 0;  // in which this rank's call was written
-  bool asked = false;       // the first rank was asked to fail it
   const Group* group = nullptr;
   Submission submission;
   wire::Opening opening;
@@ -86,9 +85,10 @@ class Room::Impl {
 
   // Threads (room.cpp).
   void attend();
-  // Rounds, until there is nothing more to do. `may_work`: also steps of operations that flow.
-  template <class Works>
-  void run(Works may_work);
+  // Rounds, at least one, until there is nothing more to do, or `enough`. `may_work`: also steps of operations that
+  // flow.
+  template <class Works, class Enough>
+  void run(Works may_work, Enough enough);
   bool round(bool works);
   void ring_others();
 
@@ -124,7 +124,7 @@ class Room::Impl {
   // Time (room_stalls.cpp).
   void look_at_the_time();
   void check(Operation& operation, Time time);
-  void time_out(Operation& operation, Time time);
+  void time_out(const Operation& operation, Time time);
   std::string stall_text(const Operation& operation, Time time) const;
   Time moved(const Operation& operation) const;
   void check_by(Time when) { next_check_ = std::min(next_check_, when); }

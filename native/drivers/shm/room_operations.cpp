@@ -158,7 +158,7 @@ void Room::Impl::write_calls() {
   }
 }
 
-// Others may fail it before they know of the call, so that it is written in any case: they wait for it.
+// One that has ended here is written in any case: others wait for it.
 bool Room::Impl::write_call(Operation& operation) {
   const wire::Opening& opening = operation.opening;
   const bool small = opening.collective == Collective::all_reduce && opening.bytes <= inline_bytes_;
@@ -203,6 +203,9 @@ void Room::Impl::read_all() {
 }
 
 void Room::Impl::read(std::uint32_t rank, const Record& record) {
+  if (!broken_.ok()) {
+    return;  // it may be about what has ended here, and has been forgotten
+  }
   switch (record.kind) {
     case Kind::open:
     case Kind::open_with_data:
@@ -212,18 +215,6 @@ void Room::Impl::read(std::uint32_t rank, const Record& record) {
         return flow(*operation);
       }
       throw std::runtime_error("an operation flows that was not called");
-    case Kind::fail:
-      fail(operation_of(record.key), decoded_status(record.body));
-      return forget_if_done(record.key);
-    case Kind::ask: {
-      Operation& operation = operation_of(record.key);
-      if (is_first() && operation.state == Operation::State::gathering && operation.opened < ranks_) {
-        const Status why = decoded_status(record.body);
-        say(Kind::fail, record.key, why);
-        fail(operation, why);
-      }
-      return;
-    }
     case Kind::leave:
       left_[rank] = true;
       return fail_those_who_need(rank);
@@ -435,7 +426,8 @@ void Room::Impl::end_all(const Status& why) {
   unwritten_.clear();
 }
 
-// For a reason that was found in here. What the network knows, all ranks hear from rank 0.
+// For a reason that was found in here: other ranks hear it from this one. What the network knows, they hear from rank
+// 0.
 void Room::Impl::give_up(const Status& why) {
   if (broken_.ok()) {
     end_all(why);

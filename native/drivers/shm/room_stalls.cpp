@@ -1,9 +1,8 @@
 // What a room does about operations that do not move: whom they wait for is said in a warning after 10 s, then at
-// doubling intervals, and in the error when an operation's time is out. That an operation fails for everyone is the
-// first rank's decision, since it is the first rank that lets operations flow. If it does not answer, or if one that
-// flows does not move, nobody can say any more who has what: then all that is open fails.
+// doubling intervals, and in the error when an operation's time is out. Then all that is open fails on every rank, and
+// all that is called later: one that called it at that moment may have seen all openings, and nobody can say any more
+// who has what. A wrong number would be worse.
 #include <algorithm>
-#include <utility>
 
 #include "drivers/shm/room_impl.h"
 #include "protocol/agreement.h"
@@ -11,9 +10,6 @@
 namespace shoal::shm {
 
 namespace {
-
-// For the first rank's answer.
-constexpr Time last_word = 2 * second;
 
 Time now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
@@ -62,22 +58,11 @@ void Room::Impl::check(Operation& operation, Time time) {
   check_by(since + std::min(timeout, operation.late_after));
 }
 
-void Room::Impl::time_out(Operation& operation, Time time) {
-  Status why = Status::error(Code::timeout,
-                             "'" + operation.opening.name + "' " + stall_text(operation, time) +
-                                 "; see what is late there (py-spy dump), or raise SHOAL_TIMEOUT",
-                             static_cast<std::int32_t>(rank_));
-  if (operation.state == Operation::State::gathering && is_first()) {
-    say(Kind::fail, operation.key, why);
-    return fail(operation, std::move(why));
-  }
-  if (operation.state != Operation::State::flowing && !operation.asked) {
-    operation.asked = true;
-    say(Kind::ask, operation.key, why);
-    ring(memory_->desk(0), true);
-    operation.moved = time - operation.submission.timeout + last_word;  // looked at again then
-    return check_by(time + last_word);
-  }
+void Room::Impl::time_out(const Operation& operation, Time time) {
+  const Status why = Status::error(Code::timeout,
+                                   "'" + operation.opening.name + "' " + stall_text(operation, time) +
+                                       "; see what is late there (py-spy dump), or raise SHOAL_TIMEOUT",
+                                   static_cast<std::int32_t>(rank_));
   give_up(why);
 }
 

@@ -272,7 +272,12 @@ void Engine::Impl::start() {
   connect_to_itself();
   loop_.after_round = [this] { after_round(); };
   loop_.on_failure = [this](const std::string& why) {
-    finish_all(Status::error(Code::aborted, "Shoal's thread on rank " + std::to_string(rank_) + " failed: " + why));
+    const Status failed =
+        Status::error(Code::aborted, "Shoal's thread on rank " + std::to_string(rank_) + " failed: " + why);
+    if (inside_ != nullptr) {
+      inside_->room().fail_all(failed);
+    }
+    finish_all(failed);
     tell({"ended", -1, ""});
   };
   loop_.start();
