@@ -357,7 +357,7 @@ Status Node::Impl::receive_have(const LinkState& link) {
   }
   for (std::uint64_t number : numbers) {
     Operation* operation = find_any(number);
-    if (operation == nullptr || operation->failed_here) {
+    if (operation == nullptr || (operation->failed_here && !operation->finished)) {
       continue;
     }
     const bool takes_part = std::any_of(operation->parts.begin(), operation->parts.end(),

@@ -101,6 +101,42 @@ TEST(an_answer_to_what_was_not_written_yet_leaves_no_frame_that_borrows_the_arra
   }
 }
 
+TEST(what_failed_before_it_was_sent_is_forgotten_when_all_have_heard) {
+  constexpr LinkId coordinator_link = 3;
+  const JobConfig config{{"a", "b"}, {"s", "t"}, {-1, -1}, {1, 1}, 4096, 8192, 0, 1024, 10};
+  World world;
+  BufferPool pool{0};
+  Node node{config, 0, world, pool};
+  for (std::uint32_t server : {0, 1}) {
+    node.attach_server(server_link + server, server);
+  }
+  node.attach_coordinator(coordinator_link);
+  const auto arrives = [&node](LinkId link, wire::Header header, const Bytes& payload) {
+    header.length = static_cast<std::uint32_t>(payload.size());
+    const Placement placement = node.on_header(link, header);
+    std::copy(payload.begin(), payload.end(), placement.memory);
+    return node.on_payload(link);
+  };
+  Submission submission;
+  submission.handle = 7;
+  submission.collective = Collective::all_reduce;
+  submission.name = "x";
+  submission.failure = "no such array";
+  submission.timeout = second;
+  node.submit(std::move(submission));
+  CHECK(world.finished.contains(7));
+  const LinkId home = world.queue.back().link;
+  const wire::Failure failure{Status::error(Code::failed_on_rank, "no such array", 0)};
+  CHECK(arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
+  CHECK(arrives(home, {.type = Type::have}, wire::encode_numbers({1})).ok());
+  std::vector<std::uint32_t> weights{1, 1};
+  weights[home - server_link] = 0;
+  CHECK(arrives(coordinator_link, {.type = Type::epoch, .epoch = 1}, wire::encode(wire::Epoch{weights, "lost"})).ok());
+  CHECK(std::none_of(world.queue.begin(), world.queue.end(), [](const World::Queued& frame) {
+    return frame.header.type == Type::open && frame.header.epoch == 1;
+  }));
+}
+
 // Found by the simulated network: an all-gather failed while blocks were on their way, then its home was lost.
 TEST(blocks_of_an_exchange_that_has_ended_may_come_after_the_loss_of_its_home) {
   constexpr LinkId coordinator_link = 3;

@@ -104,6 +104,7 @@ class Session:
         self._patience = patience
         self._links = link_thread
         self._inert = False
+        self._refusals: set[tuple[ServerPlace, str]] = set()
         self._closing = False
         self._handed_over = False
         self._ended = threading.Event()
@@ -282,8 +283,7 @@ class Session:
             for lane in range(self.lanes):
                 found.append(await self._call_server(first + lane, lane, attempt))
         except (OSError, HandshakeRefused, ShoalError) as error:
-            reason = links.why(error) if isinstance(error, OSError) else str(error)
-            _log.info("%s: no server at %s yet: %s", rank_name(self.rank, self.hosts), self._place(first), reason)
+            self._say_not_back(self._place(first), error)
             for link in found:
                 link.close()
             self._engine.server_unreachable(first, attempt)
@@ -291,6 +291,17 @@ class Session:
         with contextlib.suppress(RuntimeError):  # the engine is closed at this moment
             for lane, link in enumerate(found):
                 self._engine.attach_returned(first + lane, attempt, hand_over(link))
+
+    def _say_not_back(self, place: ServerPlace, error: Exception) -> None:
+        """Nobody may be there for long. A server that refuses is something that somebody has to mend: said once."""
+        if isinstance(error, OSError):
+            level, reason = logging.INFO, links.why(error)
+        else:
+            level, reason = logging.WARNING, str(error)
+            if (place, reason) in self._refusals:
+                return
+            self._refusals.add((place, reason))
+        _log.log(level, "%s cannot use the server at %s again yet: %s", rank_name(self.rank, self.hosts), place, reason)
 
     def _place(self, index: int) -> ServerPlace:
         return self._joined.welcome.servers[index // self.lanes]

@@ -148,6 +148,22 @@ def test_a_server_that_is_started_again_is_used_again(servers: int) -> None:
         )
 
 
+def test_a_server_that_is_back_with_another_secret_is_refused_and_that_is_said_once() -> None:
+    with Cluster(RANKS, servers=1) as cluster:
+        job = cluster.start(until_told, str(cluster.folder))
+        wait_for_step(job, 3)
+        cluster.servers[0].process.signal(signal.SIGKILL)
+        wait_until(job, lambda: "is lost" in job.stderr(0))
+        cluster.restart_server(0, {"SHOAL_SECRET": "another one for this server"})
+        wait_until(job, lambda: "again yet" in job.stderr(0))
+        time.sleep(3)  # for an attempt or two
+        (cluster.folder / "stop").touch()
+        assert len(set(job.results(SECONDS))) == 1
+        said = [line for line in job.stderr(0).splitlines() if "again yet" in line]
+        assert len(said) == 1
+        assert "secret" in said[0], said
+
+
 def test_without_co_located_servers_the_loss_of_the_last_one_ends_the_job() -> None:
     with Cluster(RANKS, servers=1, environment={"SHOAL_COLOCATED": "never"}) as cluster:
         job = cluster.start(every_operation)

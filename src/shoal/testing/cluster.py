@@ -202,11 +202,11 @@ class Cluster:
         """Gone when the cluster is closed."""
         return Path(self._folder.name)
 
-    def restart_server(self, index: int) -> None:
-        """Starts a server that has ended once more, at the same address."""
+    def restart_server(self, index: int, environment: Mapping[str, str | None] | None = None) -> None:
+        """Starts a server that has ended once more, at the same address, with changes to its environment."""
         self.servers[index].process.finish()
         port = int(self.addresses[index].rpartition(":")[2])
-        self.servers[index] = self._start_server(index, port)
+        self.servers[index] = self._start_server(index, port, environment)
         self.servers[index].wait_ready()
 
     def server_output(self, index: int) -> str:
@@ -235,9 +235,12 @@ class Cluster:
     ) -> None:
         self.close()
 
-    def _start_server(self, index: int, port: int = 0) -> ServerProcess:
+    def _start_server(
+        self, index: int, port: int = 0, environment: Mapping[str, str | None] | None = None
+    ) -> ServerProcess:
         with (Path(self._folder.name) / f"server.{index}").open("ab") as output:
-            return start_server(index, self._environment, self._guard, output, output, port)
+            changed = _changed(self._environment, environment or {})
+            return start_server(index, changed, self._guard, output, output, port)
 
     def _start(
         self,
