@@ -36,7 +36,7 @@ demo: .venv/.installed  ## trains a small network with 4 ranks on 4 nodes and 2 
 test: .venv/.installed native-test  ## everything that is quick: native tests, then Python's
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: test slow-test sim sanitize fuzz wheel-test  ## everything
+test-all: test sim sanitize fuzz wheel-test slow-test  ## everything
 
 slow-test: .venv/.installed  ## the Python tests that take more than a few seconds
 	$(BIN)/python -m pytest -m slow
