@@ -507,10 +507,16 @@ void Engine::Impl::end(milliseconds longest_farewell) {
   if (left_) {
     wait_until_delivered(longest_farewell);
   }
+  loop_.stop();
+  // What ended the job may have been told to the program before it was told to what is open.
+  const Status loss = node_->loss_of(0);
+  const Status why = loss.ok() ? closed_status() : loss;
   if (inside_ != nullptr) {
+    if (!loss.ok()) {
+      inside_->room().fail_all(loss);
+    }
     inside_->room().close();
   }
-  loop_.stop();
   loop_.remove(*node_);
   for (auto& [index, server] : servers_) {
     loop_.remove(server->machine);
@@ -518,7 +524,7 @@ void Engine::Impl::end(milliseconds longest_farewell) {
   if (coordinator_ != nullptr) {
     loop_.remove(*coordinator_);
   }
-  finish_all(closed_status());
+  finish_all(why);
 }
 
 std::map<std::string, std::uint64_t> Engine::Impl::statistics() const {
