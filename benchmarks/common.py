@@ -15,8 +15,8 @@ from typing import Any, TextIO
 
 import click
 
-from shoal.bench import LabPlace, LabShape, Plan, Progress, Report, Variant, notes, print_table, run
-from shoal.bench.sizes import show_bytes
+from shoal.bench import LabPlace, LabShape, Plan, Progress, Report, Variant, notes, print_table, run, shown_name
+from shoal.bench.sizes import show_bytes, show_seconds
 from shoal.bench.watch import foreign_load
 from shoal.errors import ShoalError
 
@@ -72,6 +72,18 @@ def grid(credits: Sequence[int], segments: Sequence[int]) -> dict[str, Variant]:
 def verdict(target: str, reached: bool) -> str:
     """The line about one target."""
     return f"target: {target}: {'reached' if reached else 'NOT reached'}"
+
+
+def beside_rivals(report: Report) -> list[list[str]]:
+    """Rows for ``lined_up``: for each size our time, and each rival's with how many times as fast we are."""
+    rivals = [name for name in report.contestants if name != "shoal"]
+    rows = [["size", "Shoal", *(word for name in rivals for word in (shown_name(name), "Shoal is"))]]
+    for size in report.sizes:
+        cells = [show_bytes(size), show_seconds(report.result("shoal", size).seconds)]
+        for name in rivals:
+            cells += [show_seconds(report.result(name, size).seconds), f"{report.speedup(name, size):.2f} ×"]
+        rows.append(cells)
+    return rows
 
 
 def lined_up(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import click
 import numpy as np
-from common import lined_up, verdict
+from common import beside_rivals, lined_up, verdict
 
-from shoal.bench import LocalPlace, Plan, Progress, Report, notes, run, shown_name
+from shoal.bench import LocalPlace, Plan, Progress, Report, notes, run
 from shoal.bench.sizes import show_bytes, show_seconds
 
 SMALL, MIDDLE, LARGE = 4 * 1024, 1024**2, 100_000_000
@@ -58,7 +58,7 @@ def _copy(size: int) -> float:
 def tell(reports: dict[int, Report], copies: float) -> list[str]:
     lines = ["Time of an all-reduce of float32 among ranks of one machine: median", ""]
     for ranks, report in reports.items():
-        lines += [f"{ranks} ranks", *lined_up(_rows(report)), ""]
+        lines += [f"{ranks} ranks", *lined_up(beside_rivals(report)), ""]
     four = reports[4]
     checks = [
         (f"{show_bytes(size)}: {times:g} times gloo", four.speedup("gloo", size), times) for size, times in WANTED
@@ -89,17 +89,6 @@ def tell(reports: dict[int, Report], copies: float) -> list[str]:
 
 
 WANTED = ((LARGE, 5), (MIDDLE, 8))
-
-
-def _rows(report: Report) -> list[list[str]]:
-    rivals = [name for name in report.contestants if name != "shoal"]
-    rows = [["size", "Shoal", *(word for name in rivals for word in (shown_name(name), "Shoal is"))]]
-    for size in report.sizes:
-        cells = [show_bytes(size), show_seconds(report.result("shoal", size).seconds)]
-        for name in rivals:
-            cells += [show_seconds(report.result(name, size).seconds), f"{report.speedup(name, size):.2f} ×"]
-        rows.append(cells)
-    return rows
 
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])

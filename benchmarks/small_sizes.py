@@ -10,10 +10,10 @@ Needs root. Takes 3 minutes on 2 cores.
 
 from pathlib import Path
 
-from common import Part, Runs, Script, lined_up, verdict
+from common import Part, Runs, Script, beside_rivals, lined_up, verdict
 
-from shoal.bench import Plan, Report, shown_name
-from shoal.bench.sizes import show_bytes, show_seconds
+from shoal.bench import Plan, Report
+from shoal.bench.sizes import show_bytes
 
 NODES = 8
 SERVERS = (0, 2)
@@ -30,21 +30,10 @@ def parts(quick: bool) -> list[Part]:
 def tell(runs: Runs) -> list[str]:
     lines = [f"Time of one small all-reduce, {NODES} nodes, k dedicated servers, unshaped links: median", ""]
     for name, report in runs.items():
-        lines += [name, *lined_up(_rows(report)), ""]
+        lines += [name, *lined_up(beside_rivals(report)), ""]
     for name, report in runs.items():
         lines += _verdicts(name, report)
     return lines
-
-
-def _rows(report: Report) -> list[list[str]]:
-    rivals = [name for name in report.contestants if name != "shoal"]
-    rows = [["size", "Shoal", *(word for name in rivals for word in (shown_name(name), "Shoal is"))]]
-    for size in report.sizes:
-        cells = [show_bytes(size), show_seconds(report.result("shoal", size).seconds)]
-        for name in rivals:
-            cells += [show_seconds(report.result(name, size).seconds), f"{report.speedup(name, size):.2f} ×"]
-        rows.append(cells)
-    return rows
 
 
 def _verdicts(name: str, report: Report) -> list[str]:
