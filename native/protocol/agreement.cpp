@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "protocol/node.h"
+
 namespace shoal {
 
 namespace {
@@ -24,6 +26,15 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 }
 
 }  // namespace
+
+void take_arguments(wire::Opening& opening, const Submission& submission) {
+  opening.collective = submission.collective;
+  opening.op = submission.op;
+  opening.dtype = submission.dtype;
+  opening.root = submission.root;
+  opening.shape = submission.shape;
+  opening.splits = submission.splits;
+}
 
 bool agree(const wire::Opening& a, const wire::Opening& b, std::string& what) {
   const auto differ = [&what](bool different, const char* attribute) {

@@ -11,6 +11,11 @@
 
 namespace shoal {
 
+struct Submission;
+
+// What the caller asked for, as others hear it. `bytes` is the caller's to fill in.
+void take_arguments(wire::Opening& opening, const Submission& submission);
+
 // Whether two openings of one key agree; `what` is then the attribute that does not.
 bool agree(const wire::Opening& a, const wire::Opening& b, std::string& what);
 

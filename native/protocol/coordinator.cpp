@@ -156,10 +156,10 @@ class Coordinator::Impl {
   static bool is_there(const Member& member) { return !member.left && !member.lost; }
 
   Status hear_report(std::uint32_t by, wire::Loss loss) {
-    const std::size_t count = loss.kind == wire::Loss::Kind::rank ? config_.size() : config_.servers();
-    const bool dedicated =
-        loss.kind == wire::Loss::Kind::rank || loss.index >= count || config_.server_ranks[loss.index] < 0;
-    if (loss.index >= count || !dedicated) {
+    const bool exists = loss.kind == wire::Loss::Kind::rank
+                            ? loss.index < config_.size()
+                            : loss.index < config_.servers() && config_.server_ranks[loss.index] < 0;
+    if (!exists) {
       return refused("REPORT of something that does not exist");
     }
     if (loss.kind == wire::Loss::Kind::server) {
@@ -228,11 +228,7 @@ class Coordinator::Impl {
   }
 
   void tell_reconnect(std::uint32_t rank, std::uint32_t server, const Away& away) {
-    if (members_[rank].link) {
-      wire::Bytes bytes = wire::encode(wire::Attempt{server, away.attempt});
-      const Header header{.type = Type::reconnect, .length = static_cast<std::uint32_t>(bytes.size())};
-      world_.send(*members_[rank].link, header, std::move(bytes), {}, 0);
-    }
+    tell(members_[rank], Type::reconnect, 0, wire::encode(wire::Attempt{server, away.attempt}));
   }
 
   void bring_back(std::uint32_t server, Away& away) {
@@ -348,23 +344,21 @@ class Coordinator::Impl {
   }
 
   void announce_epoch(std::string text) {
-    const wire::Epoch epoch{weights_, std::move(text)};
+    tell_all(Type::epoch, epoch_, wire::encode(wire::Epoch{weights_, std::move(text)}));
+  }
+
+  void announce(const wire::Loss& loss) { tell_all(Type::lost, 0, wire::encode(loss)); }
+
+  void tell_all(Type type, std::uint32_t epoch, const wire::Bytes& bytes) {
     for (const Member& member : members_) {
-      if (member.link) {
-        wire::Bytes bytes = wire::encode(epoch);
-        const Header header{.type = Type::epoch, .epoch = epoch_, .length = static_cast<std::uint32_t>(bytes.size())};
-        world_.send(*member.link, header, std::move(bytes), {}, 0);
-      }
+      tell(member, type, epoch, bytes);
     }
   }
 
-  void announce(const wire::Loss& loss) {
-    for (const Member& member : members_) {
-      if (member.link) {
-        wire::Bytes bytes = wire::encode(loss);
-        const Header header{.type = Type::lost, .length = static_cast<std::uint32_t>(bytes.size())};
-        world_.send(*member.link, header, std::move(bytes), {}, 0);
-      }
+  void tell(const Member& member, Type type, std::uint32_t epoch, wire::Bytes bytes) {
+    if (member.link) {
+      const Header header{.type = type, .epoch = epoch, .length = static_cast<std::uint32_t>(bytes.size())};
+      world_.send(*member.link, header, std::move(bytes), {}, 0);
     }
   }
 
@@ -377,11 +371,7 @@ class Coordinator::Impl {
     if (std::exchange(ended_, true)) {
       return;
     }
-    for (const Member& member : members_) {
-      if (member.link) {
-        world_.send(*member.link, {.type = Type::ended}, {}, {}, 0);
-      }
-    }
+    tell_all(Type::ended, 0, {});
   }
 
   const JobConfig config_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/limits.h"
+#include "protocol/agreement.h"
 #include "protocol/keys.h"
 #include "protocol/node_impl.h"
 
@@ -186,12 +187,7 @@ void Node::Impl::submit(Submission submission) {
     }
     ++failed_here_;
   } else {
-    opening.collective = s.collective;
-    opening.op = s.op;
-    opening.dtype = s.dtype;
-    opening.root = s.root;
-    opening.shape = s.shape;
-    opening.splits = s.splits;
+    take_arguments(opening, s);
     check_again(operation, now_ + std::min(s.timeout, node::first_late));
   }
   operations_.emplace(operation.number, std::move(made));

@@ -200,7 +200,7 @@ void Server::Impl::begin_epoch(std::uint32_t epoch, const std::vector<std::uint3
 }
 
 // Whether the member has all that it gets from here, and knows that it was never the only one to open it.
-bool Server::Impl::is_complete(const Operation& /*operation*/, const Member& member) const {
+bool Server::Impl::is_complete(const Member& member) const {
   const wire::Opening& opening = member.opening;
   if (opening.finished || opening.exchange != 0) {
     return true;
@@ -210,7 +210,7 @@ bool Server::Impl::is_complete(const Operation& /*operation*/, const Member& mem
 
 bool Server::Impl::all_complete(const Operation& operation) const {
   return std::all_of(operation.members.begin(), operation.members.end(),
-                     [&](const Member& member) { return !member.opened || is_complete(operation, member); });
+                     [&](const Member& member) { return !member.opened || is_complete(member); });
 }
 
 bool Server::Impl::has_results(const Operation& operation) const {

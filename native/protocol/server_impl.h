@@ -114,7 +114,7 @@ class Server::Impl {
   // Epochs (server_epoch.cpp).
   Status receive_epoch(std::uint32_t rank);
   void begin_epoch(std::uint32_t epoch, const std::vector<std::uint32_t>& weights);
-  bool is_complete(const Operation& operation, const Member& member) const;
+  bool is_complete(const Member& member) const;
   bool all_complete(const Operation& operation) const;
   bool has_results(const Operation& operation) const;
   void settle_what_all_have();

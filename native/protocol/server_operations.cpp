@@ -347,7 +347,7 @@ void Server::Impl::exchange(Operation& operation) {
     const std::uint32_t rank = operation.group->ranks[to];
     const std::uint64_t number = operation.members[to].number;
     answer(operation, to, 0);
-    const bool lacks = !is_complete(operation, operation.members[to]);
+    const bool lacks = !is_complete(operation.members[to]);
     if (lacks) {
       expect_receipt(operation.serial, 0);
       const Header header{

@@ -54,20 +54,49 @@ struct World final : NodeWorld {
 
 constexpr LinkId server_link = 1;
 
+constexpr LinkId coordinator_link = 3;
+
+Status frame(Node& node, LinkId link, wire::Header header, const Bytes& payload) {
+  header.length = static_cast<std::uint32_t>(payload.size());
+  const Placement placement = node.on_header(link, header);
+  if (!placement.status.ok()) {
+    return placement.status;
+  }
+  std::copy(payload.begin(), payload.end(), placement.memory);
+  return node.on_payload(link);
+}
+
 struct Job {
   Job() { node.attach_server(server_link, 0); }
 
-  Status frame(wire::Header header, const Bytes& payload) {
-    header.length = static_cast<std::uint32_t>(payload.size());
-    const Placement placement = node.on_header(server_link, header);
-    if (!placement.status.ok()) {
-      return placement.status;
-    }
-    std::copy(payload.begin(), payload.end(), placement.memory);
-    return node.on_payload(server_link);
-  }
+  Status frame(const wire::Header& header, const Bytes& payload) { return ::frame(node, server_link, header, payload); }
 
   const JobConfig config{{"a", "b"}, {"s"}, {-1}, {1}, 4096, 8192, 0, 1024, 10};
+  World world;
+  BufferPool pool{0};
+  Node node{config, 0, world, pool};
+};
+
+struct TwoServers {
+  TwoServers() {
+    for (std::uint32_t server : {0, 1}) {
+      node.attach_server(server_link + server, server);
+    }
+    node.attach_coordinator(coordinator_link);
+  }
+
+  Status arrives(LinkId link, const wire::Header& header, const Bytes& payload) {
+    return frame(node, link, header, payload);
+  }
+
+  // The coordinator says that the server at this link is lost.
+  Status loses(LinkId link) {
+    std::vector<std::uint32_t> weights{1, 1};
+    weights[link - server_link] = 0;
+    return arrives(coordinator_link, {.type = Type::epoch, .epoch = 1}, wire::encode(wire::Epoch{weights, "lost"}));
+  }
+
+  const JobConfig config{{"a", "b"}, {"s", "t"}, {-1, -1}, {1, 1}, 4096, 8192, 0, 1024, 10};
   World world;
   BufferPool pool{0};
   Node node{config, 0, world, pool};
@@ -102,64 +131,31 @@ TEST(an_answer_to_what_was_not_written_yet_leaves_no_frame_that_borrows_the_arra
 }
 
 TEST(what_failed_before_it_was_sent_is_forgotten_when_all_have_heard) {
-  constexpr LinkId coordinator_link = 3;
-  const JobConfig config{{"a", "b"}, {"s", "t"}, {-1, -1}, {1, 1}, 4096, 8192, 0, 1024, 10};
-  World world;
-  BufferPool pool{0};
-  Node node{config, 0, world, pool};
-  for (std::uint32_t server : {0, 1}) {
-    node.attach_server(server_link + server, server);
-  }
-  node.attach_coordinator(coordinator_link);
-  const auto arrives = [&node](LinkId link, wire::Header header, const Bytes& payload) {
-    header.length = static_cast<std::uint32_t>(payload.size());
-    const Placement placement = node.on_header(link, header);
-    std::copy(payload.begin(), payload.end(), placement.memory);
-    return node.on_payload(link);
-  };
+  TwoServers job;
   Submission submission;
   submission.handle = 7;
   submission.collective = Collective::all_reduce;
   submission.name = "x";
   submission.failure = "no such array";
   submission.timeout = second;
-  node.submit(std::move(submission));
-  CHECK(world.finished.contains(7));
-  const LinkId home = world.queue.back().link;
+  job.node.submit(std::move(submission));
+  CHECK(job.world.finished.contains(7));
+  const LinkId home = job.world.queue.back().link;
   const wire::Failure failure{Status::error(Code::failed_on_rank, "no such array", 0)};
-  CHECK(arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
-  CHECK(arrives(home, {.type = Type::have}, wire::encode_numbers({1})).ok());
-  std::vector<std::uint32_t> weights{1, 1};
-  weights[home - server_link] = 0;
-  CHECK(arrives(coordinator_link, {.type = Type::epoch, .epoch = 1}, wire::encode(wire::Epoch{weights, "lost"})).ok());
-  CHECK(std::none_of(world.queue.begin(), world.queue.end(), [](const World::Queued& frame) {
+  CHECK(job.arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
+  CHECK(job.arrives(home, {.type = Type::have}, wire::encode_numbers({1})).ok());
+  CHECK(job.loses(home).ok());
+  CHECK(std::none_of(job.world.queue.begin(), job.world.queue.end(), [](const World::Queued& frame) {
     return frame.header.type == Type::open && frame.header.epoch == 1;
   }));
 }
 
 // Found by the simulated network: an all-gather failed while blocks were on their way, then its home was lost.
 TEST(blocks_of_an_exchange_that_has_ended_may_come_after_the_loss_of_its_home) {
-  constexpr LinkId coordinator_link = 3;
   constexpr LinkId peer_link = 4;
   constexpr std::uint64_t bytes = 2048;
-  const JobConfig config{{"a", "b"}, {"s", "t"}, {-1, -1}, {1, 1}, 4096, 8192, 0, 1024, 10};
-  World world;
-  BufferPool pool{0};
-  Node node{config, 0, world, pool};
-  for (std::uint32_t server : {0, 1}) {
-    node.attach_server(server_link + server, server);
-  }
-  node.attach_coordinator(coordinator_link);
-  node.attach_peer(peer_link, 1);
-  const auto arrives = [&node](LinkId link, wire::Header header, const Bytes& payload) {
-    header.length = static_cast<std::uint32_t>(payload.size());
-    const Placement placement = node.on_header(link, header);
-    if (!placement.status.ok()) {
-      return placement.status;
-    }
-    std::copy(payload.begin(), payload.end(), placement.memory);
-    return node.on_payload(link);
-  };
+  TwoServers job;
+  job.node.attach_peer(peer_link, 1);
 
   std::vector<std::byte> input(bytes);
   std::vector<std::byte> output(2 * bytes);
@@ -174,18 +170,17 @@ TEST(blocks_of_an_exchange_that_has_ended_may_come_after_the_loss_of_its_home) {
   submission.output = output.data();
   submission.output_bytes = output.size();
   submission.timeout = second;
-  node.submit(std::move(submission));
-  const LinkId home = world.queue.back().link;
+  job.node.submit(std::move(submission));
+  const LinkId home = job.world.queue.back().link;
   const std::uint64_t exchange = (std::uint64_t{home - server_link} + 1) << 40 | 1;
-  CHECK(arrives(home, {.type = Type::sizes, .operation = 1}, wire::encode(wire::Sizes{exchange, {bytes, bytes}})).ok());
-  CHECK(world.queue.back().link == peer_link && world.queue.back().header.type == Type::grant);
+  CHECK(job.arrives(home, {.type = Type::sizes, .operation = 1}, wire::encode(wire::Sizes{exchange, {bytes, bytes}}))
+            .ok());
+  CHECK(job.world.queue.back().link == peer_link && job.world.queue.back().header.type == Type::grant);
   const wire::Failure failure{Status::error(Code::timeout, "'x' did not move", 1)};
-  CHECK(arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
-  CHECK(world.finished.contains(7));
-  std::vector<std::uint32_t> weights{1, 1};
-  weights[home - server_link] = 0;
-  CHECK(arrives(coordinator_link, {.type = Type::epoch, .epoch = 1}, wire::encode(wire::Epoch{weights, "lost"})).ok());
-  CHECK(arrives(peer_link, {.type = Type::data, .dtype = DType::uint8, .operation = exchange}, Bytes(bytes)).ok());
+  CHECK(job.arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
+  CHECK(job.world.finished.contains(7));
+  CHECK(job.loses(home).ok());
+  CHECK(job.arrives(peer_link, {.type = Type::data, .dtype = DType::uint8, .operation = exchange}, Bytes(bytes)).ok());
 }
 
 RUN_TESTS()

@@ -3,16 +3,13 @@
 //
 // Promises:
 //   * Operations are matched by their keys, as on servers: ranks may call them in different orders. Those that disagree
-//   are
-//     told, all of them, who called what.
+//     are told, all of them, who called what.
 //   * Contributions are added in the order of the group's members, with the kernels of the servers: the same bits.
 //   * Every operation that was submitted is finished or handed to the network, exactly once.
-//   * Whoever waits does the work. Where nobody waits, the attendant does, a thread of its own. Both sleep when there
-//   is
-//     nothing to do.
+//   * Whoever waits does the work. Where nobody waits, the attendant does, a thread of its own. Both sleep when
+//     there is nothing to do.
 //   * A small all-reduce is done when its last member has called it: contributions lie beside the openings. Large ones
-//   flow
-//     one after the other, in the order in which the first rank of the node has found that all have called them.
+//     flow one after the other, in the order in which the first rank of the node has found that all have called them.
 //
 // Every method may be called by any thread.
 #pragma once

@@ -41,14 +41,13 @@ struct Operation {
     gathering,  // not all have called it, as far as is known here
     complete,   // all have; the first rank's word is waited for
     flowing,
-    over,  // finished here, handed over, or failed: `failure` is for ranks that have not called it, this one perhaps
+    over,  // finished here, handed over, or failed
   };
 
   Hash128 key;
   State state = State::gathering;
   std::vector<Call> calls;  // by rank
   std::size_t opened = 0;
-  Status failure;
 
   bool called = false;      // by this rank
   std::uint64_t round = 0;  // in which this rank's call was written
@@ -109,7 +108,8 @@ class Room::Impl {
   void reduce_small(Operation& operation);
   void flow(Operation& operation);
   void flow_on();
-  void fail(Operation& operation, Status why);
+  // Of an operation that this rank has called.
+  void fail(Operation& operation, const Status& why);
   void end(Operation& operation, const Status& status);
   void forget_if_done(const Hash128& key);
   void fail_those_who_need(std::uint32_t rank);

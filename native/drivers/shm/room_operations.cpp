@@ -110,12 +110,7 @@ void Room::Impl::call(Submission submission) {
   opening.key = operation.key;
   Status problem = problem_with(submission);
   if (problem.ok()) {
-    opening.collective = submission.collective;
-    opening.op = submission.op;
-    opening.dtype = submission.dtype;
-    opening.root = submission.root;
-    opening.shape = submission.shape;
-    opening.splits = submission.splits;
+    take_arguments(opening, submission);
     opening.bytes = submission.collective == Collective::broadcast ? submission.output_bytes : submission.input_bytes;
     desk_.open.fetch_add(1);
     check_by(operation.moved + std::min(submission.timeout, first_late));
@@ -249,9 +244,6 @@ void Room::Impl::read_opening(std::uint32_t rank, const Record& record) {
 
 // This rank's own call has just been written.
 void Room::Impl::judge_all(Operation& operation) {
-  if (!operation.failure.ok()) {
-    fail(operation, operation.failure);
-  }
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
     if (rank != rank_ && operation.calls[rank].opened) {
       judge(operation, rank);
@@ -359,11 +351,10 @@ void Room::Impl::flow_on() {
 
 // --- The end ---
 
-void Room::Impl::fail(Operation& operation, Status why) {
-  if (operation.calls[rank_].opened && operation.state == Operation::State::gathering) {
+void Room::Impl::fail(Operation& operation, const Status& why) {
+  if (operation.state == Operation::State::gathering) {
     end(operation, why);
   }
-  operation.failure = std::move(why);
 }
 
 void Room::Impl::end(Operation& operation, const Status& status) {
