@@ -31,15 +31,48 @@ std::string Decisions::coordinator_sent(std::uint32_t rank, Word word) {
   if (place < words_.size()) {
     return words_[place] == word ? "" : "the coordinator tells one node something else than another";
   }
+  std::string wrong = decided(word);
+  words_.push_back(std::move(word));
+  return wrong;
+}
+
+std::string Decisions::decided(const Word& word) {
   wire::Epoch epoch;
+  wire::Loss loss;
   if (word.type == Type::epoch) {
-    if (!wire::decode(word.bytes, epoch).ok() || word.epoch != weights_.size() + 1) {
+    if (!wire::decode(word.bytes, epoch).ok() || word.epoch != weights_.size()) {
       return "the coordinator decides on an epoch that is not the next";
     }
     weights_[word.epoch] = epoch.weights;
+  } else if (word.type == Type::ended) {
+    ended_ = true;
+  } else if (wire::decode(word.bytes, loss).ok() && loss.kind == wire::Loss::Kind::rank) {
+    if (!is_needed(loss.index)) {
+      return "the coordinator declares a rank lost that nobody needs";
+    }
+    lost_.insert(loss.index);
   }
-  words_.push_back(std::move(word));
   return "";
+}
+
+void Decisions::received(const End& to, const wire::Header& header) {
+  if (to.kind == LinkKind::control && !to.is_client && header.type == Type::leave) {
+    left_.insert(to.client);
+  }
+}
+
+std::string Decisions::lost(const End& at) const {
+  const bool minded = at.kind != LinkKind::control || at.is_client || lost_.count(at.client) > 0;
+  return minded || !is_needed(at.client) ? "" : "the coordinator does not mind the loss of a rank that is needed";
+}
+
+bool Decisions::is_needed(std::uint32_t rank) const {
+  const std::vector<std::uint32_t>& weights = weights_.rbegin()->second;
+  bool serves = rank == 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    serves = serves || (weights[i] > 0 && config_.server_ranks[i] == static_cast<std::int32_t>(rank));
+  }
+  return left_.count(rank) == 0 || (serves && !ended_);
 }
 
 }  // namespace shoal::sim

@@ -1,21 +1,28 @@
 // One place decides: the coordinator says the same words in the same order to every node, and nodes take to the servers
-// what it said and nothing else. docs/protocol.md, section 8. (RECONNECT, which goes to rank 0's node first, asks.)
+// what it said and nothing else. It declares those ranks lost that are needed, and no others. docs/protocol.md,
+// section 8. (RECONNECT, which goes to rank 0's node first, asks.)
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "drivers/sim/network.h"
+#include "protocol/job.h"
 
 namespace shoal::sim {
 
 class Decisions {
  public:
-  // What is wrong with a frame that is sent; empty: nothing.
+  explicit Decisions(const JobConfig& config) : config_(config) { weights_[0] = config.weights; }
+
+  // What is wrong with a frame that is sent, or with what was not said when a link was lost; empty: nothing.
   std::string sent(const End& from, const wire::Header& header, const Bytes& owned);
+  std::string lost(const End& at) const;
+  void received(const End& to, const wire::Header& header);
 
  private:
   struct Word {
@@ -27,10 +34,17 @@ class Decisions {
   };
 
   std::string coordinator_sent(std::uint32_t rank, Word word);
+  std::string decided(const Word& word);
+  // Until it has left; one that holds a server in use, until all have.
+  bool is_needed(std::uint32_t rank) const;
 
+  const JobConfig& config_;
   std::vector<Word> words_;                                      // in the order in which they were first said
   std::unordered_map<std::uint32_t, std::size_t> heard_;         // by rank: how many of them it was told
   std::map<std::uint32_t, std::vector<std::uint32_t>> weights_;  // by epoch
+  std::set<std::uint32_t> left_;                                 // ranks whose LEAVE the coordinator has
+  std::set<std::uint32_t> lost_;                                 // ranks that it has declared lost
+  bool ended_ = false;
 };
 
 }  // namespace shoal::sim

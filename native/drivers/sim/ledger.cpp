@@ -40,7 +40,7 @@ void Ledger::node_begins(Flow& at, std::uint32_t server, const wire::Header& hea
     return;
   }
   JobConfig config = config_;
-  config.weights = epoch.weights;
+  weights_[header.epoch] = config.weights = epoch.weights;
   begin(at, server, config);
   at.epoch = header.epoch;
   at.eager = 0;
@@ -95,6 +95,13 @@ std::string Ledger::arrived(const End& to, const wire::Header& header) {
     at.server_epoch = header.epoch;
     at.unanswered = 0;
   }
+  Standing& server = servers_[to.seat];
+  if (header.epoch > server.epoch) {
+    server = {header.epoch, 0};
+  }
+  if (header.type == Type::window && header.epoch == server.epoch) {
+    server.job_credit = header.credit;
+  }
   if (header.type == Type::data && header.epoch == at.server_epoch) {
     at.unanswered += header.length;
   }
@@ -106,6 +113,21 @@ void Ledger::received(const End& to, const wire::Header& header) {
       (header.type == Type::result || header.type == Type::sizes)) {
     ++flow(to).results;
   }
+}
+
+std::string Ledger::at_rest(const End& client) const {
+  const auto flow = flows_.find(client.id);
+  const auto server = servers_.find(client.other->seat);
+  if (flow == flows_.end() || server == servers_.end() || flow->second.epoch != server->second.epoch ||
+      flow->second.server_epoch != server->second.epoch) {
+    return "";
+  }
+  JobConfig config = config_;
+  config.weights = weights_.at(server->second.epoch);
+  const std::uint32_t job_credit = server->second.job_credit != 0 ? server->second.job_credit : config.credit;
+  const std::int64_t window = config.credit_of(client.service, job_credit);
+  const std::int64_t credit = flow->second.credit;
+  return credit >= window ? "" : std::to_string(window - credit) + " bytes of credit have not come back";
 }
 
 std::string Ledger::node_sent(Flow& at, const wire::Header& header, const Bytes& owned) {

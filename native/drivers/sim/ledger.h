@@ -1,5 +1,5 @@
-// Counts what is on every link and says when a machine goes beyond what it was granted. docs/protocol.md, section 7:
-// credit, eager data, the order of admission, acknowledgements.
+// Counts what is on every link and says when a machine goes beyond what it was granted, or has not got it back in the
+// end. docs/protocol.md, section 7: credit, eager data, the order of admission, acknowledgements.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,14 @@ namespace shoal::sim {
 
 class Ledger {
  public:
-  explicit Ledger(const JobConfig& config) : config_(config) {}
+  explicit Ledger(const JobConfig& config) : config_(config) { weights_[0] = config.weights; }
 
   // What is wrong with it; empty: nothing.
   std::string sent(const End& from, const wire::Header& header, const Bytes& owned);
   std::string arrived(const End& to, const wire::Header& header);
   void received(const End& to, const wire::Header& header);
+  // Once nothing is on its way any more: the node's end of a link that stands.
+  std::string at_rest(const End& client) const;
 
  private:
   // Between one node and one server, in one epoch: counted anew when the next begins, at each end in its own time.
@@ -46,7 +48,15 @@ class Ledger {
   std::string node_heard(Flow& flow, const wire::Header& header);
   void answered(Flow& flow, std::uint64_t operation);
 
+  // What a server goes by, whoever told it first.
+  struct Standing {
+    std::uint32_t epoch = 0;
+    std::uint32_t job_credit = 0;  // of its last WINDOW in this epoch; 0: there was none
+  };
+
   JobConfig config_;
+  std::map<std::uint32_t, std::vector<std::uint32_t>> weights_;  // by epoch
+  std::unordered_map<const Seat*, Standing> servers_;
   std::unordered_map<LinkId, Flow> flows_;                            // by the client's end
   std::map<std::pair<LinkId, std::uint64_t>, std::int64_t> granted_;  // peer links: by sending end and exchange
 };

@@ -399,6 +399,7 @@ void Network::receive(End& end, Machine& machine, End::Chunk& chunk) {
     chunk.lost.message += where;
     end.open = false;
     machine.on_lost(end.id, chunk.lost);
+    observer_.on_lost(end);
     release(end);
     return;
   }
@@ -444,6 +445,7 @@ void Network::refuse(End& end, Machine& machine, const Status& why) {
   end.reader.stop();
   tell_lost(*end.other, "connection closed by peer");
   machine.on_lost(end.id, why);
+  observer_.on_lost(end);
   release(end);
 }
 

@@ -109,6 +109,8 @@ class Observer {
   virtual void on_read(const End& from, std::span<const std::byte> borrowed) = 0;
   virtual void on_write(const End& to, std::span<const std::byte> memory) = 0;
   virtual void on_refused(const End& at, const Status& why) = 0;
+  // The machine has been told that the link is gone.
+  virtual void on_lost(const End& at) = 0;
   // Something happened that must not; the first one counts.
   virtual void violated(const std::string& what) = 0;
 };

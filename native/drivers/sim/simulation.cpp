@@ -27,6 +27,7 @@ Simulation::Simulation(const Plan& plan, std::uint64_t seed, std::ostream* trace
     : plan_(plan),
       network_(seed, plan_.timing, *this, trace),
       ledger_(plan_.config),
+      decisions_(plan_.config),
       cluster_(plan_, network_, *this, *this),
       lives_(plan_.config.size()),
       submitted_(plan_.operations.size() * plan_.config.size()) {
@@ -44,7 +45,9 @@ Outcome Simulation::run() {
     network_.scheduler().at(0, cluster_.node(rank).actor, [this, rank] { start(rank); });
   }
   for (const Fault& fault : plan_.faults) {
-    network_.scheduler().at(fault.when, outside, [this, &fault] { strike(fault); });
+    if (!fault.goodbye_of) {
+      network_.scheduler().at(fault.when, outside, [this, &fault] { strike(fault); });
+    }
   }
   Scheduler& scheduler = network_.scheduler();
   while (outcome_.violation.empty() && scheduler.step()) {
@@ -56,6 +59,7 @@ Outcome Simulation::run() {
     check_outcomes();
     check_ends();
     check_leftovers();
+    check_credit();
   }
   outcome_.events = scheduler.events();
   outcome_.ended_at = scheduler.now();
@@ -192,15 +196,23 @@ void Simulation::note_goodbye(std::uint32_t rank) {
   if (disturbed_ || forged_ || !gone_ranks_.empty() || !cut_off_.empty()) {
     return;
   }
-  Time since = life.leave_at;
+  Time since = std::max(life.leave_at, struck_until_);
   if (!outcome_.finishes.empty()) {
     since = std::max(since, outcome_.finishes.back().when);
   }
-  for (const Fault& fault : plan_.faults) {
-    since = std::max(since, fault.when <= network_.now() ? fault.when + fault.duration : 0);
-  }
   if (network_.now() > since + longest_goodbye) {
     violated("rank " + std::to_string(rank) + " waited for something before it said goodbye");
+  }
+}
+
+void Simulation::goodbye_begins(std::uint32_t rank) {
+  if (!leaving_.insert(rank).second) {
+    return;
+  }
+  for (const Fault& fault : plan_.faults) {
+    if (fault.goodbye_of == rank) {
+      network_.scheduler().at(network_.now() + fault.when, outside, [this, &fault] { strike(fault); });
+    }
   }
 }
 
@@ -284,6 +296,7 @@ void Simulation::on_ended(std::uint32_t rank) {
 void Simulation::strike(const Fault& fault) {
   using Kind = Fault::Kind;
   const std::uint32_t rank = fault.target % plan_.config.size();
+  struck_until_ = std::max(struck_until_, network_.now() + fault.duration);
   switch (fault.kind) {
     case Kind::break_link:
       return break_some_link(fault.target);
@@ -305,6 +318,8 @@ void Simulation::strike(const Fault& fault) {
       return;
     case Kind::partition:
       return part(fault);
+    case Kind::delay_rank:
+      return delay_rank(rank, fault.duration);
     case Kind::second_connection:
       return cluster_.connect_again(fault.target);
     case Kind::corrupt:
@@ -393,6 +408,15 @@ void Simulation::part(const Fault& fault) {
   });
 }
 
+void Simulation::delay_rank(std::uint32_t rank, Time duration) {
+  for (const auto& end : network_.ends()) {
+    const bool meant = end->open && !end->is_client && end->kind == LinkKind::server && end->client == rank;
+    if (meant && end->seat->actor != end->other->seat->actor) {
+      network_.silence(*end, duration);
+    }
+  }
+}
+
 void Simulation::lose_server(std::uint32_t index) {
   const JobConfig& config = plan_.config;
   for (std::uint32_t i = 0; i < config.servers(); ++i) {
@@ -443,6 +467,9 @@ void Simulation::on_send(const End& from, const wire::Header& header, const Byte
                          std::span<const std::byte> /*borrowed*/) {
   note({from.id, static_cast<std::uint64_t>(header.type), header.operation, header.offset, header.length, header.credit,
         header.acknowledged});
+  if (header.type == wire::Type::leave && from.is_client) {
+    goodbye_begins(from.client);
+  }
   std::string wrong = forged_ ? "" : ledger_.sent(from, header, owned);
   if (!forged_ && wrong.empty()) {
     wrong = decisions_.sent(from, header, owned);
@@ -463,6 +490,14 @@ void Simulation::on_arrival(const End& to, const wire::Header& header) {
 void Simulation::on_received(const End& to, const wire::Header& header) {
   if (!forged_) {
     ledger_.received(to, header);
+    decisions_.received(to, header);
+  }
+}
+
+void Simulation::on_lost(const End& at) {
+  const std::string wrong = forged_ ? "" : decisions_.lost(at);
+  if (!wrong.empty()) {
+    violated(wrong + " (rank " + std::to_string(at.client) + ")");
   }
 }
 

@@ -8,10 +8,10 @@
 //     message names who;
 //   * a dead process ends the operations that need it, with PeerLost, and no others;
 //   * arrays are not touched outside their bounds, nor after their handle is done;
-//   * credit, eager data and the order of admission are kept (ledger.h); nodes and servers keep within their memory
-//   after
-//     every event, and nothing is left on them in the end;
-//   * the coordinator's decisions are the same everywhere (decisions.h); a damaged header is always known for one;
+//   * credit, eager data and the order of admission are kept, and all credit is back in the end (ledger.h); nodes and
+//     servers keep within their memory after every event, and nothing is left on them in the end;
+//   * the coordinator's decisions are the same everywhere, and it declares lost who is needed and no one else
+//     (decisions.h); a damaged header is always known for one;
 //   * the same plan and seed do the same, event by event: Outcome::digest.
 #pragma once
 
@@ -67,6 +67,7 @@ class Simulation final : public Observer, public Application {
   void on_read(const End& from, std::span<const std::byte> borrowed) override;
   void on_write(const End& to, std::span<const std::byte> memory) override;
   void on_refused(const End& at, const Status& why) override;
+  void on_lost(const End& at) override;
   void violated(const std::string& what) override;
 
   void on_finish(std::uint32_t rank, std::uint64_t handle, Status status) override;
@@ -106,12 +107,15 @@ class Simulation final : public Observer, public Application {
   void leave(std::uint32_t rank);
   void exit_if_done(std::uint32_t rank);
   void note_goodbye(std::uint32_t rank);
+  // Arms the faults that wait for this rank's goodbye.
+  void goodbye_begins(std::uint32_t rank);
   void strike(const Fault& fault);
   void kill_rank(std::uint32_t rank);
   void abort_rank(std::uint32_t rank);
   void break_some_link(std::uint32_t target);
   void break_some_server(std::uint32_t target);
   void part(const Fault& fault);
+  void delay_rank(std::uint32_t rank, Time duration);
   void kill_server(std::uint32_t target);
   // A server is gone for some node, and so for all: whether the others can go on.
   void lose_server(std::uint32_t index);
@@ -122,6 +126,7 @@ class Simulation final : public Observer, public Application {
   void check_outcome(std::uint32_t rank, const OperationPlan& operation, const Status& status);
   void check_ends();
   void check_leftovers();
+  void check_credit();
   std::string who_waits() const;
   bool concerned(const OperationPlan& operation) const;
 
@@ -140,6 +145,9 @@ class Simulation final : public Observer, public Application {
   std::vector<std::vector<Work>> work_;  // by operation and member
   std::vector<Expected> expected_;       // by operation
   std::vector<bool> submitted_;          // by operation · ranks + rank
+
+  Time struck_until_ = 0;            // when the last of the faults is over
+  std::set<std::uint32_t> leaving_;  // ranks whose goodbye has begun
 
   // What has gone wrong so far.
   bool disturbed_ = false;  // beyond a rank that holds no server

@@ -186,4 +186,16 @@ void Simulation::check_leftovers() {
   }
 }
 
+void Simulation::check_credit() {
+  for (const auto& end : network_.ends()) {
+    const bool stands = end->is_client && end->kind == LinkKind::server && end->open && end->other->open;
+    if (!stands || forged_ || end->seat->machine == nullptr || end->other->seat->machine == nullptr) {
+      continue;
+    }
+    if (const std::string wrong = ledger_.at_rest(*end); !wrong.empty()) {
+      violated(sim::describe(*end) + ": " + wrong);
+    }
+  }
+}
+
 }  // namespace shoal::sim

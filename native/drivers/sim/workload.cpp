@@ -234,7 +234,8 @@ void choose_limits(Random& random, JobConfig& config) {
 Fault::Kind random_survivable(Random& random) {
   using Kind = Fault::Kind;
   return random.pick({Kind::kill_server, Kind::kill_server, Kind::kill_server, Kind::break_server, Kind::break_server,
-                      Kind::partition, Kind::freeze_rank, Kind::freeze_server, Kind::second_connection});
+                      Kind::partition, Kind::delay_rank, Kind::freeze_rank, Kind::freeze_server,
+                      Kind::second_connection});
 }
 
 Fault::Kind random_kind(Random& random) {
@@ -242,17 +243,6 @@ Fault::Kind random_kind(Random& random) {
   return random.pick({Kind::break_link, Kind::break_server, Kind::kill_rank, Kind::kill_rank, Kind::kill_server,
                       Kind::freeze_rank, Kind::freeze_server, Kind::partition, Kind::partition, Kind::corrupt,
                       Kind::corrupt_elements, Kind::forge, Kind::refuse_connect, Kind::second_connection, Kind::abort});
-}
-
-// At the first rank that leaves, some time after that: its process may still serve.
-void after_goodbye(Random& random, const Plan& plan, Time span, Fault& fault) {
-  const auto goodbye = [](const RankPlan& rank) {
-    return rank.leave_after + (rank.steps.empty() ? 0 : rank.steps.back().when);
-  };
-  const auto first = std::min_element(plan.ranks.begin(), plan.ranks.end(),
-                                      [&](const RankPlan& a, const RankPlan& b) { return goodbye(a) < goodbye(b); });
-  fault.target = static_cast<std::uint32_t>(first - plan.ranks.begin());
-  fault.when = goodbye(*first) + random.between(0, span);
 }
 
 Fault random_fault(Random& random, const Plan& plan, Time span, bool survivable) {
@@ -269,10 +259,27 @@ Fault random_fault(Random& random, const Plan& plan, Time span, bool survivable)
   } else if (fault.kind == Kind::kill_rank || fault.kind == Kind::abort || fault.kind == Kind::refuse_connect) {
     fault.target %= plan.config.size();
   }
+  // What has said goodbye may still serve, and what it was the last to know is lost with it or with a server.
   if (fault.kind == Kind::kill_rank && random.chance(0.3)) {
-    after_goodbye(random, plan, span, fault);
+    fault.goodbye_of = fault.target;
+  } else if (fault.kind == Kind::kill_server && random.chance(0.4)) {
+    fault.goodbye_of = static_cast<std::uint32_t>(random.below(plan.config.size()));
+    fault.when = random.chance(0.5) ? 0 : random.between(0, 5 * millisecond);
   }
   return fault;
+}
+
+// The servers that are left hear of the goodbye late.
+void delay_goodbyes(Random& random, Plan& plan) {
+  for (std::size_t i = plan.faults.size(); i > 0; --i) {
+    const Fault& fault = plan.faults[i - 1];
+    if (fault.kind == Fault::Kind::kill_server && fault.goodbye_of && random.chance(0.5)) {
+      plan.faults.push_back({.kind = Fault::Kind::delay_rank,
+                             .target = *fault.goodbye_of,
+                             .duration = random.between(millisecond, 2 * second),
+                             .goodbye_of = fault.goodbye_of});
+    }
+  }
 }
 
 // A name that is used once, one of a few that come again, or none.
@@ -509,6 +516,7 @@ Plan random_plan(std::uint64_t seed, bool faults) {
         random.chance(0.5) ? 2 * spread + millisecond : random.pick<Time>({millisecond, 20 * millisecond});
     plan.faults.push_back(random_fault(random, plan, span, survivable));
   }
+  delay_goodbyes(random, plan);
   if (random.chance(0.3)) {
     change_windows(random, plan);
   }

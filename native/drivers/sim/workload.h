@@ -78,6 +78,7 @@ struct Fault {
     freeze_rank,
     freeze_server,
     partition,         // links between some processes and the others are silent; they break if it takes too long
+    delay_rank,        // what a rank has sent to servers, and sends now, comes so much later
     corrupt,           // the header of a frame
     corrupt_elements,  // the payload of a frame, where nothing but TCP's checksum could tell
     forge,
@@ -89,6 +90,7 @@ struct Fault {
   Time when = 0;
   std::uint32_t target = 0;  // a rank, a server, a link, a number of frames or a seed, whatever there is of it
   Time duration = 0;
+  std::optional<std::uint32_t> goodbye_of = std::nullopt;  // `when` counts from the moment at which this rank leaves
 };
 
 struct Plan {
