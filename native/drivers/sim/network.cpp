@@ -511,6 +511,16 @@ void Network::give_up_link(End& end, Time longest_difference, const std::string&
   }
 }
 
+Time Network::acknowledged_at(ActorId actor) const {
+  Time last = now();
+  for (const auto& end : ends_) {
+    if (end->seat->actor == actor && end->open && !end->cut && !end->other->incoming.empty()) {
+      last = std::max(last, end->other->incoming.back().due);
+    }
+  }
+  return last;
+}
+
 void Network::end_process(ActorId actor, bool gently) {
   for (const auto& pointer : ends_) {
     End& end = *pointer;

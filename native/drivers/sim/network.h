@@ -152,6 +152,8 @@ class Network final : private Receiver {
   // The process ends: its machines are never called again and may be destroyed. A gentle one has its frames sent
   // before.
   void end_process(ActorId actor, bool gently);
+  // When the other side's kernels have all that this process has sent on links that stand.
+  Time acknowledged_at(ActorId actor) const;
   // Nothing arrives at this end for so long; what is on its way then does, if the link does not break before.
   void silence(End& end, Time duration);
   // Both kernels have waited long enough, each as long as it likes: nothing that is on its way arrives any more.

@@ -228,10 +228,19 @@ void Simulation::exit_if_done(std::uint32_t rank) {
     return;
   }
   life.exiting = true;
-  network_.scheduler().at(network_.now() + network_.delay(), outside, [this, rank] {
-    network_.trace("node " + std::to_string(rank) + "  exits");
-    cluster_.end_process(cluster_.node(rank).actor, true);
-  });
+  network_.scheduler().at(network_.now() + network_.delay(), outside, [this, rank] { exit(rank); });
+}
+
+// Not before the other sides have its goodbye, unless it ends with an error.
+void Simulation::exit(std::uint32_t rank) {
+  const ActorId actor = cluster_.node(rank).actor;
+  const Time when = network_.acknowledged_at(actor);
+  if (when > network_.now() && !lives_[rank].aborted) {
+    network_.scheduler().at(when, outside, [this, rank] { exit(rank); });
+    return;
+  }
+  network_.trace("node " + std::to_string(rank) + "  exits");
+  cluster_.end_process(actor, true);
 }
 
 void Simulation::on_finish(std::uint32_t rank, std::uint64_t handle, Status status) {

@@ -106,6 +106,7 @@ class Simulation final : public Observer, public Application {
   void prepare(Work& work, const OperationPlan& operation, std::size_t member, const Bytes& input);
   void leave(std::uint32_t rank);
   void exit_if_done(std::uint32_t rank);
+  void exit(std::uint32_t rank);
   void note_goodbye(std::uint32_t rank);
   // Arms the faults that wait for this rank's goodbye.
   void goodbye_begins(std::uint32_t rank);

@@ -245,6 +245,17 @@ Fault::Kind random_kind(Random& random) {
                       Kind::corrupt_elements, Kind::forge, Kind::refuse_connect, Kind::second_connection, Kind::abort});
 }
 
+// The first rank from this one on that holds no server, if there is one: the others go on without it.
+std::uint32_t without_server(const Plan& plan, std::uint32_t rank) {
+  for (std::uint32_t i = 0; i < plan.config.size(); ++i) {
+    const std::uint32_t candidate = (rank + i) % plan.config.size();
+    if (candidate != 0 && !plan.holds_server(candidate)) {
+      return candidate;
+    }
+  }
+  return rank;
+}
+
 Fault random_fault(Random& random, const Plan& plan, Time span, bool survivable) {
   using Kind = Fault::Kind;
   Fault fault;
@@ -258,6 +269,9 @@ Fault random_fault(Random& random, const Plan& plan, Time span, bool survivable)
     fault.duration = breaks ? peer_timeout : std::min(fault.duration, peer_timeout - second);
   } else if (fault.kind == Kind::kill_rank || fault.kind == Kind::abort || fault.kind == Kind::refuse_connect) {
     fault.target %= plan.config.size();
+    if (random.chance(0.5)) {
+      fault.target = without_server(plan, fault.target);
+    }
   }
   // What has said goodbye may still serve, and what it was the last to know is lost with it or with a server.
   if (fault.kind == Kind::kill_rank && random.chance(0.3)) {
@@ -291,7 +305,7 @@ std::string random_name(Random& random, std::size_t number, bool once) {
 }
 
 void add_operations(Random& random, Plan& plan) {
-  const auto count = random.chance(0.04) ? random.between(50, 150) : random.between(1, random.chance(0.6) ? 8 : 30);
+  const auto count = random.chance(0.02) ? random.between(50, 150) : random.between(1, random.chance(0.6) ? 8 : 30);
   const double troubled = random.chance(0.5) ? 0 : 0.2;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto group = static_cast<std::uint32_t>(random.chance(0.5) ? 0 : random.below(plan.groups.size()));
@@ -480,12 +494,12 @@ void schedule(Random& random, Plan& plan, bool shuffled, Time spread) {
 Plan random_plan(std::uint64_t seed, bool faults) {
   Random random(seed);
   Shape shape;
-  shape.ranks = static_cast<std::uint32_t>(random.chance(0.03) ? 16 : random.between(1, random.chance(0.5) ? 4 : 8));
+  shape.ranks = static_cast<std::uint32_t>(random.chance(0.01) ? 16 : random.between(1, random.chance(0.5) ? 4 : 8));
   shape.dedicated = static_cast<std::uint32_t>(random.between(0, shape.ranks));
   shape.lanes = static_cast<std::uint32_t>(random.chance(0.7) ? 1 : 2);
   Plan plan = empty_plan(shape);
   choose_limits(random, plan.config);
-  if (shape.dedicated > 0 && random.chance(0.3)) {
+  if (shape.dedicated > 0 && random.chance(0.4)) {
     leave_to_dedicated(plan);
   } else if (random.chance(0.3)) {
     for (std::uint32_t& weight : plan.config.weights) {
@@ -493,7 +507,7 @@ Plan random_plan(std::uint64_t seed, bool faults) {
     }
     plan.config.weights[random.below(plan.config.weights.size())] = 1;
   }
-  plan.config.standby = random.chance(0.5);
+  plan.config.standby = random.chance(0.4);
   plan.timing = random_timing(random);
   add_groups(random, plan);
   add_operations(random, plan);
