@@ -329,7 +329,8 @@ bool Node::Impl::may_send(const node::ServerLink& link, std::uint64_t length) {
 void Node::Impl::pump(std::uint32_t server) {
   node::ServerLink& link = servers_[server];
   while (!link.admitted.empty()) {
-    Operation* operation = find_any(link.admitted.front());
+    // One that has failed sends nothing more: its arrays are not the node's any longer.
+    Operation* operation = find_going_on(link.admitted.front());
     if (operation == nullptr || operation->part_of(server).all_sent()) {
       link.admitted.pop_front();
       continue;

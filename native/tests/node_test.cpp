@@ -150,6 +150,41 @@ TEST(what_failed_before_it_was_sent_is_forgotten_when_all_have_heard) {
   }));
 }
 
+// Found by the simulated network: credit came back for a broadcast that had failed half sent, and the rest of it was
+// sent from an array that had been given back.
+TEST(what_has_failed_half_sent_sends_nothing_more_when_credit_comes_back) {
+  TwoServers job;
+  std::vector<std::byte> array(100'000);
+  Submission submission;
+  submission.handle = 7;
+  submission.collective = Collective::broadcast;
+  submission.name = "x";
+  submission.dtype = DType::uint8;
+  submission.shape = {100'000};
+  submission.input = array.data();
+  submission.input_bytes = array.size();
+  submission.timeout = second;
+  job.node.submit(std::move(submission));
+  const wire::Failure failure{Status::error(Code::timeout, "'x' did not move", 1)};
+  for (const LinkId link : {server_link, server_link + 1}) {
+    CHECK(job.arrives(link, {.type = Type::admit, .operation = 1}, {}).ok());
+  }
+  const auto is_data = [](const World::Queued& frame) { return frame.header.type == Type::data; };
+  const auto sent = std::count_if(job.world.queue.begin(), job.world.queue.end(), is_data);
+  CHECK(sent > 0);
+  // Only the home may fail it; the other server's word would be refused.
+  LinkId home = server_link;
+  if (!job.arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok()) {
+    home = server_link + 1;
+    CHECK(job.arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
+  }
+  CHECK(job.world.finished.contains(7));
+  for (const LinkId link : {server_link, server_link + 1}) {
+    CHECK(job.arrives(link, {.type = Type::grant, .credit = 4096}, {}).ok());
+  }
+  CHECK_EQ(std::count_if(job.world.queue.begin(), job.world.queue.end(), is_data), sent);
+}
+
 // Found by the simulated network: an all-gather failed while blocks were on their way, then its home was lost.
 TEST(blocks_of_an_exchange_that_has_ended_may_come_after_the_loss_of_its_home) {
   constexpr LinkId peer_link = 4;
