@@ -24,6 +24,9 @@ Status refused(std::string what) { return Status::error(Code::protocol, std::mov
 // How long a rank that leaves is there for those who may lack a result that it has.
 constexpr Time longest_help = 60 * second;
 
+// How long the coordinator's word about a rank is waited for whose link broke before all of an exchange had come.
+constexpr Time peer_loss_wait = 5 * second;
+
 // on_sent of LEAVE; operations have their numbers as tokens, which never get there.
 constexpr Token goodbye = ~Token{0};
 
@@ -445,6 +448,7 @@ void Node::Impl::on_lost(LinkId link, const Status& why) {
     case LinkState::Kind::peer:
       peers_[index].link.reset();
       report(1, index, why.message);
+      peer_losses_.emplace(now_ + peer_loss_wait, index);
       break;
     case LinkState::Kind::coordinator:
       coordinator_.reset();
@@ -511,6 +515,12 @@ void Node::Impl::on_time(Time now) {
   }
   if (inquiry_.until <= now_ || (inquiry_.until != never && inquiry_.unanswered == 0)) {
     end_inquiry();
+  }
+  while (!peer_losses_.empty() && peer_losses_.begin()->first <= now) {
+    const std::uint32_t rank = peer_losses_.extract(peer_losses_.begin()).value().second;
+    if (fail_exchanges_with(rank)) {
+      peer_losses_.emplace(now + peer_loss_wait, rank);  // the home may be lost before it hears of it
+    }
   }
   if (acknowledge_at_ <= now) {
     acknowledge();

@@ -299,6 +299,29 @@ void Node::Impl::receive_block(std::uint32_t rank, LinkState& link) {
   end_exchange_if_done(*operation);
 }
 
+// The coordinator would have declared it lost if it had not left. What it sent before it left has not come, and never
+// will.
+bool Node::Impl::fail_exchanges_with(std::uint32_t rank) {
+  bool found = false;
+  for (const auto& [exchange, number] : exchanges_) {
+    const Operation& operation = *find(number);
+    const std::optional<std::size_t> member = operation.group->index_of(rank);
+    const bool lacks = member && (operation.ring ? rank == ring_neighbour(operation, operation.group->ranks.size() - 1)
+                                                 : !operation.exchange.incoming[*member].done());
+    if (!lacks) {
+      continue;
+    }
+    found = true;
+    const Status why =
+        Status::error(Code::peer_lost,
+                      "'" + operation.name() + "' needs what " + rank_text(rank, config_) +
+                          " sent: its connection to " + rank_text(rank_, config_) + " ended before all of it had come",
+                      static_cast<std::int32_t>(rank));
+    send_to_server(operation.home, {.type = Type::fail, .operation = number}, wire::encode(wire::Failure{why}));
+  }
+  return found;
+}
+
 void Node::Impl::end_exchange_if_done(Operation& operation) {
   if (operation.exchange.done() && operation.unsent == 0) {
     operation.parts.front().done = true;

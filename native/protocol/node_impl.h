@@ -37,7 +37,8 @@ class Node::Impl {
   void on_lost(LinkId link, const Status& why);
   void on_time(Time now);
   Time deadline() const {
-    return std::min({checks_.empty() ? never : checks_.begin()->first, inquiry_.until, acknowledge_at_, give_up_at_});
+    return std::min({checks_.empty() ? never : checks_.begin()->first, inquiry_.until, acknowledge_at_, give_up_at_,
+                     peer_losses_.empty() ? never : peer_losses_.begin()->first});
   }
   void leave();
   bool left() const { return goodbye_said_ && goodbyes_unsent_ == 0; }
@@ -120,6 +121,8 @@ class Node::Impl {
   Status receive_grant(std::uint32_t rank, const wire::Header& header);
   void receive_block(std::uint32_t rank, LinkState& link);
   void end_exchange_if_done(Operation& operation);
+  // Those that lack what this rank, whose link is gone, has sent or would have. Whether there are any.
+  bool fail_exchanges_with(std::uint32_t rank);
   Operation* exchanging(std::uint64_t exchange);
 
   // The ring (node_ring.cpp).
@@ -193,6 +196,7 @@ class Node::Impl {
   node::Inquiry inquiry_;
   Time acknowledge_at_ = never;  // results that a server does not know to be here
   Time give_up_at_ = never;      // the end of the wait for those who may need a finished operation
+  std::set<std::pair<Time, std::uint32_t>> peer_losses_;  // when exchanges that lack something of these ranks fail
 
   std::unordered_map<std::uint64_t, std::uint64_t> exchanges_;  // exchange → number
   // Grants that came before SIZES: (exchange, rank) → bytes.

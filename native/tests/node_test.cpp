@@ -102,6 +102,21 @@ struct TwoServers {
   Node node{config, 0, world, pool};
 };
 
+Submission all_gather(const std::vector<std::byte>& input, std::vector<std::byte>& output) {
+  Submission submission;
+  submission.handle = 7;
+  submission.collective = Collective::all_gather;
+  submission.name = "x";
+  submission.dtype = DType::uint8;
+  submission.shape = {static_cast<std::int64_t>(input.size())};
+  submission.input = input.data();
+  submission.input_bytes = input.size();
+  submission.output = output.data();
+  submission.output_bytes = output.size();
+  submission.timeout = 1800 * second;
+  return submission;
+}
+
 }  // namespace
 
 TEST(an_answer_to_what_was_not_written_yet_leaves_no_frame_that_borrows_the_array) {
@@ -194,18 +209,7 @@ TEST(blocks_of_an_exchange_that_has_ended_may_come_after_the_loss_of_its_home) {
 
   std::vector<std::byte> input(bytes);
   std::vector<std::byte> output(2 * bytes);
-  Submission submission;
-  submission.handle = 7;
-  submission.collective = Collective::all_gather;
-  submission.name = "x";
-  submission.dtype = DType::uint8;
-  submission.shape = {bytes};
-  submission.input = input.data();
-  submission.input_bytes = input.size();
-  submission.output = output.data();
-  submission.output_bytes = output.size();
-  submission.timeout = second;
-  job.node.submit(std::move(submission));
+  job.node.submit(all_gather(input, output));
   const LinkId home = job.world.queue.back().link;
   const std::uint64_t exchange = (std::uint64_t{home - server_link} + 1) << 40 | 1;
   CHECK(job.arrives(home, {.type = Type::sizes, .operation = 1}, wire::encode(wire::Sizes{exchange, {bytes, bytes}}))
@@ -216,6 +220,36 @@ TEST(blocks_of_an_exchange_that_has_ended_may_come_after_the_loss_of_its_home) {
   CHECK(job.world.finished.contains(7));
   CHECK(job.loses(home).ok());
   CHECK(job.arrives(peer_link, {.type = Type::data, .dtype = DType::uint8, .operation = exchange}, Bytes(bytes)).ok());
+}
+
+// Found by the simulated network: a rank had left when its machine died, and took with it a block that was on its way.
+TEST(what_a_rank_took_with_it_that_has_left_is_not_waited_for) {
+  constexpr LinkId peer_link = 4;
+  constexpr std::uint64_t bytes = 2048;
+  TwoServers job;
+  job.node.attach_peer(peer_link, 1);
+  std::vector<std::byte> input(bytes);
+  std::vector<std::byte> output(2 * bytes);
+  job.node.submit(all_gather(input, output));
+  const LinkId home = job.world.queue.back().link;
+  const std::uint64_t exchange = (std::uint64_t{home - server_link} + 1) << 40 | 1;
+  CHECK(job.arrives(home, {.type = Type::sizes, .operation = 1}, wire::encode(wire::Sizes{exchange, {bytes, bytes}}))
+            .ok());
+  job.node.on_lost(peer_link, Status::error(Code::peer_lost, "connection reset by peer"));
+  CHECK(job.world.queue.back().header.type == Type::report);
+  const auto fails = [&job] {
+    return std::find_if(job.world.queue.begin(), job.world.queue.end(),
+                        [](const World::Queued& frame) { return frame.header.type == Type::fail; });
+  };
+  job.node.on_time(4 * second);
+  CHECK(fails() == job.world.queue.end());
+  job.node.on_time(6 * second);
+  CHECK(fails() != job.world.queue.end() && fails()->link == home);
+  wire::Failure failure;
+  CHECK(wire::decode(fails()->owned, failure).ok());
+  CHECK_EQ(failure.status.rank, 1);
+  CHECK(job.arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
+  CHECK(job.world.finished.at(7).code == Code::peer_lost);
 }
 
 RUN_TESTS()
