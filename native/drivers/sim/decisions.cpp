@@ -61,8 +61,12 @@ void Decisions::received(const End& to, const wire::Header& header) {
   }
 }
 
-std::string Decisions::lost(const End& at) const {
-  const bool minded = at.kind != LinkKind::control || at.is_client || lost_.count(at.client) > 0;
+std::string Decisions::lost(const End& at) {
+  if (at.kind != LinkKind::control || at.is_client) {
+    return "";
+  }
+  gone_.insert(at.client);
+  const bool minded = lost_.count(at.client) > 0 || gone_.size() == config_.size();
   return minded || !is_needed(at.client) ? "" : "the coordinator does not mind the loss of a rank that is needed";
 }
 

@@ -21,7 +21,7 @@ class Decisions {
 
   // What is wrong with a frame that is sent, or with what was not said when a link was lost; empty: nothing.
   std::string sent(const End& from, const wire::Header& header, const Bytes& owned);
-  std::string lost(const End& at) const;
+  std::string lost(const End& at);
   void received(const End& to, const wire::Header& header);
 
  private:
@@ -44,6 +44,7 @@ class Decisions {
   std::map<std::uint32_t, std::vector<std::uint32_t>> weights_;  // by epoch
   std::set<std::uint32_t> left_;                                 // ranks whose LEAVE the coordinator has
   std::set<std::uint32_t> lost_;                                 // ranks that it has declared lost
+  std::set<std::uint32_t> gone_;                                 // ranks whose links it has lost: it tells them nothing
   bool ended_ = false;
 };
 
