@@ -121,15 +121,23 @@ class Connection(socket.socket):
         OSError.
         """
 
+        # It must not lead back to this object, which holds `tls`: Python's collector does not see into the native core, and
+        # who is dropped in the middle of the handshake would stay for ever.
+        claimed: list[Caller] = []
+
         def find_key(name: bytes) -> bytes:
-            self.caller = caller(name)
-            for secret in secrets:
-                if self.caller is not None and name == identity(secret, *self.caller):
-                    return key(secret, name)
+            if (who := caller(name)) is not None:
+                claimed.append(who)
+                for secret in secrets:
+                    if name == identity(secret, *who):
+                        return key(secret, name)
             return b""
 
         self.tls = _native.Tls.server(find_key)
-        ended = await self._shake_hands(self.tls)
+        try:
+            ended = await self._shake_hands(self.tls)
+        finally:
+            self.caller = claimed[-1] if claimed else None
         if ended == "unencrypted":
             greeting = self.tls.greeting()
             self.tls = None

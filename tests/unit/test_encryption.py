@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import hmac
 import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -218,6 +220,27 @@ def test_noise_at_a_server_that_encrypts_is_noise() -> None:
             link.sendall(b"\x16\x03\x01\x02")
             assert link.recv(1) == b""
         wait_for_count(lambda: front.statistics().get("refused_silent", 0))
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00", None], ids=["nothing", "a beginning", "an identity"])
+def test_nothing_is_kept_of_one_who_is_dropped_in_the_handshake(said: bytes | None) -> None:
+    async def run() -> weakref.ref[Connection]:
+        near, far = socket.socketpair()
+        with near, Connection.adopt(links.watched(far)) as connection:
+            near.setblocking(False)
+            if said is None:
+                name = identity(SECRET, Role.SERVER, 1)
+                _native.Tls.client(name.decode(), key(SECRET, name)).handshake(near.fileno())
+            else:
+                near.send(said)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(connection.begin_server([SECRET]), 0.05)
+            assert connection.caller == (None if said is not None else (Role.SERVER, 1))
+            return weakref.ref(connection)
+
+    dropped = asyncio.run(run())
+    gc.collect()
+    assert dropped() is None
 
 
 @pytest.mark.parametrize("encrypts", [True, False])
