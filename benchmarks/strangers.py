@@ -5,11 +5,12 @@ Targets: its all-reduces slow by less than 10 %, and the server's memory grows b
 in turns while the job runs. They need a processor themselves, which the job's hosts share here: what is said of the
 job's time is with that.
 
-    sudo python benchmarks/strangers.py [--turns 8] [--out FILE]
+    sudo python benchmarks/strangers.py [--turns 8] [--tls psk] [--out FILE]
 
-Needs root. Takes 2 minutes on 2 cores.
+With ``--tls psk`` job and servers encrypt, and some of the strangers begin to. Needs root. Takes 2 minutes on 2 cores.
 """
 
+import os
 import statistics
 import subprocess
 import sys
@@ -37,10 +38,12 @@ SLOWER, GROWTH = 1.10, 16e6
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--turns", default=8, help="With strangers, and as many without.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path(__file__).with_suffix(".txt"))
-def main(turns: int, out: Path) -> None:
-    facts = machine_facts() | {"other load, before": f"{foreign_load():.2f} processors"}
-    with Lab(NODES + SERVERS + 1, LinkShape(rate=RATE)) as lab, place(lab, lab.hosts[NODES:-1]) as there:
+@click.option("--tls", type=click.Choice(["off", "psk"]), default="off", help="SHOAL_TLS of the job and its servers.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="strangers.txt or strangers_psk.txt.")
+def main(turns: int, tls: str, out: Path | None) -> None:
+    out = out or Path(__file__).with_name("strangers.txt" if tls == "off" else f"strangers_{tls}.txt")
+    facts = machine_facts() | {"SHOAL_TLS": tls, "other load, before": f"{foreign_load():.2f} processors"}
+    with Lab(NODES + SERVERS + 1, LinkShape(rate=RATE)) as lab, place(lab, lab.hosts[NODES:-1], tls) as there:
         job = there.job(lab.hosts[:NODES], TIMED, SIZE)
         lines = _measure(lab, there, job, turns)
     lines += ["", *(f"{name}: {fact}" for name, fact in facts.items())]
@@ -56,7 +59,12 @@ def _measure(lab: Lab, there: Place, job: Job, turns: int) -> list[str]:
     busy = dict.fromkeys(moments, 0.0)
     command = ["-m", "shoal.testing.strangers", there.server_addresses[0], str(there.server_port), str(PER_MINUTE)]
     strangers = lab.hosts[-1].start(
-        [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        [sys.executable, *command],
+        env=os.environ | there.security,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
     )
     made = _switch(strangers)  # off
     calling = 0.0

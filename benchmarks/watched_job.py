@@ -37,15 +37,12 @@ SILENT = "silent"
 
 
 class Place:
-    """Servers on some hosts of a lab, and jobs on others, with one secret."""
+    """Servers on some hosts of a lab, and jobs on others, with one secret. ``tls``: SHOAL_TLS of all of them."""
 
-    def __init__(self, lab: Lab, servers: Sequence[Host]) -> None:
+    def __init__(self, lab: Lab, servers: Sequence[Host], tls: str = "off") -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
-        self._environment = clean | {
-            "SHOAL_SECRET": secrets.token_hex(16),
-            "SHOAL_LOG": "error",
-            "PYTHONUNBUFFERED": "1",
-        }
+        self.security = {"SHOAL_SECRET": secrets.token_hex(16), "SHOAL_TLS": tls}
+        self._environment = clean | self.security | {"SHOAL_LOG": "error", "PYTHONUNBUFFERED": "1"}
         self._next_port = _FIRST_RENDEZVOUS
         self._jobs: list[subprocess.Popen[str]] = []
         self._folder = tempfile.TemporaryDirectory()
@@ -108,8 +105,8 @@ class Job:
 
 
 @contextlib.contextmanager
-def place(lab: Lab, servers: Sequence[Host]) -> Iterator[Place]:
-    made = Place(lab, servers)
+def place(lab: Lab, servers: Sequence[Host], tls: str = "off") -> Iterator[Place]:
+    made = Place(lab, servers, tls)
     try:
         yield made
     finally:

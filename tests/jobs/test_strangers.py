@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import subprocess
 import sys
 import time
@@ -43,15 +44,19 @@ def descriptors(pid: int) -> int:
 
 
 @pytest.mark.slow
-def test_ten_thousand_strangers_a_minute_change_nothing_for_a_job() -> None:
-    with Cluster(3, servers=1, nodes=3) as cluster:
+@pytest.mark.parametrize("tls", ["off", "psk"])
+def test_ten_thousand_strangers_a_minute_change_nothing_for_a_job(tls: str) -> None:
+    environment = {"SHOAL_TLS": tls, "SHOAL_SECRET": secrets.token_hex(16)}
+    with Cluster(3, servers=1, nodes=3, environment=environment) as cluster:
         server = cluster.servers[0].process.pid
         cluster.start(sum_for, 2.0).results()
         time.sleep(1.0)  # what the job had is given back
         before, open_before = kibibytes(server), descriptors(server)
         host, _, port = cluster.addresses[0].rpartition(":")
         command = [sys.executable, "-m", "shoal.testing.strangers", host, port, str(PER_MINUTE)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as strangers:
+        with subprocess.Popen(
+            command, env={**os.environ, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as strangers:
             assert strangers.stdin is not None
             assert strangers.stdout is not None
             try:

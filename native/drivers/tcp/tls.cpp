@@ -207,6 +207,12 @@ long Tls::control(OpenSsl::Bio* /*bio*/, int command, long /*number*/, void* /*p
 // --- The handshake ---
 
 Tls::Step Tls::handshake(int socket) {
+  // OpenSSL makes its buffers when it is first asked: who says nothing shall not have them.
+  char first = 0;
+  if (!is_client_ && greeting_.empty() && ::recv(socket, &first, 1, MSG_PEEK) < 0 &&
+      (errno == EAGAIN || errno == EWOULDBLOCK)) {
+    return Step::wants_input;
+  }
   socket_ = socket;
   from_kernel_ = true;
   openssl_.ERR_clear_error();

@@ -3,20 +3,24 @@ lengths that nobody has memory for, wrong secrets. For tests and benchmarks of w
 
     python -m shoal.testing.strangers HOST PORT PER_MINUTE
 
-calls until its standard input ends. Each line there turns it off and on again, beginning with off; each is answered by a
+calls until its standard input ends. With SHOAL_TLS=psk in its environment some of the callers begin to encrypt: browsers, who
+holds another secret, and who has recorded how a rank that holds SHOAL_SECRET began. Each line there turns it off and on again, beginning with off; each is answered by a
 line with the number of connections made until then and how many of them are open.
 """
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import socket
+import ssl
 import struct
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-from shoal.handshake import HELLO_BYTES, Client, Role
+from shoal import _native, encryption
+from shoal.handshake import HELLO_BYTES, Client, HandshakeRefused, Role
 
 # Of those who stay: longer than a server has patience with anybody.
 _STAYS = 8.0
@@ -76,9 +80,41 @@ async def _wrong_secret(link: socket.socket) -> None:
     await _until_closed(link)
 
 
-_KINDS: tuple[Callable[[socket.socket], Awaitable[None]], ...] = (
+async def _say_and_stay(said: bytes, link: socket.socket) -> None:
+    await _say(link, said)
+    await _until_closed(link)
+
+
+_Kind = Callable[[socket.socket], Awaitable[None]]
+
+_KINDS: tuple[_Kind, ...] = (
     _scan, _browse, _say_nothing, _huge, _reset, _say_little, _wrong_secret, _huge_hello,
 )  # fmt: skip
+
+
+def encrypting(secret: bytes) -> tuple[_Kind, ...]:
+    """Callers of a server that holds this secret and encrypts. They do not know it: one has recorded how a rank began."""
+    recorded = _client_hello(secret)
+    beginnings = [recorded, recorded[: len(recorded) // 2], _client_hello(os.urandom(32)), _browsers_client_hello()]
+    return tuple(functools.partial(_say_and_stay, beginning) for beginning in beginnings)
+
+
+def _client_hello(secret: bytes) -> bytes:
+    identity = encryption.identity(secret, Role.SERVER, 0)
+    tls = _native.Tls.client(identity.decode(), encryption.key(secret, identity))
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        tls.handshake(near.fileno())
+        return far.recv(4096)
+
+
+def _browsers_client_hello() -> bytes:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    browser = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        browser.do_handshake()
+    return outgoing.read()
 
 
 async def _say(link: socket.socket, data: bytes) -> None:
@@ -91,10 +127,13 @@ async def _until_closed(link: socket.socket) -> None:
 
 
 class Strangers:
-    """``per_minute`` connections to ``host`` and ``port``, one of each kind after another, while ``calling`` is set."""
+    """``per_minute`` connections to ``host`` and ``port``, one of each kind after another, while ``calling`` is set.
 
-    def __init__(self, host: str, port: int, per_minute: float) -> None:
+    ``more``: kinds beside those in the clear."""
+
+    def __init__(self, host: str, port: int, per_minute: float, more: Sequence[_Kind] = ()) -> None:
         self._address = (host, port)
+        self._kinds = (*_KINDS, *more)
         self._interval = 60.0 / per_minute
         self.calling = asyncio.Event()
         self.calling.set()
@@ -109,7 +148,7 @@ class Strangers:
         """Until cancelled. Who is late calls more often until the number is right again."""
         loop = asyncio.get_running_loop()
         due = loop.time()
-        for kind in itertools.cycle(_KINDS):
+        for kind in itertools.cycle(self._kinds):
             if not self.calling.is_set():
                 await self.calling.wait()
                 due = loop.time()
@@ -121,8 +160,8 @@ class Strangers:
             self._open.add(task)
             task.add_done_callback(self._open.discard)
 
-    async def _call(self, kind: Callable[[socket.socket], Awaitable[None]]) -> None:
-        with contextlib.suppress(OSError, asyncio.TimeoutError), socket.socket() as link:
+    async def _call(self, kind: _Kind) -> None:
+        with contextlib.suppress(OSError, asyncio.TimeoutError, HandshakeRefused), socket.socket() as link:
             link.setblocking(False)
             await asyncio.get_running_loop().sock_connect(link, self._address)
             self.made += 1
@@ -141,5 +180,9 @@ async def _follow_input(strangers: Strangers) -> None:
     calling.cancel()
 
 
+def _from_environment() -> Sequence[_Kind]:
+    return encrypting(os.environ["SHOAL_SECRET"].encode()) if os.environ.get("SHOAL_TLS") == "psk" else ()
+
+
 if __name__ == "__main__":
-    asyncio.run(_follow_input(Strangers(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))))
+    asyncio.run(_follow_input(Strangers(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), _from_environment())))
