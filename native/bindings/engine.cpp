@@ -14,6 +14,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <tuple>
@@ -171,6 +172,17 @@ nb::str text_of(const std::string& text) {
   return nb::steal<nb::str>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
+void attach_returned(Session& session, std::uint32_t index, std::uint32_t attempt, const nb::bytes& process,
+                     tcp::Socket&& socket) {
+  wire::ServerId id{};
+  if (process.size() != id.size()) {
+    throw std::invalid_argument("the id of a server has " + std::to_string(id.size()) + " bytes");
+  }
+  std::memcpy(id.data(), process.c_str(), id.size());
+  const nb::gil_scoped_release released;
+  session.engine().attach_returned(index, attempt, id, std::move(socket));
+}
+
 std::optional<std::tuple<std::string, std::int32_t, nb::str, std::uint32_t>> next_event(Session& session,
                                                                                         double seconds) {
   session.let_go();
@@ -267,7 +279,7 @@ void bind_engine(nb::module_& module) {
       .def("attach_node", without_gil(&tcp::Engine::attach_node), "index"_a, "rank"_a, "socket"_a)
       .def("attach_peer", without_gil(&tcp::Engine::attach_peer), "rank"_a, "socket"_a)
       .def("peer_unreachable", without_gil(&tcp::Engine::peer_unreachable), "rank"_a, "message"_a)
-      .def("attach_returned", without_gil(&tcp::Engine::attach_returned), "index"_a, "attempt"_a, "socket"_a)
+      .def("attach_returned", &attach_returned, "index"_a, "attempt"_a, "process"_a, "socket"_a)
       .def("server_unreachable", without_gil(&tcp::Engine::server_unreachable), "server"_a, "attempt"_a)
       .def(
           "share_memory",

@@ -74,6 +74,12 @@ class ServerActions final : public Actions<ServerWorld> {
   void sum(Sum sum) override;
 };
 
+class CoordinatorActions final : public Actions<CoordinatorWorld> {
+ public:
+  using Actions::Actions;
+  void warn(std::string text) override { require(!text.empty(), "a warning says something"); }
+};
+
 class NodeActions final : public Actions<NodeWorld> {
  public:
   using Actions::Actions;
@@ -653,7 +659,7 @@ class Job {
   BufferPool pool_{0};
   std::array<NodeActions, ranks> node_actions_{NodeActions{*this, 0}, NodeActions{*this, 1}, NodeActions{*this, 2}};
   std::array<ServerActions, servers> server_actions_{ServerActions{*this, ranks}, ServerActions{*this, ranks + 1}};
-  Actions<Wire> coordinator_actions_{*this, coordinator_actor};
+  CoordinatorActions coordinator_actions_{*this, coordinator_actor};
   Coordinator coordinator_;
   std::unordered_map<std::uint64_t, Work> work_;  // by handle
   std::vector<std::unique_ptr<Node>> nodes_;

@@ -108,6 +108,15 @@ void attempt(wire::ConstBytes bytes) {
   }
 }
 
+void reached(wire::ConstBytes bytes) {
+  wire::Reached read;
+  if (wire::decode(bytes, read).ok()) {
+    const wire::Bytes written = wire::encode(read);
+    require(std::equal(written.begin(), written.end(), bytes.begin(), bytes.end()),
+            "what came of an attempt is the same");
+  }
+}
+
 void runs(wire::ConstBytes bytes) {
   const Range shard{64, std::uint64_t{1} << 40};
   std::vector<wire::Run> read;
@@ -164,6 +173,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case 10:
       attempt(bytes);
+      reached(bytes);
       break;
     default:
       have(bytes);

@@ -36,7 +36,7 @@ Status refused(std::string what) { return Status::error(Code::protocol, std::mov
 
 class Coordinator::Impl {
  public:
-  Impl(const JobConfig& config, Wire& world)
+  Impl(const JobConfig& config, CoordinatorWorld& world)
       : config_(config), weights_(config.weights), world_(world), members_(config.size()) {}
 
   void attach_node(LinkId link, std::uint32_t rank) {
@@ -142,9 +142,11 @@ class Coordinator::Impl {
   };
 
   // A dedicated server that has been lost. While it is tried, `next` is never and `reached` has the ranks that reach it
-  // in this attempt: rank 0 first, then all others at once.
+  // in this attempt: rank 0 first, then all others at once, who must find the same process.
   struct Away {
-    bool lost = true;  // false: it is back
+    bool lost = true;        // false: it is back
+    bool ambiguous = false;  // different ranks have found different processes, which has been said
+    wire::ServerId process{};
     Time next = never;
     Time pause = first_pause;
     Time penalty = first_pause;
@@ -201,10 +203,11 @@ class Coordinator::Impl {
   }
 
   Status hear_reached(const LinkState& from) {
-    wire::Attempt attempt;
-    if (Status status = wire::decode(from.payload, attempt); !status.ok()) {
+    wire::Reached reached;
+    if (Status status = wire::decode(from.payload, reached); !status.ok()) {
       return status;
     }
+    const wire::Attempt attempt = reached.attempt;
     const auto found = away_.find(attempt.server);
     if (found == away_.end() || attempt.number > found->second.attempt) {
       return refused("REACHED of a server that was not to be tried");
@@ -217,6 +220,12 @@ class Coordinator::Impl {
       give_up(away);
       return {};
     }
+    if (from.rank == 0) {
+      away.process = reached.process;
+    } else if (reached.process != away.process) {
+      refuse_ambiguous(attempt.server, away, from.rank);
+      return {};
+    }
     away.reached.insert(from.rank);
     for (std::uint32_t rank = 1; rank < config_.size() && from.rank == 0; ++rank) {
       tell_reconnect(rank, attempt.server, away);
@@ -227,12 +236,22 @@ class Coordinator::Impl {
     return {};
   }
 
+  // Its address means several processes. Were it used, ranks would wait for each other at different ones.
+  void refuse_ambiguous(std::uint32_t server, Away& away, std::uint32_t rank) {
+    if (!std::exchange(away.ambiguous, true)) {
+      world_.warn("server " + config_.server_names[server] + " is not used again: " + ranks_text({0, rank}, config_) +
+                  " reach different processes there, so it is a balancer of load or a name with several machines: name "
+                  "each server by itself in SHOAL_SERVERS. It is tried further");
+    }
+    give_up(away);
+  }
+
   void tell_reconnect(std::uint32_t rank, std::uint32_t server, const Away& away) {
     tell(members_[rank], Type::reconnect, 0, wire::encode(wire::Attempt{server, away.attempt}));
   }
 
   void bring_back(std::uint32_t server, Away& away) {
-    away.lost = false;
+    away.lost = away.ambiguous = false;
     away.back_since = now_;
     away.pause = first_pause;
     bool has_share = false;
@@ -377,7 +396,7 @@ class Coordinator::Impl {
   const JobConfig config_;
   std::vector<std::uint32_t> weights_;  // at present
   std::uint32_t epoch_ = 0;
-  Wire& world_;
+  CoordinatorWorld& world_;
   Time now_ = 0;
   std::vector<Member> members_;  // by rank
   std::unordered_map<LinkId, LinkState> links_;
@@ -389,7 +408,8 @@ class Coordinator::Impl {
   bool ended_ = false;
 };
 
-Coordinator::Coordinator(const JobConfig& config, Wire& world) : impl_(std::make_unique<Impl>(config, world)) {}
+Coordinator::Coordinator(const JobConfig& config, CoordinatorWorld& world)
+    : impl_(std::make_unique<Impl>(config, world)) {}
 Coordinator::~Coordinator() = default;
 void Coordinator::attach_node(LinkId link, std::uint32_t rank) { impl_->attach_node(link, rank); }
 Placement Coordinator::on_header(LinkId link, const Header& header) { return impl_->on_header(link, header); }

@@ -14,7 +14,7 @@ namespace shoal {
 
 class Coordinator final : public Machine {
  public:
-  Coordinator(const JobConfig& config, Wire& world);
+  Coordinator(const JobConfig& config, CoordinatorWorld& world);
   ~Coordinator() override;
 
   // The control link of a rank's node, rank 0's own among them.

@@ -78,6 +78,13 @@ class Wire {
   virtual void close(LinkId link) = 0;
 };
 
+// Actions of the coordinator.
+class CoordinatorWorld : public Wire {
+ public:
+  // Something that a person should read, once for the whole job.
+  virtual void warn(std::string text) = 0;
+};
+
 // Actions of a server.
 class ServerWorld : public Wire {
  public:

@@ -39,8 +39,8 @@ void Node::attach_server(LinkId link, std::uint32_t index) { impl_->attach_serve
 void Node::attach_coordinator(LinkId link) { impl_->attach_coordinator(link); }
 void Node::attach_peer(LinkId link, std::uint32_t rank) { impl_->attach_peer(link, rank); }
 void Node::peer_unreachable(std::uint32_t rank, const std::string& why) { impl_->report_rank(rank, why); }
-void Node::attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt) {
-  impl_->attach_returned(link, index, attempt);
+void Node::attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process) {
+  impl_->attach_returned(link, index, attempt, process);
 }
 void Node::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
   impl_->server_unreachable(server, attempt);

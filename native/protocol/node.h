@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "protocol/job.h"
 #include "protocol/machine.h"
+#include "wire/epoch.h"
 
 namespace shoal {
 
@@ -44,8 +45,9 @@ class Node final : public Machine {
   void attach_coordinator(LinkId link);
   void attach_peer(LinkId link, std::uint32_t rank);
   void peer_unreachable(std::uint32_t rank, const std::string& why);
-  // What came of NodeWorld::connect_server. A link of an attempt that is over is closed.
-  void attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt);
+  // What came of NodeWorld::connect_server: a link for each lane, all of them to this process, or none. A link of an
+  // attempt that is over is closed.
+  void attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
 
   // `ranks`: members in order, this rank among them (checked by the caller). Returns the group's number.

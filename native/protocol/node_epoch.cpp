@@ -145,7 +145,8 @@ Status Node::Impl::receive_reconnect(const LinkState& link) {
   return {};
 }
 
-void Node::Impl::attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt) {
+void Node::Impl::attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt,
+                                 const wire::ServerId& process) {
   node::ServerLink& server = servers_[index];
   if (server.attempt != attempt || server.link || goodbye_said_) {
     world_.close(link);  // too late
@@ -154,7 +155,7 @@ void Node::Impl::attach_returned(LinkId link, std::uint32_t index, std::uint32_t
   attach_server(link, index);
   const std::vector<std::uint32_t> lanes = config_.lanes_of(index);
   if (std::all_of(lanes.begin(), lanes.end(), [this](std::uint32_t lane) { return servers_[lane].link.has_value(); })) {
-    tell_reached(lanes.front(), attempt, 0);
+    tell_reached({{lanes.front(), attempt}, process}, 0);
   }
 }
 
@@ -165,15 +166,15 @@ void Node::Impl::server_unreachable(std::uint32_t server, std::uint32_t attempt)
   for (std::uint32_t lane : config_.lanes_of(server)) {
     close_server(lane);
   }
-  tell_reached(server, attempt, wire::flag_unreachable);
+  tell_reached({{server, attempt}, {}}, wire::flag_unreachable);
 }
 
-void Node::Impl::tell_reached(std::uint32_t server, std::uint32_t attempt, std::uint8_t flags) {
-  for (std::uint32_t lane : config_.lanes_of(server)) {
+void Node::Impl::tell_reached(const wire::Reached& reached, std::uint8_t flags) {
+  for (std::uint32_t lane : config_.lanes_of(reached.attempt.server)) {
     servers_[lane].attempt = 0;
   }
   if (coordinator_ && !goodbye_said_) {
-    wire::Bytes bytes = wire::encode(wire::Attempt{server, attempt});
+    wire::Bytes bytes = wire::encode(reached);
     const wire::Header header{
         .type = Type::reached, .flags = flags, .length = static_cast<std::uint32_t>(bytes.size())};
     world_.send(*coordinator_, header, std::move(bytes), {}, 0);

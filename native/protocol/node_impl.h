@@ -28,7 +28,7 @@ class Node::Impl {
   void attach_coordinator(LinkId link);
   void attach_peer(LinkId link, std::uint32_t rank);
   void report_rank(std::uint32_t rank, const std::string& why);
-  void attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt);
+  void attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
   Placement on_header(LinkId link, const wire::Header& header);
   Status on_payload(LinkId link);
@@ -147,7 +147,7 @@ class Node::Impl {
   void reset_servers(const std::vector<std::uint32_t>& weights);
   void close_server(std::uint32_t server);
   Status receive_reconnect(const LinkState& link);
-  void tell_reached(std::uint32_t server, std::uint32_t attempt, std::uint8_t flags);
+  void tell_reached(const wire::Reached& reached, std::uint8_t flags);
   void reopen(Operation& operation);
   void note_progress(Operation& operation);
   Status receive_admit(Operation& operation, LinkState& link);

@@ -187,6 +187,22 @@ TEST(an_attempt_survives_the_wire_and_nothing_else_is_one) {
   CHECK(!wire::decode(wire::encode(wire::Attempt{7, 0}), read).ok());
 }
 
+TEST(what_came_of_an_attempt_survives_the_wire_and_nothing_else_does) {
+  wire::Reached reached{{7, 3}, {}};
+  reached.process.front() = std::byte{1};
+  reached.process.back() = std::byte{2};
+  const wire::Bytes bytes = wire::encode(reached);
+  CHECK_EQ(bytes.size(), 24U);
+  wire::Reached read;
+  CHECK(wire::decode(bytes, read).ok());
+  CHECK(read.attempt == reached.attempt && read.process == reached.process);
+  for (std::size_t length = 0; length < bytes.size(); ++length) {
+    CHECK(!wire::decode(wire::ConstBytes(bytes).first(length), read).ok());
+  }
+  reached.attempt.number = 0;
+  CHECK(!wire::decode(wire::encode(reached), read).ok());
+}
+
 TEST(an_answer_about_late_ranks_survives_the_wire_and_no_part_of_it_does) {
   wire::Late late{20, {}};
   late.members.push_back({3, wire::Late::Why::owes_data, Collective::broadcast, "model", 1500});

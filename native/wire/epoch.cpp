@@ -1,5 +1,6 @@
 #include "wire/epoch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/limits.h"
@@ -56,6 +57,21 @@ Status decode(ConstBytes payload, Attempt& attempt) {
   }
   attempt = {get<std::uint32_t>(payload.data()), get<std::uint32_t>(payload.data() + 4)};
   return attempt.number != 0 ? Status{} : refused("attempt 0 to reach a server again");
+}
+
+Bytes encode(const Reached& reached) {
+  Bytes bytes = encode(reached.attempt);
+  bytes.insert(bytes.end(), reached.process.begin(), reached.process.end());
+  return bytes;
+}
+
+Status decode(ConstBytes payload, Reached& reached) {
+  if (payload.size() != attempt_bytes + reached.process.size()) {
+    return refused("a REACHED of " + std::to_string(payload.size()) + " bytes");
+  }
+  const ConstBytes process = payload.subspan(attempt_bytes);
+  std::copy(process.begin(), process.end(), reached.process.begin());
+  return decode(payload.first(attempt_bytes), reached.attempt);
 }
 
 Bytes encode(const std::vector<Run>& runs) {

@@ -4,6 +4,7 @@
 // Decoding trusts nothing, as in opening.h.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -23,14 +24,27 @@ Bytes encode(const Epoch& epoch);
 Status decode(ConstBytes payload, Epoch& epoch);
 std::size_t epoch_limit(std::size_t servers);
 
-// RECONNECT and REACHED: which time a lost server is tried, counted from 1 for each server.
+// RECONNECT: which time a lost server is tried, counted from 1 for each server.
 struct Attempt {
   std::uint32_t server = 0;  // the index of its first lane
   std::uint32_t number = 0;
+
+  friend bool operator==(const Attempt&, const Attempt&) = default;
 };
 inline constexpr std::size_t attempt_bytes = 8;
 Bytes encode(const Attempt& attempt);
 Status decode(ConstBytes payload, Attempt& attempt);
+
+// A server process, as its handshake names it, by whatever address it was reached.
+using ServerId = std::array<std::byte, 16>;
+
+// REACHED: what came of an attempt.
+struct Reached {
+  Attempt attempt;
+  ServerId process{};  // zeros where none was reached
+};
+Bytes encode(const Reached& reached);
+Status decode(ConstBytes payload, Reached& reached);
 
 // A part of an operation's buffer that one member has yet to send, or to receive, or both.
 struct Run {

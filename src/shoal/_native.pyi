@@ -183,8 +183,9 @@ class Engine:
         """A peer link, at any time after start."""
 
     def peer_unreachable(self, rank: int, message: str) -> None: ...
-    def attach_returned(self, index: int, attempt: int, socket: Socket | int) -> None:
-        """After the event "connect_server": the link to one lane, ``index``. The server is told when all lanes are there."""
+    def attach_returned(self, index: int, attempt: int, process: bytes, socket: Socket | int) -> None:
+        """After the event "connect_server": the link to one lane, ``index``. ``process``: the server's id, the same for all
+        lanes. Rank 0 is told when all are there."""
 
     def server_unreachable(self, server: int, attempt: int) -> None:
         """After the event "connect_server": it cannot be reached, or not on all lanes."""

@@ -396,10 +396,7 @@ class _Node:
 
     def _note_id(self, server: int, place: ServerPlace, server_id: bytes) -> None:
         if self._server_ids.setdefault(server, server_id) != server_id:
-            raise ConfigurationError(
-                f"rank {self._rank} (host {self._host}) reaches different servers as {place}, so it is a balancer of load or a "
-                "name with several machines: name each server by itself in SHOAL_SERVERS"
-            )
+            raise several_servers(f"rank {self._rank} (host {self._host})", place)
 
     def _unreachable(self, place: ServerPlace, address: Address, error: OSError) -> ShoalError:
         what = f"rank {self._rank} (host {self._host}) cannot reach the server {place}"
@@ -444,6 +441,14 @@ async def introduce(
         raise type(refused)(f"{called}, which refused: {refused}")
     if said.kind != "ready":
         raise ShoalError(f"{called}, which said '{said.kind}' instead of 'ready': install the same version of Shoal")
+
+
+def several_servers(who: str, place: ServerPlace) -> ConfigurationError:
+    """The lanes of one server have ended at different ones."""
+    return ConfigurationError(
+        f"{who} reaches different servers as {place}, so it is a balancer of load or a name with several machines: name each "
+        "server by itself in SHOAL_SERVERS"
+    )
 
 
 def _say_without_memory(rank: int, error: OSError) -> None:

@@ -23,7 +23,7 @@ from shoal.config import Settings
 from shoal.encryption import hand_over
 from shoal.errors import ShoalError, Timeout
 from shoal.handshake import Client, HandshakeRefused, Role
-from shoal.joining import Joined, introduce
+from shoal.joining import Joined, introduce, several_servers
 from shoal.patience import Patience
 from shoal.shares import ServerPlace
 from shoal.terms import Welcome, rank_name
@@ -279,9 +279,14 @@ class Session:
     async def _connect_server(self, first: int, attempt: int) -> None:
         """All lanes of a server, the first of which has this index, or none."""
         found: list[socket.socket] = []
+        process = b""
         try:
             for lane in range(self.lanes):
-                found.append(await self._call_server(first + lane, lane, attempt))
+                link, server_id = await self._call_server(first + lane, lane, attempt)
+                found.append(link)
+                process = process or server_id
+                if server_id != process:
+                    raise several_servers(rank_name(self.rank, self.hosts), self._place(first))
         except (OSError, HandshakeRefused, ShoalError) as error:
             self._say_not_back(self._place(first), error)
             for link in found:
@@ -290,7 +295,7 @@ class Session:
             return
         with contextlib.suppress(RuntimeError):  # the engine is closed at this moment
             for lane, link in enumerate(found):
-                self._engine.attach_returned(first + lane, attempt, hand_over(link))
+                self._engine.attach_returned(first + lane, attempt, process, hand_over(link))
 
     def _say_not_back(self, place: ServerPlace, error: Exception) -> None:
         """Nobody may be there for long. A server that refuses is something that somebody has to mend: said once."""
@@ -306,7 +311,8 @@ class Session:
     def _place(self, index: int) -> ServerPlace:
         return self._joined.welcome.servers[index // self.lanes]
 
-    async def _call_server(self, index: int, lane: int, attempt: int) -> socket.socket:
+    async def _call_server(self, index: int, lane: int, attempt: int) -> tuple[socket.socket, bytes]:
+        """The link to one lane, and the server's id."""
         welcome = self._joined.welcome
         client = Client(
             self._joined.secret,
@@ -324,7 +330,8 @@ class Session:
         except BaseException:
             link.close()
             raise
-        return link
+        assert client.server_id is not None, "a handshake that is done has named the server"
+        return link, client.server_id
 
     def _become_inert(self) -> None:
         self._inert = True

@@ -1,23 +1,28 @@
 """A TCP relay between ranks and a server, which keeps what passes and may change it: somebody in between."""
 
 import contextlib
+import itertools
 import socket
 import threading
 from types import TracebackType
 
 
-class Relay:
-    """Listens on loopback and carries every connection to ``server``, a host:port.
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
 
-    ``flip_after``: of each connection's bytes from the server, the one after so many has a bit changed. ``seen`` is all that
+
+class Relay:
+    """Listens on loopback, at ``port`` or any, and carries every connection to ``server``, a host:port.
+
+    ``others``: more of them, each of which gets the next connection in turn, as behind a balancer of load. ``flip_after``: of each connection's bytes from the server, the one after so many has a bit changed. ``seen`` is all that
     has passed, either way, of all connections.
     """
 
-    def __init__(self, server: str, flip_after: int | None = None) -> None:
-        host, _, port = server.rpartition(":")
-        self._server = (host, int(port))
+    def __init__(self, server: str, *others: str, flip_after: int | None = None, port: int = 0) -> None:
+        self._servers = itertools.cycle([_split(each) for each in (server, *others)])
         self._flip_after = flip_after
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self._lock = threading.Lock()
         self._ends: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -46,7 +51,7 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._server)
+                far = socket.create_connection(next(self._servers))
                 self._ends += [near, far]
                 for source, target, flip_after in ((near, far, None), (far, near, self._flip_after)):
                     thread = threading.Thread(target=self._carry, args=(source, target, flip_after), daemon=True)

@@ -70,7 +70,10 @@ def test_the_content_of_an_array_is_on_the_network_only_in_the_clear(tls: str) -
 @pytest.mark.parametrize("after", [3_000, 100_000, 1_000_000])
 def test_a_changed_byte_is_an_error_on_every_rank_and_never_a_wrong_number(after: int) -> None:
     environment = {"SHOAL_TLS": "psk", "SHOAL_COLOCATED": "never"}
-    with Cluster(2, servers=1, environment=environment) as cluster, Relay(cluster.addresses[0], after) as relay:
+    with (
+        Cluster(2, servers=1, environment=environment) as cluster,
+        Relay(cluster.addresses[0], flip_after=after) as relay,
+    ):
         job = cluster.start(known_content, environment_of=lambda rank: {"SHOAL_SERVERS": relay.address})
         outcomes = job.wait(SECONDS)
     for outcome in outcomes:

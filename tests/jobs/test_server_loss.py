@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from losing_servers import STEPS, Ran, every_operation, training, until_told
+from relay import Relay
 
 from shoal import ShoalError
 from shoal.testing import Cluster, ClusterJob, run_ranks
@@ -162,6 +163,28 @@ def test_a_server_that_is_back_with_another_secret_is_refused_and_that_is_said_o
         said = [line for line in job.stderr(0).splitlines() if "again yet" in line]
         assert len(said) == 1
         assert "secret" in said[0], said
+
+
+def test_a_server_that_is_back_as_several_is_not_used_and_that_is_said_once() -> None:
+    """Behind its address is a balancer of load now, which gives each rank a process of its own."""
+    with Cluster(RANKS, servers=3) as cluster:
+        first, *spare = cluster.addresses
+        job = cluster.start(until_told, str(cluster.folder), environment_of=lambda rank: {"SHOAL_SERVERS": first})
+        wait_for_step(job, 3)
+        cluster.servers[0].process.signal(signal.SIGKILL)
+        wait_until(job, lambda: "is lost" in job.stderr(0))
+        cluster.servers[0].process.finish()  # its port is free
+        with Relay(*spare, port=int(first.rpartition(":")[2])):
+            wait_until(job, lambda: "is not used again" in job.stderr(0))
+            time.sleep(3)  # for an attempt or two
+            wait_for_step(job, step_of(job) + 3)
+            (cluster.folder / "stop").touch()
+            assert len(set(job.results(SECONDS))) == 1
+        said = [line for line in job.stderr(0).splitlines() if "is lost" not in line]
+        assert len(said) == 1, said
+        assert re.search(
+            rf"server {first} is not used again: ranks 0 \(\S+\), [12] \(\S+\) reach different processes there", said[0]
+        ), said
 
 
 def test_without_co_located_servers_the_loss_of_the_last_one_ends_the_job() -> None:

@@ -1,6 +1,7 @@
 #include "drivers/sim/cluster.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace shoal::sim {
@@ -62,13 +63,29 @@ class SimulatedNodeWorld final : public SeatWorld<NodeWorld> {
   std::uint32_t rank_;
 };
 
+class SimulatedCoordinatorWorld final : public SeatWorld<CoordinatorWorld> {
+ public:
+  SimulatedCoordinatorWorld(Network& network, Seat& seat, Application& application)
+      : SeatWorld(network, seat), application_(application) {}
+  void warn(std::string text) override { application_.on_warning(0, text); }
+
+ private:
+  Application& application_;
+};
+
+wire::ServerId id_of(ActorId process) {
+  wire::ServerId id{};
+  std::memcpy(id.data(), &process, sizeof process);
+  return id;
+}
+
 }  // namespace
 
 Cluster::Cluster(const Plan& plan, Network& network, Application& application, Observer& observer)
     : plan_(plan), network_(network), observer_(observer) {
   make_nodes(application);
   make_servers();
-  make_coordinator();
+  make_coordinator(application);
   attach_all();
   stray_ = &network_.add_seat(outside, "a stranger");
 }
@@ -115,9 +132,9 @@ Cluster::ServerHost& Cluster::make_server(std::uint32_t index, std::uint32_t att
   return host;
 }
 
-void Cluster::make_coordinator() {
+void Cluster::make_coordinator(Application& application) {
   coordinator_seat_ = &network_.add_seat(nodes_[0].actor, "coordinator");
-  coordinator_world_ = std::make_unique<SeatWorld<Wire>>(network_, *coordinator_seat_);
+  coordinator_world_ = std::make_unique<SimulatedCoordinatorWorld>(network_, *coordinator_seat_, application);
   coordinator_ = std::make_unique<Coordinator>(plan_.config, *coordinator_world_);
   coordinator_seat_->machine = coordinator_.get();
 }
@@ -233,11 +250,13 @@ void Cluster::part(std::uint64_t seed, Time duration, std::function<void(const E
 void Cluster::connect_server(std::uint32_t rank, std::uint32_t server, std::uint32_t attempt) {
   Random& random = network_.random();
   NodeHost& near = nodes_[rank];
-  ActorId& process = dedicated_[plan_.server_processes[server]];
-  if (network_.scheduler().stopped(process) && random.chance(0.5)) {
+  ActorId& known_process = dedicated_[plan_.server_processes[server]];
+  if (network_.scheduler().stopped(known_process) && random.chance(0.5)) {
     network_.trace("a dedicated server is started again");
-    process = network_.scheduler().add_actor();
+    known_process = network_.scheduler().add_actor();
   }
+  const bool another = random.chance(0.05);
+  const ActorId process = another ? network_.scheduler().add_actor() : known_process;
   const Time when = network_.now() + network_.delay();
   if (network_.scheduler().stopped(process) || random.chance(0.1)) {
     network_.scheduler().at(when, near.actor, [this, &near, server, attempt] {
@@ -254,8 +273,9 @@ void Cluster::connect_server(std::uint32_t rank, std::uint32_t server, std::uint
     End& end = network_.add_link(LinkKind::server, *near.seat, rank, *host.seat, lane);
     const Time later = when + (random.chance(0.1) ? random.between(0, 2 * second) : 0);
     network_.attach_later(*end.other, later, [&host, &end, rank] { host.server->attach_node(end.other->id, rank); });
-    network_.attach_later(end, later + network_.delay(),
-                          [&near, &end, lane, attempt] { near.node->attach_returned(end.id, lane, attempt); });
+    network_.attach_later(end, later + network_.delay(), [&near, &end, lane, attempt, process] {
+      near.node->attach_returned(end.id, lane, attempt, id_of(process));
+    });
   }
 }
 

@@ -72,7 +72,7 @@ class Cluster {
   // Nothing passes between some processes and the others for so long, drawn by the seed. Beyond the peer timeout the
   // links between them break: `broken` is told of each that does.
   void part(std::uint64_t seed, Time duration, std::function<void(const End&)> broken);
-  // A process that has died may have been started again.
+  // A process that has died may have been started again, and its address may lead to another one now and then.
   void connect_server(std::uint32_t rank, std::uint32_t server, std::uint32_t attempt);
   void check_memory(const NodeHost& host);
 
@@ -80,7 +80,7 @@ class Cluster {
   void make_nodes(Application& application);
   void make_servers();
   ServerHost& make_server(std::uint32_t index, std::uint32_t attempt, ActorId actor);
-  void make_coordinator();
+  void make_coordinator(Application& application);
   void attach_all();
   // A server takes no more memory than it has granted.
   void check_memory(const ServerHost& host);
@@ -92,7 +92,7 @@ class Cluster {
   std::deque<ServerHost> servers_;  // also those of before
   std::vector<ActorId> dedicated_;
   Seat* coordinator_seat_ = nullptr;
-  std::unique_ptr<Wire> coordinator_world_;
+  std::unique_ptr<CoordinatorWorld> coordinator_world_;
   std::unique_ptr<Coordinator> coordinator_;
   std::set<std::uint32_t> unreachable_;
   // Peer links by their ranks: the end of the higher one, once it knows of it.

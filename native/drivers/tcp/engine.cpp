@@ -52,7 +52,7 @@ class Engine::Impl {
   void attach_node(std::uint32_t index, std::uint32_t rank, Socket socket);
   void attach_peer(std::uint32_t rank, Socket socket);
   void peer_unreachable(std::uint32_t rank, std::string why);
-  void attach_returned(std::uint32_t index, std::uint32_t attempt, Socket socket);
+  void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process, Socket socket);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
   void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
@@ -69,6 +69,7 @@ class Engine::Impl {
 
  private:
   class World;
+  class DecidingWorld;
   class Inside;
 
   void check_rank(std::uint32_t rank) const;
@@ -94,7 +95,7 @@ class Engine::Impl {
   std::unique_ptr<World> world_;
   std::unique_ptr<Node> node_;
   std::map<std::uint32_t, std::unique_ptr<HostedServer>> servers_;  // by index
-  std::unique_ptr<OnLoop<Wire>> coordinator_world_;
+  std::unique_ptr<DecidingWorld> coordinator_world_;
   std::unique_ptr<Coordinator> coordinator_;
   std::shared_ptr<Inside> inside_;  // null: every rank is a node of its own
 
@@ -132,6 +133,15 @@ class Engine::Impl::World final : public OnLoop<NodeWorld> {
   void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
   void ended() override { engine_.tell({"ended", -1, ""}); }
   std::uint64_t repairs(LinkId link) const override { return loop_.repairs(link); }
+
+ private:
+  Impl& engine_;
+};
+
+class Engine::Impl::DecidingWorld final : public OnLoop<CoordinatorWorld> {
+ public:
+  DecidingWorld(Impl& engine, Loop& loop) : OnLoop(loop), engine_(engine) {}
+  void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
 
  private:
   Impl& engine_;
@@ -183,7 +193,7 @@ Engine::Impl::Impl(std::uint32_t rank, JobConfig config, int peer_timeout)
     }
   }
   if (rank == 0) {
-    coordinator_world_ = std::make_unique<OnLoop<Wire>>(loop_);
+    coordinator_world_ = std::make_unique<DecidingWorld>(*this, loop_);
     coordinator_ = std::make_unique<Coordinator>(config_, *coordinator_world_);
     coordinator_world_->bind(*coordinator_);
     loop_.add(*coordinator_);
@@ -242,9 +252,10 @@ void Engine::Impl::peer_unreachable(std::uint32_t rank, std::string why) {
   post([this, rank, why = std::move(why)] { node_->peer_unreachable(rank, why); });
 }
 
-void Engine::Impl::attach_returned(std::uint32_t index, std::uint32_t attempt, Socket socket) {
+void Engine::Impl::attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process,
+                                   Socket socket) {
   check_server(index);
-  loop_.call([&] { node_->attach_returned(loop_.add_socket(*node_, std::move(socket)), index, attempt); });
+  loop_.call([&] { node_->attach_returned(loop_.add_socket(*node_, std::move(socket)), index, attempt, process); });
 }
 
 void Engine::Impl::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
@@ -552,8 +563,9 @@ void Engine::attach_node(std::uint32_t index, std::uint32_t rank, Socket&& socke
 }
 void Engine::attach_peer(std::uint32_t rank, Socket&& socket) { impl_->attach_peer(rank, std::move(socket)); }
 void Engine::peer_unreachable(std::uint32_t rank, std::string why) { impl_->peer_unreachable(rank, std::move(why)); }
-void Engine::attach_returned(std::uint32_t index, std::uint32_t attempt, Socket&& socket) {
-  impl_->attach_returned(index, attempt, std::move(socket));
+void Engine::attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process,
+                             Socket&& socket) {
+  impl_->attach_returned(index, attempt, process, std::move(socket));
 }
 void Engine::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
   impl_->server_unreachable(server, attempt);

@@ -44,8 +44,8 @@ class Engine {
   void attach_node(std::uint32_t index, std::uint32_t rank, Socket&& socket);
   void attach_peer(std::uint32_t rank, Socket&& socket);
   void peer_unreachable(std::uint32_t rank, std::string why);
-  // What came of the event connect_server: a link for each lane, or none.
-  void attach_returned(std::uint32_t index, std::uint32_t attempt, Socket&& socket);
+  // What came of the event connect_server: a link for each lane, all of them to this process, or none.
+  void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process, Socket&& socket);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
   // Before start(): all ranks of the job are on this machine and share this memory, for all-reduces.
   void share_memory(std::shared_ptr<const shm::Memory> memory);

@@ -191,7 +191,7 @@ class Loop final : private Receiver {
   std::atomic<std::uint64_t> links_{0};
 };
 
-// The world of one machine on a loop: Base is Wire, ServerWorld or NodeWorld.
+// The world of one machine on a loop: Base is CoordinatorWorld, ServerWorld or NodeWorld.
 template <class Base>
 class OnLoop : public Base {
  public:

@@ -42,6 +42,12 @@ class World : public Base {
   Process& process_;
 };
 
+class RatedCoordinatorWorld final : public World<CoordinatorWorld> {
+ public:
+  using World::World;
+  void warn(std::string /*text*/) override {}
+};
+
 class RatedServerWorld final : public World<ServerWorld> {
  public:
   using World::World;
@@ -118,7 +124,7 @@ class Run final : public Owner {
   std::unique_ptr<std::byte[]> scratch_;
   std::deque<NodeHost> nodes_;
   std::deque<ServerHost> servers_;
-  std::unique_ptr<Wire> coordinator_world_;
+  std::unique_ptr<CoordinatorWorld> coordinator_world_;
   std::unique_ptr<Coordinator> coordinator_;
   std::deque<ForeignFlow> foreign_;
 
@@ -155,7 +161,7 @@ void Run::make_nodes() {
 
 void Run::make_coordinator() {
   Process& process = processes_.add(0, "the coordinator");
-  coordinator_world_ = std::make_unique<World<Wire>>(process);
+  coordinator_world_ = std::make_unique<RatedCoordinatorWorld>(process);
   coordinator_ = std::make_unique<Coordinator>(setup_.config, *coordinator_world_);
   process.set_machine(coordinator_.get());
   for (std::uint32_t rank = 0; rank < nodes_.size(); ++rank) {

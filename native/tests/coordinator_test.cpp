@@ -1,0 +1,148 @@
+// The coordinator's machine: each test plays the nodes, and hears what they are told.
+#include "protocol/coordinator.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "wire/epoch.h"
+
+namespace {
+
+using namespace shoal;
+using wire::Type;
+
+struct World final : CoordinatorWorld {
+  struct Frame {
+    LinkId link = 0;
+    wire::Header header;
+    Bytes payload;
+  };
+
+  void send(LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte> /*borrowed*/,
+            Token /*token*/) override {
+    frames.push_back({link, header, std::move(owned)});
+  }
+  void detach(Token /*token*/) override {}
+  void close(LinkId /*link*/) override {}
+  void warn(std::string text) override { warnings.push_back(std::move(text)); }
+
+  std::vector<Frame> frames;
+  std::vector<std::string> warnings;
+};
+
+constexpr wire::ServerId one_process{std::byte{1}};
+constexpr wire::ServerId another_process{std::byte{2}};
+
+// Two dedicated servers of these weights, then those in the processes of three ranks.
+JobConfig config_of(std::uint32_t first, std::uint32_t second, std::uint32_t of_ranks) {
+  JobConfig config;
+  config.hosts = {"a", "b", "c"};
+  config.server_names = {"s", "t", "a (rank 0)", "b (rank 1)", "c (rank 2)"};
+  config.server_ranks = {-1, -1, 0, 1, 2};
+  config.weights = {first, second, of_ranks, of_ranks, of_ranks};
+  config.standby = of_ranks == 0;
+  return config;
+}
+
+struct Job {
+  explicit Job(const JobConfig& job) : config(job) {
+    for (std::uint32_t rank = 0; rank < config.size(); ++rank) {
+      coordinator.attach_node(rank + 1, rank);
+    }
+  }
+
+  void hears(std::uint32_t rank, wire::Header header, const Bytes& payload) {
+    header.length = static_cast<std::uint32_t>(payload.size());
+    const Placement placement = coordinator.on_header(rank + 1, header);
+    CHECK(placement.status.ok());
+    std::copy(payload.begin(), payload.end(), placement.memory);
+    CHECK(coordinator.on_payload(rank + 1).ok());
+  }
+  // The rank's link to that server has broken.
+  void reports(std::uint32_t rank, std::uint32_t server) {
+    const wire::Loss loss{wire::Loss::Kind::server, server, Status::error(Code::peer_lost, "connection reset")};
+    hears(rank, {.type = Type::report}, wire::encode(loss));
+  }
+  void reaches(std::uint32_t rank, const wire::Attempt& attempt, const wire::ServerId& process) {
+    hears(rank, {.type = Type::reached}, wire::encode(wire::Reached{attempt, process}));
+  }
+  void passes(Time span) {
+    now += span;
+    coordinator.on_time(now);
+  }
+
+  // What the rank was last told of this type, or null.
+  const World::Frame* told(std::uint32_t rank, Type type) const {
+    const auto last = std::find_if(world.frames.rbegin(), world.frames.rend(), [&](const World::Frame& frame) {
+      return frame.link == rank + 1 && frame.header.type == type;
+    });
+    return last == world.frames.rend() ? nullptr : &*last;
+  }
+  std::size_t times_told(std::uint32_t rank, Type type) const {
+    return static_cast<std::size_t>(
+        std::count_if(world.frames.begin(), world.frames.end(),
+                      [&](const World::Frame& frame) { return frame.link == rank + 1 && frame.header.type == type; }));
+  }
+  // The attempt that the rank was last asked to make.
+  wire::Attempt asked(std::uint32_t rank) const {
+    const World::Frame* frame = told(rank, Type::reconnect);
+    CHECK(frame != nullptr);
+    wire::Attempt attempt;
+    CHECK(wire::decode(frame->payload, attempt).ok());
+    return attempt;
+  }
+  // Of the epoch that the ranks were last told of.
+  std::vector<std::uint32_t> weights() const {
+    const World::Frame* frame = told(0, Type::epoch);
+    wire::Epoch epoch;
+    CHECK(frame != nullptr && wire::decode(frame->payload, epoch).ok());
+    return epoch.weights;
+  }
+  // All ranks reach it, as soon as they are asked to.
+  void comes_back(std::uint32_t server) {
+    passes(8 * second);
+    CHECK_EQ(asked(0).server, server);
+    for (std::uint32_t rank = 0; rank < config.size(); ++rank) {
+      reaches(rank, asked(rank), one_process);
+    }
+  }
+
+  const JobConfig config;
+  World world;
+  Coordinator coordinator{config, world};
+  Time now = 0;
+};
+
+using Weights = std::vector<std::uint32_t>;
+
+}  // namespace
+
+TEST(a_server_that_all_ranks_reach_again_is_used_again) {
+  Job job(config_of(2, 1, 0));
+  job.reports(1, 0);
+  CHECK(job.weights() == Weights({0, 1, 0, 0, 0}));
+  job.comes_back(0);
+  CHECK(job.weights() == Weights({2, 1, 0, 0, 0}));
+  CHECK(job.world.warnings.empty());
+}
+
+TEST(a_server_that_ranks_reach_as_different_processes_is_not_used_and_that_is_said_once) {
+  Job job(config_of(1, 1, 0));
+  job.reports(1, 0);
+  for (std::uint32_t attempt = 1; attempt <= 3; ++attempt) {
+    job.passes(8 * second);
+    job.reaches(0, job.asked(0), one_process);
+    job.reaches(2, job.asked(2), one_process);
+    job.reaches(1, job.asked(1), another_process);
+    CHECK_EQ(job.asked(1).number, attempt);
+  }
+  CHECK_EQ(job.times_told(0, Type::epoch), 1U);
+  CHECK_EQ(job.world.warnings.size(), 1U);
+  CHECK(job.world.warnings[0].find("ranks 0 (a), 1 (b) reach different processes") != std::string::npos);
+  job.comes_back(0);
+  CHECK(job.weights() == Weights({1, 1, 0, 0, 0}));
+}
+
+RUN_TESTS()
