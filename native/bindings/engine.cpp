@@ -219,8 +219,8 @@ auto without_gil(Result (tcp::Engine::*method)(Arguments...)) {
   };
 }
 
-void finish_at_exit(nb::handle self, bool serves, std::string reason) {
-  tcp::finish_at_exit(nb::cast<Session&>(self).engine(), serves, std::move(reason));
+void finish_at_exit(nb::handle self, std::string reason) {
+  tcp::finish_at_exit(nb::cast<Session&>(self).engine(), std::move(reason));
   self.inc_ref();  // the engine outlives the interpreter
 }
 
@@ -295,10 +295,11 @@ void bind_engine(nb::module_& module) {
       .def("next_event", &next_event, "seconds"_a)
       .def("leave", without_gil(&tcp::Engine::leave))
       .def("left", [](Session& session) { return session.engine().left(); })
+      .def("serves", [](Session& session) { return session.engine().serves(); })
       .def("has_losses", [](Session& session) { return session.engine().has_losses(); })
       .def("abort", &abort, "reason"_a)
       .def("close", &close)
-      .def("finish_at_exit", &finish_at_exit, "serves"_a, "reason"_a)
+      .def("finish_at_exit", &finish_at_exit, "reason"_a)
       .def("statistics", [](Session& session) { return session.engine().statistics(); });
 }
 

@@ -89,10 +89,11 @@ class Coordinator::Impl {
     const std::uint32_t rank = links_.at(link).rank;
     links_.erase(link);
     members_[rank].link.reset();
-    if (is_needed(rank)) {
-      lose_rank(rank, Code::peer_lost,
-                rank_text(rank, config_) + " is lost: its connection to " + rank_text(0, config_) + " ended (" +
-                    why.message + "); " + look_at_rank);
+    const std::string text = " is lost: its connection to " + rank_text(0, config_) + " ended (" + why.message + ")";
+    if (members_[rank].left) {
+      lose_what_it_serves(rank, text);
+    } else {
+      lose_rank(rank, Code::peer_lost, rank_text(rank, config_) + text + "; " + look_at_rank);
     }
     end_if_all_gone();
   }
@@ -102,12 +103,7 @@ class Coordinator::Impl {
     while (!reports_.empty() && reports_.begin()->first <= now) {
       const Report report = reports_.begin()->second;
       reports_.erase(reports_.begin());
-      const std::string text =
-          " is lost: " + rank_text(report.by, config_) + " cannot reach it (" + report.loss.status.message + ")";
-      if (is_needed(report.loss.index)) {
-        lose_rank(report.loss.index, Code::peer_lost,
-                  rank_text(report.loss.index, config_) + text + "; " + look_at_rank);
-      }
+      act_on(report);
     }
     for (auto& [server, away] : away_) {
       if (away.next <= now) {
@@ -158,23 +154,42 @@ class Coordinator::Impl {
   static bool is_there(const Member& member) { return !member.left && !member.lost; }
 
   Status hear_report(std::uint32_t by, wire::Loss loss) {
-    const bool exists = loss.kind == wire::Loss::Kind::rank
-                            ? loss.index < config_.size()
-                            : loss.index < config_.servers() && config_.server_ranks[loss.index] < 0;
-    if (!exists) {
+    const bool is_server = loss.kind == wire::Loss::Kind::server;
+    if (loss.index >= (is_server ? config_.servers() : config_.size())) {
       return refused("REPORT of something that does not exist");
     }
-    if (loss.kind == wire::Loss::Kind::server) {
+    if (is_server) {
+      loss.index = config_.first_lane(loss.index);
+    }
+    if (is_server && config_.server_ranks[loss.index] < 0) {
       // It has no word of its own to wait for.
       hear_server_report(by, loss);
-    } else if (reported_ranks_.insert(loss.index).second) {  // one report is enough, whoever made it
+    } else if (reported_.emplace(loss.kind, loss.index).second) {  // one report is enough, whoever made it
       reports_.emplace(now_ + report_wait, Report{by, std::move(loss)});
     }
     return {};
   }
 
+  // Of a rank, or of the server in its process. Where ranks average from the start, who cannot be reached to do it is
+  // lost; one that only stands by is done without, and so is what a rank serves that has left.
+  void act_on(const Report& report) {
+    const bool is_server = report.loss.kind == wire::Loss::Kind::server;
+    const std::uint32_t index = report.loss.index;
+    const auto rank = is_server ? static_cast<std::uint32_t>(config_.server_ranks[index]) : index;
+    const std::string text =
+        " is lost: " + rank_text(report.by, config_) + " cannot reach it (" + report.loss.status.message + ")";
+    if (!is_server && members_[rank].left) {
+      return;
+    }
+    if (is_server && !members_[rank].lost && (members_[rank].left || config_.weights[index] == 0)) {
+      lose_server(index, "server " + config_.server_names[index] + text);
+    } else {
+      lose_rank(rank, Code::peer_lost, rank_text(rank, config_) + text + "; " + look_at_rank);
+    }
+  }
+
   void hear_server_report(std::uint32_t by, const wire::Loss& loss) {
-    const auto away = away_.find(config_.first_lane(loss.index));
+    const auto away = away_.find(loss.index);
     if (away == away_.end() || !away->second.lost) {
       lose_server(loss.index, "server " + config_.server_names[loss.index] + " is lost: " + rank_text(by, config_) +
                                   " cannot reach it (" + loss.status.message + ")");
@@ -285,13 +300,13 @@ class Coordinator::Impl {
     away.next = now_ + away.penalty;
   }
 
-  // A rank that has left still serves, if it holds a server, until all have left.
-  bool is_needed(std::uint32_t rank) const {
-    bool serves = rank == 0;
+  // A rank that has left still serves, if its server averages, until all have left.
+  void lose_what_it_serves(std::uint32_t rank, const std::string& text) {
     for (std::uint32_t i = 0; i < config_.servers(); ++i) {
-      serves = serves || (weights_[i] > 0 && config_.server_ranks[i] == static_cast<std::int32_t>(rank));
+      if (config_.server_ranks[i] == static_cast<std::int32_t>(rank) && weights_[i] > 0) {
+        return lose_server(i, "server " + config_.server_names[i] + text);
+      }
     }
-    return !members_[rank].left || (serves && !ended_);
   }
 
   void lose_rank(std::uint32_t rank, Code code, std::string text) {
@@ -303,14 +318,25 @@ class Coordinator::Impl {
 
   // A server goes with all of its lanes, and the others share what it averaged.
   void lose_server(std::uint32_t index, std::string text) {
+    if (ended_) {
+      return;
+    }
     bool in_use = false;
     for (std::uint32_t lane : config_.lanes_of(index)) {
       lost_servers_.insert(lane);
       in_use = in_use || weights_[lane] > 0;
       weights_[lane] = 0;
     }
-    note_away(index);
+    const std::int32_t holder = config_.server_ranks[index];
+    if (holder < 0) {
+      note_away(index);
+    }
     if (!in_use) {
+      if (holder >= 0 && is_there(members_[static_cast<std::size_t>(holder)])) {
+        world_.warn(text +
+                    ". It averages nothing, but it will not be there if no dedicated server is left; see whether "
+                    "a firewall is between them (SHOAL_PORT_RANGE says which ports are used)");
+      }
       return;
     }
     const auto works = [](std::uint32_t weight) { return weight > 0; };
@@ -344,14 +370,19 @@ class Coordinator::Impl {
     return std::to_string(left.size()) + " of " + std::to_string(all.size());
   }
 
+  // Rank 0's process serves until the end of the job, any other that averages nothing may end when its rank has left.
+  bool may_average(std::uint32_t server) const {
+    const std::int32_t rank = config_.server_ranks[server];
+    const bool has_process = rank <= 0 || is_there(members_[static_cast<std::size_t>(rank)]);
+    return lost_servers_.count(server) == 0 && has_process && (rank < 0 || config_.standby);
+  }
+
   // Those who had nothing to do average now, dedicated servers before ranks.
   void call_up() {
-    bool found = false;
     for (const bool dedicated : {true, false}) {
-      for (std::uint32_t i = 0; i < config_.servers() && !(found && !dedicated); ++i) {
-        const std::int32_t rank = config_.server_ranks[i];
-        const bool there = rank < 0 ? lost_servers_.count(i) == 0 : config_.standby && is_there(members_[rank]);
-        if ((rank < 0) == dedicated && there) {
+      bool found = false;
+      for (std::uint32_t i = 0; i < config_.servers(); ++i) {
+        if ((config_.server_ranks[i] < 0) == dedicated && may_average(i)) {
           weights_[i] = 1;
           found = true;
         }
@@ -401,10 +432,10 @@ class Coordinator::Impl {
   std::vector<Member> members_;  // by rank
   std::unordered_map<LinkId, LinkState> links_;
   std::multimap<Time, Report> reports_;
-  std::set<std::uint32_t> reported_ranks_;
-  std::set<std::uint32_t> lost_servers_;  // by index
-  std::map<std::uint32_t, Away> away_;    // those that were ever lost, by the index of their first lane
-  bool broken_ = false;                   // no server is left
+  std::set<std::pair<wire::Loss::Kind, std::uint32_t>> reported_;  // ranks, and servers of ranks
+  std::set<std::uint32_t> lost_servers_;                           // by index
+  std::map<std::uint32_t, Away> away_;  // those that were ever lost, by the index of their first lane
+  bool broken_ = false;                 // no server is left
   bool ended_ = false;
 };
 

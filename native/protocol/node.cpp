@@ -54,6 +54,7 @@ void Node::leave() { impl_->leave(); }
 const Hash128& Node::id_of(std::uint32_t group) const { return impl_->id_of(group); }
 Status Node::loss_of(std::uint32_t group) const { return impl_->loss_of(group); }
 bool Node::left() const { return impl_->left(); }
+bool Node::serves() const { return impl_->serves(); }
 void Node::abort(const std::string& reason) { impl_->abort(reason); }
 Placement Node::on_header(LinkId link, const Header& header) { return impl_->on_header(link, header); }
 Status Node::on_payload(LinkId link) { return impl_->on_payload(link); }
@@ -439,15 +440,13 @@ void Node::Impl::on_lost(LinkId link, const Status& why) {
       servers_[index].link.reset();
       if (servers_[index].attempt != 0) {
         server_unreachable(config_.first_lane(index), servers_[index].attempt);
-      } else if (config_.server_ranks[index] >= 0) {
-        report(1, static_cast<std::uint32_t>(config_.server_ranks[index]), why.message);
       } else {
-        report(2, index, why.message);
+        report(wire::Loss::Kind::server, index, why.message);
       }
       break;
     case LinkState::Kind::peer:
       peers_[index].link.reset();
-      report(1, index, why.message);
+      report(wire::Loss::Kind::rank, index, why.message);
       peer_losses_.emplace(now_ + peer_loss_wait, index);
       break;
     case LinkState::Kind::coordinator:
@@ -470,15 +469,15 @@ void Node::Impl::on_lost(LinkId link, const Status& why) {
   }
 }
 
-void Node::Impl::report_rank(std::uint32_t rank, const std::string& why) { report(1, rank, why); }
+void Node::Impl::report_rank(std::uint32_t rank, const std::string& why) { report(wire::Loss::Kind::rank, rank, why); }
 
 // Tells the coordinator, who decides. Not after goodbye: links may end then.
-void Node::Impl::report(std::uint8_t kind, std::uint32_t index, const std::string& why) {
+void Node::Impl::report(wire::Loss::Kind kind, std::uint32_t index, const std::string& why) {
   if (goodbye_said_ || !coordinator_) {
     return;
   }
   wire::Loss loss;
-  loss.kind = static_cast<wire::Loss::Kind>(kind);
+  loss.kind = kind;
   loss.index = index;
   loss.status = Status::error(Code::peer_lost, why);
   wire::Bytes bytes = wire::encode(loss);
@@ -535,6 +534,15 @@ void Node::Impl::leave() {
   leaving_ = true;
   acknowledge();
   say_goodbye_if_done();
+}
+
+bool Node::Impl::serves() const {
+  for (std::uint32_t i = 0; i < config_.servers(); ++i) {
+    if (config_.weights[i] > 0 && config_.server_ranks[i] == static_cast<std::int32_t>(rank_)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void Node::Impl::say_goodbye_if_done() {

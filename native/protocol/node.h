@@ -67,6 +67,8 @@ class Node final : public Machine {
   void leave();
   // Goodbye has been said and handed to the network.
   bool left() const;
+  // Whether the server in this process averages at present, so that others need it after this rank has left.
+  bool serves() const;
   // This rank ends with an error: everyone is told, every handle ends.
   void abort(const std::string& reason);
 

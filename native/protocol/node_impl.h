@@ -42,6 +42,7 @@ class Node::Impl {
   }
   void leave();
   bool left() const { return goodbye_said_ && goodbyes_unsent_ == 0; }
+  bool serves() const;
   void abort(const std::string& reason);
   Status loss_of(std::uint32_t group) const;
 
@@ -73,7 +74,7 @@ class Node::Impl {
   Status receive_failure(Operation& operation, const LinkState& link);
   void lost_rank(std::uint32_t rank, Status why);
   void break_job(Status why);
-  void report(std::uint8_t kind, std::uint32_t index, const std::string& why);
+  void report(wire::Loss::Kind kind, std::uint32_t index, const std::string& why);
   void say_goodbye_if_done();
 
   // Operations (node_operations.cpp).

@@ -68,6 +68,8 @@ struct Job {
   void reaches(std::uint32_t rank, const wire::Attempt& attempt, const wire::ServerId& process) {
     hears(rank, {.type = Type::reached}, wire::encode(wire::Reached{attempt, process}));
   }
+  void leaves(std::uint32_t rank) { hears(rank, {.type = Type::leave}, {}); }
+  void dies(std::uint32_t rank) { coordinator.on_lost(rank + 1, Status::error(Code::peer_lost, "closed by peer")); }
   void passes(Time span) {
     now += span;
     coordinator.on_time(now);
@@ -117,6 +119,9 @@ struct Job {
 
 using Weights = std::vector<std::uint32_t>;
 
+// Longer than a report waits for the word of the rank that it is about.
+constexpr Time a_while = second;
+
 }  // namespace
 
 TEST(a_server_that_all_ranks_reach_again_is_used_again) {
@@ -143,6 +148,72 @@ TEST(a_server_that_ranks_reach_as_different_processes_is_not_used_and_that_is_sa
   CHECK(job.world.warnings[0].find("ranks 0 (a), 1 (b) reach different processes") != std::string::npos);
   job.comes_back(0);
   CHECK(job.weights() == Weights({1, 1, 0, 0, 0}));
+}
+
+TEST(the_break_of_a_link_that_stands_by_is_said_once_and_ends_nothing) {
+  Job job(config_of(1, 1, 0));
+  job.reports(1, 4);
+  job.reports(0, 4);
+  job.passes(a_while);
+  CHECK(job.told(0, Type::lost) == nullptr && job.told(0, Type::epoch) == nullptr);
+  CHECK_EQ(job.world.warnings.size(), 1U);
+  CHECK(job.world.warnings[0].find("server c (rank 2) is lost: rank 1 (b) cannot reach it") != std::string::npos);
+  job.reports(1, 0);
+  job.reports(1, 1);
+  CHECK(job.weights() == Weights({0, 0, 1, 1, 0}));
+  CHECK(job.told(0, Type::lost) == nullptr);
+}
+
+TEST(a_server_that_was_called_up_and_cannot_be_reached_is_done_without) {
+  Job job(config_of(1, 1, 0));
+  job.reports(1, 0);
+  job.reports(1, 1);
+  CHECK(job.weights() == Weights({0, 0, 1, 1, 1}));
+  job.reports(1, 4);
+  job.passes(a_while);
+  CHECK(job.weights() == Weights({0, 0, 1, 1, 0}));
+  CHECK(job.told(0, Type::lost) == nullptr);
+}
+
+TEST(without_a_server_that_all_ranks_reach_the_loss_of_the_last_dedicated_one_ends_the_job) {
+  Job job(config_of(1, 1, 0));
+  job.reports(1, 2);
+  job.reports(2, 3);
+  job.reports(0, 4);
+  job.passes(a_while);
+  job.reports(1, 0);
+  CHECK(job.told(1, Type::lost) == nullptr);
+  job.reports(1, 1);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    CHECK(job.told(rank, Type::lost) != nullptr);
+  }
+}
+
+TEST(a_rank_that_averages_from_the_start_and_cannot_be_reached_is_lost) {
+  Job job(config_of(1, 1, 1));
+  job.reports(1, 4);
+  CHECK(job.told(0, Type::lost) == nullptr);  // it may have left
+  job.passes(a_while);
+  CHECK(job.told(0, Type::lost) != nullptr);
+  CHECK(job.told(0, Type::epoch) == nullptr);
+}
+
+TEST(what_a_rank_serves_that_has_left_is_done_without_when_its_process_ends) {
+  Job job(config_of(1, 1, 1));
+  job.leaves(2);
+  CHECK(job.told(0, Type::epoch) == nullptr);
+  job.dies(2);
+  CHECK(job.weights() == Weights({1, 1, 1, 1, 0}));
+  CHECK(job.told(0, Type::lost) == nullptr);
+}
+
+TEST(ranks_that_have_left_do_not_take_over_but_rank_0_does) {
+  Job job(config_of(1, 1, 0));
+  job.leaves(0);
+  job.leaves(2);
+  job.reports(1, 0);
+  job.reports(1, 1);
+  CHECK(job.weights() == Weights({0, 0, 1, 1, 0}));
 }
 
 RUN_TESTS()

@@ -227,6 +227,9 @@ class Engine:
     def left(self) -> bool:
         """Whether goodbye has been said and, on a rank that holds neither a server nor the coordinator, handed to the network."""
 
+    def serves(self) -> bool:
+        """Whether others need this process after it has left: the server in it averages at present, or it is rank 0's."""
+
     def has_losses(self) -> bool:
         """Whether a rank or server is known to be lost, or this rank has aborted."""
 
@@ -236,7 +239,7 @@ class Engine:
     def close(self) -> None:
         """Stops the threads and closes every link. Open handles end with an error. May be called again."""
 
-    def finish_at_exit(self, serves: bool, reason: str) -> None:
+    def finish_at_exit(self, reason: str) -> None:
         """Keeps the engine beyond the end of the interpreter. When the process then exits with status 0 it leaves and, if it
         ``serves`` others, goes on until nobody needs it; with any other status it aborts with ``reason`` or, if that is empty,
         the status. Nobody may use the engine after this."""

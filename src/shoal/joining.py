@@ -401,9 +401,15 @@ class _Node:
     def _unreachable(self, place: ServerPlace, address: Address, error: OSError) -> ShoalError:
         what = f"rank {self._rank} (host {self._host}) cannot reach the server {place}"
         if place.rank is not None:
+            stands_by = (
+                ""
+                if place.weight > 0
+                else ". Ranks connect to each other's servers so that they can average when no dedicated server is left: with "
+                "SHOAL_COLOCATED=never on every rank they do not, but then the loss of the last dedicated server ends the job"
+            )
             return PeerLost(
                 f"{what} at {address} ({links.why(error)}): see whether it runs, and whether a firewall is between them "
-                "(SHOAL_PORT_RANGE says which ports are used)",
+                f"(SHOAL_PORT_RANGE says which ports are used){stands_by}",
                 place.rank,
                 place.host,
             )

@@ -134,7 +134,10 @@ def _wait_for_lingering() -> None:
     while _lingering:
         session = _lingering[0]
         try:
-            session.wait_ended(None)
+            if session.serves:
+                session.wait_ended(None)
+            else:
+                session.close()
         except BaseException:
             for other in _lingering:
                 other.close()

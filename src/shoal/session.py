@@ -127,9 +127,9 @@ class Session:
 
     @property
     def serves(self) -> bool:
-        """Whether others may need this process after it has left: it holds a server, or is the coordinator's."""
-        welcome = self._joined.welcome
-        return self.rank == 0 or welcome.is_linked(welcome.servers[self.rank])
+        """Whether others need this process after it has left: the server in it averages at present, or it is the
+        coordinator's."""
+        return not self._inert and self._engine.serves()
 
     def leave(self, timeout: float | None = None) -> None:
         """Says goodbye as soon as this rank's operations are done, and returns when that has happened.
@@ -190,7 +190,7 @@ class Session:
         self._stop_events()
         if not self._ended.is_set():
             self._finish()
-            self._engine.finish_at_exit(self.serves, reason)
+            self._engine.finish_at_exit(reason)
 
     def _stop_events(self) -> None:
         """Ends the event thread, and nothing else."""

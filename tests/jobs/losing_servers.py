@@ -110,6 +110,24 @@ def training() -> Ran:
     return ran
 
 
+def without_rank_one(folder: str) -> int:
+    """Rank 1 leaves at once, and its process may end. The others average with each other as in ``until_told``."""
+    shoal.init()
+    rank = shoal.rank()
+    group = shoal.Group([0, 2])
+    shoal.barrier()
+    number = 0
+    while rank != 1 and not shoal.allreduce(
+        float((Path(folder) / "stop").exists()), op="max", name="stop", group=group
+    ):
+        print("step", number, flush=True)
+        result = shoal.allreduce(np.full(1_000_000, rank + number, np.float32), op="sum", name="gradient", group=group)
+        assert result.min() == result.max() == 2 + 2 * number
+        number += 1
+    shoal.shutdown()
+    return number
+
+
 def until_told(folder: str) -> int:
     """All-reduces of 4 MB, each checked, until there is a file ``stop`` in the folder. How many."""
     shoal.init()

@@ -133,6 +133,21 @@ def test_a_server_whose_link_is_mended_is_used_again(for_one: bool) -> None:
         assert job.output(0).count("is lost") == 1, job.everything()
 
 
+def test_two_ranks_that_cannot_reach_each_other_need_not_while_servers_average() -> None:
+    """And when all servers are lost, the third rank averages, which both of them reach."""
+    servers = 4
+    with lab_job(RANKS, "work_for(16)", servers=servers, SHOAL_PEER_TIMEOUT=str(PEER_TIMEOUT)) as job:
+        job.lab.hosts[1].cut_from(job.lab.hosts[2])
+        job.wait_for(lambda: job.output(0).count("It averages nothing") == 2, LATEST + 5)
+        assert "dedicated servers left" not in job.output(0), job.everything()
+        for server in job.servers:
+            server.kill()
+        job.wait_for(lambda: f"dedicated servers left: 0 of {servers}" in job.output(0), 5)
+        assert job.wait(60) == [0] * RANKS, job.everything()
+        print(f"stood still for {longest_pause(job):.2f} s")
+        assert longest_pause(job) < 2
+
+
 def test_a_stopped_server_is_late_and_not_lost() -> None:
     with lab_job(RANKS, "work_for(16)", servers=2, SHOAL_PEER_TIMEOUT=str(PEER_TIMEOUT)) as job:
         time.sleep(1)

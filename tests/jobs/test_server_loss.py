@@ -10,11 +10,11 @@ import re
 import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from losing_servers import STEPS, Ran, every_operation, training, until_told
+from losing_servers import STEPS, Ran, every_operation, training, until_told, without_rank_one
 from relay import Relay
 
 from shoal import ShoalError
@@ -37,15 +37,15 @@ def undisturbed(program: Program) -> str:
     return digest
 
 
-def step_of(job: ClusterJob) -> int:
-    """The step that the slowest rank has begun, or -1."""
-    begun = [re.findall(r"^step (\d+)$", job.stdout(rank), re.MULTILINE) for rank in range(RANKS)]
+def step_of(job: ClusterJob, ranks: Iterable[int] = range(RANKS)) -> int:
+    """The step that the slowest of these ranks has begun, or -1."""
+    begun = [re.findall(r"^step (\d+)$", job.stdout(rank), re.MULTILINE) for rank in ranks]
     return min(int(steps[-1]) if steps else -1 for steps in begun)
 
 
-def wait_for_step(job: ClusterJob, step: int) -> None:
+def wait_for_step(job: ClusterJob, step: int, ranks: Iterable[int] = range(RANKS)) -> None:
     deadline = time.monotonic() + SECONDS
-    while step_of(job) < step:
+    while step_of(job, ranks) < step:
         assert time.monotonic() < deadline, "\n".join(outcome.describe() for outcome in job.wait(1))
         time.sleep(0.001)
 
@@ -185,6 +185,22 @@ def test_a_server_that_is_back_as_several_is_not_used_and_that_is_said_once() ->
         assert re.search(
             rf"server {first} is not used again: ranks 0 \(\S+\), [12] \(\S+\) reach different processes there", said[0]
         ), said
+
+
+def test_a_rank_that_has_left_need_not_stay_and_the_others_take_over_without_it() -> None:
+    """As many servers as ranks, so that these average nothing until all servers are lost."""
+    with Cluster(RANKS, servers=RANKS) as cluster:
+        job = cluster.start(without_rank_one, str(cluster.folder))
+        wait_until(job, lambda: not job.processes[1].running())
+        wait_for_step(job, step_of(job, [0, 2]) + 3, [0, 2])
+        for server in cluster.servers:
+            server.process.signal(signal.SIGKILL)
+        wait_until(job, lambda: f"dedicated servers left: 0 of {RANKS}" in job.stderr(0))
+        wait_for_step(job, step_of(job, [0, 2]) + 3, [0, 2])
+        (cluster.folder / "stop").touch()
+        numbers = job.results(SECONDS)
+        assert numbers[0] == numbers[2] > numbers[1] == 0
+        assert job.stderr(0).count(" is lost: ") == RANKS
 
 
 def test_without_co_located_servers_the_loss_of_the_last_one_ends_the_job() -> None:

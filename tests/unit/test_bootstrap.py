@@ -475,6 +475,29 @@ def test_a_rank_that_dies_before_the_job_begins_is_named() -> None:
     assert (outcome.rank, outcome.host) == (1, "elsewhere")
 
 
+def test_a_rank_whose_server_only_stands_by_and_cannot_be_reached_says_how_to_do_without() -> None:
+    address = free_address()
+    with running() as one, running() as other:
+        zero = settings(0, 2, address, servers=(one.address, other.address))
+        outcomes: list[Outcome] = []
+        thread = threading.Thread(target=lambda: outcomes.extend(run_ranks([zero])))
+        thread.start()
+        link = authenticated(address, 1)
+        fields = {
+            "rank": 1,
+            "size": 2,
+            "host": "elsewhere",
+            "address": free_address(),
+            "settings": _shared(zero, Limits()),
+        }
+        link.sendall(messages.pack("join", fields))
+        thread.join(LIMIT)
+        link.close()
+    errors(
+        outcomes, PeerLost, "elsewhere (rank 1)", "SHOAL_COLOCATED=never", "the loss of the last dedicated server ends"
+    )
+
+
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", messages.pack("go", {}), messages.pack("join", {"rank": 1})])
 def test_a_first_message_that_is_none_ends_the_attempt(data: bytes) -> None:
     address = free_address()

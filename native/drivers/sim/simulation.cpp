@@ -220,7 +220,7 @@ void Simulation::goodbye_begins(std::uint32_t rank) {
 void Simulation::exit_if_done(std::uint32_t rank) {
   Life& life = lives_[rank];
   Cluster::NodeHost& host = cluster_.node(rank);
-  const bool needed = rank == 0 || plan_.holds_server(rank);
+  const bool needed = rank == 0 || host.node->serves();
   const bool all_done = life.leaving && host.node->left();
   const bool may_exit = (life.aborted && life.open == 0) || (life.ended && plan_.processes_end && all_done) ||
                         (all_done && !needed && plan_.ranks[rank].exits_when_left);
@@ -315,6 +315,8 @@ void Simulation::strike(const Fault& fault) {
       return kill_server(fault.target);
     case Kind::break_server:
       return break_some_server(fault.target);
+    case Kind::break_standby:
+      return break_some_standby(fault.target);
     case Kind::freeze_rank:
       network_.trace("node " + std::to_string(rank) + "  freezes");
       return network_.scheduler().freeze(cluster_.node(rank).actor, network_.now() + fault.duration);
@@ -405,6 +407,28 @@ void Simulation::break_some_server(std::uint32_t target) {
   }
 }
 
+// In a rank's process, and averaging nothing on any of its lanes unless all dedicated ones are lost.
+bool Simulation::stands_by(std::uint32_t server) const {
+  const JobConfig& config = plan_.config;
+  const std::vector<std::uint32_t> lanes = config.lanes_of(server);
+  return config.server_ranks[server] >= 0 &&
+         std::all_of(lanes.begin(), lanes.end(), [&](std::uint32_t lane) { return config.weights[lane] == 0; });
+}
+
+void Simulation::break_some_standby(std::uint32_t target) {
+  const auto& ends = network_.ends();
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    End& end = *ends[(target + i) % ends.size()];
+    const bool stands = end.open && end.other->open && end.seat->actor != end.other->seat->actor;
+    if (stands && end.kind == LinkKind::server && stands_by(end.service)) {
+      lose_server(end.service);
+      cut_off_.insert(end.client);
+      network_.break_link(end, "connection reset by peer");
+      return;
+    }
+  }
+}
+
 void Simulation::part(const Fault& fault) {
   cluster_.part(fault.target, fault.duration, [this](const End& end) {
     if (end.kind == LinkKind::server && plan_.config.server_ranks[end.service] < 0) {
@@ -429,7 +453,7 @@ void Simulation::delay_rank(std::uint32_t rank, Time duration) {
 void Simulation::lose_server(std::uint32_t index) {
   const JobConfig& config = plan_.config;
   for (std::uint32_t i = 0; i < config.servers(); ++i) {
-    if (config.server_ranks[i] < 0 && config.server_names[i] == config.server_names[index]) {
+    if (config.server_names[i] == config.server_names[index]) {
       lost_servers_.insert(i);
     }
   }
@@ -438,7 +462,9 @@ void Simulation::lose_server(std::uint32_t index) {
   for (std::uint32_t i = 0; i < config.servers(); ++i) {
     const bool dedicated = config.server_ranks[i] < 0;
     in_use = in_use || (config.weights[i] > 0 && lost_servers_.count(i) == 0);
-    others = others || (dedicated ? lost_servers_.count(i) == 0 : config.standby && gone_ranks_.empty());
+    // Rank 0's process stays until the end; any other may be gone when its rank has left.
+    const bool stands_by = config.server_ranks[i] == 0 && config.standby && gone_ranks_.empty();
+    others = others || (lost_servers_.count(i) == 0 && (dedicated || stands_by));
   }
   if (!in_use && !others) {
     disturbed_ = true;

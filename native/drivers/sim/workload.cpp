@@ -234,7 +234,7 @@ void choose_limits(Random& random, JobConfig& config) {
 Fault::Kind random_survivable(Random& random) {
   using Kind = Fault::Kind;
   return random.pick({Kind::kill_server, Kind::kill_server, Kind::kill_server, Kind::break_server, Kind::break_server,
-                      Kind::partition, Kind::delay_rank, Kind::freeze_rank, Kind::freeze_server,
+                      Kind::break_standby, Kind::partition, Kind::delay_rank, Kind::freeze_rank, Kind::freeze_server,
                       Kind::second_connection});
 }
 

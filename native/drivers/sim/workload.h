@@ -72,7 +72,8 @@ inline constexpr Time peer_timeout = 15 * second;
 struct Fault {
   enum class Kind {
     break_link,
-    break_server,  // the link of one node to one dedicated server
+    break_server,   // the link of one node to one dedicated server
+    break_standby,  // the link of one node to a server in another's process that averages nothing yet
     kill_rank,
     kill_server,
     freeze_rank,

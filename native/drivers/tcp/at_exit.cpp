@@ -16,15 +16,14 @@ using std::chrono::milliseconds;
 
 struct Ending {
   Engine* engine;
-  bool serves;
   std::string reason;
   std::uint64_t generation;
 };
 
-void say_goodbye(Engine& engine, bool serves) {
+void say_goodbye(Engine& engine) {
   engine.leave();
-  while (serves || !engine.left()) {
-    const std::optional<Event> event = engine.next_event(milliseconds(serves ? 1000 : 5));
+  while (!engine.left() || engine.serves()) {
+    const std::optional<Event> event = engine.next_event(milliseconds(engine.left() ? 1000 : 5));
     if (!event.has_value()) {
       continue;
     }
@@ -50,7 +49,7 @@ void on_process_exit(int status, void* argument) {
   }
   try {
     if (status == 0) {
-      say_goodbye(*ending.engine, ending.serves);
+      say_goodbye(*ending.engine);
     } else if (ending.reason.empty()) {
       ending.engine->abort("its program ended with exit code " + std::to_string(status));
     } else {
@@ -63,9 +62,9 @@ void on_process_exit(int status, void* argument) {
 
 }  // namespace
 
-void finish_at_exit(Engine& engine, bool serves, std::string reason) {
+void finish_at_exit(Engine& engine, std::string reason) {
   // Lives as long as the process.
-  auto* ending = new Ending{&engine, serves, std::move(reason), fork_generation()};
+  auto* ending = new Ending{&engine, std::move(reason), fork_generation()};
   ::on_exit(on_process_exit, ending);
 }
 

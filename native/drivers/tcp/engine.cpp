@@ -62,6 +62,7 @@ class Engine::Impl {
   std::optional<Event> next_event(std::chrono::nanoseconds longest);
   void leave();
   bool left() const { return left_; }
+  bool serves() const { return rank_ == 0 || serves_; }
   bool has_losses() const { return has_losses_; }
   void abort(std::string reason);
   void close();
@@ -112,6 +113,7 @@ class Engine::Impl {
   std::mutex closing_;    // held while one thread starts or closes
   bool started_ = false;  // guarded by closing_
   std::atomic<bool> left_{false};
+  std::atomic<bool> serves_{true};
   std::atomic<bool> has_losses_{false};
   std::atomic<std::uint64_t> buffer_bytes_{0};
 };
@@ -452,6 +454,8 @@ std::optional<Event> Engine::Impl::next_event(std::chrono::nanoseconds longest) 
 }
 
 void Engine::Impl::after_round() {
+  // In this order: who has left and is then not needed may end.
+  serves_ = node_->serves();
   left_ = node_->left();
   const Status loss = node_->loss_of(0);
   has_losses_ = !loss.ok();
@@ -580,6 +584,7 @@ std::vector<std::uint64_t> Engine::take_finished() { return impl_->take_finished
 std::optional<Event> Engine::next_event(std::chrono::nanoseconds longest) { return impl_->next_event(longest); }
 void Engine::leave() { impl_->leave(); }
 bool Engine::left() const { return impl_->left(); }
+bool Engine::serves() const { return impl_->serves(); }
 bool Engine::has_losses() const { return impl_->has_losses(); }
 void Engine::abort(std::string reason) { impl_->abort(std::move(reason)); }
 void Engine::close() {

@@ -60,6 +60,8 @@ class Engine {
 
   void leave();
   bool left() const;
+  // Whether others need this process after it has left: its server averages at present, or it is the coordinator's.
+  bool serves() const;
   // Whether a rank or server is known to be lost, or this rank has ended with an error itself.
   bool has_losses() const;
   // Takes at most a second.
