@@ -24,6 +24,8 @@ constexpr Time report_wait = second / 2;
 // How long after its loss, or after an attempt in vain, a server is tried again: at first, and at most.
 constexpr Time first_pause = second;
 constexpr Time longest_pause = 8 * second;
+// How long an attempt may take. Rank 0's node and then the others may each need what a connection is given.
+constexpr Time longest_attempt = 45 * second;
 // One that is lost so soon after it came back has to wait twice as long as the last time, at most so long.
 constexpr Time probation = 60 * second;
 constexpr Time longest_penalty = 600 * second;
@@ -108,6 +110,8 @@ class Coordinator::Impl {
     for (auto& [server, away] : away_) {
       if (away.next <= now) {
         try_again(server, away);
+      } else if (away.until <= now) {
+        give_up(away);
       }
     }
     end_if_all_gone();
@@ -116,7 +120,7 @@ class Coordinator::Impl {
   Time deadline() const {
     Time first = reports_.empty() ? never : reports_.begin()->first;
     for (const auto& [server, away] : away_) {
-      first = std::min(first, away.next);
+      first = std::min({first, away.next, away.until});
     }
     return first;
   }
@@ -144,6 +148,7 @@ class Coordinator::Impl {
     bool ambiguous = false;  // different ranks have found different processes, which has been said
     wire::ServerId process{};
     Time next = never;
+    Time until = never;  // while it is tried: when that is given up
     Time pause = first_pause;
     Time penalty = first_pause;
     Time back_since = 0;
@@ -206,6 +211,7 @@ class Coordinator::Impl {
     away.next = never;
     if (!broken_ && std::all_of(members_.begin(), members_.end(), is_there)) {
       ++away.attempt;
+      away.until = now_ + longest_attempt;
       away.reached.clear();
       tell_reconnect(0, server, away);
     }
@@ -213,6 +219,7 @@ class Coordinator::Impl {
 
   void give_up(Away& away) {
     away.reached.clear();
+    away.until = never;
     away.next = now_ + away.pause;
     away.pause = std::min(2 * away.pause, longest_pause);
   }
@@ -267,6 +274,7 @@ class Coordinator::Impl {
 
   void bring_back(std::uint32_t server, Away& away) {
     away.lost = away.ambiguous = false;
+    away.until = never;
     away.back_since = now_;
     away.pause = first_pause;
     bool has_share = false;
@@ -297,6 +305,7 @@ class Coordinator::Impl {
     away.penalty = soon ? std::min(2 * away.penalty, longest_penalty) : first_pause;
     away.lost = true;
     away.reached.clear();
+    away.until = never;
     away.next = now_ + away.penalty;
   }
 

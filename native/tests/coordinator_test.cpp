@@ -150,6 +150,26 @@ TEST(a_server_that_ranks_reach_as_different_processes_is_not_used_and_that_is_sa
   CHECK(job.weights() == Weights({1, 1, 0, 0, 0}));
 }
 
+TEST(an_attempt_that_a_rank_never_answers_is_given_up_and_made_again) {
+  Job job(config_of(1, 1, 0));
+  job.reports(1, 0);
+  job.passes(second);
+  const wire::Attempt first = job.asked(0);
+  job.reaches(0, first, one_process);
+  job.reaches(1, first, one_process);
+  CHECK(job.coordinator.deadline() < never);
+  job.passes(job.coordinator.deadline() - job.now);
+  CHECK(job.now < 60 * second);
+  job.passes(job.coordinator.deadline() - job.now);
+  CHECK_EQ(job.asked(0).number, first.number + 1);
+  job.reaches(2, first, one_process);  // too late
+  CHECK_EQ(job.times_told(0, Type::epoch), 1U);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    job.reaches(rank, job.asked(rank), one_process);
+  }
+  CHECK_EQ(job.times_told(0, Type::epoch), 2U);
+}
+
 TEST(the_break_of_a_link_that_stands_by_is_said_once_and_ends_nothing) {
   Job job(config_of(1, 1, 0));
   job.reports(1, 4);

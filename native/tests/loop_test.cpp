@@ -12,6 +12,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <system_error>
 #include <thread>
 
 #include "drivers/tcp/parent_only.h"
@@ -41,6 +42,21 @@ TEST(sums_are_carried_out_and_reported_later) {
   });
   side.until([&] { return side.machine.summed == std::vector<Token>{8}; });
   CHECK(result == (std::vector<float>{11, 22, 33}));
+}
+
+TEST(a_socket_that_cannot_be_watched_leaves_no_link_and_no_descriptor) {
+  Side side;
+  const int unwatchable = ::open("/proc/self/exe", O_RDONLY | O_CLOEXEC);  // as epoll refuses files
+  CHECK(unwatchable >= 0);
+  bool refused = false;
+  try {
+    side.loop.add_socket(side.machine, tcp::Socket(unwatchable));
+  } catch (const std::system_error&) {
+    refused = true;
+  }
+  CHECK(refused);
+  CHECK_EQ(side.loop.links_of(side.machine), 0U);
+  CHECK(::fcntl(unwatchable, F_GETFD) < 0);
 }
 
 TEST(deadlines_are_kept_without_other_events) {

@@ -23,6 +23,8 @@ class Patience:
     farewell: float = 5.0
     # For a peer to answer a connection, when its rank is known to be alive.
     peer: float = 15.0
+    # For a rank to connect to all lanes of a server that may be back; rank 0 gives all of them three times as long.
+    returning: float = 15.0
 
 
 DEFAULT = Patience()

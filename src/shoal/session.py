@@ -6,8 +6,10 @@ accepts. A session may outlive ``leave``: while other ranks still need the serve
 In a forked child it is inert.
 """
 
+import asyncio
 import atexit
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -15,6 +17,8 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from shoal import _native, links
 from shoal.addresses import Address
@@ -38,6 +42,8 @@ _CLEANUP = 5.0
 
 # Seconds between two looks at whether goodbye has been said: at first, and at most.
 _FIRST_LOOK, _LONGEST_LOOK = 0.0005, 0.05
+
+_T = TypeVar("_T")
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
@@ -278,24 +284,39 @@ class Session:
 
     async def _connect_server(self, first: int, attempt: int) -> None:
         """All lanes of a server, the first of which has this index, or none."""
-        found: list[socket.socket] = []
-        process = b""
+        with contextlib.ExitStack() as found:
+            try:
+                lanes, process = await self._in_time(self._call_lanes(first, attempt, found))
+                for lane, link in enumerate(lanes):
+                    self._engine.attach_returned(first + lane, attempt, process, hand_over(link))
+            except (OSError, HandshakeRefused, RuntimeError) as error:
+                # Nobody may be left without an answer; an engine that is closed takes none.
+                self._engine.server_unreachable(first, attempt)
+                if not self._closing:
+                    self._say_not_back(self._place(first), error)
+
+    async def _in_time(self, calling: Awaitable[_T]) -> _T:
+        """Whatever a step of it may take, all of it takes no longer. Raises Silent."""
+        limit = self._patience.returning
         try:
-            for lane in range(self.lanes):
-                link, server_id = await self._call_server(first + lane, lane, attempt)
-                found.append(link)
-                process = process or server_id
-                if server_id != process:
-                    raise several_servers(rank_name(self.rank, self.hosts), self._place(first))
-        except (OSError, HandshakeRefused, ShoalError) as error:
-            self._say_not_back(self._place(first), error)
-            for link in found:
-                link.close()
-            self._engine.server_unreachable(first, attempt)
-            return
-        with contextlib.suppress(RuntimeError):  # the engine is closed at this moment
-            for lane, link in enumerate(found):
-                self._engine.attach_returned(first + lane, attempt, process, hand_over(link))
+            return await asyncio.wait_for(calling, limit)
+        except asyncio.TimeoutError:
+            raise links.Silent(errno.ETIMEDOUT, f"it does not answer on all of its lanes within {limit:g} s") from None
+
+    async def _call_lanes(
+        self, first: int, attempt: int, found: contextlib.ExitStack
+    ) -> tuple[list[socket.socket], bytes]:
+        """The links, which ``found`` closes unless they are handed over, and the id of the server that they all lead to."""
+        lanes: list[socket.socket] = []
+        ids: set[bytes] = set()
+        for lane in range(self.lanes):
+            link, server_id = await self._call_server(first + lane, lane, attempt)
+            found.callback(link.close)
+            lanes.append(link)
+            ids.add(server_id)
+        if len(ids) > 1:
+            raise several_servers(rank_name(self.rank, self.hosts), self._place(first))
+        return lanes, ids.pop()
 
     def _say_not_back(self, place: ServerPlace, error: Exception) -> None:
         """Nobody may be there for long. A server that refuses is something that somebody has to mend: said once."""

@@ -585,6 +585,20 @@ def test_closing_one_is_a_loss_to_the_others() -> None:
     assert joined[2].wait_ended(10.0)
 
 
+def test_an_attempt_at_a_lost_server_ends_in_time_and_leaves_no_connection() -> None:
+    """What listens at its address accepts connections and says nothing."""
+    address, patience = free_address(), dataclasses.replace(HASTY, returning=0.3)
+    with running() as front:
+        ranks = [settings(rank, 2, address, servers=(front.address,)) for rank in range(2)]
+        joined = sessions(run_ranks(ranks, patience=patience))
+    lost = 2 * joined[1].lanes
+    with socket.create_server((front.address.host, front.address.port)):
+        began = time.monotonic()
+        joined[1]._links.run(joined[1]._connect_server(lost, 1))
+        assert time.monotonic() - began < 5
+    leave_all(joined)
+
+
 def test_an_abort_ends_the_session() -> None:
     joined = sessions(run_job(2))
     joined[1].abort("out of cheese")

@@ -295,10 +295,11 @@ void Loop::remove(Machine& machine) {
 
 LinkId Loop::add_socket(Machine& machine, Socket socket, const LinkOptions& options) {
   const LinkId id = ++last_link_;
-  SocketEnd& end = sockets_[id];
-  end = {&machine, std::make_unique<Link>(id, std::move(socket), options)};
-  wait_for(*end.link, false, EPOLL_CTL_ADD);
-  if (end.link->holds_bytes()) {
+  auto link = std::make_unique<Link>(id, std::move(socket), options);
+  wait_for(*link, false, EPOLL_CTL_ADD);
+  const bool holds_bytes = link->holds_bytes();
+  sockets_.emplace(id, SocketEnd{&machine, std::move(link)});
+  if (holds_bytes) {
     follow_ups_.push_back({FollowUp::Kind::read, &machine, id});
   }
   return id;

@@ -74,6 +74,7 @@ class Loop final : private Receiver {
   // Closes the machine's links without telling it, and forgets it. Not from within a machine's call.
   void remove(Machine& machine);
 
+  // Throws std::system_error when the kernel cannot watch it; then there is no link, and the socket is closed.
   LinkId add_socket(Machine& machine, Socket socket) { return add_socket(machine, std::move(socket), options_); }
   LinkId add_socket(Machine& machine, Socket socket, const LinkOptions& options);
   // Options for a link on which the liveness of the other host is judged.
