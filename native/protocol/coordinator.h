@@ -14,7 +14,8 @@ namespace shoal {
 
 class Coordinator final : public Machine {
  public:
-  Coordinator(const JobConfig& config, CoordinatorWorld& world);
+  // `peer_timeout`: how long a host may be silent before it counts as lost (SHOAL_PEER_TIMEOUT).
+  Coordinator(const JobConfig& config, Time peer_timeout, CoordinatorWorld& world);
   ~Coordinator() override;
 
   // The control link of a rank's node, rank 0's own among them.

@@ -47,7 +47,8 @@ JobConfig config_of(std::uint32_t first, std::uint32_t second, std::uint32_t of_
 }
 
 struct Job {
-  explicit Job(const JobConfig& job) : config(job) {
+  explicit Job(const JobConfig& job, Time peer_timeout = 15 * second)
+      : config(job), coordinator(config, peer_timeout, world) {
     for (std::uint32_t rank = 0; rank < config.size(); ++rank) {
       coordinator.attach_node(rank + 1, rank);
     }
@@ -102,6 +103,13 @@ struct Job {
     CHECK(frame != nullptr && wire::decode(frame->payload, epoch).ok());
     return epoch.weights;
   }
+  // What the rank was told when all was lost.
+  std::string why_lost(std::uint32_t rank) const {
+    const World::Frame* frame = told(rank, Type::lost);
+    wire::Loss loss;
+    CHECK(frame != nullptr && wire::decode(frame->payload, loss).ok());
+    return loss.status.message;
+  }
   // All ranks reach it, as soon as they are asked to.
   void comes_back(std::uint32_t server) {
     passes(8 * second);
@@ -113,9 +121,11 @@ struct Job {
 
   const JobConfig config;
   World world;
-  Coordinator coordinator{config, world};
+  Coordinator coordinator;
   Time now = 0;
 };
+
+bool names(const std::string& message, const std::string& what) { return message.find(what) != std::string::npos; }
 
 using Weights = std::vector<std::uint32_t>;
 
@@ -205,8 +215,65 @@ TEST(without_a_server_that_all_ranks_reach_the_loss_of_the_last_dedicated_one_en
   CHECK(job.told(1, Type::lost) == nullptr);
   job.reports(1, 1);
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    CHECK(job.told(rank, Type::lost) != nullptr);
+    CHECK(names(job.why_lost(rank), "no rank is left whose server all others reach"));
   }
+}
+
+TEST(where_ranks_are_not_to_average_the_loss_of_the_last_server_says_so_and_what_to_do) {
+  JobConfig config = config_of(1, 0, 0);
+  config.server_names.erase(config.server_names.begin() + 1);
+  config.server_ranks.erase(config.server_ranks.begin() + 1);
+  config.weights.erase(config.weights.begin() + 1);
+  config.standby = false;
+  Job job(config);
+  job.reports(1, 0);
+  CHECK(
+      names(job.why_lost(2), "server s is lost: rank 1 (b) cannot reach it (connection reset), and there is no other"));
+  CHECK(names(job.why_lost(2), "SHOAL_COLOCATED=never keeps ranks from averaging"));
+  CHECK(names(job.why_lost(2), "with more servers or without SHOAL_COLOCATED=never"));
+}
+
+TEST(a_dedicated_server_without_a_share_that_returns_takes_over_from_the_ranks) {
+  Job job(config_of(1, 0, 0));
+  job.reports(1, 1);
+  CHECK(job.told(0, Type::epoch) == nullptr);  // it averaged nothing
+  job.reports(1, 0);
+  CHECK(job.weights() == Weights({0, 0, 1, 1, 1}));
+  job.passes(second);
+  const wire::Attempt attempt{1, 1};
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    job.reaches(rank, attempt, one_process);
+  }
+  CHECK(job.weights() == Weights({0, 1, 0, 0, 0}));
+}
+
+TEST(a_dedicated_server_without_a_share_that_returns_while_others_average_changes_nothing) {
+  Job job(config_of(1, 0, 0));
+  job.reports(1, 1);
+  job.comes_back(1);
+  CHECK(job.told(0, Type::epoch) == nullptr);
+  job.reports(2, 0);
+  CHECK(job.weights() == Weights({0, 1, 0, 0, 0}));
+  job.comes_back(0);
+  CHECK(job.weights() == Weights({1, 1, 0, 0, 0}));
+}
+
+// How long after its second loss a server is tried that was back for so long.
+Time second_wait(Time peer_timeout, Time back_for) {
+  Job job(config_of(1, 1, 0), peer_timeout);
+  job.reports(1, 0);
+  job.comes_back(0);
+  job.passes(back_for);
+  job.reports(1, 0);
+  return job.coordinator.deadline() - job.now;
+}
+
+TEST(how_soon_is_soon_again_grows_with_the_peer_timeout) {
+  CHECK_EQ(second_wait(15 * second, 59 * second), 2 * second);
+  CHECK_EQ(second_wait(15 * second, 61 * second), second);
+  CHECK_EQ(second_wait(second, 59 * second), 2 * second);
+  CHECK_EQ(second_wait(60 * second, 239 * second), 2 * second);
+  CHECK_EQ(second_wait(60 * second, 241 * second), second);
 }
 
 TEST(a_rank_that_averages_from_the_start_and_cannot_be_reached_is_lost) {

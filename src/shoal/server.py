@@ -162,7 +162,7 @@ class Front:
         if hello.incarnation in self._ended:  # while "ready" was on its way
             link.close()
             return
-        config = _core_config(request.terms)
+        config = _core_config(request.terms, self.address)
         try:
             self._core.attach(
                 hello.incarnation, request.index, request.attempt, hello.rank, encryption.hand_over(link), config
@@ -205,11 +205,11 @@ def _listen(address: Address) -> socket.socket:
         ) from None
 
 
-def _core_config(terms: JobTerms) -> _native.JobConfig:
-    """A dedicated server need not know who the other servers are."""
+def _core_config(terms: JobTerms, address: Address) -> _native.JobConfig:
+    """A dedicated server need not know who the other servers are: its own name is all that it ever says."""
     return _native.JobConfig(
         hosts=list(terms.hosts),
-        server_names=[f"server {index}" for index in range(len(terms.weights))],
+        server_names=[f"the server at {address}"] * len(terms.weights),
         server_ranks=[-1] * len(terms.weights),
         weights=list(terms.weights),
         segment=terms.limits.segment,

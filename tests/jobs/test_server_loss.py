@@ -211,6 +211,7 @@ def test_without_co_located_servers_the_loss_of_the_last_one_ends_the_job() -> N
         for outcome in job.wait(SECONDS):
             assert isinstance(outcome.exception, ShoalError)
             assert re.search(
-                r"server \S+ is lost: rank \d \(\S+\) cannot reach it \(.*\), and there is no other; see that server's log$",
+                r"server \S+ is lost: rank \d \(\S+\) cannot reach it \(.*\), and there is no other: SHOAL_COLOCATED=never keeps .*"
+                r"start the job again, with more servers or without SHOAL_COLOCATED=never$",
                 str(outcome.exception),
             )

@@ -196,7 +196,7 @@ Engine::Impl::Impl(std::uint32_t rank, JobConfig config, int peer_timeout)
   }
   if (rank == 0) {
     coordinator_world_ = std::make_unique<DecidingWorld>(*this, loop_);
-    coordinator_ = std::make_unique<Coordinator>(config_, *coordinator_world_);
+    coordinator_ = std::make_unique<Coordinator>(config_, peer_timeout * second, *coordinator_world_);
     coordinator_world_->bind(*coordinator_);
     loop_.add(*coordinator_);
   }

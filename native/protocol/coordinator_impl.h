@@ -1,0 +1,89 @@
+// The coordinator's parts: coordinator.cpp turns frames into decisions about ranks, coordinator_servers.cpp decides
+// about servers. Who averages how much is reckoned in shares.h, how a lost one comes back in comeback.h.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "protocol/comeback.h"
+#include "protocol/coordinator.h"
+#include "protocol/shares.h"
+#include "wire/opening.h"
+
+namespace shoal {
+
+class Coordinator::Impl {
+ public:
+  Impl(const JobConfig& config, Time peer_timeout, CoordinatorWorld& world);
+
+  void attach_node(LinkId link, std::uint32_t rank);
+  Placement on_header(LinkId link, const wire::Header& header);
+  Status on_payload(LinkId link);
+  void on_lost(LinkId link, const Status& why);
+  void on_time(Time now);
+  Time deadline() const;
+
+ private:
+  struct Member {
+    std::optional<LinkId> link;
+    bool left = false;
+    bool lost = false;
+  };
+  struct LinkState {
+    std::uint32_t rank = 0;
+    wire::Header header;
+    wire::Bytes payload;
+  };
+  struct Report {
+    std::uint32_t by = 0;
+    wire::Loss loss;
+  };
+
+  // Ranks (coordinator.cpp).
+  bool is_there(std::uint32_t rank) const { return !members_[rank].left && !members_[rank].lost; }
+  bool all_are_there() const;
+  Status hear_report(std::uint32_t by, wire::Loss loss);
+  void act_on(const Report& report);
+  void lose_rank(std::uint32_t rank, Code code, std::string text);
+  void end_if_all_gone();
+  // " is lost: rank 1 (b) cannot reach it (...)".
+  std::string cannot_reach(std::uint32_t by, const wire::Loss& loss) const;
+  void announce(const wire::Loss& loss);
+  void tell_all(wire::Type type, std::uint32_t epoch, const wire::Bytes& bytes);
+  void tell(const Member& member, wire::Type type, std::uint32_t epoch, wire::Bytes bytes);
+
+  // Servers (coordinator_servers.cpp).
+  void hear_server_report(std::uint32_t by, const wire::Loss& loss);
+  void lose_what_it_serves(std::uint32_t rank, const std::string& text);
+  void lose_server(std::uint32_t index, const std::string& text);
+  void go_on_without(std::uint32_t index, const std::string& text);
+  bool decide_shares();
+  void announce_epoch(std::string text);
+  void try_again(std::uint32_t server, Comeback& comeback);
+  Status hear_reached(const LinkState& from);
+  void ask_to_reach(std::uint32_t rank, std::uint32_t server, const Comeback& comeback);
+  void say_ambiguous(std::uint32_t server, std::uint32_t rank);
+  void bring_back(std::uint32_t server, Comeback& comeback);
+
+  const JobConfig config_;
+  const Time probation_;
+  CoordinatorWorld& world_;
+  Shares shares_{config_};
+  std::uint32_t epoch_ = 0;
+  Time now_ = 0;
+  std::vector<Member> members_;  // by rank
+  std::unordered_map<LinkId, LinkState> links_;
+  std::multimap<Time, Report> reports_;
+  std::set<std::pair<wire::Loss::Kind, std::uint32_t>> reported_;  // ranks, and servers of ranks
+  std::map<std::uint32_t, Comeback> comebacks_;  // of servers that were ever lost, by the index of their first lane
+  bool broken_ = false;                          // no server is left
+  bool ended_ = false;
+};
+
+}  // namespace shoal
