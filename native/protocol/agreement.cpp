@@ -34,6 +34,7 @@ void take_arguments(wire::Opening& opening, const Submission& submission) {
   opening.root = submission.root;
   opening.shape = submission.shape;
   opening.splits = submission.splits;
+  opening.divisor = submission.divisor;
 }
 
 bool agree(const wire::Opening& a, const wire::Opening& b, std::string& what) {
@@ -48,7 +49,7 @@ bool agree(const wire::Opening& a, const wire::Opening& b, std::string& what) {
   differ(a.op != b.op, "operator");
   differ(a.dtype != b.dtype, "dtype");
   differ(a.root != b.root, "root");
-  differ(a.scale_before != b.scale_before || a.scale_after != b.scale_after, "scale");
+  differ(a.divisor != b.divisor, "divisor");
   differ(a.shape.size() != b.shape.size() || compared_shape(a) != compared_shape(b), "shape");
   differ(!is_gather(a.collective) && a.bytes != b.bytes, "size");
   return what.empty();

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "base/range.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "wire/frame.h"
@@ -99,6 +100,9 @@ class NodeWorld : public Wire {
 
   // The first bytes of the operation's contribution have been handed to the driver. For timelines.
   virtual void sending(std::uint64_t handle) = 0;
+
+  // These bytes of the result of an operation in parts are in its output.
+  virtual void received(std::uint64_t /*handle*/, Range /*range*/) {}
 
   // The handle is done. Called once for each submitted operation.
   virtual void finish(std::uint64_t handle, Status status) = 0;

@@ -49,6 +49,7 @@ std::uint32_t Node::make_group(std::vector<std::uint32_t> ranks, const std::stri
   return impl_->make_group(std::move(ranks), name);
 }
 void Node::submit(Submission submission) { impl_->submit(std::move(submission)); }
+void Node::contributed(std::uint64_t handle, Range range) { impl_->contributed(handle, range); }
 void Node::set_window(std::uint32_t credit) { impl_->set_window(credit); }
 void Node::leave() { impl_->leave(); }
 const Hash128& Node::id_of(std::uint32_t group) const { return impl_->id_of(group); }
@@ -326,6 +327,9 @@ void Node::Impl::receive_result(Operation& operation, LinkState& link) {
   }
   if (operation.shares_results(config_) && !operation.finished) {
     keep_result(part, link, segment);
+  }
+  if (operation.submission.in_parts && header.length > 0) {
+    world_.received(operation.submission.handle, segment);
   }
   if (operation.paced && pace_.answered(segment.size(), now_)) {
     if (const auto credit = pace_.decide(repairs(), now_)) {

@@ -11,6 +11,7 @@
 
 #include "base/buffer.h"
 #include "base/hash.h"
+#include "base/range.h"
 #include "protocol/job.h"
 #include "protocol/machine.h"
 #include "wire/epoch.h"
@@ -33,6 +34,10 @@ struct Submission {
   std::byte* output = nullptr;  // null: the machine asks for memory when the size is known
   std::size_t output_bytes = 0;
   Time timeout = 0;     // without progress; must be above 0
+  double divisor = 0;   // what mean divides by, the same on all members; 0: how many they are
+  // An all-reduce through servers, in place, of which only that is there which Node::contributed has named. What has
+  // arrived of its result is told to NodeWorld::received.
+  bool in_parts = false;
   std::string failure;  // not empty: failed on this rank before it began; only group and name count
 };
 
@@ -58,6 +63,8 @@ class Node final : public Machine {
   // The handle is finished exactly once: within this call if the submission is refused, has failed or needs no one
   // else.
   void submit(Submission submission);
+  // These bytes of an operation in parts are there. Nothing happens if it has ended.
+  void contributed(std::uint64_t handle, Range range);
 
   // The job's credit from now on, from the one of the configuration to most_credit(). Of rank 0's node only, while an
   // operation is open there: for tests; in a job it is the node itself that decides (pace.h).

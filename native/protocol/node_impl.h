@@ -50,6 +50,7 @@ class Node::Impl {
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, const std::string& name);
   const Hash128& id_of(std::uint32_t group) const { return groups_.at(group)->id; }
   void submit(Submission submission);
+  void contributed(std::uint64_t handle, Range range);
   void set_window(std::uint32_t credit);
   std::size_t open_operations() const { return operations_.size(); }
 
@@ -191,6 +192,7 @@ class Node::Impl {
 
   std::unordered_map<std::uint64_t, std::unique_ptr<Operation>> operations_;  // by number
   std::unordered_map<std::uint64_t, std::unique_ptr<Operation>> finished_;    // those that others may need, by number
+  std::unordered_map<std::uint64_t, std::uint64_t> in_parts_;                 // of open operations: handle → number
   std::uint64_t next_number_ = 1;
   std::size_t failed_here_ = 0;  // of the operations: opened as failed, their handles are done
   std::set<std::pair<Time, std::uint64_t>> checks_;

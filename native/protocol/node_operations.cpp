@@ -190,10 +190,29 @@ void Node::Impl::submit(Submission submission) {
     take_arguments(opening, s);
     check_again(operation, now_ + std::min(s.timeout, node::first_late));
   }
+  if (s.in_parts && !operation.failed_here) {
+    in_parts_.emplace(s.handle, operation.number);
+  }
   operations_.emplace(operation.number, std::move(made));
   measure(operation);
   plan(operation);
   open(operation);
+}
+
+void Node::Impl::contributed(std::uint64_t handle, Range range) {
+  const auto number = in_parts_.find(handle);
+  if (number == in_parts_.end()) {
+    return;
+  }
+  Operation& operation = *find(number->second);
+  operation.contributed.add(range);
+  operation.progress = now_;
+  for (std::size_t i = 0; i < operation.parts.size(); ++i) {
+    const Part& part = operation.parts[i];
+    if (!intersection(part.shard, range).empty()) {
+      pump(part.server);
+    }
+  }
 }
 
 void Node::Impl::finish_alone(const Submission& submission) {
@@ -293,6 +312,9 @@ std::span<const std::byte> Node::Impl::take_inline(Operation& operation, Part& p
     return {operation.submission.input, wanted ? static_cast<std::size_t>(operation.bytes) : 0};
   }
   const std::uint32_t bytes = config_.inline_of(part.shard.size(), part.segment);
+  if (!operation.has({part.shard.begin, part.shard.begin + bytes})) {
+    return {};
+  }
   const bool answered_before = operation.opening.finished || !operation.have.empty();
   if (answered_before || bytes == 0 || server.eager + bytes > config_.eager) {
     return {};
@@ -339,7 +361,7 @@ void Node::Impl::pump(std::uint32_t server) {
     const Cursor at = part.next_to_send();
     const Range segment = part.segment_at(at);
     const std::uint64_t length = segment.size();
-    if (!may_send(link, length)) {
+    if (!operation->has(segment) || !may_send(link, length)) {
       return;
     }
     link.credit -= static_cast<std::int64_t>(length);
@@ -436,6 +458,9 @@ void Node::Impl::end(Operation& operation, Status status) {
     answered_part(part);
   }
   check_again(operation, never);
+  if (operation.submission.in_parts) {
+    in_parts_.erase(operation.submission.handle);
+  }
   if (unsized(operation)) {
     sized();
   }

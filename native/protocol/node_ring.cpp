@@ -170,7 +170,8 @@ void Node::Impl::receive_ring_data(Operation& operation, LinkState& link) {
   sum.dtype = operation.submission.dtype;
   // The mean is divided once, in the last step.
   sum.op = operation.submission.op == Operator::mean && !last_sum ? Operator::sum : operation.submission.op;
-  sum.divisor = static_cast<double>(operation.group->ranks.size());
+  const double members = static_cast<double>(operation.group->ranks.size());
+  sum.divisor = operation.submission.divisor > 0 ? operation.submission.divisor : members;
   sum.token = next_sum_++;
   ring.pieces.push_back({piece.size(), false, std::move(link.payload), sum.token});
   summing_.emplace(sum.token, operation.number);

@@ -150,6 +150,7 @@ struct Operation {
   Status failure;                // why it failed, as the home said it or is told
   bool reopened = false;         // an exchange, or an all-reduce of the ring, that was open in an epoch before
   RangeSet have;                 // answered in epochs before
+  RangeSet contributed;          // of one in parts: what is there to be sent
   std::vector<Kept> kept;        // results of epochs before
   Buffer own_input;              // a copy of what a small one contributed, once its result is here
   std::vector<Part> parts;       // in ascending order of servers
@@ -172,6 +173,8 @@ struct Operation {
 
   bool gathers() const;
   bool contributes() const;
+  // Whether these bytes of its contribution may be sent.
+  bool has(Range segment) const { return !submission.in_parts || contributed.contains(segment); }
   // Whether the others need this rank's arrays until they have what they get: the handle is done only then.
   bool waits_for_others(const JobConfig& config) const;
   // Whether its results are the same on all members, so that one can help another out.

@@ -174,7 +174,7 @@ void Server::Impl::start_sum(Operation& operation, std::uint64_t number) {
   sum.count = segment.range.size() / size_of(attributes.dtype);
   sum.dtype = attributes.dtype;
   sum.op = attributes.op;
-  sum.divisor = static_cast<double>(operation.members.size());
+  sum.divisor = attributes.divisor > 0 ? attributes.divisor : static_cast<double>(operation.members.size());
   sum.token = next_token_++;
   summing_.emplace(sum.token, Summing{epoch_, operation.serial, operation.group, number, std::move(segment)});
   world_.sum(std::move(sum));

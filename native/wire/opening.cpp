@@ -1,6 +1,7 @@
 #include "wire/opening.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/limits.h"
@@ -69,8 +70,8 @@ Status check_values(const Opening& opening, std::uint8_t wire_dtype, std::uint8_
   if (priority != 0) {
     return refused("priority " + std::to_string(priority) + " is not known to this version of Shoal");
   }
-  if (opening.scale_before != 1.0 || opening.scale_after != 1.0) {
-    return refused("scales other than 1 are not known to this version of Shoal");
+  if (!std::isfinite(opening.divisor) || opening.divisor < 0) {
+    return refused("a divisor in OPEN that divides nothing");
   }
   return {};
 }
@@ -103,8 +104,7 @@ Bytes encode(const Opening& opening) {
   put(at + 12, opening.occurrence);
   put(at + 16, opening.key);
   put(at + 32, opening.group);
-  put(at + 48, opening.scale_before);
-  put(at + 56, opening.scale_after);
+  put(at + 48, opening.divisor);
   put(at + 64, opening.bytes);
   put(at + 72, static_cast<std::uint16_t>(opening.name.size()));
   put(at + 74, static_cast<std::uint16_t>(opening.shape.size()));
@@ -146,8 +146,7 @@ Status decode(ConstBytes payload, Opening& opening, std::size_t& inline_offset) 
   opening.occurrence = get<std::uint32_t>(at + 12);
   opening.key = get<Hash128>(at + 16);
   opening.group = get<Hash128>(at + 32);
-  opening.scale_before = get<double>(at + 48);
-  opening.scale_after = get<double>(at + 56);
+  opening.divisor = get<double>(at + 48);
   opening.bytes = get<std::uint64_t>(at + 64);
   const std::size_t name = get<std::uint16_t>(at + 72);
   const std::size_t dimensions = get<std::uint16_t>(at + 74);
@@ -163,7 +162,8 @@ Status decode(ConstBytes payload, Opening& opening, std::size_t& inline_offset) 
   if (flags > (flag_failed | flag_finished)) {
     return refused("unknown flags " + std::to_string(flags) + " in OPEN");
   }
-  if ((get<std::uint32_t>(at + 100) >> 8U) != 0 || get<std::uint32_t>(at + 108) != 0) {
+  if (get<std::uint64_t>(at + 56) != 0 || (get<std::uint32_t>(at + 100) >> 8U) != 0 ||
+      get<std::uint32_t>(at + 108) != 0) {
     return refused("reserved bytes that are not 0 in OPEN");
   }
   if (!known(opening.code) || (opening.code != Code::ok && !opening.failed)) {

@@ -33,8 +33,7 @@ struct Opening {
   std::uint32_t occurrence = 0;
   Hash128 key;
   Hash128 group;
-  double scale_before = 1.0;
-  double scale_after = 1.0;
+  double divisor = 0;  // what mean divides by; 0: the number of members
   std::uint64_t bytes = 0;
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> splits;

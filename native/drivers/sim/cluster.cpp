@@ -43,6 +43,7 @@ class SimulatedNodeWorld final : public SeatWorld<NodeWorld> {
 
   void sum(Sum sum) override { network_.sum(seat_, std::move(sum)); }
   void sending(std::uint64_t /*handle*/) override {}
+  void received(std::uint64_t handle, Range range) override { application_.on_received(rank_, handle, range); }
   void finish(std::uint64_t handle, Status status) override {
     application_.on_finish(rank_, handle, std::move(status));
   }

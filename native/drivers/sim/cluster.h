@@ -25,6 +25,7 @@ namespace shoal::sim {
 class Application {
  public:
   virtual ~Application() = default;
+  virtual void on_received(std::uint32_t rank, std::uint64_t handle, Range range) = 0;
   virtual void on_finish(std::uint32_t rank, std::uint64_t handle, Status status) = 0;
   virtual std::byte* on_allocate(std::uint32_t rank, std::uint64_t handle,
                                  const std::vector<std::uint64_t>& block_bytes) = 0;

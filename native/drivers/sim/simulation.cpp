@@ -134,6 +134,10 @@ void Simulation::submit(std::uint32_t rank, std::size_t number) {
     submission.input = work.input->data() + (inside ? own_offset(operation, index) : 0);
     submission.input_bytes = member.bytes();
   }
+  if (member.in_parts && member.failure.empty()) {
+    submission.in_parts = true;
+    std::fill(work.input->data(), work.input->data() + member.bytes(), std::byte{0xa5});
+  }
   if (work.output != nullptr && !root_alone) {
     submission.output = work.result;
     submission.output_bytes = work.result_bytes;
@@ -144,7 +148,43 @@ void Simulation::submit(std::uint32_t rank, std::size_t number) {
                  std::to_string(operation.group) + (member.failure.empty() ? "" : ", failed"));
   submitted_[number * plan_.config.size() + rank] = true;
   ++lives_[rank].open;
+  const bool in_parts = submission.in_parts;
   network_.turn(*cluster_.node(rank).seat, [&](Machine&) { cluster_.node(rank).node->submit(std::move(submission)); });
+  if (in_parts) {
+    contribute_in_parts(rank, number);
+  }
+}
+
+// In pieces that a segment may straddle, in any order. What is not there yet must not be sent, so it is wrong until
+// then.
+void Simulation::contribute_in_parts(std::uint32_t rank, std::size_t number) {
+  Random& random = network_.random();
+  const std::uint64_t bytes = work_of(number, rank).result_bytes;
+  Time when = network_.now();
+  for (std::uint64_t begin = 0, end = 0; begin < bytes; begin = end) {
+    end = std::min(bytes, begin + 64 * random.between(1, 12));
+    when += random.chance(0.5) ? network_.delay() : 0;
+    const Time moment = random.chance(0.2) ? network_.now() : when;
+    network_.scheduler().at(moment, cluster_.node(rank).actor, [this, rank, number, piece = Range{begin, end}] {
+      Work& work = work_of(number, rank);
+      if (work.status || cluster_.node(rank).node == nullptr) {
+        return;
+      }
+      const Bytes& input = expected_[number].input(member_of(number, rank));
+      std::copy(input.begin() + static_cast<std::ptrdiff_t>(piece.begin),
+                input.begin() + static_cast<std::ptrdiff_t>(piece.end), work.result + piece.begin);
+      network_.turn(*cluster_.node(rank).seat,
+                    [&](Machine&) { cluster_.node(rank).node->contributed(handle_of(number), piece); });
+    });
+  }
+}
+
+void Simulation::on_received(std::uint32_t rank, std::uint64_t handle, Range range) {
+  Work& work = work_of(handle - 1, rank);
+  work.told.add(range);
+  work.received.resize(work.result_bytes);
+  std::copy(work.result + range.begin, work.result + range.end,
+            work.received.begin() + static_cast<std::ptrdiff_t>(range.begin));
 }
 
 void Simulation::change_window(std::uint32_t rank, std::uint32_t credit) {

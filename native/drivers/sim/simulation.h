@@ -70,6 +70,7 @@ class Simulation final : public Observer, public Application {
   void on_lost(const End& at) override;
   void violated(const std::string& what) override;
 
+  void on_received(std::uint32_t rank, std::uint64_t handle, Range range) override;
   void on_finish(std::uint32_t rank, std::uint64_t handle, Status status) override;
   std::byte* on_allocate(std::uint32_t rank, std::uint64_t handle,
                          const std::vector<std::uint64_t>& block_bytes) override;
@@ -83,6 +84,8 @@ class Simulation final : public Observer, public Application {
     Array* output = nullptr;      // may be the input; null: none yet
     std::byte* result = nullptr;  // inside output
     std::size_t result_bytes = 0;
+    Bytes received;                // of one in parts: what was said to be the result
+    RangeSet told;                 // and where
     std::optional<Status> status;  // once finished
   };
   struct Life {
@@ -102,6 +105,7 @@ class Simulation final : public Observer, public Application {
   void start(std::uint32_t rank);
   void go_on(std::uint32_t rank);
   void submit(std::uint32_t rank, std::size_t number);
+  void contribute_in_parts(std::uint32_t rank, std::size_t number);
   void change_window(std::uint32_t rank, std::uint32_t credit);
   void prepare(Work& work, const OperationPlan& operation, std::size_t member, const Bytes& input);
   void leave(std::uint32_t rank);

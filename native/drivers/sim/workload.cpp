@@ -442,6 +442,11 @@ OperationPlan random_operation(Random& random, const Plan& plan, std::uint32_t g
   }
   operation.members.assign(size, member);
   vary_members(random, operation);
+  if (member.collective == Collective::all_reduce && !plan.config.ring && size > 1) {
+    for (MemberPlan& one : operation.members) {
+      one.in_parts = one.in_place && random.chance(0.3);
+    }
+  }
   return operation;
 }
 

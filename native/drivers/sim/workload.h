@@ -32,6 +32,7 @@ struct MemberPlan {
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> splits;  // bytes
   bool in_place = false;
+  bool in_parts = false;      // all-reduce in place: the contribution comes piece by piece after the submission
   bool ready_output = false;  // all-gather, all-to-all: the output is given although its size need not be known
   bool no_input = false;      // broadcast: a receiver without an input, a root without an output
   bool absent = false;        // never submits it
