@@ -14,14 +14,16 @@ using namespace nb::literals;
 
 void bind_memory(nb::module_& module) {
   nb::class_<shm::Memory>(module, "SharedMemory")
-      .def(nb::new_([](std::uint32_t ranks) { return std::make_shared<shm::Memory>(shm::shape_for(ranks)); }),
-           "ranks"_a)
+      .def(nb::new_([](std::uint32_t ranks, bool alone) {
+             return std::make_shared<shm::Memory>(shm::shape_for(ranks, alone));
+           }),
+           "ranks"_a, "alone"_a)
       .def_static(
           "adopt",
-          [](int descriptor, std::uint32_t ranks) {
-            return std::make_shared<shm::Memory>(tcp::Descriptor(descriptor), shm::shape_for(ranks));
+          [](int descriptor, std::uint32_t ranks, bool alone) {
+            return std::make_shared<shm::Memory>(tcp::Descriptor(descriptor), shm::shape_for(ranks, alone));
           },
-          "fd"_a, "ranks"_a)
+          "fd"_a, "ranks"_a, "alone"_a)
       .def("fileno", &shm::Memory::descriptor);
 }
 

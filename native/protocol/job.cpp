@@ -61,6 +61,16 @@ std::vector<std::uint32_t> JobConfig::lanes_of(std::uint32_t server) const {
   return lanes;
 }
 
+std::vector<std::uint32_t> JobConfig::node_of(std::uint32_t rank) const {
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t other = 0; other < leaders.size(); ++other) {
+    if (leaders[other] == leaders[rank]) {
+      ranks.push_back(other);
+    }
+  }
+  return ranks.empty() ? std::vector<std::uint32_t>{rank} : ranks;
+}
+
 std::string problem_with(const JobConfig& config) {
   const auto servers = config.weights.size();
   if (config.hosts.empty() || config.hosts.size() > limits::world_size) {
@@ -75,6 +85,14 @@ std::string problem_with(const JobConfig& config) {
   });
   if (!ranks_exist) {
     return "a server is said to be in a rank that does not exist";
+  }
+  const auto& leaders = config.leaders;
+  const bool nodes_exist = leaders.empty() || (leaders.size() == config.hosts.size() &&
+                                               std::all_of(leaders.begin(), leaders.end(), [&](std::uint32_t leader) {
+                                                 return leader < leaders.size() && leaders[leader] == leader;
+                                               }));
+  if (!nodes_exist) {
+    return "a rank is said to be on the node of a rank that is not the first there";
   }
   if (std::accumulate(config.weights.begin(), config.weights.end(), std::uint64_t{0}) == 0) {
     return "no server has a weight above zero";

@@ -22,7 +22,8 @@ struct JobConfig {
   bool ring = false;                       // all-reduces that are not small go round the ring
   std::uint64_t rate = 0;                  // bytes a second of an operation of all ranks that the links allow, as far
                                            // as known; 0: windows stay as they are. Nodes only
-  bool standby = false;  // co-located servers of weight 0 have links too, and average when no other can
+  bool standby = false;                // co-located servers of weight 0 have links too, and average when no other can
+  std::vector<std::uint32_t> leaders;  // by rank: the first rank of its node; empty: every rank is a node of its own
 
   // What one server averages in proportion to its weight, it also moves in pieces of that proportion, so that the parts
   // of an operation end together and no link is full of one server's bytes while another server waits.
@@ -44,6 +45,9 @@ struct JobConfig {
   // The servers of one name are the lanes of one server: the index of its first, and all of them.
   std::uint32_t first_lane(std::uint32_t server) const;
   std::vector<std::uint32_t> lanes_of(std::uint32_t server) const;
+
+  // The node of a rank: all its ranks, ascending.
+  std::vector<std::uint32_t> node_of(std::uint32_t rank) const;
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(hosts.size()); }
   std::uint32_t servers() const { return static_cast<std::uint32_t>(weights.size()); }

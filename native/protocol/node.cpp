@@ -46,7 +46,12 @@ void Node::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
   impl_->server_unreachable(server, attempt);
 }
 std::uint32_t Node::make_group(std::vector<std::uint32_t> ranks, const std::string& name) {
-  return impl_->make_group(std::move(ranks), name);
+  std::vector<std::uint32_t> needed = ranks;
+  return impl_->make_group(std::move(ranks), std::move(needed), name);
+}
+std::uint32_t Node::make_group_of_nodes(std::vector<std::uint32_t> members, std::vector<std::uint32_t> needed,
+                                        const std::string& name) {
+  return impl_->make_group(std::move(members), std::move(needed), name);
 }
 void Node::submit(Submission submission) { impl_->submit(std::move(submission)); }
 void Node::contributed(std::uint64_t handle, Range range) { impl_->contributed(handle, range); }
@@ -76,7 +81,8 @@ Node::Impl::Impl(const JobConfig& config, std::uint32_t rank, NodeWorld& world, 
       pace_(config) {
   std::vector<std::uint32_t> all(config.size());
   std::iota(all.begin(), all.end(), 0U);
-  make_group(std::move(all), "");
+  std::vector<std::uint32_t> needed = all;
+  make_group(std::move(all), std::move(needed), "");
   for (std::uint32_t index = 0; index < config.servers(); ++index) {
     servers_[index].window = config.window_of(index);
     servers_[index].credit = servers_[index].window.credit;
@@ -389,7 +395,7 @@ Status Node::Impl::receive_from_coordinator(LinkState& link) {
 
 Status Node::Impl::loss_of(std::uint32_t group) const {
   const auto first = std::find_if(lost_.begin(), lost_.end(), [&](const auto& loss) {
-    return group < groups_.size() && groups_[group]->index_of(loss.first);
+    return group < groups_.size() && groups_[group]->needs(loss.first);
   });
   return first == lost_.end() ? broken_ : first->second;
 }
@@ -408,7 +414,7 @@ void Node::Impl::lost_rank(std::uint32_t rank, Status why) {
   }
   std::vector<std::uint64_t> concerned;
   for (const auto& [number, operation] : operations_) {
-    if (operation->group->index_of(rank)) {
+    if (operation->group->needs(rank)) {
       concerned.push_back(number);
     }
   }
@@ -416,7 +422,7 @@ void Node::Impl::lost_rank(std::uint32_t rank, Status why) {
   for (std::uint64_t number : concerned) {
     end(*find(number), why);
   }
-  forget_finished([rank](const Operation& operation) { return operation.group->index_of(rank).has_value(); });
+  forget_finished([rank](const Operation& operation) { return operation.group->needs(rank); });
 }
 
 void Node::Impl::break_job(Status why) {

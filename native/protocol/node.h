@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,9 @@ namespace shoal {
 struct Submission {
   std::uint64_t handle = 0;  // the caller's name for it
   Collective collective = Collective::none;
-  std::uint32_t group = 0;  // from make_group; 0: all ranks
-  std::string name;         // empty: matched by the group's sequence
+  std::uint32_t group = 0;                  // from make_group; 0: all ranks
+  std::string name;                         // empty: matched by the group's sequence
+  std::optional<std::uint32_t> occurrence;  // of the name; none: the next one
   Operator op = Operator::none;
   DType dtype = DType::none;
   std::uint32_t root = 0;            // index in the group
@@ -33,12 +35,15 @@ struct Submission {
   std::size_t input_bytes = 0;
   std::byte* output = nullptr;  // null: the machine asks for memory when the size is known
   std::size_t output_bytes = 0;
-  Time timeout = 0;     // without progress; must be above 0
-  double divisor = 0;   // what mean divides by, the same on all members; 0: how many they are
+  Time timeout = 0;    // without progress; must be above 0
+  double divisor = 0;  // what mean divides by, the same on all members; 0: how many they are
   // An all-reduce through servers, in place, of which only that is there which Node::contributed has named. What has
   // arrived of its result is told to NodeWorld::received.
   bool in_parts = false;
   std::string failure;  // not empty: failed on this rank before it began; only group and name count
+  // Not ok: it has failed with this for all members, and `failure` is the whole message, about this rank or none (-1).
+  Code failure_code = Code::ok;
+  std::int32_t failure_rank = -1;
 };
 
 class Node final : public Machine {
@@ -57,6 +62,9 @@ class Node final : public Machine {
 
   // `ranks`: members in order, this rank among them (checked by the caller). Returns the group's number.
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, const std::string& name);
+  // A group whose members speak for others too: it works as long as all that are `needed` are there.
+  std::uint32_t make_group_of_nodes(std::vector<std::uint32_t> members, std::vector<std::uint32_t> needed,
+                                    const std::string& name);
   // What keys of the group's operations are made from.
   const Hash128& id_of(std::uint32_t group) const;
 

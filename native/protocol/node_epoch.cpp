@@ -323,7 +323,7 @@ void Node::Impl::keep_finished(std::unique_ptr<Operation> operation) {
   const auto lost = [this](std::uint32_t rank) {
     return std::any_of(lost_.begin(), lost_.end(), [rank](const auto& loss) { return loss.first == rank; });
   };
-  const std::vector<std::uint32_t>& ranks = operation->group->ranks;
+  const std::vector<std::uint32_t>& ranks = operation->group->needed;
   const bool settled =
       std::all_of(operation->parts.begin(), operation->parts.end(), [](const Part& part) { return part.settled; });
   if (!broken_.ok() || goodbye_said_ || std::any_of(ranks.begin(), ranks.end(), lost) ||

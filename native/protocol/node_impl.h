@@ -47,7 +47,8 @@ class Node::Impl {
   Status loss_of(std::uint32_t group) const;
 
   // Operations (node_operations.cpp).
-  std::uint32_t make_group(std::vector<std::uint32_t> ranks, const std::string& name);
+  std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::vector<std::uint32_t> needed,
+                           const std::string& name);
   const Hash128& id_of(std::uint32_t group) const { return groups_.at(group)->id; }
   void submit(Submission submission);
   void contributed(std::uint64_t handle, Range range);

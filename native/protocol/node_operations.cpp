@@ -34,6 +34,8 @@ std::optional<std::size_t> Group::index_of(std::uint32_t rank) const {
   return static_cast<std::size_t>(found - ranks.begin());
 }
 
+bool Group::needs(std::uint32_t rank) const { return std::find(needed.begin(), needed.end(), rank) != needed.end(); }
+
 bool Operation::gathers() const { return is_gather(submission.collective); }
 
 bool Operation::contributes() const {
@@ -99,13 +101,15 @@ bool Operation::done(const JobConfig& config) const {
 
 }  // namespace node
 
-std::uint32_t Node::Impl::make_group(std::vector<std::uint32_t> ranks, const std::string& name) {
+std::uint32_t Node::Impl::make_group(std::vector<std::uint32_t> ranks, std::vector<std::uint32_t> needed,
+                                     const std::string& name) {
   auto group = std::make_unique<Group>();
   // Group 0 has the id that every server knows.
   const bool world = groups_.empty();
   const std::uint64_t made = world ? 0 : ++made_[group_id(ranks, name, 0)];
   group->id = group_id(ranks, name, made);
   group->ranks = std::move(ranks);
+  group->needed = std::move(needed);
   group->own = group->index_of(rank_).value_or(0);
   groups_.push_back(std::move(group));
   return static_cast<std::uint32_t>(groups_.size() - 1);
@@ -159,12 +163,17 @@ void Node::Impl::submit(Submission submission) {
   wire::Opening& opening = operation.opening;
   opening.name = operation.submission.name.empty() ? unnamed : operation.submission.name;
   opening.group = group.id;
-  opening.occurrence = occurrences_[operation_key(group.id, opening.name, 0)]++;
+  opening.occurrence = operation.submission.occurrence ? *operation.submission.occurrence
+                                                       : occurrences_[operation_key(group.id, opening.name, 0)]++;
   opening.key = operation_key(group.id, opening.name, opening.occurrence);
 
   Submission& s = operation.submission;
   Status failure;
-  if (!s.failure.empty()) {
+  if (s.failure_code != Code::ok) {
+    failure = Status::error(s.failure_code, s.failure, s.failure_rank);
+    opening.code = s.failure_code;
+    opening.rank = s.failure_rank;
+  } else if (!s.failure.empty()) {
     failure = Status::error(Code::failed_on_rank, s.failure, static_cast<std::int32_t>(rank_));
   } else if (s.shape.size() > limits::dimensions) {
     failure =

@@ -24,9 +24,11 @@ namespace shoal::node {
 struct Group {
   Hash128 id;
   std::vector<std::uint32_t> ranks;
-  std::size_t own = 0;  // this rank's index
+  std::vector<std::uint32_t> needed;  // whose loss ends it: the members, and those that they speak for
+  std::size_t own = 0;                // this rank's index
 
   std::optional<std::size_t> index_of(std::uint32_t rank) const;
+  bool needs(std::uint32_t rank) const;
 };
 
 // A result that others may yet lack, as it came (docs/decisions/server-loss.md).

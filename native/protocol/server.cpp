@@ -339,7 +339,7 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
 
 // Only what was open in an epoch before says how far it has come.
 Status Server::Impl::check_carried(const NodeState& from, const wire::Opening& opening) const {
-  const bool carried = opening.finished || opening.exchange != 0 || !opening.have.empty() || opening.code != Code::ok;
+  const bool carried = opening.finished || opening.exchange != 0 || !opening.have.empty();
   if (carried && from.reopened) {
     return refused("OPEN of '" + opening.name + "' as one of an epoch before, of which all had come");
   }

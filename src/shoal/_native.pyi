@@ -103,11 +103,13 @@ class JobConfig:
         ring: bool = False,
         rate: int = 0,
         standby: bool = False,
+        leaders: list[int] = [],
     ) -> None:
         """``hosts`` by rank; the other lists by server index (lanes included). ``server_ranks``: the rank whose process holds it, or -1.
 
         ``rate``: bytes per second of an operation of all ranks that the links allow; 0: windows stay as they are.
         ``standby``: co-located servers of weight 0 have links too, and average when no other can.
+        ``leaders``: by rank, the first rank of its node, where nodes share memory; empty: they do not.
         """
 
 class Tls:
@@ -150,10 +152,12 @@ class Socket:
 class SharedMemory:
     """Memory that the ranks of a machine share. Raises RuntimeError where there is not enough."""
 
-    def __init__(self, ranks: int) -> None: ...
+    def __init__(self, ranks: int, alone: bool) -> None:
+        """For so many ranks. ``alone``: there is no other node."""
+
     @staticmethod
-    def adopt(fd: int, ranks: int) -> SharedMemory:
-        """Memory that another rank made for so many. Owns the descriptor from here on, also when it raises ValueError."""
+    def adopt(fd: int, ranks: int, alone: bool) -> SharedMemory:
+        """Memory that another rank made for the same. Owns the descriptor from here on, also when it raises ValueError."""
 
     def fileno(self) -> int: ...
 
@@ -191,7 +195,7 @@ class Engine:
         """After the event "connect_server": it cannot be reached, or not on all lanes."""
 
     def share_memory(self, memory: SharedMemory) -> None:
-        """Before ``start``: all ranks of the job are on this machine and share this memory, for all-reduces."""
+        """Before ``start``: the ranks of this node share this memory, for all-reduces."""
 
     def start(self) -> None: ...
     def make_group(self, ranks: list[int], name: str) -> int:

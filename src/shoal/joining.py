@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal import _native, inside, links, measuring, messages, sizing
+from shoal import _native, inside, links, measuring, messages, nodes, sizing
 from shoal.addresses import Address, is_loopback
 from shoal.config import Settings
 from shoal.door import Door
@@ -40,7 +40,7 @@ class Joined:
 
     ``coordinator``: the control link to rank 0, None on rank 0; ``controls``: on rank 0, those of the others by rank;
     ``servers``: links to servers by index, without the one in this process. ``door`` holds the other ends; None for a job
-    of one rank. ``memory``: what all ranks share, if they do.
+    of one rank. ``memory``: what the ranks of this node share, if they do.
     """
 
     rank: int
@@ -65,7 +65,7 @@ def join_alone(settings: Settings, overrides: Mapping[str, int]) -> Joined:
     host = socket.gethostname()
     places = tuple(server_places([host], settings.servers, settings.colocated))
     limits = sizing.limits_for(None, settings.lanes, overrides)
-    welcome = Welcome(os.urandom(16), (host,), (Address("127.0.0.1", 1),), places, settings.lanes, limits)
+    welcome = Welcome(os.urandom(16), (host,), (Address("127.0.0.1", 1),), (0,), places, settings.lanes, limits)
     return Joined(0, b"", welcome, [])
 
 
@@ -216,7 +216,6 @@ class _Node:
         return met_at if is_loopback(met_at) or not self._meeting.sources else self._meeting.sources[0]
 
     async def _join_with(self, door: Door) -> Joined:
-        self._open_inside(door)
         await self._tell(messages.pack("join", self._introduction(door.address)))
         # Rank 0 gives up first, and says why.
         limit = min(self._settings.timeout, self._patience.rendezvous) + 2 * self._patience.answer
@@ -255,6 +254,8 @@ class _Node:
             "size": self._settings.size,
             "host": self._host,
             "address": address,
+            "machine": nodes.machine(),
+            "local_rank": self._settings.local_rank,
             "settings": self._shared,
         }
 
@@ -283,31 +284,18 @@ class _Node:
 
     # --- Shared memory ---
 
-    def _open_inside(self, door: Door) -> None:
-        """On rank 0, before anybody looks for it."""
-        if self._rank == 0 and inside.is_wanted(self._settings):
-            try:
-                self._giver = inside.Giver(self._settings, self._meeting.secret, door.address)
-            except OSError as error:
-                _say_without_memory(self._rank, error)
-
     async def _share_memory(self, welcome: Welcome) -> "_native.SharedMemory | None":
-        """What all ranks on this machine share, None if this rank does not."""
-        if not inside.is_wanted(self._settings):
+        """What the ranks of this node share, also where it has only this one, but others have more. None if they do not."""
+        if not welcome.shares_memory:
             return None
-        secret, door = self._meeting.secret, welcome.addresses[0]
         try:
-            if self._giver is not None:
-                return self._giver.give(welcome.incarnation, self._patience)
-            if self._rank == 0:
-                return None  # which has been said
-            return await inside.receive(self._settings, secret, door, welcome.incarnation, self._patience)
+            node = inside.Node.of(self._rank, welcome, self._meeting.secret, self._patience)
+            if not node.leads:
+                return await inside.receive(node)
+            self._giver = inside.Giver(node)
+            return self._giver.memory
         except OSError as error:
             _say_without_memory(self._rank, error)
-            if self._giver is not None:
-                # The others must not wait for what does not come.
-                await self._giver.close()
-                self._giver = None
             return None
 
     # --- The control link ---

@@ -30,6 +30,7 @@ from shoal.handshake import HandshakeRefused, Refusal, Role, Server
 from shoal.launchers import MOST_RANKS
 from shoal.messages import Message, MessageError
 from shoal.network import Network
+from shoal.nodes import by_node, leaders_of
 from shoal.patience import Patience
 from shoal.refusals import Refusals
 from shoal.shares import rate_of, server_places
@@ -53,6 +54,9 @@ class Member:
     rank: int
     host: str
     address: Address
+    # Which machine, and its place there.
+    machine: str
+    local_rank: int
     link: socket.socket
 
     def __str__(self) -> str:
@@ -238,7 +242,14 @@ class Rendezvous:
                 raise MessageError(f"the message '{message.kind}' is not the 'join' of that rank")
             message.integer("size", 1, MOST_RANKS)
             message.text_map("settings")
-            return Member(joining.rank, message.text("host"), Address(*message.address("address")), joining.link)
+            return Member(
+                joining.rank,
+                message.text("host"),
+                Address(*message.address("address")),
+                message.text("machine"),
+                message.integer("local_rank", 0, MOST_RANKS),
+                joining.link,
+            )
         except MessageError as error:
             self._outsiders.append((joining.rank, joining.link))
             raise ShoalError(f"rank {joining.rank} at {links.peer_name(joining.link)}: {error}") from None
@@ -328,19 +339,28 @@ class Rendezvous:
 
     def _welcome(self, members: list[Member], network: Network | None) -> Welcome:
         hosts = [member.host for member in members]
-        servers = server_places(hosts, self._settings.servers, self._settings.colocated, network)
+        leaders = self._leaders(members)
+        nodes = by_node(network, leaders)
+        servers = server_places(hosts, self._settings.servers, self._settings.colocated, nodes, leaders)
+        averaging = [servers[rank] for rank in [*sorted(set(leaders)), *range(len(hosts), len(servers))]]
         return Welcome(
             incarnation=self._incarnation,
             hosts=tuple(hosts),
             addresses=tuple(member.address for member in members),
             servers=tuple(servers),
             lanes=self._settings.lanes,
-            limits=sizing.limits_for(network, len(members) * self._settings.lanes, self._overrides),
+            limits=sizing.limits_for(nodes, len(set(leaders)) * self._settings.lanes, self._overrides),
             algorithm=self._settings.algorithm,
             network=network,
-            rate=0 if network is None or "credit" in self._overrides else round(rate_of(servers, network)),
+            rate=0 if nodes is None or "credit" in self._overrides else round(rate_of(averaging, nodes)),
+            leaders=leaders,
             standby=self._settings.colocated != "never" and all(server.weight == 0 for server in servers[: len(hosts)]),
         )
+
+    def _leaders(self, members: list[Member]) -> tuple[int, ...]:
+        if self._settings.algorithm != "server":
+            return tuple(range(len(members)))
+        return leaders_of([(member.machine, member.local_rank) for member in members])
 
     async def _send(self, member: Member, data: bytes) -> None:
         """A connection that cannot be written to is reported by whoever reads from it."""

@@ -30,7 +30,7 @@ from shoal.handshake import Client, HandshakeRefused, Role
 from shoal.joining import Joined, introduce, several_servers
 from shoal.patience import Patience
 from shoal.shares import ServerPlace
-from shoal.terms import Welcome, rank_name
+from shoal.terms import rank_name
 
 _log = logging.getLogger("shoal")
 
@@ -48,8 +48,9 @@ _T = TypeVar("_T")
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 
-def native_config(welcome: Welcome) -> _native.JobConfig:
+def native_config(joined: Joined) -> _native.JobConfig:
     """What the coordinator decided, for the engine."""
+    welcome = joined.welcome
     return _native.JobConfig(
         hosts=list(welcome.hosts),
         server_names=welcome.server_names(),
@@ -63,12 +64,13 @@ def native_config(welcome: Welcome) -> _native.JobConfig:
         ring=welcome.terms.algorithm == "ring",
         rate=welcome.rate,
         standby=welcome.standby,
+        leaders=[] if joined.memory is None else list(welcome.leaders),
     )
 
 
 def start_engine(joined: Joined, settings: Settings) -> _native.Engine:
     """An engine that owns all sockets of ``joined`` from here on."""
-    engine = _native.Engine(joined.rank, native_config(joined.welcome), math.ceil(settings.peer_timeout))
+    engine = _native.Engine(joined.rank, native_config(joined), math.ceil(settings.peer_timeout))
     try:
         if joined.coordinator is not None:
             engine.attach_coordinator(hand_over(joined.coordinator))

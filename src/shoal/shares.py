@@ -113,7 +113,10 @@ def _weight(part: float) -> int:
 
 
 def rate_of(servers: Sequence[ServerPlace], network: Network) -> float:
-    """Bytes per second of a node's gradients that these servers average, if every link is as fast as was measured."""
+    """Bytes per second of a node's gradients that these servers average, if every link is as fast as was measured.
+
+    ``servers``: one for each node, then the dedicated ones, as the rates of ``network``.
+    """
     n, whole = len(network.node_rates), sum(server.weight for server in servers)
     if n < 2:
         return math.inf
@@ -124,18 +127,25 @@ def rate_of(servers: Sequence[ServerPlace], network: Network) -> float:
 
 
 def server_places(
-    hosts: list[str], dedicated: tuple[Address, ...], colocated: str, network: Network | None = None
+    hosts: list[str],
+    dedicated: tuple[Address, ...],
+    colocated: str,
+    network: Network | None = None,
+    leaders: Sequence[int] = (),
 ) -> list[ServerPlace]:
     """All servers of a job: first the co-located ones by rank, then the dedicated ones in the order given.
 
-    ``network``: None where nothing was measured; then all links count as equal.
+    ``network``: one rate for each node; None where nothing was measured; then all links count as equal. ``leaders``: by
+    rank, the first of its node, whose server averages the node's share; () if each rank is a node.
     """
+    nodes = sorted(set(leaders or range(len(hosts))))
     if network is None or len(hosts) == 1:
-        near, far = server_weights(len(hosts), len(dedicated), colocated)
-        near_weights, far_weights = [near] * len(hosts), [far] * len(dedicated)
+        near, far = server_weights(len(nodes), len(dedicated), colocated)
+        near_weights, far_weights = [near] * len(nodes), [far] * len(dedicated)
     else:
         near_weights, far_weights = weights_for(network, colocated)
+    weight_of = dict(zip(nodes, near_weights, strict=True))
     return [
-        *(ServerPlace(host, near_weights[rank], rank=rank) for rank, host in enumerate(hosts)),
+        *(ServerPlace(host, weight_of.get(rank, 0), rank=rank) for rank, host in enumerate(hosts)),
         *(ServerPlace(address.host, far_weights[j], address=address) for j, address in enumerate(dedicated)),
     ]

@@ -107,6 +107,8 @@ class Welcome:
     incarnation: bytes
     hosts: tuple[str, ...]
     addresses: tuple[Address, ...]
+    # By rank: the first rank of its node.
+    leaders: tuple[int, ...]
     servers: tuple[ServerPlace, ...]
     lanes: int
     limits: Limits
@@ -121,6 +123,15 @@ class Welcome:
     def is_linked(self, server: ServerPlace) -> bool:
         """Whether every node has a link to it from the start: it has a share, or may get one when others are lost."""
         return server.weight > 0 or server.rank is None or self.standby
+
+    def node_of(self, rank: int) -> list[int]:
+        """All ranks of its node, ascending."""
+        return [other for other, leader in enumerate(self.leaders) if leader == self.leaders[rank]]
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether ranks are to share memory with others of their node: some node has several."""
+        return len(set(self.leaders)) < len(self.leaders)
 
     @property
     def terms(self) -> JobTerms:
@@ -153,6 +164,7 @@ class Welcome:
             "algorithm": self.algorithm,
             "network": None if self.network is None else _network_fields(self.network),
             "rate": self.rate,
+            "leaders": self.leaders,
             "standby": self.standby,
             **_limits_fields(self.limits),
         }
@@ -174,8 +186,18 @@ def parse_welcome(message: Message, size: int) -> Welcome:
         algorithm=_parse_algorithm(message),
         network=None if message.is_null("network") else _parse_network(message.message("network"), size, servers),
         rate=message.integer("rate", 0, _LARGEST_RATE),
+        leaders=_parse_leaders(message, size),
         standby=message.flag("standby"),
     )
+
+
+def _parse_leaders(message: Message, size: int) -> tuple[int, ...]:
+    leaders = tuple(message.integers("leaders", 0, size - 1, count=size))
+    if any(leaders[leader] != leader for leader in leaders):
+        raise MessageError(
+            f"message '{message.kind}': the field 'leaders' names a rank that is not the first of its node"
+        )
+    return leaders
 
 
 def _parse_server(server: Message, size: int) -> ServerPlace:

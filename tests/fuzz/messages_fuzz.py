@@ -20,6 +20,7 @@ WELCOME = Welcome(
     incarnation=bytes(range(16)),
     hosts=("a", "b"),
     addresses=(Address("10.0.0.1", 7000), Address("10.0.0.2", 7001)),
+    leaders=(0, 1),
     servers=tuple(server_places(("a", "b"), (Address("10.0.0.3", 7077),), "always")),
     lanes=2,
     limits=Limits(),

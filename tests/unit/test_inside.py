@@ -1,7 +1,6 @@
 """Handing memory to the ranks of one machine: who gets it, and who does not."""
 
 import asyncio
-import dataclasses
 import os
 import socket
 from collections.abc import Coroutine
@@ -10,26 +9,21 @@ from typing import Any
 import pytest
 
 from shoal import inside, links
-from shoal.addresses import Address
-from shoal.config import Settings
 from shoal.handshake import Client, HandshakeRefused, Role
-from shoal.launchers import Launch
 from shoal.patience import Patience
 
 SECRET = b"a secret that is long enough"
-DOOR = Address("127.0.0.1", 1)
 INCARNATION = bytes(16)
 PATIENCE = Patience(stranger=0.3, answer=2.0)
 
 
-def settings(rank: int, size: int = 2, **changes: Any) -> Settings:
-    return dataclasses.replace(Settings(Launch("test", rank, size, rank, size, None, 29500, "")), **changes)
+def node(rank: int, size: int = 2) -> inside.Node:
+    return inside.Node(rank, tuple(range(size)), True, SECRET, INCARNATION, PATIENCE)
 
 
 async def with_giver(then: Coroutine[Any, Any, Any]) -> Any:
-    giver = inside.Giver(settings(0), SECRET, DOOR)
+    giver = inside.Giver(node(0))
     try:
-        giver.give(INCARNATION, PATIENCE)
         return await then
     finally:
         await giver.close()
@@ -37,19 +31,28 @@ async def with_giver(then: Coroutine[Any, Any, Any]) -> Any:
 
 async def call(client: Client) -> socket.socket:
     link = links.watched(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-    await asyncio.get_running_loop().sock_connect(link, inside._name(SECRET, DOOR))
+    await asyncio.get_running_loop().sock_connect(link, node(1).name())
     await links.authenticate_client(link, client)
     return link
 
 
-def test_a_rank_of_the_job_gets_memory() -> None:
-    memory = asyncio.run(with_giver(inside.receive(settings(1), SECRET, DOOR, INCARNATION, PATIENCE)))
+def test_a_rank_of_the_node_gets_memory() -> None:
+    memory = asyncio.run(with_giver(inside.receive(node(1))))
     assert os.fstat(memory.fileno()).st_size > 1_000_000
     assert not os.get_inheritable(memory.fileno())
 
 
+def test_a_rank_that_comes_first_waits_for_it() -> None:
+    async def comes_first() -> Any:
+        receiving = asyncio.create_task(inside.receive(node(1)))
+        await asyncio.sleep(0.2)
+        return await with_giver(receiving)  # type: ignore[arg-type]
+
+    assert os.fstat(asyncio.run(comes_first()).fileno()).st_size > 1_000_000
+
+
 def test_what_was_given_cannot_be_cut() -> None:
-    memory = asyncio.run(with_giver(inside.receive(settings(1), SECRET, DOOR, INCARNATION, PATIENCE)))
+    memory = asyncio.run(with_giver(inside.receive(node(1))))
     with pytest.raises(PermissionError):
         os.ftruncate(memory.fileno(), 0)
 
@@ -69,18 +72,10 @@ def test_who_has_no_part_in_the_job_gets_nothing(client: Client) -> None:
 
 
 def test_a_rank_that_finds_nobody_says_so() -> None:
-    with pytest.raises(OSError, match=r"refused"):
-        asyncio.run(inside.receive(settings(1), SECRET, DOOR, INCARNATION, PATIENCE))
+    with pytest.raises(OSError, match=r"rank 0 did not answer"):
+        asyncio.run(inside.receive(node(1)))
 
 
 def test_memory_for_another_number_of_ranks_is_refused() -> None:
     with pytest.raises(OSError, match=r"bytes instead of"):
-        asyncio.run(with_giver(inside.receive(settings(1, size=3), SECRET, DOOR, INCARNATION, PATIENCE)))
-
-
-def test_who_wants_it() -> None:
-    assert inside.is_wanted(settings(0))
-    assert not inside.is_wanted(settings(0, size=1))
-    assert not inside.is_wanted(settings(0, size=inside.MOST_RANKS + 1))
-    assert not inside.is_wanted(settings(0, algorithm="ring"))
-    assert not inside.is_wanted(settings(0, launch=Launch("test", 0, 4, 0, 2, None, 29500, "")))
+        asyncio.run(with_giver(inside.receive(node(1, size=3))))

@@ -117,6 +117,7 @@ def test_a_welcome_comes_back_as_it_was() -> None:
         incarnation=OWNER,
         hosts=("a", "b"),
         addresses=(Address("10.0.0.1", 1), Address("fd00::1", 2)),
+        leaders=(0, 0),
         servers=tuple(server_places(["a", "b"], (Address("s", 7077),), "auto")),
         lanes=2,
         limits=Limits(small=64),

@@ -12,18 +12,17 @@ namespace shoal::shm {
 Flow::Flow(const Memory& memory, std::uint32_t own) : memory_(memory), own_(own) {}
 
 void Flow::admit(Transfer transfer) {
-  const std::uint64_t size = memory_.shape().slot;
-  const std::uint64_t chunks = (transfer.bytes + size - 1) / size;
+  const Chunks chunks(transfer.bytes, memory_.shape().slot, transfer.parts);
   transfers_.push_back({std::move(transfer), admitted_, chunks});
-  admitted_ += chunks;
+  admitted_ += chunks.count();
 }
 
 Flow::Chunk Flow::chunk(std::uint64_t number) const {
   const auto next = std::find_if(transfers_.begin(), transfers_.end(), [number](const Admitted& admitted) {
-    return number < admitted.first + admitted.chunks;
+    return number < admitted.first + admitted.chunks.count();
   });
-  const std::uint64_t begin = (number - next->first) * memory_.shape().slot;
-  return {&next->transfer, begin, std::min<std::uint64_t>(memory_.shape().slot, next->transfer.bytes - begin)};
+  const Range range = next->chunks.at(number - next->first);
+  return {&next->transfer, range.begin, range.size()};
 }
 
 Flow::Share Flow::share_of(const Chunk& chunk, std::uint32_t rank) const {
@@ -102,20 +101,24 @@ void Flow::reduce_one() {
       sources.push_back(part + own.begin);
     }
     reduce(memory_.slot(reduced_, own_) + own.begin, sources, (own.end - own.begin) / size_of(transfer.dtype),
-           transfer.dtype, transfer.op, static_cast<double>(transfer.order.size()));
+           transfer.dtype, transfer.op, transfer.divisor);
   }
   publish(&Desk::reduced, ++reduced_);
 }
 
 void Flow::collect_one() {
   const Chunk next = chunk(collected_);
-  for (std::uint32_t rank = 0; rank < memory_.shape().ranks; ++rank) {
+  const Admitted& admitted = transfers_.front();
+  const bool takes = own_ == 0 || !next.transfer->up;
+  for (std::uint32_t rank = 0; rank < memory_.shape().ranks && takes; ++rank) {
     const Share share = share_of(next, rank);
     std::memcpy(next.transfer->output + next.begin + share.begin, memory_.slot(collected_, rank) + share.begin,
                 share.end - share.begin);
   }
-  const bool last = next.begin + next.bytes == next.transfer->bytes;
-  if (last) {
+  if (takes && next.transfer->up && next.bytes > 0) {
+    for_network_.push_back({next.transfer->name, {next.begin, next.begin + next.bytes}});
+  }
+  if (collected_ + 1 == admitted.first + admitted.chunks.count()) {
     finished_.push_back(next.transfer->name);
     transfers_.pop_front();
   }
@@ -138,6 +141,15 @@ std::vector<std::uint32_t> Flow::late() const {
     }
   }
   return ranks;
+}
+
+std::optional<Flow::Collected> Flow::take_collected() {
+  if (for_network_.empty()) {
+    return std::nullopt;
+  }
+  const Collected next = for_network_.front();
+  for_network_.pop_front();
+  return next;
 }
 
 std::optional<std::uint64_t> Flow::take_finished() {

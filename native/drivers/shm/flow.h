@@ -6,6 +6,8 @@
 //
 //   collected ≤ reduced ≤ contributed ≤ (the least of all ranks' collected) + slots
 //
+// What goes on to the network (`up`) only the first rank takes out, sum by sum, as what its node contributes there.
+//
 // Steps per chunk: 3. Bytes of M that a rank reads: (3 - 1/n) · M; that it writes: 2 · M.
 #pragma once
 
@@ -15,7 +17,9 @@
 #include <optional>
 #include <vector>
 
+#include "base/range.h"
 #include "base/types.h"
+#include "drivers/shm/chunks.h"
 #include "drivers/shm/memory.h"
 
 namespace shoal::shm {
@@ -28,6 +32,9 @@ struct Transfer {
   DType dtype = DType::none;
   Operator op = Operator::none;
   std::vector<std::uint32_t> order;  // the ranks, as their contributions are added
+  double divisor = 1;                // of a mean
+  bool up = false;
+  std::uint32_t parts = 1;  // chunks.h
 };
 
 class Flow {
@@ -40,7 +47,13 @@ class Flow {
   bool step();
   // Whether step() would do something.
   bool ready() const;
-  // The next operation that is done here.
+  // The next chunk of an operation for the network that is there: on the first rank.
+  struct Collected {
+    std::uint64_t name;
+    Range range;
+  };
+  std::optional<Collected> take_collected();
+  // The next operation that is done here: nothing uses its arrays any more.
   std::optional<std::uint64_t> take_finished();
   // The ranks that others wait for.
   std::vector<std::uint32_t> late() const;
@@ -49,7 +62,7 @@ class Flow {
   struct Admitted {
     Transfer transfer;
     std::uint64_t first = 0;  // the number of its first chunk
-    std::uint64_t chunks = 0;
+    Chunks chunks;
   };
   struct Chunk {
     const Transfer* transfer;
@@ -75,6 +88,7 @@ class Flow {
   const Memory& memory_;
   std::uint32_t own_;
   std::deque<Admitted> transfers_;
+  std::deque<Collected> for_network_;
   std::deque<std::uint64_t> finished_;
   std::uint64_t admitted_ = 0;  // chunks
   std::uint64_t contributed_ = 0;

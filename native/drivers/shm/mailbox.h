@@ -21,6 +21,12 @@ enum class Kind : std::uint32_t {
   admit = 3,           // from the first rank: a large operation that all have opened is the next to flow
   leave = 4,           // the rank calls nothing more
   broken = 5,          // the rank can do nothing more in here; the body is a status
+  // From the first rank, of an operation that goes over the network:
+  part = 6,    // a part of the result is in the next slot for results; the body is its range
+  done = 7,    // it has ended well; the data is the result of a small one
+  failed = 8,  // it has failed; the body is a status
+  // From another rank: the operation's time is out there; the body is a status.
+  overdue = 9,
 };
 
 using ConstBytes = std::span<const std::byte>;

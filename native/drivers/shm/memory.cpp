@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::size_t slot_bytes = 512 * 1024;
 constexpr std::uint32_t slot_count = 4;
+constexpr std::uint32_t result_count = 4;
 constexpr std::size_t staging_bytes = 16 * 1024 * 1024;
 constexpr std::size_t page = 4096;
 
@@ -48,13 +49,16 @@ tcp::Descriptor make(std::size_t bytes) {
 
 }  // namespace
 
-std::size_t Shape::bytes() const { return desks_bytes(*this) + ranks * mailbox + std::size_t{slots} * ranks * slot; }
+std::size_t Shape::bytes() const {
+  return desks_bytes(*this) + ranks * mailbox + (std::size_t{slots} * ranks + results) * slot;
+}
 
-Shape shape_for(std::uint32_t ranks) {
+Shape shape_for(std::uint32_t ranks, bool alone) {
   Shape shape;
   shape.ranks = ranks;
   shape.slots = slot_count;
-  shape.slot = std::min(slot_bytes, staging_bytes / (slot_count * ranks) / page * page);
+  shape.results = alone ? 0 : result_count;
+  shape.slot = std::min(slot_bytes, staging_bytes / (slot_count * ranks + shape.results) / page * page);
   return shape;
 }
 
@@ -94,6 +98,10 @@ std::byte* Memory::mailbox(std::uint32_t rank) const { return begin_ + desks_byt
 std::byte* Memory::slot(std::uint64_t number, std::uint32_t rank) const {
   const std::size_t slots_begin = desks_bytes(shape_) + shape_.ranks * shape_.mailbox;
   return begin_ + slots_begin + ((number % shape_.slots) * shape_.ranks + rank) * shape_.slot;
+}
+
+std::byte* Memory::result(std::uint64_t number) const {
+  return slot(0, 0) + (std::size_t{shape_.slots} * shape_.ranks + number % shape_.results) * shape_.slot;
 }
 
 // Sequentially consistent throughout: whoever goes to sleep says so before it looks at the bell again.

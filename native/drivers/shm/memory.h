@@ -25,12 +25,13 @@ struct Shape {
   std::size_t mailbox = 256 * 1024;  // bytes of each rank's
   std::size_t slot = 0;              // bytes of each rank's part of a slot
   std::uint32_t slots = 0;
+  std::uint32_t results = 0;  // slots of the same size for what comes back over the network
 
   std::size_t bytes() const;
 };
 
-// For so many ranks: at most 16 MiB of slots.
-Shape shape_for(std::uint32_t ranks);
+// For so many ranks: at most 16 MiB of slots. `alone`: there are no other nodes.
+Shape shape_for(std::uint32_t ranks, bool alone);
 
 struct Desk {
   // Rises whenever another rank has done something that this one waits for; what is slept on.
@@ -50,6 +51,8 @@ struct Desk {
   alignas(64) std::atomic<std::uint64_t> contributed;
   std::atomic<std::uint64_t> reduced;
   std::atomic<std::uint64_t> collected;
+  // Parts of results from the network (delivery.h): put into slots by the first rank, taken out by the others.
+  std::atomic<std::uint64_t> delivered;
 
   // Bytes that it has read of each other rank's mailbox.
   alignas(64) std::atomic<std::uint64_t> read[most_ranks];
@@ -71,6 +74,7 @@ class Memory {
   Desk& desk(std::uint32_t rank) const;
   std::byte* mailbox(std::uint32_t rank) const;
   std::byte* slot(std::uint64_t number, std::uint32_t rank) const;
+  std::byte* result(std::uint64_t number) const;
 
  private:
   void map();

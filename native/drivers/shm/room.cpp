@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cfenv>
 #include <exception>
+#include <numeric>
 #include <utility>
 
 #include "drivers/shm/futex.h"
@@ -23,6 +24,12 @@ constexpr std::size_t most_inline = 16 * 1024;
 
 // Who sleeps looks again after so long, whatever happens.
 constexpr nanoseconds longest_sleep{second};
+
+std::vector<std::uint32_t> every_rank(const JobConfig& config) {
+  std::vector<std::uint32_t> ranks(config.size());
+  std::iota(ranks.begin(), ranks.end(), 0U);
+  return ranks;
+}
 
 Time now() { return std::chrono::steady_clock::now().time_since_epoch() / nanoseconds(1); }
 
@@ -46,13 +53,16 @@ class DefaultEnvironment {
 Room::Impl::Impl(std::shared_ptr<const Memory> memory, const JobConfig& config, std::uint32_t rank, RoomWorld& world)
     : memory_(std::move(memory)),
       config_(config),
-      rank_(rank),
+      members_(config.leaders.empty() ? every_rank(config) : config.node_of(rank)),
+      has_uplink_(members_.size() < config.size()),
       ranks_(memory_->shape().ranks),
+      rank_(static_cast<std::uint32_t>(std::find(members_.begin(), members_.end(), rank) - members_.begin())),
       inline_bytes_(std::min<std::size_t>(config.small, most_inline)),
       world_(world),
-      desk_(memory_->desk(rank)),
-      writer_(*memory_, rank),
-      flow_(*memory_, rank),
+      desk_(memory_->desk(rank_)),
+      writer_(*memory_, rank_),
+      flow_(*memory_, rank_),
+      delivery_(*memory_, rank_),
       left_(ranks_) {
   for (std::uint32_t other = 0; other < ranks_; ++other) {
     readers_.emplace_back(*memory_, rank_, other);
@@ -69,9 +79,26 @@ void Room::Impl::start() {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void Room::Impl::add_group(std::uint32_t number, const Hash128& id, std::vector<std::uint32_t> ranks) {
+void Room::Impl::add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
+                           const std::optional<Uplink>& uplink) {
+  std::vector<std::uint32_t> here;
+  for (std::uint32_t rank : ranks) {
+    const auto place = std::find(members_.begin(), members_.end(), rank);
+    if (place != members_.end()) {
+      here.push_back(static_cast<std::uint32_t>(place - members_.begin()));
+    }
+  }
   const std::unique_lock lock(naming_);
-  groups_[number] = std::make_unique<Group>(Group{id, std::move(ranks)});
+  groups_[number] = std::make_unique<Group>(Group{id, std::move(here), uplink});
+}
+
+std::string Room::Impl::names_of(const std::vector<std::uint32_t>& ranks) const {
+  std::vector<std::uint32_t> named;
+  named.reserve(ranks.size());
+  for (std::uint32_t rank : ranks) {
+    named.push_back(members_[rank]);
+  }
+  return ranks_text(named, config_);
 }
 
 bool Room::Impl::serves(std::uint32_t group) const {
@@ -104,11 +131,11 @@ void Room::Impl::run(Works may_work, Enough enough) {
       more = false;
       give_up(Status::error(
           Code::aborted,
-          "operations between the ranks of this machine failed on " + rank_text(rank_, config_) + ": " + error.what(),
-          static_cast<std::int32_t>(rank_)));
+          "operations between the ranks of this machine failed on " + name_of(rank_) + ": " + error.what(),
+          in_job(rank_)));
     }
     wake_at_.store(next_check_);
-    can_work_.store(flow_.ready());
+    can_work_.store(flow_.ready() || delivery_.ready());
     // Another thread of this rank may wait for one of them.
     if (ended_ > 0 && desk_.asleep.load() > 0) {
       ring(desk_);
@@ -172,14 +199,17 @@ void Room::Impl::attend() {
 // Whether there may be more to do.
 bool Room::Impl::round(bool works) {
   ++rounds_;
+  take_arrivals();
   take_submissions();
   read_all();  // first, since others may have ended what is called here now
   write_calls();
   read_all();
   bool worked = false;
-  if (works && broken_.ok() && flow_.step()) {
+  // Results do not hold up what others wait for.
+  if (works && broken_.ok() && (flow_.step() || delivery_.step())) {
     flowed_ = now();
     flow_on();
+    deliver_on();
     worked = true;
   }
   look_at_the_time();
@@ -208,7 +238,8 @@ void Room::Impl::fail_all(const Status& why) {
     } catch (const std::exception&) {
       // Whatever is wrong with the memory: all that is open ends for the first reason.
     }
-    end_all(why);
+    take_arrivals();
+    end_all(why, true);
   }
   ring(desk_, true);
 }
@@ -241,9 +272,12 @@ Room::Room(std::shared_ptr<const Memory> memory, const JobConfig& config, std::u
 Room::~Room() = default;
 
 void Room::start() { impl_->start(); }
-void Room::add_group(std::uint32_t number, const Hash128& id, std::vector<std::uint32_t> ranks) {
-  impl_->add_group(number, id, std::move(ranks));
+void Room::add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
+                     const std::optional<Uplink>& uplink) {
+  impl_->add_group(number, id, ranks, uplink);
 }
+void Room::received(std::uint64_t handle, Range range) { impl_->received(handle, range); }
+void Room::averaged(std::uint64_t handle, Status status) { impl_->averaged(handle, std::move(status)); }
 bool Room::serves(std::uint32_t group) const { return impl_->serves(group); }
 void Room::submit(Submission submission) { impl_->submit(std::move(submission)); }
 void Room::wait(const std::function<bool()>& done, nanoseconds longest) { impl_->wait(done, longest); }

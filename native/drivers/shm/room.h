@@ -1,6 +1,9 @@
 // Where the ranks of a node meet: matches the operations that they call, carries out all-reduces in the memory that
 // they share, and leaves every other operation to the network once all ranks have called it with the same arguments.
 //
+// Where the job has other nodes too, an all-reduce is the first rank's to take to the network for all of them
+// (room_uplink.cpp): it sends their sum as it grows, and what comes back goes to all.
+//
 // Promises:
 //   * Operations are matched by their keys, as on servers: ranks may call them in different orders. Those that disagree
 //     are told, all of them, who called what.
@@ -18,10 +21,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/hash.h"
+#include "base/range.h"
 #include "base/status.h"
 #include "drivers/shm/memory.h"
 #include "protocol/job.h"
@@ -38,28 +43,48 @@ class RoomWorld {
   // All ranks have called it with the same arguments: the rest is for the network.
   virtual void hand_over(Submission submission) = 0;
   virtual void warn(std::string text) = 0;
+  // The first rank of a node among several: an all-reduce among the nodes. `received` and `averaged` tell what comes of
+  // it, under the submission's handle.
+  virtual void send_up(Submission submission) = 0;
+  virtual void contributed(std::uint64_t handle, Range range) = 0;
+  // The room of a node among several has given up, so the job has to.
+  virtual void fail_job(const Status& why) = 0;
   // leave() was called and nothing is open any more.
   virtual void empty() = 0;
 };
 
+// How all-reduces of a group go on to the other nodes.
+struct Uplink {
+  std::uint32_t group = 0;    // of the nodes' first ranks, in the network; on the first rank
+  std::uint32_t ranks = 0;    // that are added in all
+  std::uint32_t largest = 0;  // ranks of the largest node
+  std::uint32_t parts = 1;    // servers that average
+};
+
 class Room {
  public:
-  // All ranks of the job share this memory. `rank`: this one's.
+  // The node of `rank` shares this memory, its ranks in ascending order.
   Room(std::shared_ptr<const Memory> memory, const JobConfig& config, std::uint32_t rank, RoomWorld& world);
   Room(const Room&) = delete;
   Room& operator=(const Room&) = delete;
   ~Room();
 
   void start();
-  // A group whose members are all ranks, in an order of its own.
-  void add_group(std::uint32_t number, const Hash128& id, std::vector<std::uint32_t> ranks);
+  // A group whose members are all ranks, in an order of its own. `uplink`: if there are other nodes.
+  void add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
+                 const std::optional<Uplink>& uplink = {});
   bool serves(std::uint32_t group) const;
 
   void submit(Submission submission);
   // Works, and sleeps, until `done` or for so long. `done` is asked by this thread only.
   void wait(const std::function<bool()>& done, std::chrono::nanoseconds longest);
 
-  // Nothing more can be done here, and why: what can still be finished is, all else fails, also what comes later.
+  // What has become of an operation that was sent up: by the network's thread, which it does not hold up.
+  void received(std::uint64_t handle, Range range);
+  void averaged(std::uint64_t handle, Status status);
+
+  // Nothing more can be done here, and why; the network uses no array any more. What can still be finished is, all else
+  // fails, also what comes later.
   void fail_all(const Status& why);
   // Nothing is submitted any more: the other ranks are told once nothing is open.
   void leave();

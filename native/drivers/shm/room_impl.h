@@ -13,6 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "drivers/shm/arrivals.h"
+#include "drivers/shm/delivery.h"
 #include "drivers/shm/flow.h"
 #include "drivers/shm/mailbox.h"
 #include "drivers/shm/room.h"
@@ -32,7 +34,8 @@ struct Call {
 // One whose members are all ranks.
 struct Group {
   Hash128 id;
-  std::vector<std::uint32_t> ranks;
+  std::vector<std::uint32_t> here;  // the ranks of this node by their places in it, in the group's order
+  std::optional<Uplink> uplink;
 };
 
 // Lives until all ranks have opened it and it is over here.
@@ -40,6 +43,7 @@ struct Operation {
   enum class State {
     gathering,  // not all have called it, as far as is known here
     complete,   // all have; the first rank's word is waited for
+    away,       // a small one, which the first rank has sent up
     flowing,
     over,  // finished here, handed over, or failed
   };
@@ -56,9 +60,25 @@ struct Operation {
   wire::Opening opening;
   wire::Bytes body;  // the same, encoded
   bool inlined = false;
+  // Of one that goes over the network: what the first rank has said of its end, whether the flow is through with its
+  // arrays, and the parts of the result that are neither put into slots nor taken out.
+  std::optional<Status> disputed;  // it cannot end well, as this rank sees it
+  std::optional<Status> verdict;
+  bool told = false;        // the network has heard that it has failed here
+  bool at_network = false;  // on the first rank: until the network is done with the arrays
+  bool flowed = false;
+  std::size_t parts = 0;
   Time moved = 0;
   Time late_after = 0;
+  bool overdue = false;  // which the first rank has been told
 };
+
+// The name of operations without one, as in node_operations.cpp.
+inline constexpr const char* unnamed = "#";
+
+// What a record says. Both throw std::runtime_error for what cannot be.
+wire::Opening decoded(ConstBytes body);
+Status decoded_status(ConstBytes body);
 
 class Room::Impl {
  public:
@@ -66,8 +86,11 @@ class Room::Impl {
   ~Impl() { close(); }
 
   void start();
-  void add_group(std::uint32_t number, const Hash128& id, std::vector<std::uint32_t> ranks);
+  void add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
+                 const std::optional<Uplink>& uplink);
   bool serves(std::uint32_t group) const;
+  void received(std::uint64_t handle, Range range);
+  void averaged(std::uint64_t handle, Status status);
   void submit(Submission submission);
   void wait(const std::function<bool()>& done, std::chrono::nanoseconds longest);
   void fail_all(const Status& why);
@@ -80,6 +103,7 @@ class Room::Impl {
     Kind kind;
     Hash128 key;
     wire::Bytes body;
+    wire::Bytes data;
   };
 
   // Threads (room.cpp).
@@ -105,7 +129,7 @@ class Room::Impl {
   void judge_all(Operation& operation);
   void proceed(Operation& operation);
   bool all_inlined(const Operation& operation) const;
-  void reduce_small(Operation& operation);
+  void reduce_small(Operation& operation, double divisor, Operator op);
   void flow(Operation& operation);
   void flow_on();
   // Of an operation that this rank has called.
@@ -114,27 +138,52 @@ class Room::Impl {
   void forget_if_done(const Hash128& key);
   void fail_those_who_need(std::uint32_t rank);
   Status left_status(const std::string& name, std::uint32_t rank) const;
-  void say(Kind kind, const Hash128& key, const Status& status);
-  void end_all(const Status& why);
+  void say(Kind kind, const Hash128& key, wire::Bytes body = {}, ConstBytes data = {});
+  // `network_is_done`: it uses no array any more.
+  void end_all(const Status& why, bool network_is_done);
   void give_up(const Status& why);
   void say_goodbye_if_done();
   Operation& operation_of(const Hash128& key);
   Operation* find(const Hash128& key);
 
+  // Operations that go over the network (room_uplink.cpp).
+  void send_up(Operation& operation);
+  Submission for_network(const Operation& operation) const;
+  void average_small(Operation& operation);
+  void settle_dispute(Operation& operation);
+  void fail_everywhere(Operation& operation, Collective collective, const Status& why);
+  void tell_network(Operation& operation, Collective collective, const Status& why);
+  std::optional<Collective> collective_of(const Operation& operation) const;
+  std::optional<wire::Opening> opening_of(const Operation& operation) const;
+  void take_arrivals();
+  void hear(const Record& record);
+  void hear_part(Operation& operation, ConstBytes body);
+  void hear_verdict(Operation& operation, const Status& status, ConstBytes result);
+  void hear_overdue(Operation& operation, const Status& why);
+  void deliver_on();
+  void end_if_through(Operation& operation);
+
   // Time (room_stalls.cpp).
   void look_at_the_time();
   void check(Operation& operation, Time time);
-  void time_out(const Operation& operation, Time time);
+  void time_out(Operation& operation, Time time);
   std::string stall_text(const Operation& operation, Time time) const;
   Time moved(const Operation& operation) const;
   void check_by(Time when) { next_check_ = std::min(next_check_, when); }
 
   bool is_first() const { return rank_ == 0; }
+  // Whether this rank sees for itself how operations end. With an uplink the first rank says it to all.
+  bool decides() const { return !has_uplink_ || is_first(); }
+  std::string name_of(std::uint32_t rank) const { return rank_text(members_[rank], config_); }
+  std::string names_of(const std::vector<std::uint32_t>& ranks) const;
+  std::int32_t in_job(std::uint32_t rank) const { return static_cast<std::int32_t>(members_[rank]); }
 
   const std::shared_ptr<const Memory> memory_;
   const JobConfig config_;
-  const std::uint32_t rank_;
-  const std::uint32_t ranks_;
+  const std::vector<std::uint32_t> members_;  // the ranks of this node, by their places in it
+  const bool has_uplink_;                     // there are others
+  const std::uint32_t ranks_;                 // of this node
+  const std::uint32_t rank_;                  // this rank's place; the same for all ranks in here
   const std::size_t inline_bytes_;
   RoomWorld& world_;
   Desk& desk_;
@@ -150,8 +199,9 @@ class Room::Impl {
   MailboxWriter writer_;
   std::vector<MailboxReader> readers_;  // by rank; this rank's own is not used
   Flow flow_;
+  Delivery delivery_;
   std::unordered_map<Hash128, std::unique_ptr<Operation>> operations_;
-  std::unordered_map<std::uint64_t, Hash128> flowing_;  // by handle
+  std::unordered_map<std::uint64_t, Hash128> moving_;  // by handle: those that flow or are away
   std::unordered_map<Hash128, std::uint32_t> occurrences_;
   std::deque<Hash128> unwritten_;  // calls, in order
   std::deque<Saying> unsaid_;
@@ -167,7 +217,8 @@ class Room::Impl {
   Time next_check_ = never;
 
   std::atomic<Time> wake_at_{never};   // for the attendant: next_check_
-  std::atomic<bool> can_work_{false};  // flow_.ready() at the end of the last round
+  std::atomic<bool> can_work_{false};  // there were steps to do at the end of the last round
+  Arrivals arrivals_;
   std::atomic<bool> closing_{false};
   std::thread attendant_;
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/limits.h"
+#include "drivers/shm/partial.h"
 #include "drivers/shm/room_impl.h"
 #include "protocol/agreement.h"
 #include "protocol/keys.h"
@@ -14,9 +15,6 @@ namespace shoal::shm {
 
 namespace {
 
-// The name of operations without one, as in node_operations.cpp.
-constexpr const char* unnamed = "#";
-
 constexpr Time first_late = 10 * second;
 
 Time now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
@@ -25,7 +23,9 @@ bool is_same(const wire::Bytes& a, ConstBytes b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-wire::Opening decoded(const wire::Bytes& body) {
+}  // namespace
+
+wire::Opening decoded(ConstBytes body) {
   wire::Opening opening;
   std::size_t inline_offset = 0;
   if (const Status status = wire::decode(body, opening, inline_offset); !status.ok()) {
@@ -41,8 +41,6 @@ Status decoded_status(ConstBytes body) {
   }
   return failure.status;
 }
-
-}  // namespace
 
 // --- This rank's calls ---
 
@@ -61,7 +59,7 @@ void Room::Impl::take_submissions() {
 
 Status Room::Impl::problem_with(const Submission& submission) const {
   const auto error = [this](Code code, std::string what) {
-    return Status::error(code, std::move(what), static_cast<std::int32_t>(rank_));
+    return Status::error(code, std::move(what), in_job(rank_));
   };
   if (!submission.failure.empty()) {
     return error(Code::failed_on_rank, submission.failure);
@@ -71,7 +69,7 @@ Status Room::Impl::problem_with(const Submission& submission) const {
   }
   if (desk_.open.load() >= config_.open_limit) {
     return error(Code::limit, "more than " + std::to_string(config_.open_limit) + " operations are open at once on " +
-                                  rank_text(rank_, config_) + ": wait for some of them");
+                                  name_of(rank_) + ": wait for some of them");
   }
   return {};
 }
@@ -108,7 +106,7 @@ void Room::Impl::call(Submission submission) {
   opening.group = group->id;
   opening.occurrence = occurrence;
   opening.key = operation.key;
-  Status problem = problem_with(submission);
+  Status problem = operation.verdict ? *operation.verdict : problem_with(submission);
   if (problem.ok()) {
     take_arguments(opening, submission);
     opening.bytes = submission.collective == Collective::broadcast ? submission.output_bytes : submission.input_bytes;
@@ -130,7 +128,7 @@ void Room::Impl::call(Submission submission) {
 bool Room::Impl::write_sayings() {
   while (!unsaid_.empty()) {
     const Saying& saying = unsaid_.front();
-    if (!writer_.write({saying.kind, saying.key, saying.body, {}})) {
+    if (!writer_.write({saying.kind, saying.key, saying.body, saying.data})) {
       return false;
     }
     unsaid_.pop_front();
@@ -214,7 +212,12 @@ void Room::Impl::read(std::uint32_t rank, const Record& record) {
       left_[rank] = true;
       return fail_those_who_need(rank);
     case Kind::broken:
-      return end_all(decoded_status(record.body));
+      return end_all(decoded_status(record.body), false);
+    case Kind::part:
+    case Kind::done:
+    case Kind::failed:
+    case Kind::overdue:
+      return hear(record);
     case Kind::skip:
       break;
   }
@@ -251,6 +254,10 @@ void Room::Impl::judge_all(Operation& operation) {
       fail(operation, left_status(operation.opening.name, rank));
     }
   }
+  if (operation.opening.failed && has_uplink_) {
+    operation.disputed = failed_before(operation.opening, members_[rank_], config_);
+    settle_dispute(operation);
+  }
   proceed(operation);
 }
 
@@ -266,19 +273,21 @@ void Room::Impl::judge(Operation& operation, std::uint32_t rank) {
   const wire::Opening theirs = decoded(call.body);
   std::string what;
   if (theirs.failed) {
-    fail(operation, failed_before(theirs, rank, config_));
+    fail(operation, failed_before(theirs, members_[rank], config_));
   } else if (!agree(operation.opening, theirs, what)) {
     // In the order of the group, as servers say it.
     std::vector<wire::Opening> openings(ranks_);
     std::vector<const wire::Opening*> known(ranks_);
+    std::vector<std::uint32_t> ranks;
     for (std::size_t i = 0; i < ranks_; ++i) {
-      const std::uint32_t member = operation.group->ranks[i];
+      const std::uint32_t member = operation.group->here[i];
+      ranks.push_back(members_[member]);
       if (operation.calls[member].opened) {
         openings[i] = operation.calls[member].same ? operation.opening : decoded(operation.calls[member].body);
         known[i] = &openings[i];
       }
     }
-    fail(operation, Status::error(Code::mismatch, mismatch_text(known, operation.group->ranks, config_)));
+    fail(operation, Status::error(Code::mismatch, mismatch_text(known, ranks, config_)));
   } else {
     return;
   }
@@ -289,7 +298,10 @@ void Room::Impl::judge(Operation& operation, std::uint32_t rank) {
 }
 
 void Room::Impl::proceed(Operation& operation) {
-  if (operation.opened < ranks_) {
+  if (operation.disputed) {
+    settle_dispute(operation);
+  }
+  if (operation.opened < ranks_ || (operation.disputed && operation.state == Operation::State::gathering)) {
     return;
   }
   if (operation.state != Operation::State::gathering) {
@@ -302,12 +314,19 @@ void Room::Impl::proceed(Operation& operation) {
     operation.state = Operation::State::over;
     desk_.open.fetch_sub(1);
     ++ended_;
+    if (has_uplink_) {
+      operation.submission.occurrence = operation.opening.occurrence;
+    }
     world_.hand_over(std::move(operation.submission));
   } else if (all_inlined(operation)) {
-    reduce_small(operation);
-    end(operation, {});
+    if (!has_uplink_) {
+      reduce_small(operation, static_cast<double>(ranks_), operation.submission.op);
+      end(operation, {});
+    } else if (is_first()) {
+      return average_small(operation);
+    }
   } else if (is_first()) {
-    say(Kind::admit, operation.key, {});
+    say(Kind::admit, operation.key);
     return flow(operation);
   }
   if (last) {
@@ -320,31 +339,52 @@ bool Room::Impl::all_inlined(const Operation& operation) const {
   return std::all_of(operation.calls.begin(), operation.calls.end(), [](const Call& call) { return call.has_data; });
 }
 
-void Room::Impl::reduce_small(Operation& operation) {
+void Room::Impl::reduce_small(Operation& operation, double divisor, Operator op) {
   const Submission& s = operation.submission;
   if (s.input_bytes == 0) {
     return;
   }
   std::vector<const std::byte*> sources;
   sources.reserve(ranks_);
-  for (std::uint32_t rank : operation.group->ranks) {
+  for (std::uint32_t rank : operation.group->here) {
     sources.push_back(rank == rank_ ? s.input : operation.calls[rank].data.data());
   }
-  reduce(s.output, sources, s.input_bytes / size_of(s.dtype), s.dtype, s.op, ranks_);
+  reduce(s.output, sources, s.input_bytes / size_of(s.dtype), s.dtype, op, divisor);
 }
 
 void Room::Impl::flow(Operation& operation) {
   const Submission& s = operation.submission;
   operation.state = Operation::State::flowing;
-  flowing_[s.handle] = operation.key;
-  flow_.admit({s.handle, s.input, s.output, s.input_bytes, s.dtype, s.op, operation.group->ranks});
+  moving_[s.handle] = operation.key;
+  Transfer transfer{s.handle, s.input, s.output, s.input_bytes, s.dtype, s.op, operation.group->here, ranks_};
+  if (operation.group->uplink) {
+    const Uplink& uplink = *operation.group->uplink;
+    const Partial partial = partial_of(s.dtype, s.op, uplink.ranks, uplink.largest);
+    transfer.op = partial.op;
+    transfer.divisor = partial.divisor;
+    transfer.up = true;
+    transfer.parts = operation.group->uplink->parts;
+    if (is_first()) {
+      send_up(operation);
+    }
+  }
+  flow_.admit(std::move(transfer));
 }
 
 void Room::Impl::flow_on() {
+  while (const auto collected = flow_.take_collected()) {
+    world_.contributed(collected->name, collected->range);
+  }
   while (const std::optional<std::uint64_t> handle = flow_.take_finished()) {
-    const Hash128 key = flowing_.at(*handle);
-    flowing_.erase(*handle);
-    end(*find(key), {});
+    const Hash128 key = moving_.at(*handle);
+    Operation& operation = *find(key);
+    operation.flowed = true;
+    if (has_uplink_) {
+      end_if_through(operation);
+      continue;
+    }
+    moving_.erase(*handle);
+    end(operation, {});
     forget_if_done(key);
   }
 }
@@ -352,7 +392,13 @@ void Room::Impl::flow_on() {
 // --- The end ---
 
 void Room::Impl::fail(Operation& operation, const Status& why) {
-  if (operation.state == Operation::State::gathering) {
+  if (operation.state != Operation::State::gathering) {
+    return;
+  }
+  if (has_uplink_) {
+    operation.disputed = operation.disputed.value_or(why);
+    settle_dispute(operation);
+  } else {
     end(operation, why);
   }
 }
@@ -379,9 +425,8 @@ void Room::Impl::forget_if_done(const Hash128& key) {
 }
 
 Status Room::Impl::left_status(const std::string& name, std::uint32_t rank) const {
-  return Status::error(Code::peer_left,
-                       "'" + name + "' needs " + rank_text(rank, config_) + ", which has left the job normally",
-                       static_cast<std::int32_t>(rank));
+  return Status::error(Code::peer_left, "'" + name + "' needs " + name_of(rank) + ", which has left the job normally",
+                       in_job(rank));
 }
 
 void Room::Impl::fail_those_who_need(std::uint32_t rank) {
@@ -393,36 +438,47 @@ void Room::Impl::fail_those_who_need(std::uint32_t rank) {
   }
   for (const Hash128& key : concerned) {
     Operation& operation = *find(key);
-    fail(operation, left_status(operation.opening.name, rank));
+    const Status why = left_status(operation.opening.name, rank);
+    if (!decides() && rank == 0 && operation.state != Operation::State::over) {
+      end(operation, why);  // who would have said it
+    } else {
+      fail(operation, why);
+    }
     forget_if_done(key);
   }
 }
 
-void Room::Impl::say(Kind kind, const Hash128& key, const Status& status) {
-  unsaid_.push_back(
-      {kind, key, kind == Kind::admit || kind == Kind::leave ? wire::Bytes() : wire::encode(wire::Failure{status})});
+void Room::Impl::say(Kind kind, const Hash128& key, wire::Bytes body, ConstBytes data) {
+  unsaid_.push_back({kind, key, std::move(body), wire::Bytes(data.begin(), data.end())});
   write_sayings();
 }
 
-void Room::Impl::end_all(const Status& why) {
+void Room::Impl::end_all(const Status& why, bool network_is_done) {
   if (!broken_.ok()) {
     return;
   }
   broken_ = why;
   for (auto& [key, operation] : operations_) {
-    if (operation->called && operation->state != Operation::State::over) {
+    if (operation->called && operation->state != Operation::State::over &&
+        (network_is_done || !operation->at_network)) {
       end(*operation, why);
     }
   }
   unwritten_.clear();
+  if (network_is_done) {
+    moving_.clear();
+  }
+  if (has_uplink_ && !network_is_done) {
+    world_.fail_job(why);
+  }
 }
 
 // For a reason that was found in here: other ranks hear it from this one. What the network knows, they hear from rank
 // 0.
 void Room::Impl::give_up(const Status& why) {
   if (broken_.ok()) {
-    end_all(why);
-    say(Kind::broken, {}, why);
+    end_all(why, false);
+    say(Kind::broken, {}, wire::encode(wire::Failure{why}));
   }
 }
 
@@ -431,7 +487,7 @@ void Room::Impl::say_goodbye_if_done() {
     return;
   }
   said_goodbye_ = true;
-  say(Kind::leave, {}, {});
+  say(Kind::leave, {});
   world_.empty();
 }
 

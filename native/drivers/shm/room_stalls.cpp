@@ -2,6 +2,10 @@
 // doubling intervals, and in the error when an operation's time is out. Then all that is open fails on every rank, and
 // all that is called later: one that called it at that moment may have seen all openings, and nobody can say any more
 // who has what. A wrong number would be worse.
+//
+// With an uplink the first rank decides, and the job goes on: what not all ranks of the node have called fails on all
+// nodes when its time is out on any rank. What has gone up fails when the network says so. Only a rank that does not
+// do its part in time ends everything.
 #include <algorithm>
 
 #include "drivers/shm/room_impl.h"
@@ -47,7 +51,8 @@ void Room::Impl::look_at_the_time() {
 
 void Room::Impl::check(Operation& operation, Time time) {
   const Time since = moved(operation);
-  const Time timeout = operation.submission.timeout;
+  const Time timeout = (has_uplink_ && (operation.overdue || operation.state != Operation::State::gathering) ? 2 : 1) *
+                       operation.submission.timeout;
   if (since + timeout <= time) {
     return time_out(operation, time);
   }
@@ -58,12 +63,21 @@ void Room::Impl::check(Operation& operation, Time time) {
   check_by(since + std::min(timeout, operation.late_after));
 }
 
-void Room::Impl::time_out(const Operation& operation, Time time) {
+void Room::Impl::time_out(Operation& operation, Time time) {
   const Status why = Status::error(Code::timeout,
                                    "'" + operation.opening.name + "' " + stall_text(operation, time) +
                                        "; see what is late there (py-spy dump), or raise SHOAL_TIMEOUT",
-                                   static_cast<std::int32_t>(rank_));
-  give_up(why);
+                                   in_job(rank_));
+  const bool waits_here = operation.state == Operation::State::gathering;
+  if (has_uplink_ && waits_here && is_first()) {
+    fail_everywhere(operation, operation.opening.collective, why);
+  } else if (has_uplink_ && waits_here && !operation.overdue) {
+    operation.overdue = true;
+    say(Kind::overdue, operation.key, wire::encode(wire::Failure{why}));
+    check_by(moved(operation) + 2 * operation.submission.timeout);
+  } else {
+    give_up(why);
+  }
 }
 
 std::string Room::Impl::stall_text(const Operation& operation, Time time) const {
@@ -74,7 +88,10 @@ std::string Room::Impl::stall_text(const Operation& operation, Time time) const 
     }
   }
   std::string why = " has not called it";
-  if (missing.empty() && operation.state == Operation::State::flowing) {
+  if (missing.empty() && has_uplink_ && (operation.flowed || operation.state != Operation::State::flowing)) {
+    why = " averages it with the other nodes";
+    missing = {0};
+  } else if (missing.empty() && operation.state == Operation::State::flowing) {
     why = " does not do its part";
     missing = flow_.late();
   } else if (missing.empty()) {
@@ -84,8 +101,8 @@ std::string Room::Impl::stall_text(const Operation& operation, Time time) const 
   if (missing.size() > 1 && operation.state == Operation::State::gathering) {
     why = " have not called it";
   }
-  return "has not moved on " + rank_text(rank_, config_) + " for " + seconds_text(time - moved(operation)) + ": " +
-         ranks_text(missing, config_) + why;
+  return "has not moved on " + name_of(rank_) + " for " + seconds_text(time - moved(operation)) + ": " +
+         names_of(missing) + why;
 }
 
 }  // namespace shoal::shm

@@ -52,7 +52,8 @@ void Simulation::check_result(std::size_t number, std::size_t index, Work& work)
   if (work.result_bytes != right.size() || !std::equal(right.begin(), right.end(), work.result)) {
     violated(what + "the result is wrong");
   }
-  const bool told = work.told.contains({0, right.size()}) && std::equal(right.begin(), right.end(), work.received.begin());
+  const bool told =
+      work.told.contains({0, right.size()}) && std::equal(right.begin(), right.end(), work.received.begin());
   if (member.in_parts && !told) {
     violated(what + "it was not told of all of its result, or before it was there");
   }

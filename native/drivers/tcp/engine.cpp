@@ -33,6 +33,9 @@ constexpr milliseconds abort_notice{1000};
 // travels at once takes less time to write than waking another thread. More would keep the program from its own work.
 constexpr std::size_t opened_by_caller = 64 * 1024;
 
+// Of the handles of operations among nodes, which the room of this one has asked for.
+constexpr std::uint64_t for_nodes = std::uint64_t{1} << 63U;
+
 Status closed_status() {
   return Status::error(Code::cancelled,
                        "the operation was open when Shoal was shut down on this rank; wait for it first");
@@ -81,6 +84,7 @@ class Engine::Impl {
   bool is_shut_down(std::uint32_t group);
   Status refusal(std::uint32_t group);
   bool is_closed() const;
+  void share_group(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name);
   void hand_to_node(Submission submission);
   void finish(std::uint64_t handle, Status status);
   void finish_all(const Status& status);
@@ -123,8 +127,9 @@ class Engine::Impl::World final : public OnLoop<NodeWorld> {
   World(Impl& engine, Loop& loop) : OnLoop(loop), engine_(engine) {}
 
   void sum(Sum sum) override { loop_.sum(*machine_, sum); }
-  void sending(std::uint64_t handle) override { engine_.operation(handle)->note_sending(); }
-  void finish(std::uint64_t handle, Status status) override { engine_.finish(handle, std::move(status)); }
+  void sending(std::uint64_t handle) override { engine_.operation(handle & ~for_nodes)->note_sending(); }
+  void received(std::uint64_t handle, Range range) override;
+  void finish(std::uint64_t handle, Status status) override;
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
     return engine_.operation(handle)->allocate_output(block_bytes);
   }
@@ -160,8 +165,20 @@ class Engine::Impl::Inside final : public shm::RoomWorld, public Helper {
   void sending(std::uint64_t handle) override { engine_.operation(handle)->note_sending(); }
   void finish(std::uint64_t handle, Status status) override { engine_.finish(handle, std::move(status)); }
   void hand_over(Submission submission) override {
-    engine_.operation(submission.handle)->release();
+    if (submission.handle != 0) {
+      engine_.operation(submission.handle)->release();
+    }
     engine_.hand_to_node(std::move(submission));
+  }
+  void send_up(Submission submission) override {
+    submission.handle |= for_nodes;
+    engine_.hand_to_node(std::move(submission));
+  }
+  void contributed(std::uint64_t handle, Range range) override {
+    engine_.post([this, handle, range] { engine_.node_->contributed(handle | for_nodes, range); });
+  }
+  void fail_job(const Status& why) override {
+    engine_.post([this, why] { engine_.node_->abort(why.message); });
   }
   void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
   void empty() override {
@@ -175,6 +192,18 @@ class Engine::Impl::Inside final : public shm::RoomWorld, public Helper {
   Impl& engine_;
   shm::Room room_;
 };
+
+void Engine::Impl::World::received(std::uint64_t handle, Range range) {
+  engine_.inside_->room().received(handle & ~for_nodes, range);
+}
+
+void Engine::Impl::World::finish(std::uint64_t handle, Status status) {
+  if ((handle & for_nodes) != 0) {
+    engine_.inside_->room().averaged(handle & ~for_nodes, std::move(status));
+  } else {
+    engine_.finish(handle, std::move(status));
+  }
+}
 
 // --- Making and connecting the machines ---
 
@@ -266,14 +295,41 @@ void Engine::Impl::server_unreachable(std::uint32_t server, std::uint32_t attemp
 }
 
 void Engine::Impl::share_memory(std::shared_ptr<const shm::Memory> memory) {
-  if (memory->shape().ranks != config_.size()) {
+  const std::size_t here = config_.leaders.empty() ? config_.size() : config_.node_of(rank_).size();
+  if (memory->shape().ranks != here) {
     throw std::invalid_argument("memory for " + std::to_string(memory->shape().ranks) +
-                                " ranks does not fit to a job of " + std::to_string(config_.size()));
+                                " ranks does not fit to a node of " + std::to_string(here));
   }
   inside_ = std::make_shared<Inside>(*this, std::move(memory));
   std::vector<std::uint32_t> everyone(config_.size());
   std::iota(everyone.begin(), everyone.end(), 0U);
-  inside_->room().add_group(0, node_->id_of(0), std::move(everyone));
+  share_group(0, everyone, "");
+}
+
+// A group of all ranks works in the node's memory; if there are other nodes, the first ranks of all work for it.
+void Engine::Impl::share_group(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name) {
+  std::optional<shm::Uplink> uplink;
+  std::vector<std::uint32_t> leaders;
+  std::map<std::uint32_t, std::uint32_t> sizes;
+  for (std::uint32_t rank : ranks) {
+    const std::uint32_t leader = config_.leaders.empty() ? 0 : config_.leaders[rank];
+    if (sizes[leader]++ == 0) {
+      leaders.push_back(leader);
+    }
+  }
+  if (leaders.size() > 1) {
+    uplink.emplace();
+    uplink->ranks = config_.size();
+    for (const auto& [leader, size] : sizes) {
+      uplink->largest = std::max(uplink->largest, size);
+    }
+    uplink->parts = static_cast<std::uint32_t>(
+        std::count_if(config_.weights.begin(), config_.weights.end(), [](std::uint32_t weight) { return weight > 0; }));
+    if (sizes.contains(rank_)) {
+      uplink->group = node_->make_group_of_nodes(std::move(leaders), ranks, name);
+    }
+  }
+  inside_->room().add_group(number, node_->id_of(number), ranks, uplink);
 }
 
 void Engine::Impl::start() {
@@ -321,7 +377,7 @@ std::uint32_t Engine::Impl::make_group(std::vector<std::uint32_t> ranks, std::st
     return loop_.call([&] {
       const std::uint32_t number = node_->make_group(ranks, name);
       if (inside_ != nullptr && ranks.size() == config_.size()) {
-        inside_->room().add_group(number, node_->id_of(number), std::move(ranks));
+        share_group(number, ranks, name);
       }
       return number;
     });
@@ -364,8 +420,10 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
 
 void Engine::Impl::hand_to_node(Submission submission) {
   const std::uint64_t handle = submission.handle;
-  if (!loop_.post([this, submission = std::move(submission)]() mutable { node_->submit(std::move(submission)); })) {
-    finish(handle, closed_status());
+  const bool small = std::max(submission.input_bytes, submission.output_bytes) <= opened_by_caller;
+  Loop::Task task = [this, submission = std::move(submission)]() mutable { node_->submit(std::move(submission)); };
+  if (!(small ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task)))) {
+    world_->finish(handle, closed_status());
   }
 }
 

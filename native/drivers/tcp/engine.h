@@ -47,7 +47,7 @@ class Engine {
   // What came of the event connect_server: a link for each lane, all of them to this process, or none.
   void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process, Socket&& socket);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
-  // Before start(): all ranks of the job are on this machine and share this memory, for all-reduces.
+  // Before start(): the ranks of this node share this memory, for all-reduces.
   void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
 

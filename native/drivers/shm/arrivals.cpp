@@ -1,0 +1,64 @@
+#include "drivers/shm/arrivals.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shoal::shm {
+
+void Arrivals::expect(std::uint64_t name, const std::optional<Chunks>& chunks) {
+  Expected expected;
+  if (chunks) {
+    expected.chunks = *chunks;
+    for (std::uint64_t number = 0; number < chunks->count(); ++number) {
+      expected.lacking.push_back(chunks->at(number).size());
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  expected_[name] = std::move(expected);
+}
+
+bool Arrivals::received(std::uint64_t name, Range range) {
+  const std::lock_guard lock(mutex_);
+  const auto found = expected_.find(name);
+  if (found == expected_.end()) {
+    return false;
+  }
+  Expected& expected = found->second;
+  bool any = false;
+  while (!range.empty()) {
+    const std::uint64_t number = expected.chunks.holding(range.begin);
+    const Range chunk = expected.chunks.at(number);
+    const std::uint64_t bytes = std::min(range.end, chunk.end) - range.begin;
+    range.begin += bytes;
+    expected.lacking[number] -= bytes;
+    if (expected.lacking[number] == 0) {
+      arrived_.push_back({name, chunk, false, {}});
+      any = true;
+    }
+  }
+  if (any) {
+    any_.store(true);
+  }
+  return any;
+}
+
+bool Arrivals::ended(std::uint64_t name, Status status) {
+  const std::lock_guard lock(mutex_);
+  if (expected_.erase(name) == 0) {
+    return false;
+  }
+  arrived_.push_back({name, {}, true, std::move(status)});
+  any_.store(true);
+  return true;
+}
+
+std::vector<Arrival> Arrivals::take() {
+  if (!any_.load()) {
+    return {};
+  }
+  const std::lock_guard lock(mutex_);
+  any_.store(false);
+  return std::exchange(arrived_, {});
+}
+
+}  // namespace shoal::shm
