@@ -208,9 +208,14 @@ class CoordinatorSite final : public Site {
   }
 
  private:
+  struct World final : On<CoordinatorWorld> {
+    using On::On;
+    void warn(std::string /*text*/) override {}
+  };
+
   const JobConfig config_ = make_config();
-  On<Wire> world_{*this};
-  Coordinator coordinator_{config_, world_};
+  World world_{*this};
+  Coordinator coordinator_{config_, second, world_};
 };
 
 // Links 0 and 1 go to its servers or, link 1, to another node; link 2 to the coordinator.

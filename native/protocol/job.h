@@ -23,7 +23,7 @@ struct JobConfig {
   std::uint64_t rate = 0;                  // bytes a second of an operation of all ranks that the links allow, as far
                                            // as known; 0: windows stay as they are. Nodes only
   bool standby = false;                // co-located servers of weight 0 have links too, and average when no other can
-  std::vector<std::uint32_t> leaders;  // by rank: the first rank of its node; empty: every rank is a node of its own
+  std::vector<std::uint32_t> leaders{};  // by rank: the first rank of its node; empty: every rank is a node of its own
 
   // What one server averages in proportion to its weight, it also moves in pieces of that proportion, so that the parts
   // of an operation end together and no link is full of one server's bytes while another server waits.
