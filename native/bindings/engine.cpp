@@ -210,6 +210,21 @@ void abort(Session& session, std::string reason) {
   session.let_go();
 }
 
+// Bytes that live until no array needs them.
+std::optional<nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>> allocate(Session& session, std::size_t bytes) {
+  std::shared_ptr<std::byte> memory;
+  {
+    const nb::gil_scoped_release released;
+    memory = session.engine().allocate(bytes);
+  }
+  if (memory == nullptr) {
+    return std::nullopt;
+  }
+  auto* const owned = new std::shared_ptr<std::byte>(std::move(memory));
+  const nb::capsule owner(owned, [](void* kept) noexcept { delete static_cast<std::shared_ptr<std::byte>*>(kept); });
+  return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(owned->get(), {bytes}, owner);
+}
+
 // A method of the native engine that may wait for its thread.
 template <class Result, class... Arguments>
 auto without_gil(Result (tcp::Engine::*method)(Arguments...)) {
@@ -289,6 +304,7 @@ void bind_engine(nb::module_& module) {
           },
           "memory"_a)
       .def("start", without_gil(&tcp::Engine::start))
+      .def("allocate", &allocate, "nbytes"_a)
       .def("make_group", without_gil(&tcp::Engine::make_group), "ranks"_a, "name"_a)
       .def("submit", &submit, "collective"_a, "group"_a, "name"_a, "op"_a, "dtype"_a, "shape"_a, "splits"_a, "root"_a,
            "input"_a.none(), "output"_a.none(), "timeout"_a)

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 
 #include <memory>
 
@@ -24,7 +25,8 @@ void bind_memory(nb::module_& module) {
             return std::make_shared<shm::Memory>(tcp::Descriptor(descriptor), shm::shape_for(ranks, alone));
           },
           "fd"_a, "ranks"_a, "alone"_a)
-      .def("fileno", &shm::Memory::descriptor);
+      .def("fileno", &shm::Memory::descriptor)
+      .def_prop_ro("why_no_arrays", &shm::Memory::why_no_regions);
 }
 
 }  // namespace shoal::python

@@ -22,7 +22,7 @@ struct JobConfig {
   bool ring = false;                       // all-reduces that are not small go round the ring
   std::uint64_t rate = 0;                  // bytes a second of an operation of all ranks that the links allow, as far
                                            // as known; 0: windows stay as they are. Nodes only
-  bool standby = false;                // co-located servers of weight 0 have links too, and average when no other can
+  bool standby = false;                  // co-located servers of weight 0 have links too, and average when no other can
   std::vector<std::uint32_t> leaders{};  // by rank: the first rank of its node; empty: every rank is a node of its own
 
   // What one server averages in proportion to its weight, it also moves in pieces of that proportion, so that the parts

@@ -21,13 +21,14 @@
 #include "drivers/shm/mailbox.h"
 #include "drivers/shm/memory.h"
 #include "drivers/shm/room.h"
-#include "protocol/keys.h"
 #include "tests/check.h"
+#include "tests/shm_ranks.h"
 
 namespace {
 
 using namespace shoal;
 using namespace shoal::shm;
+using namespace shoal::shm_ranks;
 using std::chrono::milliseconds;
 
 Shape small_shape(std::uint32_t ranks) {
@@ -36,111 +37,6 @@ Shape small_shape(std::uint32_t ranks) {
   shape.slots = 3;
   shape.slot = 4096;
   return shape;
-}
-
-JobConfig config_of(std::uint32_t ranks) {
-  JobConfig config;
-  config.hosts.assign(ranks, "here");
-  config.eager = 64 * 1024;
-  config.small = 16 * 1024;
-  config.open_limit = 1000;
-  return config;
-}
-
-// One rank: a room, and what became of its handles.
-class Rank final : public RoomWorld {
- public:
-  Rank(std::shared_ptr<const Memory> memory, std::uint32_t rank)
-      : rank_(rank), room_(memory, config_of(memory->shape().ranks), rank, *this) {
-    std::vector<std::uint32_t> everyone(memory->shape().ranks);
-    for (std::uint32_t i = 0; i < everyone.size(); ++i) {
-      everyone[i] = i;
-    }
-    room_.add_group(0, world_group_id(memory->shape().ranks), everyone);
-    room_.start();
-  }
-  ~Rank() override { room_.close(); }
-
-  void sending(std::uint64_t) override {}
-  void finish(std::uint64_t handle, Status status) override {
-    const std::lock_guard lock(mutex_);
-    CHECK(!finished_.contains(handle));
-    finished_[handle] = std::move(status);
-  }
-  void hand_over(Submission submission) override { finish(submission.handle, Status::error(Code::ok, "handed over")); }
-  void warn(std::string) override {}
-  void send_up(Submission) override {}
-  void contributed(std::uint64_t, Range) override {}
-  void fail_job(const Status&) override {}
-  void empty() override { left = true; }
-
-  std::uint64_t submit(const std::string& name, std::vector<float>& values, Operator op = Operator::sum,
-                       Collective collective = Collective::all_reduce) {
-    Submission submission;
-    submission.handle = ++last_;
-    submission.collective = collective;
-    submission.name = name;
-    submission.op = op;
-    submission.dtype = DType::float32;
-    submission.shape = {static_cast<std::int64_t>(values.size())};
-    submission.input = submission.output = reinterpret_cast<std::byte*>(values.data());
-    submission.input_bytes = submission.output_bytes = values.size() * sizeof(float);
-    submission.timeout = timeout;
-    const std::uint64_t handle = submission.handle;
-    room_.submit(std::move(submission));
-    return handle;
-  }
-
-  bool done(std::uint64_t handle) {
-    const std::lock_guard lock(mutex_);
-    return finished_.contains(handle);
-  }
-  Status wait(std::uint64_t handle) {
-    room_.wait([&] { return done(handle); }, std::chrono::seconds(30));
-    return status(handle);
-  }
-  // Leaves the work to the attendant.
-  Status watch(std::uint64_t handle) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (!done(handle) && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-    return status(handle);
-  }
-  Status status(std::uint64_t handle) {
-    const std::lock_guard lock(mutex_);
-    CHECK(finished_.contains(handle));
-    return finished_.at(handle);
-  }
-
-  Room& room() { return room_; }
-  std::uint32_t rank() const { return rank_; }
-
-  std::atomic<bool> left{false};
-  Time timeout = 60 * second;
-
- private:
-  const std::uint32_t rank_;
-  std::mutex mutex_;
-  std::map<std::uint64_t, Status> finished_;
-  std::uint64_t last_ = 0;
-  Room room_;
-};
-
-template <class Work>
-void on_ranks(std::uint32_t ranks, const Shape& shape, Work work) {
-  const auto memory = std::make_shared<Memory>(shape);
-  std::vector<std::unique_ptr<Rank>> all;
-  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    all.push_back(std::make_unique<Rank>(memory, rank));
-  }
-  std::vector<std::thread> threads;
-  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] { work(*all[rank]); });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
 }
 
 std::vector<float> values_of(std::uint32_t rank, std::size_t count, int round) {
@@ -191,6 +87,23 @@ TEST(records_come_in_order_and_whole_however_often_the_ring_turns) {
     reader.done();
   }
   writer.join();
+}
+
+TEST(a_full_mailbox_has_room_again_when_its_last_reader_is_gone) {
+  Shape shape = small_shape(3);
+  shape.mailbox = 8 * 1024;
+  const Memory memory(shape);
+  MailboxWriter box(memory, 0);
+  const std::vector<std::byte> body(1000);
+  while (box.write({Kind::open, {}, body, {}})) {
+  }
+  MailboxReader reader(memory, 1, 0);
+  while (reader.next()) {
+    reader.done();
+  }
+  CHECK(!box.write({Kind::open, {}, body, {}}));
+  memory.desk(2).gone.store(1);
+  CHECK(box.write({Kind::open, {}, body, {}}));
 }
 
 TEST(a_damaged_record_is_refused) {

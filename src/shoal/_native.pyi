@@ -7,6 +7,9 @@ Numbers (dtypes, operators, collectives, statuses) are those of docs/protocol.md
 from collections.abc import Callable
 from typing import Any
 
+import numpy
+from numpy.typing import NDArray
+
 __version__: str
 
 def reduce_backend() -> str:
@@ -160,6 +163,9 @@ class SharedMemory:
         """Memory that another rank made for the same. Owns the descriptor from here on, also when it raises ValueError."""
 
     def fileno(self) -> int: ...
+    @property
+    def why_no_arrays(self) -> str:
+        """Why no arrays can lie in it. Empty: they can (``Engine.allocate``)."""
 
 class Engine:
     """The native threads of one rank: its node, its co-located servers, and on rank 0 the coordinator.
@@ -198,6 +204,11 @@ class Engine:
         """Before ``start``: the ranks of this node share this memory, for all-reduces."""
 
     def start(self) -> None: ...
+    def allocate(self, nbytes: int) -> NDArray[numpy.uint8] | None:
+        """Memory for this rank's arrays, all zero, in which an all-reduce needs no copies. None where there is none of the kind.
+
+        Lives as long as an array needs it. Raises RuntimeError if the machine has not so much memory."""
+
     def make_group(self, ranks: list[int], name: str) -> int:
         """A number for this group (0 is the group of all ranks). Not collective; making the same again gives a new one."""
 

@@ -92,8 +92,8 @@ class Giver:
             try:
                 link, _ = await loop.sock_accept(self._listener)
             except OSError as error:
-                # No descriptors left, perhaps for a moment: those who wait are still there afterwards.
-                _log.warning("rank %d cannot let other ranks of its node in: %s", self._node.rank, links.why(error))
+                # The caller has gone again, or descriptors have run out: neither is the listener's end.
+                _log.debug("rank %d could not let a rank of its node in: %s", self._node.rank, links.why(error))
                 await asyncio.sleep(10 * _PAUSE)
                 continue
             caller = asyncio.create_task(self._give_one(links.watched(link)))

@@ -13,6 +13,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shoal import bootstrap, leaving, trace
 from shoal.config import Limits, Settings
 from shoal.errors import ConfigurationError, ShoalError
@@ -98,6 +101,20 @@ def local_rank() -> int:
 def local_size() -> int:
     """How many ranks of the job are on this machine."""
     return current().settings.local_size
+
+
+def allocate(size: int) -> NDArray[np.uint8] | None:
+    """``size`` bytes, all zero, for arrays that the ranks of this machine sum without copies: all ranks' must lie in such memory.
+
+    None where there is none: other machines take part, or the ranks share no memory. It lives as long as an array uses it,
+    also after ``shutdown``. Raises ShoalError where the machine has not so much memory.
+    """
+    if _session is None or _session.size == 1:
+        return None
+    try:
+        return _session.engine.allocate(size)
+    except RuntimeError as error:
+        raise ShoalError(str(error)) from None
 
 
 def current() -> bootstrap.Session:

@@ -83,6 +83,8 @@ def start_engine(joined: Joined, settings: Settings) -> _native.Engine:
                 engine.attach_node(index, rank, hand_over(link))
         if joined.memory is not None:
             engine.share_memory(joined.memory)
+            if joined.memory.why_no_arrays:
+                _log.debug("rank %d: arrays lie in memory of its own: %s", joined.rank, joined.memory.why_no_arrays)
         engine.start()
     except BaseException:
         engine.close()

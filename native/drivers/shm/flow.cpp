@@ -12,17 +12,20 @@ namespace shoal::shm {
 Flow::Flow(const Memory& memory, std::uint32_t own) : memory_(memory), own_(own) {}
 
 void Flow::admit(Transfer transfer) {
-  const Chunks chunks(transfer.bytes, memory_.shape().slot, transfer.parts);
+  const Chunks chunks(transfer.bytes, chunk_bytes(transfer), transfer.parts);
   transfers_.push_back({std::move(transfer), admitted_, chunks});
   admitted_ += chunks.count();
 }
 
+const Flow::Admitted& Flow::admitted(std::uint64_t number) const {
+  return *std::find_if(transfers_.begin(), transfers_.end(),
+                       [number](const Admitted& admitted) { return number < admitted.end(); });
+}
+
 Flow::Chunk Flow::chunk(std::uint64_t number) const {
-  const auto next = std::find_if(transfers_.begin(), transfers_.end(), [number](const Admitted& admitted) {
-    return number < admitted.first + admitted.chunks.count();
-  });
-  const Range range = next->chunks.at(number - next->first);
-  return {&next->transfer, range.begin, range.size()};
+  const Admitted& next = admitted(number);
+  const Range range = next.chunks.at(number - next.first);
+  return {&next.transfer, range.begin, range.size()};
 }
 
 Flow::Share Flow::share_of(const Chunk& chunk, std::uint32_t rank) const {
@@ -41,9 +44,9 @@ std::uint64_t Flow::least(std::atomic<std::uint64_t> Desk::*counter) const {
   return lowest;
 }
 
-// The last to come this far tells the others: nothing changes for them before that. That a slot is free matters only to
-// those that have none.
-void Flow::publish(std::atomic<std::uint64_t> Desk::*counter, std::uint64_t value) {
+// The last to come this far tells the others: nothing changes for them before that. That slots are free matters only to
+// those that have none. `step`: how far it has come at once.
+void Flow::publish(std::atomic<std::uint64_t> Desk::*counter, std::uint64_t value, std::uint64_t step) {
   (memory_.desk(own_).*counter).store(value);
   if (least(counter) < value) {
     return;
@@ -51,16 +54,27 @@ void Flow::publish(std::atomic<std::uint64_t> Desk::*counter, std::uint64_t valu
   const bool frees = counter == &Desk::collected;
   for (std::uint32_t rank = 0; rank < memory_.shape().ranks; ++rank) {
     Desk& desk = memory_.desk(rank);
-    if (rank != own_ && (!frees || desk.contributed.load() + 1 >= value + memory_.shape().slots)) {
+    if (rank != own_ && (!frees || desk.contributed.load() + step >= value + memory_.shape().slots)) {
       ring(desk);
     }
   }
 }
 
-bool Flow::can_reduce() const { return reduced_ < contributed_ && least(&Desk::contributed) > reduced_; }
-bool Flow::can_collect() const { return collected_ < reduced_ && least(&Desk::reduced) > collected_; }
+bool Flow::can_reduce() const {
+  return reduced_ < contributed_ && (admitted(reduced_).direct() || least(&Desk::contributed) > reduced_);
+}
+
+bool Flow::can_collect() const {
+  if (collected_ == reduced_) {
+    return false;
+  }
+  const Admitted& next = admitted(collected_);
+  return least(&Desk::reduced) >= (next.direct() ? next.end() : collected_ + 1);
+}
+
 bool Flow::can_contribute() const {
-  return contributed_ < admitted_ && contributed_ < least(&Desk::collected) + memory_.shape().slots;
+  return contributed_ < admitted_ &&
+         (admitted(contributed_).direct() || contributed_ < least(&Desk::collected) + memory_.shape().slots);
 }
 
 bool Flow::ready() const { return can_reduce() || can_collect() || can_contribute(); }
@@ -79,6 +93,10 @@ bool Flow::step() {
 }
 
 void Flow::contribute_one() {
+  if (const Admitted& whole = admitted(contributed_); whole.direct()) {
+    contributed_ = whole.end();
+    return publish(&Desk::contributed, contributed_, whole.chunks.count());
+  }
   const Chunk next = chunk(contributed_);
   const std::byte* const input = next.transfer->input + next.begin;
   std::byte* const slot = memory_.slot(contributed_, own_);
@@ -91,6 +109,13 @@ void Flow::contribute_one() {
 
 void Flow::reduce_one() {
   const Chunk next = chunk(reduced_);
+  if (const Admitted& whole = admitted(reduced_); whole.direct()) {
+    reduce_direct(next);
+    if (++reduced_ == whole.end()) {
+      publish(&Desk::reduced, reduced_);
+    }
+    return;
+  }
   const Share own = share_of(next, own_);
   if (own.begin < own.end) {
     const Transfer& transfer = *next.transfer;
@@ -102,27 +127,43 @@ void Flow::reduce_one() {
     }
     reduce(memory_.slot(reduced_, own_) + own.begin, sources, (own.end - own.begin) / size_of(transfer.dtype),
            transfer.dtype, transfer.op, transfer.divisor);
+    if (takes(transfer)) {
+      // While it is in the cache. Nobody else has ever read what was there.
+      std::memcpy(transfer.output + next.begin + own.begin, memory_.slot(reduced_, own_) + own.begin,
+                  own.end - own.begin);
+    }
   }
   publish(&Desk::reduced, ++reduced_);
 }
 
 void Flow::collect_one() {
+  if (const Admitted& whole = admitted(collected_); whole.direct()) {
+    const std::uint64_t chunks = whole.chunks.count();
+    collected_ += chunks;
+    finish_first();
+    return publish(&Desk::collected, collected_, chunks);
+  }
   const Chunk next = chunk(collected_);
-  const Admitted& admitted = transfers_.front();
-  const bool takes = own_ == 0 || !next.transfer->up;
-  for (std::uint32_t rank = 0; rank < memory_.shape().ranks && takes; ++rank) {
+  for (std::uint32_t rank = 0; rank < memory_.shape().ranks && takes(*next.transfer); ++rank) {
+    if (rank == own_) {
+      continue;
+    }
     const Share share = share_of(next, rank);
     std::memcpy(next.transfer->output + next.begin + share.begin, memory_.slot(collected_, rank) + share.begin,
                 share.end - share.begin);
   }
-  if (takes && next.transfer->up && next.bytes > 0) {
+  if (takes(*next.transfer) && next.transfer->up && next.bytes > 0) {
     for_network_.push_back({next.transfer->name, {next.begin, next.begin + next.bytes}});
   }
-  if (collected_ + 1 == admitted.first + admitted.chunks.count()) {
-    finished_.push_back(next.transfer->name);
-    transfers_.pop_front();
+  if (collected_ + 1 == transfers_.front().end()) {
+    finish_first();
   }
   publish(&Desk::collected, ++collected_);
+}
+
+void Flow::finish_first() {
+  finished_.push_back(transfers_.front().transfer.name);
+  transfers_.pop_front();
 }
 
 std::vector<std::uint32_t> Flow::late() const {

@@ -1,4 +1,5 @@
-// The data of large all-reduces, in chunks through the slots of the shared memory.
+// The data of large all-reduces, in chunks: through the slots of the shared memory, or straight from arrays to arrays
+// where those of all ranks lie in it (flow_direct.cpp).
 //
 // A chunk takes three steps: every rank puts its contribution into its part of the slot; when all have, each reduces
 // its share of it, in the order of the group's members; when all have, each takes the whole result out. Operations
@@ -9,6 +10,10 @@
 // What goes on to the network (`up`) only the first rank takes out, sum by sum, as what its node contributes there.
 //
 // Steps per chunk: 3. Bytes of M that a rank reads: (3 - 1/n) · M; that it writes: 2 · M.
+//
+// Straight: each reduces its share of each chunk, and writes it to all. A chunk needs no slot and waits for nobody,
+// since all ranks have called the operation before it flows; it is done when all have reduced their shares of all
+// chunks. Steps: 1. Bytes of M that a rank reads: M; that it writes: M.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +29,12 @@
 
 namespace shoal::shm {
 
+// One rank's arrays.
+struct Sides {
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;  // may be the input
+};
+
 struct Transfer {
   std::uint64_t name = 0;  // the caller's
   const std::byte* input = nullptr;
@@ -34,7 +45,8 @@ struct Transfer {
   std::vector<std::uint32_t> order;  // the ranks, as their contributions are added
   double divisor = 1;                // of a mean
   bool up = false;
-  std::uint32_t parts = 1;  // chunks.h
+  std::uint32_t parts = 1;    // chunks.h
+  std::vector<Sides> arrays;  // of all ranks, in this order, if all lie in the shared memory; otherwise none
 };
 
 class Flow {
@@ -63,6 +75,9 @@ class Flow {
     Transfer transfer;
     std::uint64_t first = 0;  // the number of its first chunk
     Chunks chunks;
+
+    std::uint64_t end() const { return first + chunks.count(); }
+    bool direct() const { return !transfer.arrays.empty(); }
   };
   struct Chunk {
     const Transfer* transfer;
@@ -74,6 +89,10 @@ class Flow {
     std::uint64_t end;
   };
 
+  std::uint64_t chunk_bytes(const Transfer& transfer) const;
+  const Admitted& admitted(std::uint64_t number) const;  // the operation that has this chunk
+  // Whether results, or the node's sums, go into this rank's output here.
+  bool takes(const Transfer& transfer) const { return !transfer.up || own_ == 0; }
   Chunk chunk(std::uint64_t number) const;
   Share share_of(const Chunk& chunk, std::uint32_t rank) const;
   bool can_reduce() const;
@@ -82,8 +101,10 @@ class Flow {
   void reduce_one();
   void collect_one();
   void contribute_one();
+  void reduce_direct(const Chunk& chunk) const;
+  void finish_first();
   std::uint64_t least(std::atomic<std::uint64_t> Desk::*counter) const;
-  void publish(std::atomic<std::uint64_t> Desk::*counter, std::uint64_t value);
+  void publish(std::atomic<std::uint64_t> Desk::*counter, std::uint64_t value, std::uint64_t step = 1);
 
   const Memory& memory_;
   std::uint32_t own_;

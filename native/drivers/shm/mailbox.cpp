@@ -33,7 +33,7 @@ void copy(std::byte* to, ConstBytes from) {
 std::uint64_t MailboxWriter::slowest_reader() const {
   std::uint64_t slowest = written_;
   for (std::uint32_t rank = 0; rank < memory_.shape().ranks; ++rank) {
-    if (rank != own_) {
+    if (rank != own_ && memory_.desk(rank).gone.load() == 0) {
       slowest = std::min(slowest, memory_.desk(rank).read[own_].load());
     }
   }
@@ -106,7 +106,7 @@ void MailboxReader::done() {
   read_ = end_;
   memory_.desk(own_).read[writer_].store(read_);
   if (memory_.desk(writer_).blocked.load() != 0) {
-    ring(memory_.desk(writer_));
+    ring(memory_.desk(writer_), true);
   }
 }
 

@@ -27,6 +27,7 @@ enum class Kind : std::uint32_t {
   failed = 8,  // it has failed; the body is a status
   // From another rank: the operation's time is out there; the body is a status.
   overdue = 9,
+  open_in_arena = 10,  // as open; the data says where the arrays lie in the rank's region (arena.h)
 };
 
 using ConstBytes = std::span<const std::byte>;

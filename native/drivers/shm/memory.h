@@ -1,9 +1,10 @@
-// The memory that the ranks of a node share: a desk and a mailbox for each, and slots for the data of large operations.
+// The memory that the ranks of a node share: a desk and a mailbox for each, slots for the data of large operations, and
+// a region for each, from which it takes memory for arrays (arena.h).
 //
 //   * It is a memfd: it has no name, so nothing can be left behind, and the size of /dev/shm does not matter.
 //   * It is whole before it is used: what the machine cannot give is an error here, and no signal later. It cannot be
-//   cut.
-//   * Children made by fork() do not have it.
+//     cut. Regions are addresses only, until something is taken from them.
+//   * Children made by fork() do not have it, except for what arena.h says.
 //   * Every word of a desk is written by its own rank alone, except for the bell. So no lock is held in here, and a
 //     process that is killed leaves nothing half done.
 #pragma once
@@ -11,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "drivers/tcp/descriptor.h"
 
@@ -19,6 +21,9 @@ namespace shoal::shm {
 // The most ranks of a node that can share memory.
 inline constexpr std::uint32_t most_ranks = 64;
 
+// Regions, and what is taken from them, are multiples of this: of every page size that there is.
+inline constexpr std::size_t region_grain = 64 * 1024;
+
 // What is the same on every rank.
 struct Shape {
   std::uint32_t ranks = 0;
@@ -26,11 +31,15 @@ struct Shape {
   std::size_t slot = 0;              // bytes of each rank's part of a slot
   std::uint32_t slots = 0;
   std::uint32_t results = 0;  // slots of the same size for what comes back over the network
+  std::size_t region = 0;     // addresses for each rank's arrays, a multiple of region_grain
 
-  std::size_t bytes() const;
+  // All but the regions, which come last.
+  std::size_t bytes_in_use() const;
+  std::size_t bytes() const { return bytes_in_use() + ranks * region; }
 };
 
-// For so many ranks: at most 16 MiB of slots. `alone`: there are no other nodes.
+// For so many ranks: at most 16 MiB of slots, and for each rank addresses for all memory that the machine has. `alone`:
+// there are no other nodes.
 Shape shape_for(std::uint32_t ranks, bool alone);
 
 struct Desk {
@@ -46,6 +55,8 @@ struct Desk {
   // Bytes that have been written into its mailbox since the beginning, and whether it has more than there is room for.
   alignas(64) std::atomic<std::uint64_t> written;
   std::atomic<std::uint32_t> blocked;
+  // It reads nothing any more: nobody waits for it.
+  std::atomic<std::uint32_t> gone;
 
   // Chunks of large operations since the beginning (flow.h): put into slots, reduced, taken out again.
   alignas(64) std::atomic<std::uint64_t> contributed;
@@ -75,6 +86,12 @@ class Memory {
   std::byte* mailbox(std::uint32_t rank) const;
   std::byte* slot(std::uint64_t number, std::uint32_t rank) const;
   std::byte* result(std::uint64_t number) const;
+  // Whether this process can reach the regions; why not.
+  bool has_regions() const { return mapped_ > shape_.bytes_in_use(); }
+  const std::string& why_no_regions() const { return why_no_regions_; }
+  std::byte* region(std::uint32_t rank) const;
+  // Where it is in the file.
+  std::size_t file_offset(const std::byte* address) const { return static_cast<std::size_t>(address - begin_); }
 
  private:
   void map();
@@ -82,6 +99,9 @@ class Memory {
   Shape shape_;
   tcp::Descriptor descriptor_;
   std::byte* begin_ = nullptr;
+  std::size_t mapped_ = 0;
+  std::string why_no_regions_;
+  std::uint64_t generation_ = tcp::fork_generation();
 };
 
 // Tells a rank that something which its open operations may wait for has happened. Wakes whoever works there, if that

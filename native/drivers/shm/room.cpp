@@ -8,6 +8,7 @@
 #include <cfenv>
 #include <exception>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "drivers/shm/futex.h"
@@ -22,6 +23,9 @@ using std::chrono::nanoseconds;
 // Contributions of at most so many bytes lie beside the opening.
 constexpr std::size_t most_inline = 16 * 1024;
 
+// When all is lost, what can still be finished has so long.
+constexpr Time longest_finish = second / 4;
+
 // Who sleeps looks again after so long, whatever happens.
 constexpr nanoseconds longest_sleep{second};
 
@@ -32,6 +36,18 @@ std::vector<std::uint32_t> every_rank(const JobConfig& config) {
 }
 
 Time now() { return std::chrono::steady_clock::now().time_since_epoch() / nanoseconds(1); }
+
+// How often a thread that waits lets others run before it sleeps: what it waits for is mostly their next step, and
+// where ranks have a core each it is there before a sleeper would be woken (docs/decisions/inside-the-node.md).
+constexpr int most_yields = 20;
+
+// Whether the bell has rung meanwhile.
+bool yield_until_rung(const Desk& desk, std::uint32_t seen) {
+  for (int i = 0; i < most_yields && desk.bell.load() == seen; ++i) {
+    std::this_thread::yield();
+  }
+  return desk.bell.load() != seen;
+}
 
 // Sums are made as an engine's own thread makes them, whatever the caller has set.
 class DefaultEnvironment {
@@ -57,6 +73,7 @@ Room::Impl::Impl(std::shared_ptr<const Memory> memory, const JobConfig& config, 
       has_uplink_(members_.size() < config.size()),
       ranks_(memory_->shape().ranks),
       rank_(static_cast<std::uint32_t>(std::find(members_.begin(), members_.end(), rank) - members_.begin())),
+      arena_(std::make_shared<Arena>(memory_, rank_)),
       inline_bytes_(std::min<std::size_t>(config.small, most_inline)),
       world_(world),
       desk_(memory_->desk(rank_)),
@@ -107,7 +124,7 @@ bool Room::Impl::serves(std::uint32_t group) const {
 }
 
 template <class Works, class Enough>
-void Room::Impl::run(Works may_work, Enough enough) {
+void Room::Impl::run(Works may_work, Enough enough, std::uint32_t waiters_here) {
   const DefaultEnvironment environment;
   bool more = true;
   do {
@@ -137,7 +154,7 @@ void Room::Impl::run(Works may_work, Enough enough) {
     wake_at_.store(next_check_);
     can_work_.store(flow_.ready() || delivery_.ready());
     // Another thread of this rank may wait for one of them.
-    if (ended_ > 0 && desk_.asleep.load() > 0) {
+    if (ended_ > 0 && desk_.waiting.load() > waiters_here) {
       ring(desk_);
     }
   } while ((more || submissions_.load() > 0) && !enough());
@@ -162,13 +179,16 @@ void Room::Impl::wait(const std::function<bool()>& done, nanoseconds longest) {
   std::uint32_t seen = 0;
   for (;;) {
     seen = desk_.bell.load();
-    run([] { return true; }, [&] { return done() || now() >= deadline; });
+    run([] { return true; }, [&] { return done() || now() >= deadline; }, 1);
     if (done()) {
       break;
     }
     const Time left = deadline - now();
     if (left <= 0) {
       break;
+    }
+    if (yield_until_rung(desk_, seen)) {
+      continue;
     }
     desk_.asleep.fetch_add(1);
     sleep_on(desk_.bell, seen, std::min(nanoseconds(left), longest_sleep), waiters);
@@ -231,9 +251,10 @@ void Room::Impl::fail_all(const Status& why) {
     if (closed_ || !broken_.ok()) {
       return;
     }
-    // What was lost may have done its part before.
+    // What was lost may have done its part before. The network's thread must not be kept for long.
+    const Time deadline = now() + longest_finish;
     try {
-      while (round(true)) {
+      while (round(true) && now() < deadline) {
       }
     } catch (const std::exception&) {
       // Whatever is wrong with the memory: all that is open ends for the first reason.
@@ -262,7 +283,14 @@ void Room::Impl::close() {
   wake(desk_.bell, attendants);
   attendant_.join();
   const std::lock_guard lock(mutex_);
+  detach_arrays();
   closed_ = true;
+  desk_.gone.store(1);
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    if (rank != rank_ && memory_->desk(rank).blocked.load() != 0) {
+      ring(memory_->desk(rank), true);
+    }
+  }
 }
 
 // --- The room as others see it ---
@@ -279,6 +307,7 @@ void Room::add_group(std::uint32_t number, const Hash128& id, const std::vector<
 void Room::received(std::uint64_t handle, Range range) { impl_->received(handle, range); }
 void Room::averaged(std::uint64_t handle, Status status) { impl_->averaged(handle, std::move(status)); }
 bool Room::serves(std::uint32_t group) const { return impl_->serves(group); }
+std::shared_ptr<std::byte> Room::allocate(std::size_t bytes) { return impl_->allocate(bytes); }
 void Room::submit(Submission submission) { impl_->submit(std::move(submission)); }
 void Room::wait(const std::function<bool()>& done, nanoseconds longest) { impl_->wait(done, longest); }
 void Room::fail_all(const Status& why) { impl_->fail_all(why); }

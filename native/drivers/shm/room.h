@@ -75,6 +75,10 @@ class Room {
                  const std::optional<Uplink>& uplink = {});
   bool serves(std::uint32_t group) const;
 
+  // Memory for arrays of this rank's: an all-reduce of arrays that all lie in such memory is done straight from one to
+  // the other. Zero; null where there is none of the kind. May be kept longer than the room. Throws std::system_error.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+
   void submit(Submission submission);
   // Works, and sleeps, until `done` or for so long. `done` is asked by this thread only.
   void wait(const std::function<bool()>& done, std::chrono::nanoseconds longest);

@@ -7,12 +7,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "drivers/shm/arena.h"
 #include "drivers/shm/arrivals.h"
 #include "drivers/shm/delivery.h"
 #include "drivers/shm/flow.h"
@@ -29,6 +31,7 @@ struct Call {
   bool has_data = false;  // its contribution came along
   wire::Bytes body;
   wire::Bytes data;
+  std::optional<Place> place;  // of its arrays, if they lie in its region
 };
 
 // One whose members are all ranks.
@@ -83,6 +86,9 @@ Status decoded_status(ConstBytes body);
 class Room::Impl {
  public:
   Impl(std::shared_ptr<const Memory> memory, const JobConfig& config, std::uint32_t rank, RoomWorld& world);
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) {
+    return has_uplink_ ? nullptr : arena_->allocate(bytes);  // among nodes all data goes through slots
+  }
   ~Impl() { close(); }
 
   void start();
@@ -109,9 +115,9 @@ class Room::Impl {
   // Threads (room.cpp).
   void attend();
   // Rounds, at least one, until there is nothing more to do, or `enough`. `may_work`: also steps of operations that
-  // flow.
+  // flow. `waiters_here`: whether the caller is one of the desk's waiting threads, 1 or 0.
   template <class Works, class Enough>
-  void run(Works may_work, Enough enough);
+  void run(Works may_work, Enough enough, std::uint32_t waiters_here = 0);
   bool round(bool works);
   void ring_others();
 
@@ -131,7 +137,15 @@ class Room::Impl {
   bool all_inlined(const Operation& operation) const;
   void reduce_small(Operation& operation, double divisor, Operator op);
   void flow(Operation& operation);
+  void flow_admitted();
   void flow_on();
+
+  // Arrays in the shared memory (room_arena.cpp).
+  std::optional<Place> place_of(const Submission& submission) const;
+  std::vector<Sides> arrays_of(const Operation& operation) const;
+  // Nobody writes into this rank's arrays any more, however late: its operations that are open are about to fail.
+  void detach_arrays();
+
   // Of an operation that this rank has called.
   void fail(Operation& operation, const Status& why);
   void end(Operation& operation, const Status& status);
@@ -161,6 +175,7 @@ class Room::Impl {
   void hear_verdict(Operation& operation, const Status& status, ConstBytes result);
   void hear_overdue(Operation& operation, const Status& why);
   void deliver_on();
+  bool is_admitted(const Operation& operation) const;
   void end_if_through(Operation& operation);
 
   // Time (room_stalls.cpp).
@@ -184,6 +199,7 @@ class Room::Impl {
   const bool has_uplink_;                     // there are others
   const std::uint32_t ranks_;                 // of this node
   const std::uint32_t rank_;                  // this rank's place; the same for all ranks in here
+  const std::shared_ptr<Arena> arena_;
   const std::size_t inline_bytes_;
   RoomWorld& world_;
   Desk& desk_;
@@ -204,6 +220,7 @@ class Room::Impl {
   std::unordered_map<std::uint64_t, Hash128> moving_;  // by handle: those that flow or are away
   std::unordered_map<Hash128, std::uint32_t> occurrences_;
   std::deque<Hash128> unwritten_;  // calls, in order
+  std::deque<Hash128> admitted_;   // by the first rank, in order, and not flowing yet
   std::deque<Saying> unsaid_;
   std::vector<bool> left_;  // by rank
   std::size_t eager_ = 0;   // bytes beside openings of operations that are open
@@ -211,7 +228,8 @@ class Room::Impl {
   std::size_t ended_ = 0;  // operations that were finished or handed over in this round
   bool leaving_ = false;
   bool said_goodbye_ = false;
-  bool closed_ = false;  // nobody is there who could be told anything
+  bool is_empty_ = false;  // which the engine has been told
+  bool closed_ = false;    // nobody is there who could be told anything
   Status broken_;
   Time flowed_ = 0;  // when a step was last done
   Time next_check_ = never;

@@ -160,7 +160,13 @@ bool Room::Impl::write_call(Operation& operation) {
   if (operation.inlined && opening.bytes > 0) {
     data = {operation.submission.input, static_cast<std::size_t>(opening.bytes)};
   }
-  const Kind kind = operation.inlined ? Kind::open_with_data : Kind::open;
+  Kind kind = operation.inlined ? Kind::open_with_data : Kind::open;
+  const std::optional<Place> place =
+      small || opening.collective != Collective::all_reduce ? std::nullopt : place_of(operation.submission);
+  if (place.has_value()) {
+    kind = Kind::open_in_arena;
+    data = std::as_bytes(std::span(&*place, 1));
+  }
   if (!writer_.write({kind, operation.key, operation.body, data})) {
     return false;
   }
@@ -171,6 +177,7 @@ bool Room::Impl::write_call(Operation& operation) {
   Call& own = operation.calls[rank_];
   own.opened = own.same = true;
   own.has_data = operation.inlined;
+  own.place = place;
   ++operation.opened;
   if (operation.state != Operation::State::over) {
     world_.sending(operation.submission.handle);
@@ -202,12 +209,11 @@ void Room::Impl::read(std::uint32_t rank, const Record& record) {
   switch (record.kind) {
     case Kind::open:
     case Kind::open_with_data:
+    case Kind::open_in_arena:
       return read_opening(rank, record);
     case Kind::admit:
-      if (Operation* operation = find(record.key); operation != nullptr) {
-        return flow(*operation);
-      }
-      throw std::runtime_error("an operation flows that was not called");
+      admitted_.push_back(record.key);
+      return flow_admitted();
     case Kind::leave:
       left_[rank] = true;
       return fail_those_who_need(rank);
@@ -232,7 +238,11 @@ void Room::Impl::read_opening(std::uint32_t rank, const Record& record) {
   ++operation.opened;
   operation.moved = now();
   call.has_data = record.kind == Kind::open_with_data;
-  call.data.assign(record.data.begin(), record.data.end());
+  if (record.kind != Kind::open_in_arena) {
+    call.data.assign(record.data.begin(), record.data.end());
+  } else if (record.data.size() == sizeof(Place)) {
+    std::memcpy(&call.place.emplace(), record.data.data(), sizeof(Place));
+  }
   call.same = operation.called && is_same(operation.body, record.body);
   if (!call.same) {
     call.body.assign(record.body.begin(), record.body.end());
@@ -301,10 +311,8 @@ void Room::Impl::proceed(Operation& operation) {
   if (operation.disputed) {
     settle_dispute(operation);
   }
-  if (operation.opened < ranks_ || (operation.disputed && operation.state == Operation::State::gathering)) {
-    return;
-  }
-  if (operation.state != Operation::State::gathering) {
+  const bool gathers = operation.state == Operation::State::gathering;
+  if (operation.opened < ranks_ || !gathers || operation.disputed) {
     return forget_if_done(Hash128(operation.key));
   }
   operation.state = Operation::State::complete;
@@ -328,11 +336,28 @@ void Room::Impl::proceed(Operation& operation) {
   } else if (is_first()) {
     say(Kind::admit, operation.key);
     return flow(operation);
+  } else {
+    flow_admitted();
   }
   if (last) {
     ring_others();
   }
   forget_if_done(Hash128(operation.key));
+}
+
+// The first rank's word may be read before another rank's opening, which says where its arrays lie.
+void Room::Impl::flow_admitted() {
+  while (!admitted_.empty()) {
+    Operation* const operation = find(admitted_.front());
+    if (operation == nullptr) {
+      throw std::runtime_error("an operation flows that was not called");
+    }
+    if (operation->state != Operation::State::complete) {
+      return;
+    }
+    admitted_.pop_front();
+    flow(*operation);
+  }
 }
 
 bool Room::Impl::all_inlined(const Operation& operation) const {
@@ -367,6 +392,8 @@ void Room::Impl::flow(Operation& operation) {
     if (is_first()) {
       send_up(operation);
     }
+  } else {
+    transfer.arrays = arrays_of(operation);
   }
   flow_.admit(std::move(transfer));
 }
@@ -458,6 +485,7 @@ void Room::Impl::end_all(const Status& why, bool network_is_done) {
     return;
   }
   broken_ = why;
+  detach_arrays();
   for (auto& [key, operation] : operations_) {
     if (operation->called && operation->state != Operation::State::over &&
         (network_is_done || !operation->at_network)) {
@@ -483,12 +511,18 @@ void Room::Impl::give_up(const Status& why) {
 }
 
 void Room::Impl::say_goodbye_if_done() {
-  if (!leaving_ || said_goodbye_ || desk_.open.load() > 0 || !unwritten_.empty()) {
+  if (!leaving_ || is_empty_ || desk_.open.load() > 0 || !unwritten_.empty()) {
     return;
   }
-  said_goodbye_ = true;
-  say(Kind::leave, {});
-  world_.empty();
+  if (!said_goodbye_) {
+    said_goodbye_ = true;
+    say(Kind::leave, {});
+  }
+  // Where the mailbox is full, the others do not know yet.
+  if (unsaid_.empty()) {
+    is_empty_ = true;
+    world_.empty();
+  }
 }
 
 Operation& Room::Impl::operation_of(const Hash128& key) {

@@ -7,6 +7,7 @@
 //
 // 16-bit means: a node's part of it is its sum divided by the ranks of the largest node, so that it does not overflow
 // where the mean does not, and is rounded once; the servers divide the rest.
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -238,7 +239,7 @@ void Room::Impl::hear_verdict(Operation& operation, const Status& status, ConstB
   if (!operation.called || operation.state == Operation::State::over) {
     return;
   }
-  if (operation.state == Operation::State::flowing) {
+  if (operation.state == Operation::State::flowing || is_admitted(operation)) {
     return end_if_through(operation);
   }
   if (status.ok() && result.size() != operation.submission.output_bytes) {
@@ -252,6 +253,11 @@ void Room::Impl::hear_verdict(Operation& operation, const Status& status, ConstB
 }
 
 // --- All ranks ---
+
+// The others have begun with it, so this rank has to do its part, whatever comes of it.
+bool Room::Impl::is_admitted(const Operation& operation) const {
+  return std::find(admitted_.begin(), admitted_.end(), operation.key) != admitted_.end();
+}
 
 void Room::Impl::deliver_on() {
   while (const std::optional<Delivery::Part> part = delivery_.take_done()) {
@@ -270,7 +276,7 @@ void Room::Impl::deliver_on() {
 
 // The last of three: the verdict, the flow, and the delivery of what has arrived.
 void Room::Impl::end_if_through(Operation& operation) {
-  const bool flows = operation.state == Operation::State::flowing;
+  const bool flows = operation.state == Operation::State::flowing || is_admitted(operation);
   if (!operation.verdict || (flows && (!operation.flowed || operation.parts > 0))) {
     return;
   }

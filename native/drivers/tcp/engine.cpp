@@ -59,6 +59,7 @@ class Engine::Impl {
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
   void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
+  std::shared_ptr<std::byte> allocate(std::size_t bytes);
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
   std::shared_ptr<Operation> submit(Submission submission);
   std::vector<std::uint64_t> take_finished();
@@ -355,6 +356,10 @@ void Engine::Impl::start() {
   }
 }
 
+std::shared_ptr<std::byte> Engine::Impl::allocate(std::size_t bytes) {
+  return inside_ == nullptr ? nullptr : inside_->room().allocate(bytes);
+}
+
 void Engine::Impl::connect_to_itself() {
   for (auto& [index, server] : servers_) {
     const auto [here, there] = loop_.add_pair(*node_, server->machine);
@@ -634,6 +639,7 @@ void Engine::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
 }
 void Engine::share_memory(std::shared_ptr<const shm::Memory> memory) { impl_->share_memory(std::move(memory)); }
 void Engine::start() { impl_->start(); }
+std::shared_ptr<std::byte> Engine::allocate(std::size_t bytes) { return impl_->allocate(bytes); }
 std::uint32_t Engine::make_group(std::vector<std::uint32_t> ranks, std::string name) {
   return impl_->make_group(std::move(ranks), std::move(name));
 }

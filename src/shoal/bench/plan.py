@@ -23,12 +23,14 @@ class Variant:
 
     ``limits``, ``environment``: as the plan's. ``window``: the array is summed in windows of so many bytes, all submitted at
     once, as fusion buffers are; None: in one operation. ``proxies``: of the dedicated servers; None: as many as they choose.
+    ``shared``: the array lies in memory that the ranks of one machine share, as gradients of shoal.torch do.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     window: int | None = None
     proxies: int | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,11 @@ class ShoalTeams:
         environment = self._environment(variant)
         servers = self._servers_with(variant.proxies)
         meeting = f"{place.address(0)}:{place.free_ports(0, 1)}"
-        arguments = {"limits": {**plan.limits, **variant.limits}, "window": variant.window}
+        arguments = {
+            "limits": {**plan.limits, **variant.limits},
+            "window": variant.window,
+            "shared": variant.shared,
+        }
         for rank in range(place.nodes):
             own = environment | {
                 "RANK": str(rank),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal import runtime
 from shoal.layout import Item, lay_out
 
 PAGE = 4096
@@ -110,7 +111,7 @@ class GradientArenas:
             Item(name, parameter.numel(), dtype.itemsize) for name, parameter in map(parameters.__getitem__, indices)
         ]
         layout = lay_out(items, buffer_bytes)
-        memory = _page_aligned(layout.size)
+        memory = _memory(layout.size)
         elements, summed = memory.view(dtype), memory.view(wire)
         first_buffer = len(self.buffers)
         for index, extent, touched in zip(indices, layout.extents, layout.touched, strict=True):
@@ -158,8 +159,11 @@ def _same_memory(gradient: torch.Tensor, view: torch.Tensor) -> bool:
     )
 
 
-def _page_aligned(size: int) -> torch.Tensor:
-    """``size`` bytes of zeros that begin at a page."""
+def _memory(size: int) -> torch.Tensor:
+    """``size`` bytes of zeros that begin at a page; where the ranks of a machine share memory, in that."""
+    shared = runtime.allocate(size) if size > 0 else None
+    if shared is not None:
+        return torch.from_numpy(shared)
     memory = torch.zeros(size + PAGE, dtype=torch.uint8)
     begin = -memory.data_ptr() % PAGE
     return memory[begin : begin + size]

@@ -13,18 +13,25 @@ from shoal.bench.sizes import show_bytes, show_rate, show_seconds
 class ShoalRanks:
     """Joins the job that the environment describes.
 
-    ``limits``: overrides of the job's limits, by name. ``window``: see ``shoal.bench.Variant``.
+    ``limits``: overrides of the job's limits, by name. ``window``, ``shared``: see ``shoal.bench.Variant``.
+
+    Raises ShoalError, when a buffer is made, if arrays are to be shared and cannot be.
     """
 
-    def __init__(self, limits: Mapping[str, int], store: Any = None, window: int | None = None) -> None:
+    def __init__(
+        self, limits: Mapping[str, int], store: Any = None, window: int | None = None, shared: bool = False
+    ) -> None:
         runtime.init(store, _limits=limits)
         self.version = f"{_native.__version__}, {_found()}"
         self.rank = shoal.rank()
         self.size = shoal.size()
         self.limits: Mapping[str, int] = asdict(runtime.current().limits)
         self._window = window
+        self._shared = shared
 
     def buffer(self, content: FloatArray) -> Buffer:
+        if self._shared:
+            content = _in_shared_memory(content)
         if self._window is None:
             return ArrayBuffer(content, lambda: shoal.allreduce_(content, op="sum"))
         cut = layout.balanced_buffers(content.nbytes, self._window)
@@ -36,6 +43,15 @@ class ShoalRanks:
 
     def close(self) -> None:
         shoal.shutdown()
+
+
+def _in_shared_memory(content: FloatArray) -> FloatArray:
+    memory = runtime.allocate(content.nbytes)
+    if memory is None:
+        raise shoal.ShoalError(f"rank {shoal.rank()} shares no memory for arrays with other ranks")
+    array: FloatArray = memory.view(content.dtype)
+    array[:] = content
+    return array
 
 
 def _sum_all(windows: list[FloatArray]) -> None:

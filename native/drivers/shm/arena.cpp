@@ -1,0 +1,234 @@
+#include "drivers/shm/arena.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <iterator>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "drivers/tcp/descriptor.h"
+
+namespace shoal::shm {
+
+namespace {
+
+[[noreturn]] void fail(const std::string& what, int code) {
+  throw std::system_error(code, std::system_category(), what);
+}
+
+std::size_t rounded_up(std::size_t bytes) { return (bytes + region_grain - 1) / region_grain * region_grain; }
+
+// Every page gets a frame of its own now, with what is in it. Another thread may write there meanwhile.
+void copy_pages(std::byte* begin, std::size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  if (::madvise(begin, bytes, MADV_POPULATE_WRITE) == 0) {
+    return;
+  }
+#endif
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  for (std::size_t at = 0; at < bytes; at += page) {
+    reinterpret_cast<std::atomic<std::uint8_t>*>(begin + at)->fetch_add(0);
+  }
+}
+
+}  // namespace
+
+// All arenas of this process. Never destroyed: threads may outlive static objects at exit.
+class Forks {
+ public:
+  static Forks& watched() {
+    static Forks* const instance = new Forks;
+    static const int installed = ::pthread_atfork(before, after_in_parent, after_in_child);
+    static_cast<void>(installed);
+    return *instance;
+  }
+
+  void add(Arena* arena) {
+    const std::lock_guard lock(mutex_);
+    arenas_.push_back(arena);
+  }
+  void remove(Arena* arena) {
+    const std::lock_guard lock(mutex_);
+    arenas_.erase(std::find(arenas_.begin(), arenas_.end(), arena));
+  }
+
+ private:
+  static void before() {
+    Forks& all = watched();
+    all.mutex_.lock();
+    for (const Arena* arena : all.arenas_) {
+      arena->mutex_.lock();
+    }
+  }
+  static void after_in_parent() {
+    Forks& all = watched();
+    for (const Arena* arena : all.arenas_) {
+      arena->mutex_.unlock();
+    }
+    all.mutex_.unlock();
+  }
+  // May only do what is safe in a signal handler. What the child maps, its own children inherit.
+  static void after_in_child() {
+    Forks& all = watched();
+    for (const Arena* arena : all.arenas_) {
+      arena->map_in_child();
+      arena->mutex_.unlock();
+    }
+    all.arenas_.clear();
+    all.mutex_.unlock();
+  }
+
+  std::mutex mutex_;
+  std::vector<Arena*> arenas_;  // guarded by mutex_
+};
+
+Arena::Arena(std::shared_ptr<const Memory> memory, std::uint32_t rank)
+    : memory_(std::move(memory)),
+      rank_(rank),
+      region_(memory_->has_regions() ? memory_->region(rank) : nullptr),
+      generation_(tcp::fork_generation()) {
+  if (region_ == nullptr) {
+    return;
+  }
+  descriptor_ = ::fcntl(memory_->descriptor(), F_DUPFD_CLOEXEC, 0);
+  if (descriptor_ < 0) {
+    fail("the node's shared memory cannot be used", errno);
+  }
+  Forks::watched().add(this);
+}
+
+Arena::~Arena() {
+  if (region_ != nullptr && generation_ == tcp::fork_generation()) {
+    Forks::watched().remove(this);
+    ::close(descriptor_);
+  }
+}
+
+std::shared_ptr<std::byte> Arena::allocate(std::size_t bytes) {
+  if (region_ == nullptr || bytes > memory_->shape().region) {
+    return nullptr;
+  }
+  const std::size_t size = std::max(rounded_up(bytes), region_grain);
+  const std::lock_guard lock(mutex_);
+  std::size_t begin = 0;
+  for (const auto& [next, end] : taken_) {
+    if (next - begin >= size) {
+      break;
+    }
+    begin = end;
+  }
+  if (memory_->shape().region - begin < size) {
+    return nullptr;
+  }
+  take(begin, begin + size);
+  taken_.emplace(begin, begin + size);
+  return {region_ + begin, [arena = shared_from_this(), begin](std::byte*) { arena->give_back(begin); }};
+}
+
+void Arena::take(std::size_t begin, std::size_t end) const {
+  const std::size_t bytes = end - begin;
+  const std::size_t offset = memory_->file_offset(region_ + begin);
+  int code = EINTR;
+  while (code == EINTR) {
+    code = ::posix_fallocate(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  }
+  if (code != 0) {
+    fail("rank " + std::to_string(rank_) + " cannot get " + std::to_string(bytes) +
+             " bytes of memory for its arrays; give the machine or container more memory, or make the model smaller",
+         code);
+  }
+#ifdef MADV_POPULATE_WRITE
+  // Faults one by one would take much longer. Where it does not work, they come.
+  static_cast<void>(::madvise(region_ + begin, bytes, MADV_POPULATE_WRITE));
+#endif
+}
+
+void Arena::give_back(std::size_t begin) {
+  if (generation_ != tcp::fork_generation()) {
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  const auto place = taken_.find(begin);
+  const std::size_t bytes = place->second - begin;
+  const auto offset = static_cast<off_t>(memory_->file_offset(region_ + begin));
+  ::fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, static_cast<off_t>(bytes));
+  const auto gone = detached_.lower_bound(begin);
+  if (gone != detached_.end() && gone->first < begin + bytes) {
+    // The others still write into what the file has here: it is not given out again.
+    ::madvise(region_ + begin, bytes, MADV_DONTNEED);
+    return;
+  }
+  taken_.erase(place);
+}
+
+bool Arena::holds(const std::byte* begin, std::uint64_t bytes) const {
+  const std::uint64_t most = memory_->shape().region;
+  if (region_ == nullptr || begin < region_ || begin >= region_ + most || bytes > most) {
+    return false;
+  }
+  const auto offset = static_cast<std::size_t>(begin - region_);
+  const std::lock_guard lock(mutex_);
+  const auto next = taken_.upper_bound(offset);
+  return next != taken_.begin() && offset + bytes <= std::prev(next)->second;
+}
+
+void Arena::detach(const std::byte* begin, std::uint64_t bytes) {
+  const std::size_t first = static_cast<std::size_t>(begin - region_) / region_grain * region_grain;
+  const std::size_t end = rounded_up(static_cast<std::size_t>(begin - region_) + bytes);
+  const std::lock_guard lock(mutex_);
+  // Neighbours may have a page in common.
+  std::size_t at = first;
+  while (at < end) {
+    auto next = detached_.upper_bound(at);
+    const bool inside = next != detached_.begin() && std::prev(next)->second > at;
+    const std::size_t until = inside                    ? std::prev(next)->second
+                              : next == detached_.end() ? end
+                                                        : std::min(end, next->first);
+    if (!inside) {
+      map_privately(at, until);
+      copy_pages(region_ + at, until - at);
+      detached_.emplace(at, until);
+    }
+    at = until;
+  }
+}
+
+void Arena::map_privately(std::size_t begin, std::size_t end) const {
+  const auto offset = static_cast<off_t>(memory_->file_offset(region_ + begin));
+  if (::mmap(region_ + begin, end - begin, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, descriptor_,
+             offset) == MAP_FAILED) {
+    fail("rank " + std::to_string(rank_) + " cannot take its arrays out of the memory that ranks share", errno);
+  }
+}
+
+// What was detached is the child's already, as all ordinary memory.
+void Arena::map_in_child() const {
+  for (const auto& [begin, end] : taken_) {
+    std::size_t at = begin;
+    auto next = detached_.lower_bound(at);
+    while (at < end) {
+      const std::size_t until = next == detached_.end() ? end : std::min(end, next->first);
+      if (until > at) {
+        // Where it fails, the child has nothing at these addresses.
+        [[maybe_unused]] const void* const mapped =
+            ::mmap(region_ + at, until - at, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+                   descriptor_, static_cast<off_t>(memory_->file_offset(region_ + at)));
+      }
+      at = until;
+      if (next != detached_.end()) {
+        at = std::max(at, next->second);
+        ++next;
+      }
+    }
+  }
+  ::close(descriptor_);
+}
+
+}  // namespace shoal::shm

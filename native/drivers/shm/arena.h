@@ -1,0 +1,71 @@
+// Memory for a rank's arrays that the other ranks of its node can reach: part of the rank's region of the shared
+// memory.
+//
+// Promises:
+//   * What the machine cannot give is an error of allocate(), and no signal later. Memory is zero when it is given out,
+//   and
+//     goes back to the system when nobody uses it any more, whether the job still goes on or not.
+//   * A child made by fork() has it at the same place, and what it writes there is its own. It sees what the parent
+//     wrote before the fork, and may see what the parent and its peers write later.
+//   * After detach() nobody else writes into an array, however late.
+//
+// Every method may be called by any thread; in a child made by fork() none but the destructor.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "drivers/shm/memory.h"
+
+namespace shoal::shm {
+
+class Arena : public std::enable_shared_from_this<Arena> {
+ public:
+  Arena(std::shared_ptr<const Memory> memory, std::uint32_t rank);
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena();
+
+  // Null where this process cannot reach the regions, or where the rank's is used up. Throws std::system_error if the
+  // machine has not that much memory.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+
+  // Whether these bytes were given out.
+  bool holds(const std::byte* begin, std::uint64_t bytes) const;
+  // The others reach them here from now on no more: what they still write goes nowhere. Throws std::system_error.
+  void detach(const std::byte* begin, std::uint64_t bytes);
+
+ private:
+  friend class Forks;
+
+  // Parts of the region, by their first byte: where they end.
+  using Ranges = std::map<std::size_t, std::size_t>;
+
+  void take(std::size_t begin, std::size_t end) const;
+  void give_back(std::size_t begin);
+  void map_privately(std::size_t begin, std::size_t end) const;
+  void map_in_child() const;
+
+  const std::shared_ptr<const Memory> memory_;
+  const std::uint32_t rank_;
+  std::byte* const region_;
+  const std::uint64_t generation_;
+  // The memory's, under another number: in a child it is closed only when everything has been mapped again.
+  int descriptor_ = -1;
+
+  mutable std::mutex mutex_;  // held while a process forks
+  Ranges taken_;              // guarded by mutex_
+  Ranges detached_;           // guarded by mutex_
+};
+
+// Where an array lies in a region: what ranks tell each other.
+struct Place {
+  std::uint64_t input = 0;
+  std::uint64_t output = 0;
+};
+
+}  // namespace shoal::shm

@@ -1,0 +1,136 @@
+// Ranks of a node for tests: as threads over one mapping, so that ThreadSanitizer sees them, or each in a process.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "drivers/shm/memory.h"
+#include "drivers/shm/room.h"
+#include "protocol/keys.h"
+#include "tests/check.h"
+
+namespace shoal::shm_ranks {
+
+using namespace shoal::shm;
+
+inline JobConfig config_of(std::uint32_t ranks) {
+  JobConfig config;
+  config.hosts.assign(ranks, "here");
+  config.eager = 64 * 1024;
+  config.small = 16 * 1024;
+  config.open_limit = 1000;
+  return config;
+}
+
+// One rank: a room, and what became of its handles.
+class Rank final : public RoomWorld {
+ public:
+  Rank(std::shared_ptr<const Memory> memory, std::uint32_t rank)
+      : rank_(rank), room_(memory, config_of(memory->shape().ranks), rank, *this) {
+    std::vector<std::uint32_t> everyone(memory->shape().ranks);
+    for (std::uint32_t i = 0; i < everyone.size(); ++i) {
+      everyone[i] = i;
+    }
+    room_.add_group(0, world_group_id(memory->shape().ranks), everyone);
+    room_.start();
+  }
+  ~Rank() override { room_.close(); }
+
+  void sending(std::uint64_t) override {}
+  void finish(std::uint64_t handle, Status status) override {
+    const std::lock_guard lock(mutex_);
+    CHECK(!finished_.contains(handle));
+    finished_[handle] = std::move(status);
+  }
+  void hand_over(Submission submission) override { finish(submission.handle, Status::error(Code::ok, "handed over")); }
+  void warn(std::string) override {}
+  void send_up(Submission) override {}
+  void contributed(std::uint64_t, Range) override {}
+  void fail_job(const Status&) override {}
+  void empty() override { left = true; }
+
+  std::uint64_t submit(const std::string& name, std::vector<float>& values, Operator op = Operator::sum,
+                       Collective collective = Collective::all_reduce) {
+    return submit(name, values, values, op, collective);
+  }
+  std::uint64_t submit(const std::string& name, std::span<const float> input, std::span<float> output,
+                       Operator op = Operator::sum, Collective collective = Collective::all_reduce) {
+    Submission submission;
+    submission.handle = ++last_;
+    submission.collective = collective;
+    submission.name = name;
+    submission.op = op;
+    submission.dtype = DType::float32;
+    submission.shape = {static_cast<std::int64_t>(input.size())};
+    submission.input = reinterpret_cast<const std::byte*>(input.data());
+    submission.output = reinterpret_cast<std::byte*>(output.data());
+    submission.input_bytes = submission.output_bytes = input.size_bytes();
+    submission.timeout = timeout;
+    const std::uint64_t handle = submission.handle;
+    room_.submit(std::move(submission));
+    return handle;
+  }
+
+  bool done(std::uint64_t handle) {
+    const std::lock_guard lock(mutex_);
+    return finished_.contains(handle);
+  }
+  Status wait(std::uint64_t handle) {
+    room_.wait([&] { return done(handle); }, std::chrono::seconds(30));
+    return status(handle);
+  }
+  // Leaves the work to the attendant.
+  Status watch(std::uint64_t handle) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (!done(handle) && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return status(handle);
+  }
+  Status status(std::uint64_t handle) {
+    const std::lock_guard lock(mutex_);
+    CHECK(finished_.contains(handle));
+    return finished_.at(handle);
+  }
+
+  Room& room() { return room_; }
+  std::uint32_t rank() const { return rank_; }
+
+  std::atomic<bool> left{false};
+  Time timeout = 60 * second;
+
+ private:
+  const std::uint32_t rank_;
+  std::mutex mutex_;
+  std::map<std::uint64_t, Status> finished_;
+  std::uint64_t last_ = 0;
+  Room room_;
+};
+
+template <class Work>
+void on_ranks(std::uint32_t ranks, const Shape& shape, Work work) {
+  const auto memory = std::make_shared<Memory>(shape);
+  std::vector<std::unique_ptr<Rank>> all;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    all.push_back(std::make_unique<Rank>(memory, rank));
+  }
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] { work(*all[rank]); });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+}  // namespace shoal::shm_ranks
