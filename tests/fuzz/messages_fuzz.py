@@ -27,7 +27,16 @@ WELCOME = Welcome(
     network=Network((10**9, 10**9), (10**9,), 0.0001),
 )
 JOB = {"type": "job", **TERMS.job_fields(bytes(16), 2)}
-JOIN = {"type": "join", "rank": 1, "size": 2, "host": "a", "address": ["10.0.0.1", 7000], "settings": {"version": "1"}}
+JOIN = {
+    "type": "join",
+    "rank": 1,
+    "size": 2,
+    "host": "a",
+    "address": ["10.0.0.1", 7000],
+    "machine": "m",
+    "local_rank": 0,
+    "settings": {"version": "1"},
+}
 MEASURED = {"type": "measured", "sent": 1, "received": 2, "round_trip": 3, "busy": 4}
 REFUSED = {"type": "refused", "error": "PeerLost", "message": "gone", "rank": 1, "host": "b"}
 STORED = {"address": ["10.0.0.1", 7000], "secret": "0123456789abcdef"}
@@ -57,7 +66,7 @@ def one_input(data: bytes) -> None:
 def _job(message: Message) -> None:
     terms = parse_job(message).terms
     assert terms.difference(terms) == ""
-    _core_config(terms)
+    _core_config(terms, Address("10.0.0.3", 7077))
 
 
 def _welcome(message: Message) -> None:

@@ -381,7 +381,15 @@ void Room::Impl::flow(Operation& operation) {
   const Submission& s = operation.submission;
   operation.state = Operation::State::flowing;
   moving_[s.handle] = operation.key;
-  Transfer transfer{s.handle, s.input, s.output, s.input_bytes, s.dtype, s.op, operation.group->here, ranks_};
+  Transfer transfer;
+  transfer.name = s.handle;
+  transfer.input = s.input;
+  transfer.output = s.output;
+  transfer.bytes = s.input_bytes;
+  transfer.dtype = s.dtype;
+  transfer.op = s.op;
+  transfer.order = operation.group->here;
+  transfer.divisor = ranks_;
   if (operation.group->uplink) {
     const Uplink& uplink = *operation.group->uplink;
     const Partial partial = partial_of(s.dtype, s.op, uplink.ranks, uplink.largest);
