@@ -109,6 +109,6 @@ def test_a_place_on_loopback_that_cannot_be_is_refused(text: str) -> None:
 
 
 def test_ranks_on_loopback_may_be_one_node() -> None:
-    assert LocalPlace.parse("n=4,nodes=1").one_machine
-    assert not LocalPlace.parse("n=4,nodes=4").one_machine
-    assert not LocalPlace.parse("n=4,servers=2").one_machine
+    for text, nodes, ranks_each in (("n=4,nodes=1", 1, 4), ("n=4,nodes=4", 4, 1), ("n=4,servers=2", 4, 1)):
+        place = LocalPlace.parse(text)
+        assert (place.nodes, place.ranks_each) == (nodes, ranks_each)

@@ -3,7 +3,8 @@
 Their launchers start a daemon on every host through something like ssh; here it is an agent, a small shell script that
 knows a host's address and the command that runs a program on it. All network namespaces of a machine have one
 hostname, which Open MPI takes for one node, so the agent gives every host a UTS namespace with a name of its own.
-Shared memory is switched off: hosts of a lab stand for machines. On loopback everything is one host to the launcher.
+Shared memory is switched off where hosts have a rank each: they stand for machines. Where a host has several ranks, these share it.
+On loopback everything is one host to the launcher.
 """
 
 import importlib.util
@@ -52,20 +53,20 @@ def start_openmpi(troupe: teams.Troupe, settings: Mapping[str, str] = OPENMPI_SE
     lab = place.address(0) != place.address(1)
     options = {
         "pml": "ob1",
-        "btl": "tcp,self",
+        "btl": "tcp,self" if place.ranks_each == 1 else "tcp,vader,self",
         "btl_tcp_if_include": place.interface(),
         "oob_tcp_if_include": place.interface(),
         **settings,
     }
     if lab:
         options |= {"plm_rsh_agent": str(_write_agent(troupe)), "plm_rsh_no_tree_spawn": "1"}
-    hosts = ",".join(f"{place.address(rank)}:1" for rank in range(place.nodes)) if lab else ""
+    hosts = ",".join(f"{place.address(host)}:{place.ranks_each}" for host in range(place.nodes)) if lab else ""
     command = [
         launcher,
         *("--allow-run-as-root" for _ in range(os.geteuid() == 0)),
         *(["--host", hosts] if lab else ["--oversubscribe"]),
         *(word for name, value in options.items() for word in ("--mca", name, value)),
-        *("-n", str(place.nodes), "--bind-to", "none"),
+        *("-n", str(place.nodes * place.ranks_each), "--bind-to", "none"),
     ]
     environment = teams.base_environment() | {ABI_VARIABLE: "openmpi"}
     return _start(troupe, "openmpi", command, environment, lab)
@@ -79,20 +80,20 @@ def start_mpich(troupe: teams.Troupe, settings: Mapping[str, str] = MPICH_SETTIN
     environment = teams.base_environment() | mpich_environment(troupe.folder)
     environment |= {
         ABI_VARIABLE: "mpich",
-        # No shared memory between ranks, and TCP below, whichever of its two network layers it was built with.
-        "MPIR_CVAR_NOLOCAL": "1",
-        "MPIR_CVAR_CH4_SHM_ENABLE": "0",
+        # TCP below, whichever of its two network layers it was built with.
         "UCX_TLS": "tcp,self",
         "UCX_NET_DEVICES": place.interface(),
         "FI_PROVIDER": "tcp",
         "FI_TCP_IFACE": place.interface(),
         **settings,
     }
+    if place.ranks_each == 1:
+        environment |= {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_SHM_ENABLE": "0"}
     if _mpich_version(launcher) < _MPICH_WITH_RING:
         environment.pop(MPICH_ALGORITHM, None)
-    command = [launcher, "-n", str(place.nodes)]
+    command = [launcher, "-n", str(place.nodes * place.ranks_each)]
     if lab:
-        hosts = ",".join(place.address(rank) for rank in range(place.nodes))
+        hosts = ",".join(f"{place.address(host)}:{place.ranks_each}" for host in range(place.nodes))
         command += ["-launcher", "ssh", "-launcher-exec", str(_write_agent(troupe)), "-hosts", hosts]
         command += ["-iface", place.interface()]
     return _start(troupe, "mpich", command, environment, lab)
@@ -104,11 +105,13 @@ def _start(
     if importlib.util.find_spec("mpi4py") is None:
         raise ImportError("mpi4py is not installed: pip install 'shoal[bench]'")
     place = troupe.place
-    member = troupe.member_command(name, [place.address(rank) for rank in range(place.nodes)], {"sharing": True})
+    member = troupe.member_command(
+        name, [place.address(host) for host in teams.hosts_of_ranks(place)], {"sharing": True}
+    )
     # The first host runs the launcher, and Open MPI its ranks too, without the agent.
     command = [*_renamed(0), shlex.join([*launcher, *member])] if lab else [*launcher, *member]
     troupe.start(0, f"{name} launcher", command, environment)
-    return troupe.stage.admit(place.nodes, teams.START_SECONDS, troupe.alive)
+    return troupe.stage.admit(place.nodes * place.ranks_each, teams.START_SECONDS, troupe.alive)
 
 
 def _launcher(name: str) -> str:

@@ -112,7 +112,7 @@ def _report(
         facts["background"] = f"a bulk flow of somebody else from every host to the next, {plan.background}"
     return Report(
         title="all-reduce",
-        ranks=place.nodes,
+        ranks=place.nodes * place.ranks_each,
         nodes=place.nodes,
         servers=place.servers,
         network=network,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from shoal.bench.conductor import BenchError, Player
 from shoal.bench.naming import SHOAL, variant_name
 from shoal.bench.plan import Plan, Variant
-from shoal.bench.teams import START_SECONDS, Troupe, base_environment
+from shoal.bench.teams import START_SECONDS, Troupe, base_environment, hosts_of_ranks
 
 _SERVERS_OWN = ("SHOAL_SECRET", "SHOAL_LOG")
 
@@ -41,19 +41,19 @@ class ShoalTeams:
             "window": variant.window,
             "shared": variant.shared,
         }
-        for rank in range(place.nodes):
+        for rank, host in enumerate(hosts_of_ranks(place)):
             own = environment | {
                 "RANK": str(rank),
-                "WORLD_SIZE": str(place.nodes),
-                "LOCAL_RANK": str(rank if place.one_machine else 0),
-                "LOCAL_WORLD_SIZE": str(place.nodes if place.one_machine else 1),
+                "WORLD_SIZE": str(place.nodes * place.ranks_each),
+                "LOCAL_RANK": str(rank % place.ranks_each),
+                "LOCAL_WORLD_SIZE": str(place.ranks_each),
                 "SHOAL_RENDEZVOUS": meeting,
             }
             if servers:
                 own["SHOAL_SERVERS"] = ",".join(servers)
-            command = self._troupe.member_command(contestant, place.address(rank), arguments)
-            self._troupe.start(rank, f"{contestant.replace('/', '-')} rank {rank}", command, own)
-        return self._troupe.stage.admit(place.nodes, START_SECONDS, self._troupe.alive)
+            command = self._troupe.member_command(contestant, place.address(host), arguments)
+            self._troupe.start(host, f"{contestant.replace('/', '-')} rank {rank}", command, own)
+        return self._troupe.stage.admit(place.nodes * place.ranks_each, START_SECONDS, self._troupe.alive)
 
     def _environment(self, variant: Variant) -> dict[str, str]:
         return base_environment() | {"SHOAL_SECRET": self._secret, **self._plan.environment, **variant.environment}

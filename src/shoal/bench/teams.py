@@ -80,16 +80,22 @@ def base_environment() -> dict[str, str]:
     return environment
 
 
+def hosts_of_ranks(place: Place) -> list[int]:
+    """By rank: neighbours are on one host as far as it goes."""
+    return [host for host in range(place.nodes) for _ in range(place.ranks_each)]
+
+
 def start_gloo(troupe: Troupe) -> list[Player]:
     """Ranks of torch.distributed with gloo, which meet in a store of rank 0."""
     place = troupe.place
     environment = base_environment() | {"GLOO_SOCKET_IFNAME": place.interface()}
     port = place.free_ports(0, 1)
-    for rank in range(place.nodes):
-        store = {"host": place.address(0), "port": port, "rank": rank, "size": place.nodes}
-        command = troupe.member_command("gloo", place.address(rank), {"store": store})
-        troupe.start(rank, f"gloo rank {rank}", command, environment)
-    return troupe.stage.admit(place.nodes, START_SECONDS, troupe.alive)
+    hosts = hosts_of_ranks(place)
+    for rank, host in enumerate(hosts):
+        store = {"host": place.address(0), "port": port, "rank": rank, "size": len(hosts)}
+        command = troupe.member_command("gloo", place.address(host), {"store": store})
+        troupe.start(host, f"gloo rank {rank}", command, environment)
+    return troupe.stage.admit(len(hosts), START_SECONDS, troupe.alive)
 
 
 def _tail(path: Path) -> str:

@@ -17,27 +17,29 @@ from shoal.testing.lab import Lab, LinkShape, parse_rate, parse_size
 # Hosts of a lab are ours alone: no port of theirs is taken before we take it.
 _FIRST_PORT = 20000
 _INTERFACE = "eth0"
-_WORDS = "nodes, servers, rate, queue, burst, cc, slow_start_after_idle, slow"
+_WORDS = "nodes, ranks, servers, rate, queue, burst, cc, slow_start_after_idle, slow"
 
 
 @dataclass(frozen=True)
 class LabShape:
-    """``link``: every host's; ``slow``: host → rate in bits per second, where it differs. Servers come after nodes."""
+    """``ranks``: on each node. ``link``: every host's; ``slow``: host → rate in bits per second, where it differs. Servers come after nodes."""
 
     nodes: int
     servers: int = 0
     link: LinkShape = field(default_factory=LinkShape)
     slow: Mapping[int, float] = field(default_factory=dict)
+    ranks: int = 1
 
     @staticmethod
     def parse(text: str) -> "LabShape":
-        """``nodes=8,servers=8,rate=400mbit,queue=256kb,burst=128kb,cc=reno,slow=3:200mbit+9:100mbit``.
+        """``nodes=8,ranks=1,servers=8,rate=400mbit,queue=256kb,burst=128kb,cc=reno,slow=3:200mbit+9:100mbit``.
 
         Raises ConfigurationError.
         """
         pairs = parse_pairs(text)
         try:
             nodes, servers = int(pairs.pop("nodes")), int(pairs.pop("servers", "0"))
+            ranks = int(pairs.pop("ranks", "1"))
             link = LinkShape(
                 rate=parse_rate(pairs.pop("rate")) if "rate" in pairs else None,
                 congestion_control=pairs.pop("cc", None),
@@ -53,14 +55,16 @@ class LabShape:
             raise ConfigurationError(f"--lab {text!r}: {why}") from None
         if pairs:
             raise ConfigurationError(f"--lab {text!r}: {next(iter(pairs))!r} is not one of {_WORDS}")
-        shape = LabShape(nodes, servers, link, slow)
+        shape = LabShape(nodes, servers, link, slow, ranks)
         shape.check()
         return shape
 
     def check(self) -> None:
         """Raises ConfigurationError for what cannot be."""
-        if self.nodes < 2 or self.servers < 0:
-            raise ConfigurationError(f"a lab of {self.nodes} nodes and {self.servers} servers: take 2 nodes or more")
+        if self.nodes < 2 or self.servers < 0 or self.ranks < 1:
+            raise ConfigurationError(
+                f"a lab of {self.nodes} nodes of {self.ranks} ranks and {self.servers} servers: take 2 nodes or more, of a rank or more"
+            )
         if self.slow and self.link.rate is None:
             raise ConfigurationError("slow= needs rate=, the speed of the other links")
         for host in self.slow:
@@ -99,7 +103,7 @@ class LabPlace:
     def __init__(self, shape: LabShape) -> None:
         """Raises ConfigurationError where a lab cannot be made: not root, no iproute2, a kernel without shapers."""
         self.nodes = shape.nodes
-        self.one_machine = False
+        self.ranks_each = shape.ranks
         self.servers = shape.servers
         self._shape = shape
         slow = {host: replace(shape.link, rate=rate) for host, rate in shape.slow.items()}
@@ -150,7 +154,7 @@ class LabPlace:
 
     def facts(self) -> dict[str, str]:
         link = self._shape.link
-        facts = {"place": f"lab of network namespaces, {self.nodes} nodes, {self.servers} dedicated servers"}
+        facts = {"place": f"lab of network namespaces, {self._nodes_text()}, {self.servers} dedicated servers"}
         if link.rate is None:
             facts["links"] = "unshaped"
         else:
@@ -160,6 +164,9 @@ class LabPlace:
         if link.congestion_control is not None:
             facts["congestion control"] = link.congestion_control
         return facts
+
+    def _nodes_text(self) -> str:
+        return f"{self.nodes} nodes" + (f" of {self.ranks_each} ranks" if self.ranks_each > 1 else "")
 
     def close(self) -> None:
         self._lab.close()

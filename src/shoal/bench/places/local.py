@@ -45,9 +45,9 @@ class LocalPlace:
             raise ConfigurationError(
                 "where all ranks are one node there is nothing for a server to do: leave out servers="
             )
-        self.nodes = nodes
+        self.nodes = 1 if one_machine else nodes
+        self.ranks_each = nodes if one_machine else 1
         self.servers = servers
-        self.one_machine = one_machine
         self._guard = Guard()
         self._processes: list[LocalProcess] = []
 
@@ -101,8 +101,8 @@ class LocalPlace:
         return Network(rate, shaped=False, node_factors=(1.0,) * self.nodes, server_factors=(1.0,) * self.servers)
 
     def facts(self) -> dict[str, str]:
-        if self.one_machine:
-            return {"place": f"one machine, {self.nodes} ranks as one node"}
+        if self.ranks_each > 1:
+            return {"place": f"one machine, {self.ranks_each} ranks as one node"}
         return {"place": f"loopback of one machine, {self.nodes} ranks as nodes, {self.servers} dedicated servers"}
 
     def close(self) -> None:

@@ -23,15 +23,15 @@ class Running(Protocol):
 
 
 class Place(Protocol):
-    """``nodes`` hosts with a rank of each contestant, ``servers`` hosts with a dedicated server each.
+    """``nodes`` hosts with ``ranks_each`` ranks of each contestant, ``servers`` hosts with a dedicated server each.
 
-    ``one_machine``: Shoal's ranks are told that they are on one, so that they share memory.
+    Ranks of one host may share memory, ranks of different hosts are not told that they could.
     """
 
     name: str
     nodes: int
+    ranks_each: int
     servers: int
-    one_machine: bool
 
     def address(self, host: int) -> str:
         """Of one of the hosts, as the others reach it."""
