@@ -122,10 +122,11 @@ class Conductor:
         for player in self._players():
             player.offset = min(self._ping(player) for _ in range(_PING_PONGS))[1]
 
-    def link_rate(self) -> float:
-        """Payload bytes per second of one TCP flow from rank 0 to the first rank on another host, or to rank 1."""
+    def link_rate(self, to: int | None = None) -> float:
+        """Payload bytes per second of one TCP flow from rank 0 to this rank; None: the first on another host, or rank 1."""
         team = next(iter(self._teams.values()))
-        other = next((player for player in team if player.machine != team[0].machine), team[1])
+        far = next((player for player in team if player.machine != team[0].machine), team[1])
+        other = far if to is None else team[to]
         place = self._ask(other, {"do": "flow listen"})
         other.channel.send({"do": "flow receive"})
         team[0].channel.send({"do": "flow send", "host": place["host"], "port": place["port"]})

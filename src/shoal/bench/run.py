@@ -62,7 +62,7 @@ def run(plan: Plan, place: Place, progress: Progress | None = None) -> Report:
         conductor = Conductor(players, watch, plan.patience, troupe.alive)
         stack.callback(conductor.close)
         progress.say("measuring the link")
-        network = place.network(conductor.link_rate())
+        network = place.network(conductor.link_rate(to=place.ranks_each if place.nodes > 1 else 1))
         if plan.background is not None:
             progress.say("starting the flows of somebody else")
             watch.others = Background(troupe, plan.background).rates
