@@ -8,12 +8,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "drivers/shm/memory.h"
 #include "drivers/tcp/dedicated.h"
 #include "tests/check.h"
 
@@ -32,12 +34,15 @@ std::pair<int, int> connection() {
   return {ends[0], ends[1]};
 }
 
-// A job of `size` ranks; servers on the first `colocated` ranks, then `dedicated` ones.
+// A job of `size` ranks; servers on the first `colocated` ranks, then `dedicated` ones. `leaders`: of nodes that share
+// memory.
 struct Job {
-  Job(std::uint32_t ranks, std::uint32_t colocated, std::uint32_t dedicated, std::uint32_t segment = 4096) {
+  Job(std::uint32_t ranks, std::uint32_t colocated, std::uint32_t dedicated, std::uint32_t segment = 4096,
+      std::vector<std::uint32_t> leaders = {}) {
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
       config.hosts.push_back("host" + std::to_string(rank));
     }
+    config.leaders = std::move(leaders);
     for (std::uint32_t index = 0; index < colocated + dedicated; ++index) {
       config.server_names.push_back("server" + std::to_string(index));
       config.server_ranks.push_back(index < colocated ? static_cast<std::int32_t>(index) : -1);
@@ -52,6 +57,7 @@ struct Job {
       engines.push_back(std::make_unique<Engine>(rank, config, 15));
     }
     connect();
+    share_memory();
     for (const auto& engine : engines) {
       engine->start();
     }
@@ -87,6 +93,18 @@ struct Job {
           servers.attach("job", index, 0, rank, server, config);
         }
       }
+    }
+  }
+
+  void share_memory() {
+    std::map<std::uint32_t, std::shared_ptr<shm::Memory>> nodes;
+    for (std::uint32_t rank = 0; rank < config.leaders.size(); ++rank) {
+      auto& memory = nodes[config.leaders[rank]];
+      if (memory == nullptr) {
+        const auto here = static_cast<std::uint32_t>(config.node_of(rank).size());
+        memory = std::make_shared<shm::Memory>(shm::shape_for(here, here == size()));
+      }
+      engines[rank]->share_memory(memory);
     }
   }
 
@@ -193,6 +211,17 @@ TEST(all_reduce_with_both_kinds_of_servers_and_many_small_operations) {
   all_reduce_everywhere(job, 10, 400);
 }
 
+TEST(all_reduce_among_nodes_of_several_ranks) {
+  Job job(5, 3, 1, 4096, {0, 0, 2, 2, 2});
+  all_reduce_everywhere(job, 300'000, 5);
+  all_reduce_everywhere(job, 10, 200);
+}
+
+TEST(all_reduce_among_a_node_of_two_ranks_and_one_of_one) {
+  Job job(3, 0, 2, 4096, {0, 1, 0});
+  all_reduce_everywhere(job, 300'000, 5);
+}
+
 TEST(all_reduce_of_one_rank_with_itself) {
   Job job(1, 1, 0);
   all_reduce_everywhere(job, 100'000, 3);
@@ -230,6 +259,48 @@ TEST(broadcast_and_reduce_scatter) {
   }
   CHECK(inputs[0] == ramp(30'000, 2));
   CHECK(inputs[1] == ramp(30'000, 2));
+}
+
+// As a program with several threads does, and the longest that a sanitizer gets to see of engines and servers at work.
+void reduce_and_spread(Job& job, std::uint32_t rank, int thread, int rounds) {
+  for (int round = 0; round < rounds; ++round) {
+    const std::string name = std::to_string(thread) + "." + std::to_string(round % 7);
+    const std::size_t count = 1 + static_cast<std::size_t>(round) * 997 % 30'000;
+    const auto root = static_cast<std::uint32_t>(round) % job.size();
+    std::vector<float> sums = ramp(count, rank);
+    std::vector<float> news = ramp(count, rank);
+    Submission spread = of(Collective::broadcast, "news " + name, news, &news);
+    spread.root = root;
+    const auto summed = job.engines[rank]->submit(of(Collective::all_reduce, "sum " + name, sums, &sums));
+    const auto spread_out = job.engines[rank]->submit(std::move(spread));
+    expect_well(spread_out);
+    expect_well(summed);
+    CHECK(news == ramp(count, root));
+    CHECK_EQ(sums.front(), 6.0F);
+    CHECK_EQ(sums.back(), 4 * static_cast<float>(count - 1) + 6);
+  }
+}
+
+void call_from_two_threads_of_each_rank(Job& job) {
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+    for (const int thread : {0, 1}) {
+      threads.emplace_back([&job, rank, thread] { reduce_and_spread(job, rank, thread, 200); });
+    }
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+TEST(four_ranks_with_two_threads_each_call_operations_at_once) {
+  Job job(4, 2, 2);
+  call_from_two_threads_of_each_rank(job);
+}
+
+TEST(the_same_on_two_nodes_of_two_ranks) {
+  Job job(4, 0, 2, 4096, {0, 0, 2, 2});
+  call_from_two_threads_of_each_rank(job);
 }
 
 TEST(all_gather_gives_memory_of_the_size_that_was_found) {
