@@ -194,7 +194,7 @@ TEST(a_dead_rank_ends_what_needs_it_at_once_and_nothing_else) {
   CHECK_EQ(finishes_of(outcome, 1).size(), 3U);
 }
 
-TEST(a_rank_that_has_left_and_still_serves_is_needed) {
+TEST(the_others_go_on_without_the_server_of_a_rank_that_has_left_and_died) {
   Random random(1);
   Plan plan = job(4, 0);
   plan.groups.push_back({{0, 1, 3}, "without 2"});
@@ -205,14 +205,12 @@ TEST(a_rank_that_has_left_and_still_serves_is_needed) {
   for (const std::uint32_t rank : {0U, 1U, 3U}) {
     plan.ranks[rank].steps[0].when = 2 * second;
   }
-  plan.operations[0].outcomes = {Code::peer_lost};
   plan.faults.push_back({Fault::Kind::kill_rank, second, 2, 0, 2});
   const Outcome outcome = simulate(plan, 1);
   CHECK(outcome.violation.empty());
   CHECK_EQ(outcome.finishes.size(), 3U);
   for (const Finish& finish : outcome.finishes) {
-    CHECK_EQ(finish.status.rank, 2);
-    CHECK(names(finish.status.message, "rank 2 (host2)"));
+    CHECK(finish.status.ok());
     CHECK(finish.when < 3 * second);
   }
 }

@@ -46,9 +46,13 @@ std::string Decisions::decided(const Word& word) {
     weights_[word.epoch] = epoch.weights;
   } else if (word.type == Type::ended) {
     ended_ = true;
-  } else if (wire::decode(word.bytes, loss).ok() && loss.kind == wire::Loss::Kind::rank) {
-    if (!is_needed(loss.index)) {
-      return "the coordinator declares a rank lost that nobody needs";
+  } else if (wire::decode(word.bytes, loss).ok()) {
+    if (loss.kind == wire::Loss::Kind::server) {
+      broken_ = true;
+      return "";
+    }
+    if (left_.count(loss.index) > 0) {
+      return "the coordinator declares a rank lost that has left";
     }
     lost_.insert(loss.index);
   }
@@ -66,17 +70,23 @@ std::string Decisions::lost(const End& at) {
     return "";
   }
   gone_.insert(at.client);
-  const bool minded = lost_.count(at.client) > 0 || gone_.size() == config_.size();
-  return minded || !is_needed(at.client) ? "" : "the coordinator does not mind the loss of a rank that is needed";
+  if (gone_.size() == config_.size() || lost_.count(at.client) > 0) {
+    return "";
+  }
+  if (left_.count(at.client) == 0) {
+    return "the coordinator does not mind the loss of a rank that is needed";
+  }
+  return averages(at.client) && !broken_ && !ended_ ? "the coordinator leaves a share to a rank that is gone" : "";
 }
 
-bool Decisions::is_needed(std::uint32_t rank) const {
+bool Decisions::averages(std::uint32_t rank) const {
   const std::vector<std::uint32_t>& weights = weights_.rbegin()->second;
-  bool serves = rank == 0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    serves = serves || (weights[i] > 0 && config_.server_ranks[i] == static_cast<std::int32_t>(rank));
+    if (weights[i] > 0 && config_.server_ranks[i] == static_cast<std::int32_t>(rank)) {
+      return true;
+    }
   }
-  return left_.count(rank) == 0 || (serves && !ended_);
+  return false;
 }
 
 }  // namespace shoal::sim

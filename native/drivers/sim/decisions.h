@@ -1,6 +1,6 @@
 // One place decides: the coordinator says the same words in the same order to every node, and nodes take to the servers
-// what it said and nothing else. It declares those ranks lost that are needed, and no others. docs/protocol.md,
-// section 8. (RECONNECT, which goes to rank 0's node first, asks.)
+// what it said and nothing else. It declares those ranks lost that have not left, and no others; what has left and is
+// gone averages nothing any more. docs/protocol.md, section 8. (RECONNECT, which goes to rank 0's node first, asks.)
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ class Decisions {
 
   std::string coordinator_sent(std::uint32_t rank, Word word);
   std::string decided(const Word& word);
-  // Until it has left; one that holds a server in use, until all have.
-  bool is_needed(std::uint32_t rank) const;
+  // Whether it holds a server that averages, in the epoch that was decided last.
+  bool averages(std::uint32_t rank) const;
 
   const JobConfig& config_;
   std::vector<Word> words_;                                      // in the order in which they were first said
@@ -45,6 +45,7 @@ class Decisions {
   std::set<std::uint32_t> left_;                                 // ranks whose LEAVE the coordinator has
   std::set<std::uint32_t> lost_;                                 // ranks that it has declared lost
   std::set<std::uint32_t> gone_;                                 // ranks whose links it has lost: it tells them nothing
+  bool broken_ = false;                                          // there is no server any more, and it has said so
   bool ended_ = false;
 };
 
