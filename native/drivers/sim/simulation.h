@@ -10,9 +10,8 @@
 //   * arrays are not touched outside their bounds, nor after their handle is done;
 //   * credit, eager data and the order of admission are kept, and all credit is back in the end (ledger.h); nodes and
 //     servers keep within their memory after every event, and nothing is left on them in the end;
-//   * the coordinator's decisions are the same everywhere, and it declares lost who is gone without having left, and no
-//   one else
-//     (decisions.h); a damaged header is always known for one;
+//   * the coordinator's decisions are the same everywhere, it declares those lost that are gone and had not left, and
+//     leaves no share to the others (decisions.h); a damaged header is always known for one;
 //   * the same plan and seed do the same, event by event: Outcome::digest.
 #pragma once
 
