@@ -450,7 +450,9 @@ void Room::Impl::end(Operation& operation, const Status& status) {
 
 void Room::Impl::forget_if_done(const Hash128& key) {
   const Operation& operation = *find(key);
-  bool all = operation.state == Operation::State::over;
+  // Of what has failed here the first rank has yet to say so.
+  const bool unsaid = !decides() && operation.opening.failed && !operation.verdict && !left_[0];
+  bool all = operation.state == Operation::State::over && !unsaid;
   for (std::uint32_t rank = 0; rank < ranks_ && all; ++rank) {
     all = operation.calls[rank].opened || left_[rank];
   }

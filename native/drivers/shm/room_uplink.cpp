@@ -240,8 +240,11 @@ void Room::Impl::hear_part(Operation& operation, ConstBytes body) {
 
 void Room::Impl::hear_verdict(Operation& operation, const Status& status, ConstBytes result) {
   operation.verdict = status;
-  if (!operation.called || operation.state == Operation::State::over) {
+  if (!operation.called) {
     return;
+  }
+  if (operation.state == Operation::State::over) {
+    return forget_if_done(Hash128(operation.key));
   }
   if (operation.state == Operation::State::flowing || is_admitted(operation)) {
     return end_if_through(operation);
