@@ -462,6 +462,8 @@ def test_a_rank_that_dies_before_the_job_begins_is_named() -> None:
             "rank": 1,
             "size": 3,
             "host": "elsewhere",
+            "machine": "elsewhere",
+            "local_rank": 0,
             "address": ["127.0.0.1", 9],
             "settings": _shared(zero, Limits()),
         }
@@ -487,6 +489,8 @@ def test_a_rank_whose_server_only_stands_by_and_cannot_be_reached_says_how_to_do
             "rank": 1,
             "size": 2,
             "host": "elsewhere",
+            "machine": "elsewhere",
+            "local_rank": 0,
             "address": free_address(),
             "settings": _shared(zero, Limits()),
         }
