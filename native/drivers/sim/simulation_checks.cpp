@@ -116,10 +116,13 @@ void Simulation::check_outcome(std::uint32_t rank, const OperationPlan& operatio
                          lives_[rank].aborted || status.rank == static_cast<std::int32_t>(rank);
   const bool names_tensor = operation.name.empty() || status.message.find(operation.name) != std::string::npos ||
                             (status.code != Code::mismatch && status.code != Code::timeout);
-  // A loss that is nobody's but this rank's is blamed on nobody else.
+  // A loss that is nobody's but this rank's is blamed on nobody else. Who hears late of a loss may meet one before that
+  // has ended because of it, and taken blocks with it.
+  const bool met_its_end = status.code == Code::peer_lost && status.rank >= 0 &&
+                           lives_.at(static_cast<std::size_t>(status.rank)).exiting && !excuses_.empty();
   const bool blames_right = disturbed_ || (status.code != Code::peer_lost && status.code != Code::aborted) ||
                             gone_ranks_.count(static_cast<std::uint32_t>(status.rank)) > 0 ||
-                            cut_off_.count(static_cast<std::uint32_t>(status.rank)) > 0;
+                            cut_off_.count(static_cast<std::uint32_t>(status.rank)) > 0 || met_its_end;
   const bool gives_reason = status.code != Code::aborted || status.message.find(abort_reason) != std::string::npos;
   if (!status.ok() &&
       (status.message.empty() || !names_others || !names_one || !names_tensor || !blames_right || !gives_reason)) {
