@@ -376,6 +376,8 @@ void Node::Impl::settle(Operation& operation, std::uint32_t server) {
   Part& settled = operation.part_of(server);
   settled.settled = true;
   settled.kept.clear();
+  // Nobody needs the rest of it, so the array is not the node's any longer once the handle is done.
+  settled.sent = {settled.runs.size(), 0};
   RangeSet all;
   for (const Part& part : operation.parts) {
     if (part.settled) {

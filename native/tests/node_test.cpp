@@ -200,6 +200,37 @@ TEST(what_has_failed_half_sent_sends_nothing_more_when_credit_comes_back) {
   CHECK_EQ(std::count_if(job.world.queue.begin(), job.world.queue.end(), is_data), sent);
 }
 
+// Found by the simulated network with forged frames: what all have, a server says, was sent on from an array that had
+// been given back.
+TEST(what_all_have_is_sent_no_further) {
+  TwoServers job;
+  std::vector<std::byte> array(100'000);
+  Submission submission;
+  submission.handle = 7;
+  submission.collective = Collective::broadcast;
+  submission.name = "x";
+  submission.dtype = DType::uint8;
+  submission.shape = {100'000};
+  submission.input = array.data();
+  submission.input_bytes = array.size();
+  submission.timeout = second;
+  job.node.submit(std::move(submission));
+  for (const LinkId link : {server_link, server_link + 1}) {
+    CHECK(job.arrives(link, {.type = Type::admit, .operation = 1}, {}).ok());
+  }
+  const auto is_data = [](const World::Queued& frame) { return frame.header.type == Type::data; };
+  const auto sent = std::count_if(job.world.queue.begin(), job.world.queue.end(), is_data);
+  CHECK(sent > 0);
+  for (const LinkId link : {server_link, server_link + 1}) {
+    CHECK(job.arrives(link, {.type = Type::have}, wire::encode_numbers({1})).ok());
+  }
+  CHECK(job.world.finished.at(7).ok());
+  for (const LinkId link : {server_link, server_link + 1}) {
+    CHECK(job.arrives(link, {.type = Type::grant, .credit = 4096}, {}).ok());
+  }
+  CHECK_EQ(std::count_if(job.world.queue.begin(), job.world.queue.end(), is_data), sent);
+}
+
 // Found by the simulated network: an all-gather failed while blocks were on their way, then its home was lost.
 TEST(blocks_of_an_exchange_that_has_ended_may_come_after_the_loss_of_its_home) {
   constexpr LinkId peer_link = 4;
