@@ -218,6 +218,11 @@ bool Node::Impl::awaits_admission(Operation& operation, std::uint32_t server, co
   if (operation.gathers() || takes_ring(operation) || part.admitted || part.resumed || part.done) {
     return false;
   }
+  // Its array is the application's again, and nothing of it was kept, since nobody can need it.
+  if (operation.finished && operation.contributes() && operation.bytes > 0 && !operation.shares_results(config_) &&
+      !operation.own_input) {
+    return false;
+  }
   return (header.flags & wire::flag_resumed) != 0 ? epoch_ > 0 : operation.contributes() && !part.all_sent();
 }
 

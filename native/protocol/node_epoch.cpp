@@ -366,9 +366,18 @@ Status Node::Impl::receive_have(const LinkState& link) {
     if (!takes_part) {
       return refused("HAVE of '" + operation->name() + "' from a server that has no part in it");
     }
+    if (!has_result_of(*operation, operation->part_of(link.index))) {
+      return refused("HAVE of '" + operation->name() + "', whose result has not come");
+    }
     settle(*operation, link.index);
   }
   return {};
+}
+
+// What all have, this node has too: now, or since an epoch before.
+bool Node::Impl::has_result_of(const Operation& operation, const Part& part) const {
+  return operation.finished || operation.gathers() || takes_ring(operation) || part.done ||
+         operation.have.contains(intersection(part.shard, operation.wanted));
 }
 
 // All members have what they get from this server.

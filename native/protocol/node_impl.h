@@ -155,6 +155,7 @@ class Node::Impl {
   void note_progress(Operation& operation);
   Status receive_admit(Operation& operation, LinkState& link);
   Status receive_have(const LinkState& link);
+  bool has_result_of(const Operation& operation, const Part& part) const;
   void keep_input(Operation& operation);
   void keep_result(Part& part, LinkState& link, Range segment);
   // After its handle is done: for those who may lack its result.
