@@ -4,6 +4,7 @@
 // stopped actor's events are thrown away.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <queue>
@@ -44,7 +45,7 @@ class Scheduler {
     queue_.push({when < now_ ? now_ : when, made_++, actor, place});
   }
 
-  void freeze(ActorId actor, Time until) { actors_[actor].frozen_until = until; }
+  void freeze(ActorId actor, Time until) { actors_[actor].frozen_until = std::max(actors_[actor].frozen_until, until); }
   void stop(ActorId actor) { actors_[actor].stopped = true; }
   bool stopped(ActorId actor) const { return actors_[actor].stopped; }
 
@@ -56,14 +57,16 @@ class Scheduler {
     const Event event = queue_.top();
     queue_.pop();
     now_ = event.when;
-    const std::function<void()> body = std::move(bodies_[event.body]);
-    free_.push_back(event.body);
     const Actor& actor = actors_[event.actor];
-    if (actor.stopped) {
+    if (!actor.stopped && actor.frozen_until > now_) {
+      // With its old number: of what a process finds when it goes on, nothing comes before what it follows from,
+      // however often the process was frozen in between.
+      queue_.push({actor.frozen_until, event.number, event.actor, event.body});
       return true;
     }
-    if (actor.frozen_until > now_) {
-      at(actor.frozen_until, event.actor, body);
+    const std::function<void()> body = std::move(bodies_[event.body]);
+    free_.push_back(event.body);
+    if (actor.stopped) {
       return true;
     }
     ++events_;
