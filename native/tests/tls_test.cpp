@@ -136,6 +136,24 @@ TEST(an_end_in_one_direction_leaves_the_other) {
   CHECK_EQ(receive(*ends.near_tls, ends.near, place), 1000);
 }
 
+// The alert that says so waits for room; the caller's bytes do not count as sent when it gets it.
+TEST(a_connection_that_was_tampered_with_sends_nothing_more) {
+  const Ends ends(local_pair());
+  CHECK(ends.shake_hands() == std::pair(Step::done, Step::done));
+  Bytes raw(65536);
+  while (::send(ends.near.number(), raw.data(), raw.size(), MSG_NOSIGNAL) > 0) {
+  }
+  CHECK_EQ(errno, EAGAIN);
+  write_raw(ends.far.number(),
+            Bytes{std::byte{23}, std::byte{3}, std::byte{3}, std::byte{0}, std::byte{1}, std::byte{7}});
+  CHECK_EQ(receive(*ends.near_tls, ends.near, raw), -1);
+  CHECK_EQ(errno, EBADMSG);
+  while (::recv(ends.far.number(), raw.data(), raw.size(), 0) > 0) {
+  }
+  CHECK_EQ(send(*ends.near_tls, ends.near, pattern(1000, 1)), -1);
+  CHECK_EQ(errno, EBADMSG);
+}
+
 TEST(what_was_read_ahead_can_be_had_without_the_kernel) {
   const Ends ends(local_pair());
   CHECK(ends.shake_hands() == std::pair(Step::done, Step::done));

@@ -259,9 +259,13 @@ Tls::Step Tls::how_handshake_failed(int result) {
 
 ssize_t Tls::send(int socket, std::span<const iovec> vectors) {
   socket_ = socket;
-  if (sealed_.empty()) {
+  if (covered_ == 0) {
+    // What OpenSSL has said of itself since, such as an alert, goes first; it covers nothing of the caller's.
+    if (why_.empty() && !push_out()) {
+      return -1;
+    }
     openssl_.ERR_clear_error();
-    covered_ = seal(vectors);
+    covered_ = why_.empty() ? seal(vectors) : 0;
     if (!why_.empty()) {
       errno = EBADMSG;
       return -1;
