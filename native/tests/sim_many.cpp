@@ -1,6 +1,7 @@
 #include "sim_many.h"
 
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,8 +26,14 @@ namespace {
 constexpr std::uint64_t most_failures = 20;
 constexpr unsigned most_jobs = 256;
 
-// A run takes some milliseconds; one that is still going after so many seconds never ends.
-constexpr unsigned longest_run_seconds = 60;
+// A run takes some milliseconds; one that is still going after so many seconds of a processor never ends.
+constexpr time_t longest_run_seconds = 60;
+
+// The process ends by a signal after so many seconds; 0: it does not.
+void limit_processor_time(time_t seconds) {
+  const itimerval limit{{}, {seconds, 0}};
+  ::setitimer(ITIMER_PROF, &limit, nullptr);
+}
 
 // In memory that all processes share.
 struct Progress {
@@ -106,10 +113,10 @@ class Workers {
         return;
       }
       progress_->current[job] = seed;
-      ::alarm(longest_run_seconds);
+      limit_processor_time(longest_run_seconds);
       sim::Simulation simulation(sim::random_plan(seed, has_faults(runs_, seed)), seed, nullptr);
       const sim::Outcome outcome = simulation.run();
-      ::alarm(0);
+      limit_processor_time(0);
       ++progress_->runs;
       progress_->events += outcome.events;
       for (const sim::Finish& finish : outcome.finishes) {
