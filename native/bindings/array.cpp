@@ -87,6 +87,19 @@ Array::Array(nb::handle object, std::optional<int> dtype) {
   }
 }
 
+Array Array::at(nb::handle owner, std::uintptr_t address, std::size_t elements, int dtype) {
+  Array made;
+  made.dtype_ = static_cast<DType>(dtype);
+  if (dtype < 0 || dtype > 255 || size_of(made.dtype_) == 0) {
+    throw nb::value_error("this is the number of no dtype");
+  }
+  const std::size_t bytes = elements * size_of(made.dtype_);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): that is how Python gives addresses
+  made.array_ =
+      nb::ndarray<nb::ro>(reinterpret_cast<const void*>(address), {bytes}, owner, {}, nb::dtype<std::uint8_t>());
+  return made;
+}
+
 std::byte* Array::address() const { return static_cast<std::byte*>(array_.data_handle()) + array_.byte_offset(); }
 
 std::vector<std::int64_t> Array::shape() const {
@@ -110,6 +123,7 @@ bool Array::contiguous() const {
 void bind_array(nb::module_& module) {
   nb::class_<Array>(module, "Array")
       .def(nb::init<nb::handle, std::optional<int>>(), "array"_a, "dtype"_a = nb::none())
+      .def_static("at", &Array::at, "owner"_a, "address"_a, "elements"_a, "dtype"_a)
       .def_prop_ro("address", [](const Array& array) { return reinterpret_cast<std::uintptr_t>(array.address()); })
       .def_prop_ro("nbytes", &Array::bytes)
       .def_prop_ro("dtype", [](const Array& array) { return static_cast<int>(array.dtype()); })

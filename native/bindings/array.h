@@ -17,16 +17,21 @@ class Array {
  public:
   // Throws nb::type_error for what is no array or has no dtype of ours, nb::buffer_error for one not on the CPU.
   Array(nanobind::handle object, std::optional<int> dtype);
+  // Contiguous writable memory of so many elements, which `owner` keeps alive. Throws nb::value_error for what is no
+  // dtype of ours.
+  static Array at(nanobind::handle owner, std::uintptr_t address, std::size_t elements, int dtype);
 
   std::byte* address() const;
   std::size_t bytes() const { return array_.nbytes(); }
-  std::size_t elements() const { return array_.size(); }
+  std::size_t elements() const { return bytes() / size_of(dtype_); }
   DType dtype() const { return dtype_; }
   std::vector<std::int64_t> shape() const;
   bool contiguous() const;
   bool readonly() const { return readonly_; }
 
  private:
+  Array() = default;
+
   nanobind::ndarray<nanobind::ro> array_;
   bool readonly_ = false;
   DType dtype_ = DType::none;

@@ -4,7 +4,7 @@ Bindings hold no logic: they convert, keep memory alive and release the GIL arou
 Numbers (dtypes, operators, collectives, statuses) are those of docs/protocol.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -46,6 +46,10 @@ class Array:
     """
 
     def __init__(self, array: Any, dtype: int | None = None) -> None: ...
+    @staticmethod
+    def at(owner: Any, address: int, elements: int, dtype: int) -> Array:
+        """Contiguous writable memory that ``owner`` keeps alive. Raises ValueError for what is no dtype of ours."""
+
     @property
     def address(self) -> int: ...
     @property
@@ -219,8 +223,8 @@ class Engine:
         name: str,
         op: int,
         dtype: int,
-        shape: list[int],
-        splits: list[int],
+        shape: Sequence[int],
+        splits: Sequence[int],
         root: int,
         input: Array | None,
         output: Array | None,

@@ -11,7 +11,7 @@ Promises:
 
 import sys
 from abc import ABC, abstractmethod
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -55,6 +55,8 @@ class Operand:
     ``memory`` holds the elements in C order: the array itself, or a temporary where it is not contiguous.
     """
 
+    __slots__ = ("_elements", "_native", "array", "dtype", "library", "memory", "origin", "shape")
+
     def __init__(
         self,
         array: Any,
@@ -70,10 +72,14 @@ class Operand:
         self.dtype = dtype
         self.shape = shape
         self.origin = array if origin is None else origin
+        self._native: _native.Array | None = None
+        self._elements: NumPyArray | None = None
 
-    @cached_property
+    @property
     def native(self) -> _native.Array:
-        return self.library.native(self.memory, self.dtype)
+        if self._native is None:
+            self._native = self.library.native(self.memory, self.dtype)
+        return self._native
 
     @property
     def itemsize(self) -> int:
@@ -84,12 +90,14 @@ class Operand:
         """Bytes of one index of the first dimension. Requires at least one dimension."""
         return prod(self.shape[1:]) * self.itemsize
 
-    @cached_property
+    @property
     def elements(self) -> NumPyArray:
         """The memory as one dimension of storage elements (bfloat16 as uint16), without a copy."""
-        if prod(self.shape) == 0:
-            return np.empty(0, _STORAGE[self.dtype])
-        return np.asarray(_Exposed(self.native, _STORAGE[self.dtype]))
+        if self._elements is None:
+            storage = _STORAGE[self.dtype]
+            empty = prod(self.shape) == 0
+            self._elements = np.empty(0, storage) if empty else np.asarray(_Exposed(self.native, storage))
+        return self._elements
 
     def part(self, begin: int, end: int) -> _native.Array:
         """Bytes [begin, end) of the memory, both at element boundaries."""
@@ -166,7 +174,7 @@ class _NumPy(Library):
     def source(self, array: Any) -> Operand:
         if isinstance(array, np.ma.MaskedArray):
             raise TypeError("a masked array would lose its mask: pass x.filled(value) or x.data")
-        data: NumPyArray = np.asarray(array)
+        data: NumPyArray = array if type(array) is np.ndarray else np.asarray(array)
         dtype = _number_of(data.dtype)
         return Operand(array, _aligned(data), self, dtype, data.shape)
 
@@ -210,11 +218,10 @@ class _Torch(Library):
             raise TypeError("a quantised tensor is not supported: pass x.dequantize() or x.int_repr()")
         if array.device.type != "cpu":
             raise TypeError(f"the tensor is on {array.device}; only CPU tensors are supported yet: pass x.cpu()")
-        name = str(array.dtype).removeprefix("torch.")
-        if name not in DTYPES:
-            raise TypeError(_unsupported_dtype(name))
-        memory = array.detach().resolve_neg().contiguous()
-        return Operand(array, memory, self, DTYPES[name], tuple(array.shape))
+        dtype = _number_of_torch(array.dtype)
+        plain = array.is_contiguous() and not array.requires_grad and not array.is_neg()
+        memory = array if plain else array.detach().resolve_neg().contiguous()
+        return Operand(array, memory, self, dtype, tuple(array.shape))
 
     def target(self, array: Any) -> Operand:
         operand = self.source(array)
@@ -223,7 +230,8 @@ class _Torch(Library):
         return operand
 
     def native(self, memory: Any, dtype: int) -> _native.Array:
-        return _native.Array(memory, dtype)
+        # Its __dlpack__ takes longer than all else that a small operation does here.
+        return _native.Array.at(memory, memory.data_ptr(), memory.numel(), dtype)
 
     def empty(self, like: Operand, shape: tuple[int, ...]) -> Any:
         torch: Any = sys.modules["torch"]
@@ -232,7 +240,7 @@ class _Torch(Library):
     def finish(self, operand: Operand) -> Any:
         if operand.array is None:
             return operand.memory
-        if operand.memory.data_ptr() != operand.array.data_ptr():
+        if operand.memory is not operand.array and operand.memory.data_ptr() != operand.array.data_ptr():
             operand.array.detach().copy_(operand.memory)
         return operand.array
 
@@ -327,17 +335,30 @@ def target(array: Any) -> Operand:
 
 
 def _library_of(array: Any) -> Library:
-    return next(library for library in _LIBRARIES if library.owns(array))
+    for library in _LIBRARIES:
+        if library.owns(array):
+            return library
+    raise AssertionError("the last library owns every array")
+
+
+# Both remember: making the name takes longer than all else that a small operation does here.
 
 
 @lru_cache(maxsize=256)
 def _number_of(dtype: np.dtype[Any]) -> int:
-    # NumPy makes the name anew each time, which takes longer than all else that a small operation does here.
     if dtype.name not in DTYPES:
         raise TypeError(_unsupported_dtype(dtype.name))
     if not dtype.isnative:
         raise TypeError('this array has foreign byte order: pass x.astype(x.dtype.newbyteorder("="))')
     return DTYPES[dtype.name]
+
+
+@lru_cache(maxsize=256)
+def _number_of_torch(dtype: Any) -> int:
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise TypeError(_unsupported_dtype(name))
+    return DTYPES[name]
 
 
 def _unsupported_dtype(name: str) -> str:
@@ -356,7 +377,8 @@ def _aligned(data: NumPyArray) -> NumPyArray:
 
 
 def _numpy_native(data: NumPyArray, dtype: int) -> _native.Array:
-    return _native.Array(data.reshape(-1).view(_STORAGE[dtype]), dtype)
+    storage = _STORAGE[dtype]
+    return _native.Array(data if data.dtype is storage else data.reshape(-1).view(storage), dtype)
 
 
 def _ml_bfloat16() -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal import arrays
+from shoal import _native, arrays
 
 NUMPY_DTYPES = [np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in arrays.DTYPES]
 TORCH_DTYPES = [getattr(torch, name) for name in arrays.DTYPES]
@@ -218,3 +218,11 @@ def test_an_expanded_tensor_is_refused_in_place() -> None:
     with pytest.raises(TypeError, match="contiguous"):
         arrays.target(torch.zeros(1).expand(3))
     assert arrays.source(torch.ones(1).expand(3)).elements.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_memory_at_an_address_needs_a_dtype_of_ours() -> None:
+    x = torch.arange(6)
+    array = _native.Array.at(x, x.data_ptr(), x.numel(), arrays.DTYPES["int64"])
+    assert (array.address, array.nbytes, array.readonly, array.contiguous) == (x.data_ptr(), 48, False, True)
+    with pytest.raises(ValueError, match="dtype"):
+        _native.Array.at(x, x.data_ptr(), x.numel(), 99)
