@@ -94,7 +94,6 @@ Array Array::at(nb::handle owner, std::uintptr_t address, std::size_t elements, 
     throw nb::value_error("this is the number of no dtype");
   }
   const std::size_t bytes = elements * size_of(made.dtype_);
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): that is how Python gives addresses
   made.array_ =
       nb::ndarray<nb::ro>(reinterpret_cast<const void*>(address), {bytes}, owner, {}, nb::dtype<std::uint8_t>());
   return made;
