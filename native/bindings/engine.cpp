@@ -1,4 +1,4 @@
-// Engine, Handle, Status and JobConfig.
+// Engine, Handle, Completions, Status and JobConfig.
 //
 // No native thread ever takes the GIL, so none may drop a Python object. The arrays of an operation are therefore kept
 // here, in a table that is only touched under the GIL, and let go when Python next has something to do with
@@ -68,6 +68,27 @@ class Session {
   tcp::Engine engine_;  // closed before the arrays go: it writes to them until then
 };
 
+// Left as it is in a forked child, where the threads that wait in it do not exist.
+class CompletionQueue {
+ public:
+  // By threads that no signal comes to: in one piece.
+  std::optional<std::uint64_t> next(double seconds) {
+    const std::shared_ptr<tcp::Completions> queue = shared();
+    const nb::gil_scoped_release released;
+    std::optional<std::uint64_t> token = queue->next(nanoseconds_of(seconds));
+    if (!token.has_value() && queue->closed()) {
+      throw std::runtime_error("closed: nobody is told of operations any more");
+    }
+    return token;
+  }
+  void close() { shared()->close(); }
+  const std::shared_ptr<tcp::Completions>& shared() const { return *queue_.operator->(); }
+
+ private:
+  tcp::ParentOnly<std::shared_ptr<tcp::Completions>> queue_{
+      std::make_unique<std::shared_ptr<tcp::Completions>>(std::make_shared<tcp::Completions>())};
+};
+
 class Handle {
  public:
   Handle(std::shared_ptr<Operation> operation, std::weak_ptr<ArraysInFlight> arrays)
@@ -89,6 +110,8 @@ class Handle {
     }
     return operation_->status();
   }
+
+  void tell(const CompletionQueue& queue, std::uint64_t token) { operation_->tell(queue.shared(), token); }
 
   nb::ndarray<nb::memview, std::uint8_t> output() const {
     require_done();
@@ -274,9 +297,15 @@ void bind_engine(nb::module_& module) {
                ", rank=" + std::to_string(status.rank) + ", message='" + status.message + "')";
       });
 
+  nb::class_<CompletionQueue>(module, "Completions")
+      .def(nb::init<>())
+      .def("next", &CompletionQueue::next, "seconds"_a)
+      .def("close", &CompletionQueue::close);
+
   nb::class_<Handle>(module, "Handle")
       .def("done", &Handle::done)
       .def("wait", &Handle::wait, "seconds"_a)
+      .def("tell", &Handle::tell, "completions"_a, "token"_a)
       .def("output", &Handle::output)
       .def("blocks", &Handle::blocks)
       .def("sent_at", &Handle::sent_at)

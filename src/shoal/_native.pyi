@@ -80,6 +80,9 @@ class Handle:
     def wait(self, seconds: float) -> Status | None:
         """The status once done, or None when ``seconds`` have passed first. Returns early, with None, when a signal came."""
 
+    def tell(self, completions: Completions, token: int) -> None:
+        """Once it is done, now or later, ``token`` is among ``completions``."""
+
     def output(self) -> memoryview:
         """Bytes of an output whose size was not known at submission (all-gather, all-to-all). Valid as long as the view."""
 
@@ -91,6 +94,15 @@ class Handle:
 
     def finished_at(self) -> int:
         """When it was done, in nanoseconds of ``time.monotonic_ns``."""
+
+class Completions:
+    """Operations that are done, for threads that see to what follows. May be used from any thread."""
+
+    def next(self, seconds: float) -> int | None:
+        """A token that nobody else gets, or None when ``seconds`` have passed first. Raises RuntimeError once closed."""
+
+    def close(self) -> None:
+        """Whoever waits returns."""
 
 class JobConfig:
     """What the coordinator decided; equal everywhere. Sizes in bytes."""

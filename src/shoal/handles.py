@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from shoal import _native, trace
+from shoal import _native, callbacks, trace
 from shoal.errors import ShoalError, Timeout, error_from_status
 
 # The longest single wait in the native core; it looks for signals more often than that.
@@ -87,6 +87,13 @@ class Handle:
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._outcome.array
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` once the operation is done, on a thread of Shoal's own; it may wait for other operations.
+
+        What it raises is logged and goes nowhere else. At the end of the program it may not come to be called.
+        """
+        callbacks.call_when_done(self._native, callback)
 
     @property
     def splits(self) -> tuple[int, ...] | None:

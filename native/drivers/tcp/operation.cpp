@@ -20,6 +20,17 @@ bool Operation::wait(std::chrono::nanoseconds longest) {
   return changed_.wait_until(lock, deadline, [this] { return done(); });
 }
 
+void Operation::tell(std::shared_ptr<Completions> completions, std::uint64_t token) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done()) {
+      told_.emplace_back(std::move(completions), token);
+      return;
+    }
+  }
+  completions->add(token);
+}
+
 std::byte* Operation::allocate_output(const std::vector<std::uint64_t>& block_bytes) {
   blocks_ = block_bytes;
   output_bytes_ = std::accumulate(blocks_.begin(), blocks_.end(), std::size_t{0});
@@ -29,13 +40,18 @@ std::byte* Operation::allocate_output(const std::vector<std::uint64_t>& block_by
 }
 
 void Operation::finish(Status status) {
+  std::vector<std::pair<std::shared_ptr<Completions>, std::uint64_t>> told;
   {
     const std::lock_guard lock(mutex_);
     status_ = std::move(status);
     finished_at_ = std::chrono::steady_clock::now();
     done_.store(true, std::memory_order_release);
+    told.swap(told_);
   }
   changed_.notify_all();
+  for (const auto& [completions, token] : told) {
+    completions->add(token);
+  }
 }
 
 }  // namespace shoal::tcp

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "drivers/tcp/completions.h"
 
 namespace shoal::tcp {
 
@@ -38,6 +39,8 @@ class Operation {
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Whether it is done; waits for that at most so long.
   bool wait(std::chrono::nanoseconds longest);
+  // Once it is done, now or later, adds `token` there.
+  void tell(std::shared_ptr<Completions> completions, std::uint64_t token);
 
   bool helped() const { return helped_.load(std::memory_order_acquire); }
   // The loop alone makes it go on from now on.
@@ -65,6 +68,7 @@ class Operation {
   std::atomic<bool> helped_;
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::vector<std::pair<std::shared_ptr<Completions>, std::uint64_t>> told_;  // guarded by mutex_; who will be
   std::atomic<bool> done_{false};
   Status status_;
   std::chrono::steady_clock::time_point sent_at_;

@@ -1,0 +1,37 @@
+#include "drivers/tcp/completions.h"
+
+namespace shoal::tcp {
+
+void Completions::add(std::uint64_t token) {
+  {
+    const std::lock_guard lock(mutex_);
+    tokens_.push_back(token);
+  }
+  changed_.notify_one();
+}
+
+std::optional<std::uint64_t> Completions::next(std::chrono::nanoseconds longest) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, longest, [this] { return closed_ || !tokens_.empty(); });
+  if (closed_ || tokens_.empty()) {
+    return std::nullopt;
+  }
+  const std::uint64_t token = tokens_.front();
+  tokens_.pop_front();
+  return token;
+}
+
+void Completions::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  changed_.notify_all();
+}
+
+bool Completions::closed() const {
+  const std::lock_guard lock(mutex_);
+  return closed_;
+}
+
+}  // namespace shoal::tcp

@@ -1,0 +1,110 @@
+"""Callbacks: what follows when an operation is done, on threads of Shoal's own.
+
+A native thread completes operations and runs nothing else, so a callback may take its time, call operations and wait for
+them, also for such as have callbacks themselves: a thread that begins with one leaves another behind that takes the next.
+Callbacks of different operations may therefore run at the same time, in any order.
+"""
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable
+from itertools import count
+
+from shoal import _native
+
+_log = logging.getLogger("shoal")
+
+# Threads that are kept although nothing is to be done: as many as take turns in a program whose callbacks do not wait.
+_KEPT = 2
+
+# How long a thread waits at once, in seconds.
+_TURN = 3600.0
+
+# How long the end of the interpreter waits for callbacks that have begun, in seconds.
+_PATIENCE = 1.0
+
+
+class _Threads:
+    """Invariant: while callbacks are to come, one thread at least waits for them and runs none."""
+
+    def __init__(self) -> None:
+        self._completions = _native.Completions()
+        self._open: dict[int, Callable[[], None]] = {}
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._threads: set[threading.Thread] = set()
+
+    def add(self, operation: _native.Handle, callback: Callable[[], None]) -> None:
+        number = next(self._numbers)
+        self._open[number] = callback
+        operation.tell(self._completions, number)
+        if not self._threads:
+            with self._lock:
+                self._start_if_none_is_idle()
+
+    def close(self) -> None:
+        self._completions.close()
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(_PATIENCE)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                number = self._completions.next(_TURN)
+            except RuntimeError:  # closed
+                return
+            if number is None:
+                continue
+            with self._lock:
+                self._idle -= 1
+                self._start_if_none_is_idle()
+            _run(self._open.pop(number))
+            with self._lock:
+                if self._idle >= _KEPT:
+                    self._threads.discard(threading.current_thread())
+                    return
+                self._idle += 1
+
+    def _start_if_none_is_idle(self) -> None:
+        if self._idle == 0:
+            thread = threading.Thread(target=self._serve, name="shoal-callbacks", daemon=True)
+            self._idle += 1
+            self._threads.add(thread)
+            thread.start()
+
+
+_threads = _Threads()
+
+
+def call_when_done(operation: _native.Handle, callback: Callable[[], None]) -> None:
+    """Calls ``callback`` once, on another thread, when the operation is done. What it raises is logged."""
+    _threads.add(operation, callback)
+
+
+def _run(callback: Callable[[], None]) -> None:
+    try:
+        callback()
+    except Exception:
+        _log.exception("a callback of an operation failed")
+
+
+def _close() -> None:
+    """A thread that comes back from the native core into an interpreter that has ended would abort the process."""
+    _threads.close()
+
+
+def _forget_after_fork() -> None:
+    """The threads, and what they wait for, are the parent's."""
+    global _threads
+    _threads = _Threads()
+
+
+# After the handlers of whoever imports this.
+atexit.register(_close)
+os.register_at_fork(after_in_child=_forget_after_fork)
