@@ -45,12 +45,12 @@ def allreduce_(x: Any, op: str = "mean", name: str | None = None, group: Group |
 
 def allreduce_async(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
     """``allreduce`` that does not wait."""
-    return _submit("allreduce", name, group, lambda _: operations.allreduce(x, op, in_place=False))
+    return submit("allreduce", name, group, lambda _: operations.allreduce(x, op, in_place=False))
 
 
 def allreduce_async_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
     """``allreduce_`` that does not wait."""
-    return _submit("allreduce_", name, group, lambda _: operations.allreduce(x, op, in_place=True))
+    return submit("allreduce_", name, group, lambda _: operations.allreduce(x, op, in_place=True))
 
 
 def reducescatter(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
@@ -72,12 +72,12 @@ def reducescatter_(x: Any, op: str = "mean", name: str | None = None, group: Gro
 
 def reducescatter_async(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
     """``reducescatter`` that does not wait."""
-    return _submit("reducescatter", name, group, lambda g: operations.reducescatter(g, x, op, in_place=False))
+    return submit("reducescatter", name, group, lambda g: operations.reducescatter(g, x, op, in_place=False))
 
 
 def reducescatter_async_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
     """``reducescatter_`` that does not wait."""
-    return _submit("reducescatter_", name, group, lambda g: operations.reducescatter(g, x, op, in_place=True))
+    return submit("reducescatter_", name, group, lambda g: operations.reducescatter(g, x, op, in_place=True))
 
 
 def broadcast(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Any:
@@ -96,12 +96,12 @@ def broadcast_(x: Any, root: int = 0, name: str | None = None, group: Group | No
 
 def broadcast_async(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Handle:
     """``broadcast`` that does not wait."""
-    return _submit("broadcast", name, group, lambda g: operations.broadcast(g, x, root, in_place=False))
+    return submit("broadcast", name, group, lambda g: operations.broadcast(g, x, root, in_place=False))
 
 
 def broadcast_async_(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Handle:
     """``broadcast_`` that does not wait."""
-    return _submit("broadcast_", name, group, lambda g: operations.broadcast(g, x, root, in_place=True))
+    return submit("broadcast_", name, group, lambda g: operations.broadcast(g, x, root, in_place=True))
 
 
 def allgather(x: Any, name: str | None = None, group: Group | None = None) -> Any:
@@ -123,12 +123,12 @@ def allgather_(x: Any, name: str | None = None, group: Group | None = None) -> A
 
 def allgather_async(x: Any, name: str | None = None, group: Group | None = None) -> Handle:
     """``allgather`` that does not wait."""
-    return _submit("allgather", name, group, lambda _: operations.allgather(x))
+    return submit("allgather", name, group, lambda _: operations.allgather(x))
 
 
 def allgather_async_(x: Any, name: str | None = None, group: Group | None = None) -> Handle:
     """``allgather_`` that does not wait."""
-    return _submit("allgather_", name, group, lambda g: operations.allgather_in_place(g, x))
+    return submit("allgather_", name, group, lambda g: operations.allgather_in_place(g, x))
 
 
 def alltoall(x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None) -> Any:
@@ -150,14 +150,14 @@ def alltoall_async(
     x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None
 ) -> Handle:
     """``alltoall`` that does not wait."""
-    return _submit("alltoall", name, group, lambda g: operations.alltoall(g, x, splits, in_place=False))
+    return submit("alltoall", name, group, lambda g: operations.alltoall(g, x, splits, in_place=False))
 
 
 def alltoall_async_(
     x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None
 ) -> Handle:
     """``alltoall_`` that does not wait."""
-    return _submit("alltoall_", name, group, lambda g: operations.alltoall(g, x, splits, in_place=True))
+    return submit("alltoall_", name, group, lambda g: operations.alltoall(g, x, splits, in_place=True))
 
 
 def barrier(name: str | None = None, group: Group | None = None) -> None:
@@ -167,7 +167,7 @@ def barrier(name: str | None = None, group: Group | None = None) -> None:
 
 def barrier_async(name: str | None = None, group: Group | None = None) -> Handle:
     """``barrier`` that does not wait."""
-    return _submit("barrier", name, group, lambda _: operations.barrier())
+    return submit("barrier", name, group, lambda _: operations.barrier())
 
 
 def fail(reason: str, name: str | None = None, group: Group | None = None) -> None:
@@ -180,8 +180,13 @@ def fail(reason: str, name: str | None = None, group: Group | None = None) -> No
     chosen.session.engine.submit_failed(number, _checked_name(name), reason)
 
 
-def _submit(operation: str, name: str | None, group: Group | None, plan: Callable[[Group], Plan]) -> Handle:
-    """Submits what ``plan`` makes for the group. If it cannot, the other members hear why."""
+def submit(
+    operation: str, name: str | None, group: Group | None, plan: Callable[[Group], Plan], timeout: float | None = None
+) -> Handle:
+    """Submits what ``plan`` makes for the group. If it cannot, the other members hear why.
+
+    ``operation``: what it is called in messages. ``timeout``: as the group's, for this operation alone.
+    """
     chosen = world() if group is None else group
     number = _number_in_current_job(chosen)
     wire_name = _checked_name(name)
@@ -199,7 +204,7 @@ def _submit(operation: str, name: str | None, group: Group | None, plan: Callabl
         raise
     submitted_ns = time.monotonic_ns()
     try:
-        native = _hand_over(session.engine, number, wire_name, planned, chosen.timeout)
+        native = _hand_over(session.engine, number, wire_name, planned, chosen.timeout if timeout is None else timeout)
     except RuntimeError as error:
         raise ShoalError(f"{description}: {error}") from error
     return Handle(native, description, planned.finish, submitted_ns)

@@ -123,7 +123,7 @@ class Settings:
     sockets: int | None = None
     trace: Path | None = None
     log: str | None = None
-    # How often torchrun has restarted the workers: tells the uses of its store apart.
+    # How often torchrun has restarted the workers: tells the uses of its own store apart.
     attempt: int = 0
 
     @property
@@ -175,10 +175,14 @@ class Settings:
         }
 
     @staticmethod
-    def from_environment(environ: Mapping[str, str] = os.environ) -> "Settings":
-        """Reads every variable. Raises ConfigurationError: one line that names the variable and what is expected."""
+    def from_environment(environ: Mapping[str, str] = os.environ, launch: Launch | None = None) -> "Settings":
+        """Reads every variable. Raises ConfigurationError: one line that names the variable and what is expected.
+
+        ``launch``: who this rank is, where the program knows it; the launcher's variables are not read then.
+        """
         _refuse_unknown(environ)
-        launch = read_launch(environ)
+        attempt = _attempt(environ) if launch is None else 0
+        launch = launch or read_launch(environ)
         settings = Settings(
             launch=launch,
             servers=_read(environ, "SHOAL_SERVERS", _addresses, "host:port,host:port", ()),
@@ -202,7 +206,7 @@ class Settings:
             sockets=_read(environ, "SHOAL_SOCKETS", _socket_count, "a whole number from 1 to 64", None),
             trace=_read(environ, "SHOAL_TRACE", _path, "the path of a folder", None),
             log=_read(environ, "SHOAL_LOG", _log_level, "debug, info, warning, error or critical", None),
-            attempt=_attempt(environ),
+            attempt=attempt,
         )
         _refuse_contradictions(settings)
         return settings

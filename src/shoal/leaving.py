@@ -60,6 +60,13 @@ def leave(session: Session) -> None:
     _forget_ended()
 
 
+def abort(session: Session, reason: str) -> None:
+    """Ends the job for everyone."""
+    global _joined
+    _joined = None
+    session.abort(reason)
+
+
 def _install() -> None:
     global _previous_hook
     atexit.register(_at_exit)

@@ -19,6 +19,11 @@ ALL_REDUCE, REDUCE_SCATTER, BROADCAST, ALL_GATHER, ALL_TO_ALL, BARRIER = 1, 2, 3
 OPERATORS = {"sum": 1, "mean": 2, "min": 3, "max": 4, "product": 5}
 
 
+# Takes the bytes that came from all members, one after the other in the group's order, and how many came from each.
+# Raises ShoalError for what it has no use for.
+Take = Callable[[memoryview, list[int]], None]
+
+
 class Plan(NamedTuple):
     """One submission. ``splits`` are bytes, ``root`` is an index into the group."""
 
@@ -88,6 +93,26 @@ def reducescatter(group: Group, x: Any, op: str, in_place: bool) -> Plan:
     )
 
 
+def reducescatter_into(group: Group, x: Any, output: Any, op: str) -> Plan:
+    """``x`` and ``output``: of one dimension; this member's elements of the result go into ``output``."""
+    given, result = arrays.source(x), arrays.target(output)
+    begin, end = chunk(_rows(given), group.size, _index(group))
+    if result.dtype != given.dtype or result.shape != (end - begin,):
+        raise ValueError(
+            f"the output has {DTYPE_NAMES[result.dtype]} {list(result.shape)}, but this member's part of the input is "
+            f"{DTYPE_NAMES[given.dtype]} [{end - begin}]"
+        )
+    return Plan(
+        REDUCE_SCATTER,
+        lambda _: Outcome(result.finish()),
+        op=_operator(op, given.dtype),
+        dtype=given.dtype,
+        shape=given.shape,
+        input=given.native,
+        output=result.native,
+    )
+
+
 def allgather(x: Any) -> Plan:
     given = arrays.source(x)
     _rows(given)
@@ -98,6 +123,18 @@ def allgather(x: Any) -> Plan:
         return Outcome(given.adopt(handle.output(), (rows, *given.shape[1:])))
 
     return Plan(ALL_GATHER, finish, dtype=given.dtype, shape=given.shape, input=given.native)
+
+
+def allgather_by_blocks(x: Any, take: Take) -> Plan:
+    """Hands the members' elements to ``take``."""
+    given = arrays.source(x)
+    return Plan(
+        ALL_GATHER,
+        lambda handle: _taken(handle, take),
+        dtype=given.dtype,
+        shape=given.shape,
+        input=given.native,
+    )
 
 
 def allgather_in_place(group: Group, x: Any) -> Plan:
@@ -149,11 +186,40 @@ def alltoall(group: Group, x: Any, splits: Sequence[int] | None, in_place: bool)
     )
 
 
+def alltoall_by_blocks(group: Group, x: Any, splits: Sequence[int], take: Take) -> Plan:
+    """``x``: of one dimension. Hands what the members have for this one to ``take``."""
+    given = arrays.source(x)
+    counts = _checked_splits(splits, _rows(given), group)
+    return Plan(
+        ALL_TO_ALL,
+        lambda handle: _taken(handle, take),
+        dtype=given.dtype,
+        shape=given.shape,
+        splits=tuple(count * given.itemsize for count in counts),
+        input=given.native,
+    )
+
+
 def chunk(rows: int, members: int, index: int) -> tuple[int, int]:
     """The rows [begin, end) that member ``index`` gets: the first ``rows % members`` members have one more."""
     each, more = divmod(rows, members)
     begin = index * each + min(index, more)
     return begin, begin + each + (1 if index < more else 0)
+
+
+def _taken(handle: _native.Handle, take: Take) -> Outcome:
+    take(handle.output(), handle.blocks())
+    return Outcome()
+
+
+def reducible(op: str, dtype: int) -> bool:
+    """Whether there is such an operator, and arrays of this dtype have it."""
+    return (
+        op in OPERATORS
+        and dtype in DTYPE_NAMES
+        and not (op == "mean" and dtype not in FLOATING)
+        and not (op == "sum" and dtype == BOOL)
+    )
 
 
 def _operator(op: str, dtype: int) -> int:

@@ -19,18 +19,22 @@ from numpy.typing import NDArray
 from shoal import bootstrap, leaving, trace
 from shoal.config import Limits, Settings
 from shoal.errors import ConfigurationError, ShoalError
+from shoal.launchers import Launch
 
 _log = logging.getLogger("shoal")
 
 # Guards joining and leaving; reading _session needs no lock.
 _lock = threading.RLock()
 _session: bootstrap.Session | None = None
-# The environment that _session was made from, before anything was added to it.
+# The environment that _session was made from, before anything was added to it, and what came instead of a launcher's.
 _settings: Settings | None = None
+_own_launch: Launch | None = None
 _forked = False
 
 
-def init(store: Any = None, *, _limits: Limits | Mapping[str, int] | None = None) -> None:
+def init(
+    store: Any = None, *, _launch: Launch | None = None, _limits: Limits | Mapping[str, int] | None = None
+) -> None:
     """Joins the job that the environment describes; returns when all its ranks have.
 
     Does nothing if this process has joined already and the environment still says the same. ``store``: an object with
@@ -40,9 +44,9 @@ def init(store: Any = None, *, _limits: Limits | Mapping[str, int] | None = None
     Raises ConfigurationError for variables that are wrong or differ between ranks, AuthenticationError for a wrong
     secret, PeerLost or Timeout if other ranks do not come, ShoalError if another job has been joined and not left.
     """
-    global _session, _settings, _forked
+    global _session, _settings, _own_launch, _forked
     with _lock:
-        settings = Settings.from_environment(os.environ)
+        settings = Settings.from_environment(os.environ, _launch or _own_launch)
         if _session is not None:
             if settings == _settings:
                 return
@@ -52,6 +56,7 @@ def init(store: Any = None, *, _limits: Limits | Mapping[str, int] | None = None
         _check_trace_folder(settings)
         _session = bootstrap.join(settings, _limits or {}, store)
         _settings = settings
+        _own_launch = _launch
         _forked = False
         recorder = _recorder(_session)
         trace.start(recorder)
@@ -67,13 +72,24 @@ def shutdown() -> None:
     Other ranks may go on among themselves; what they call that needs this rank fails with PeerLost. Afterwards ``init``
     may be called again.
     """
-    global _session, _settings
     with _lock:
-        session, _session, _settings = _session, None, None
+        session = _forget()
         if session is None:
             return
         try:
             leaving.leave(session)
+        finally:
+            _write_trace()
+
+
+def abort(reason: str) -> None:
+    """Ends the job for all its ranks, which hear ``reason``. Does nothing without ``init``; ``init`` may be called again."""
+    with _lock:
+        session = _forget()
+        if session is None:
+            return
+        try:
+            leaving.abort(session, reason)
         finally:
             _write_trace()
 
@@ -130,6 +146,13 @@ def current() -> bootstrap.Session:
     raise ShoalError("this process has not joined a job: call shoal.init() first")
 
 
+def _forget() -> bootstrap.Session | None:
+    """From here on this process has not joined a job. Returns the one that it had."""
+    global _session, _settings, _own_launch
+    session, _session, _settings, _own_launch = _session, None, None, None
+    return session
+
+
 def _recorder(session: bootstrap.Session) -> trace.Recorder | None:
     folder = session.settings.trace
     if folder is None:
@@ -164,9 +187,9 @@ def _write_trace() -> None:
 
 def _forget_after_fork() -> None:
     """In a forked child: it is no rank. The parent's locks and threads do not exist here."""
-    global _session, _settings, _lock, _forked
+    global _session, _settings, _own_launch, _lock, _forked
     _forked = _forked or _session is not None
-    _session, _settings, _lock = None, None, threading.RLock()
+    _session, _settings, _own_launch, _lock = None, None, None, threading.RLock()
     trace.stop()
 
 

@@ -3,10 +3,16 @@
 from shoal.torch import DistributedDataParallel
 
 model = DistributedDataParallel(model)
+
+For programs that use PyTorch's own, ``torch.distributed.init_process_group("shoal")`` needs no import (shoal.torch.c10d).
 """
 
+import shoal_c10d
 from shoal import local_rank, local_size, rank, shutdown, size
 from shoal.torch.distributed import DistributedDataParallel
 from shoal.torch.runtime import init
 
 __all__ = ["DistributedDataParallel", "init", "local_rank", "local_size", "rank", "shutdown", "size"]
+
+# PyTorch has done it already, unless it was told not to (TORCH_DEVICE_BACKEND_AUTOLOAD=0).
+shoal_c10d.register()

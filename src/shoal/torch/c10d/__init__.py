@@ -1,0 +1,15 @@
+"""Shoal as a backend of PyTorch's own: ``torch.distributed.init_process_group("shoal")``.
+
+Collectives go to a Shoal group, everything else that gloo can to a gloo group beside it. PyTorch registers the backend when
+it is imported (``shoal_c10d``). Written for PyTorch 2.13; what later versions do otherwise stays in this package.
+
+| module | subject |
+|---|---|
+| membership | the job, and the group in it, that a process group stands for |
+| process_group | PyTorch's operations in terms of Shoal's |
+| tensors | tensors as the flat arrays that Shoal communicates |
+| work, futures | what a caller holds of an operation: waiting, results, errors, callbacks |
+| places | which operation of the other ranks one belongs to that a callback calls |
+
+Why it is done this way is in docs/decisions/c10d.md.
+"""

@@ -1,0 +1,74 @@
+"""Futures of operations.
+
+A ``torch.futures.Future`` differs in three ways from what is needed: an exception set on it is a result to callers in C++,
+``then`` may run its callback in the middle of the program, on whichever thread, and what ``then`` returns cannot be
+told where its own callbacks belong. So ``then`` is done here, in Python, on such futures only.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shoal.torch.c10d import places
+from shoal.torch.c10d.places import Place
+
+
+class OperationFuture(torch.futures.Future[Any]):
+    """``place``: of the operation, or of the callback, whose result this is."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self._place = place
+
+    def then(self, callback: Callable[[Any], Any]) -> "OperationFuture":  # type: ignore[override]
+        """What ``callback(self)`` returns, or raises, once this is done."""
+        place = self._place.callback()
+        following = OperationFuture(place)
+
+        def follow(_: Any) -> None:
+            try:
+                with places.inside(place):
+                    value = callback(self)
+            except Exception as error:
+                following.set_exception(error)
+            else:
+                following.set_result(value)
+
+        super().add_done_callback(follow)
+        return following
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        place = self._place.callback()
+
+        def follow(_: Any) -> None:
+            with places.inside(place):
+                callback(self)
+
+        super().add_done_callback(follow)
+
+    def set_exception(self, result: Exception) -> None:  # type: ignore[override]
+        """``wait`` and ``value`` raise it, and so do C++ callers that look for tensors."""
+        self._set_unwrap_func(_raise)
+        self.set_result(Failure(result))
+
+
+class Failure:
+    """What stands in a future for the result of an operation that failed.
+
+    PyTorch's C++ code, such as the reducer of DistributedDataParallel, looks for tensors in a value by pickling it, or
+    converts it to a tensor and says that it could not convert ``str(value)``.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error.with_traceback(None)
+
+    def __str__(self) -> str:
+        return f"{type(self.error).__name__}: {self.error}"
+
+
+def _raise(value: Any) -> None:
+    raise value.error.with_traceback(None)

@@ -1,0 +1,91 @@
+"""What a caller holds of operations that were started: PyTorch's ``Work``."""
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Work  # type: ignore[attr-defined]
+
+from shoal.handles import Handle
+from shoal.torch.c10d.futures import OperationFuture
+from shoal.torch.c10d.places import Place
+
+# PyTorch's way to say that no timeout was given.
+NO_TIMEOUT = timedelta(0)
+
+
+class OperationWork(Work):  # type: ignore[misc]
+    """``handles``: of the operations, done when all are. ``results``: the tensors that hold the results then."""
+
+    def __init__(self, handles: Sequence[Handle], results: list[torch.Tensor], place: Place) -> None:
+        super().__init__()
+        self._handles = handles
+        self._results = results
+        self._place = place
+        self._lock = threading.Lock()
+        self._future: OperationFuture | None = None
+
+    @classmethod
+    def of_all(cls, works: Sequence["OperationWork"]) -> "OperationWork":
+        """Done when all are."""
+        handles = [handle for work in works for handle in work._handles]
+        return cls(handles, [tensor for work in works for tensor in work._results], works[-1]._place)
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Returns True when the results are there. Raises what made an operation fail, and Timeout.
+
+        Without a ``timeout`` that of the operation, or else of the process group, is the limit.
+        """
+        seconds = timeout.total_seconds()
+        for handle in self._handles:
+            handle.wait(seconds if seconds > 0 else None)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(handle.done() for handle in self._handles)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """What made it fail, once it is completed."""
+        if self.is_completed():
+            try:
+                self.wait()
+            except Exception as error:
+                return error
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._results
+
+    def source_rank(self) -> int:
+        raise RuntimeError("only an operation that receives from any rank has a source rank")
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """A future of the results. Its callbacks run on threads of Shoal's own, and may call and await operations."""
+        with self._lock:
+            if self._future is None:
+                self._future = OperationFuture(self._place)
+                self._handles[-1].call_when_done(self._complete)
+            return self._future
+
+    def _complete(self) -> None:
+        assert self._future is not None, "whoever asks to be called has made the future"
+        try:
+            self.wait()
+        except Exception as error:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(self._results)
