@@ -64,10 +64,11 @@ void Room::Impl::check(Operation& operation, Time time) {
 }
 
 void Room::Impl::time_out(Operation& operation, Time time) {
-  const Status why = Status::error(Code::timeout,
-                                   "'" + operation.opening.name + "' " + stall_text(operation, time) +
-                                       "; see what is late there (py-spy dump), or raise SHOAL_TIMEOUT",
-                                   in_job(rank_));
+  const Status why =
+      Status::error(Code::timeout,
+                    "'" + operation.opening.name + "' " + stall_text(operation, time) +
+                        "; see what is late there (py-spy dump), or raise the timeout of this group, or SHOAL_TIMEOUT",
+                    in_job(rank_));
   const bool waits_here = operation.state == Operation::State::gathering;
   if (has_uplink_ && waits_here && is_first()) {
     fail_everywhere(operation, operation.opening.collective, why);

@@ -7,7 +7,8 @@ it is imported (``shoal_c10d``). Written for PyTorch 2.13; what later versions d
 |---|---|
 | membership | the job, and the group in it, that a process group stands for |
 | process_group | PyTorch's operations in terms of Shoal's |
-| tensors | tensors as the flat arrays that Shoal communicates |
+| arguments, tensors | what PyTorch's operations are given, as the flat arrays that Shoal communicates |
+| gloo | the gloo group beside it |
 | work, futures | what a caller holds of an operation: waiting, results, errors, callbacks |
 | places | which operation of the other ranks one belongs to that a callback calls |
 

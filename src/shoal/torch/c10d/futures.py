@@ -21,7 +21,7 @@ class OperationFuture(torch.futures.Future[Any]):
         super().__init__()
         self._place = place
 
-    def then(self, callback: Callable[[Any], Any]) -> "OperationFuture":  # type: ignore[override]
+    def then(self, callback: Callable[[Any], Any]) -> "OperationFuture":
         """What ``callback(self)`` returns, or raises, once this is done."""
         place = self._place.callback()
         following = OperationFuture(place)
@@ -47,7 +47,7 @@ class OperationFuture(torch.futures.Future[Any]):
 
         super().add_done_callback(follow)
 
-    def set_exception(self, result: Exception) -> None:  # type: ignore[override]
+    def set_exception(self, result: Exception) -> None:
         """``wait`` and ``value`` raise it, and so do C++ callers that look for tensors."""
         self._set_unwrap_func(_raise)
         self.set_result(Failure(result))

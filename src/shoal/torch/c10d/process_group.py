@@ -1,13 +1,11 @@
 """The process group: PyTorch's collectives in terms of Shoal's.
 
 What it does not override goes to a gloo group of the same ranks: PyTorch's base class hands it to the backend that is
-registered for the device. So do collectives in the cases that Shoal has not (sparse tensors, bitwise operators). Making the
-gloo group costs a key in the store; it connects two ranks when they first exchange something through it.
+registered for the device. So do reductions in the cases that Shoal has not (sparse tensors, bitwise operators).
 """
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,41 +16,28 @@ from torch._C._distributed_c10d import (
     AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
-    PrefixStore,
     ProcessGroup,
-    ProcessGroupGloo,
-    ReduceOp,
     ReduceScatterOptions,
     Store,
 )
 
-from shoal import arrays, collectives, operations, runtime
+from shoal import collectives, operations, runtime
 from shoal.groups import Group
 from shoal.handles import Handle
 from shoal.operations import Plan
-from shoal.torch.c10d import membership, places
+from shoal.torch.c10d import gloo, membership, places
+from shoal.torch.c10d.arguments import Tensors, as_list, operator_of, options_of, single, split_sizes
 from shoal.torch.c10d.places import Place
 from shoal.torch.c10d.tensors import Flat, divide, fill, joined
 from shoal.torch.c10d.work import OperationWork
 
 NAME = "shoal"
 
-Tensors = Sequence[torch.Tensor]
-
-_OPERATORS = {
-    ReduceOp.SUM: "sum",
-    ReduceOp.AVG: "mean",
-    ReduceOp.PRODUCT: "product",
-    ReduceOp.MIN: "min",
-    ReduceOp.MAX: "max",
-}
-_OF_COMPLEX = ("sum", "mean")
-
-# gloo's own number of threads for a group.
-_GLOO_THREADS = 2
+# PyTorch describes these methods by overloads, which differ between its versions.
+_Base: Any = ProcessGroup
 
 
-class ShoalProcessGroup(ProcessGroup):  # type: ignore[misc]
+class ShoalProcessGroup(_Base):  # type: ignore[misc]
     """A process group of backend "shoal".
 
     Every method that starts an operation returns its ``Work`` at once; the arrays must be left alone until that is done. What
@@ -66,7 +51,7 @@ class ShoalProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._timeout: timedelta = timeout
         self._owns_job = owns_job
         self._program = Place(group.name)
-        self._gloo = _gloo(store, rank, size, timeout)
+        self._gloo = gloo.make(store, rank, size, timeout)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, self._gloo)
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
 
@@ -99,16 +84,16 @@ class ShoalProcessGroup(ProcessGroup):  # type: ignore[misc]
     # --- Reductions ---
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Any:
-        tensors = _as_list(tensors)
-        options = _options(AllreduceOptions, opts, op=op, timeout=timeout)
-        operator = _operator(tensors, options.reduceOp)
+        tensors = as_list(tensors)
+        options = options_of(AllreduceOptions, opts, op=op, timeout=timeout)
+        operator = operator_of(tensors, options.reduceOp)
         if operator is None:
             return self._gloo.allreduce(tensors, options)
         return self._reduce_in_place("all_reduce", tensors, operator, options)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
-        options = _options(AllreduceCoalescedOptions, opts)
-        operator = _operator(tensors, options.reduceOp)
+        options = options_of(AllreduceCoalescedOptions, opts)
+        operator = operator_of(tensors, options.reduceOp)
         if operator is None:
             return self._gloo.allreduce_coalesced(list(tensors), options)
         if len(tensors) == 1:
@@ -129,13 +114,13 @@ class ShoalProcessGroup(ProcessGroup):  # type: ignore[misc]
         *,
         op: Any = None,
     ) -> Any:
-        outputs = _as_list(output_tensors)
-        inputs = input_tensors if isinstance(output_tensors, torch.Tensor) else _single(input_tensors)
-        options = _options(ReduceScatterOptions, opts, op=op, timeout=timeout)
-        operator = _operator(inputs, options.reduceOp)
+        outputs = as_list(output_tensors)
+        inputs = input_tensors if isinstance(output_tensors, torch.Tensor) else single(input_tensors)
+        options = options_of(ReduceScatterOptions, opts, op=op, timeout=timeout)
+        operator = operator_of(inputs, options.reduceOp)
         if operator is None:
             return self._gloo.reduce_scatter(outputs, [inputs], options)
-        output = _single(outputs)
+        output = single(outputs)
         together = joined(inputs)
         if len({tensor.numel() for tensor in inputs}) == 1:
             return self._scatter_reduced("reduce_scatter", output, together, operator, options)
@@ -148,8 +133,8 @@ class ShoalProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._start("reduce_scatter", options, [output], plan)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-        options = _options(ReduceScatterOptions, opts)
-        operator = _operator([input], options.reduceOp)
+        options = options_of(ReduceScatterOptions, opts)
+        operator = operator_of([input], options.reduceOp)
         if operator is None:
             return self._gloo._reduce_scatter_base(output, input, options)
         return self._scatter_reduced("reduce_scatter_tensor", output, Flat(input).elements, operator, options)
@@ -157,8 +142,8 @@ class ShoalProcessGroup(ProcessGroup):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
-        options = _options(ReduceScatterOptions, opts)
-        if _operator(inputs, options.reduceOp) is None:
+        options = options_of(ReduceScatterOptions, opts)
+        if operator_of(inputs, options.reduceOp) is None:
             return super().reduce_scatter_single_coalesced(outputs, inputs, options)
         return OperationWork.of_all(
             [self.reduce_scatter_single(*pair, options) for pair in zip(outputs, inputs, strict=True)]
@@ -171,9 +156,9 @@ class ShoalProcessGroup(ProcessGroup):  # type: ignore[misc]
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Any:
-        tensors = _as_list(tensors)
-        options = _options(BroadcastOptions, opts, root=root, timeout=timeout)
-        flat = Flat(_single(tensors))
+        tensors = as_list(tensors)
+        options = options_of(BroadcastOptions, opts, root=root, timeout=timeout)
+        flat = Flat(single(tensors))
 
         def plan(group: Group) -> Plan:
             root_rank = group.ranks[options.rootRank]
@@ -184,9 +169,9 @@ class ShoalProcessGroup(ProcessGroup):  # type: ignore[misc]
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
-        outputs = output_tensors if isinstance(input_tensors, torch.Tensor) else _single(output_tensors)
-        given = _single(_as_list(input_tensors))
-        options = _options(AllgatherOptions, opts, timeout=timeout)
+        outputs = output_tensors if isinstance(input_tensors, torch.Tensor) else single(output_tensors)
+        given = single(as_list(input_tensors))
+        options = options_of(AllgatherOptions, opts, timeout=timeout)
         return self._gather_to_all("all_gather", list(outputs), given, options)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
@@ -195,7 +180,7 @@ class ShoalProcessGroup(ProcessGroup):  # type: ignore[misc]
         if flat.elements.numel() % self.size():
             raise ValueError(f"the output's {output.numel()} elements cannot be cut into {self.size()} equal parts")
         parts = flat.elements.view(self.size(), -1)
-        options = _options(AllgatherOptions, opts)
+        options = options_of(AllgatherOptions, opts)
         return self._gather_to_all("all_gather_into_tensor", list(parts), input, options, [output], flat.finish)
 
     _allgather_base = all_gather_single
@@ -208,7 +193,7 @@ class ShoalProcessGroup(ProcessGroup):  # type: ignore[misc]
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
-        options = _options(AllToAllOptions, opts, timeout=timeout)
+        options = options_of(AllToAllOptions, opts, timeout=timeout)
         outputs, inputs = list(output_tensors), joined(input_tensors)
         splits = [Flat(tensor).elements.numel() for tensor in input_tensors]
         return self._exchange("all_to_all", outputs, inputs, splits, options, outputs)
@@ -222,22 +207,22 @@ class ShoalProcessGroup(ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Any:
-        options = _options(AllToAllOptions, opts, timeout=timeout)
+        options = options_of(AllToAllOptions, opts, timeout=timeout)
         given, flat = Flat(input), Flat(output)
-        splits = _elements(given.elements, input, input_split_sizes, self.size())
-        outputs = list(flat.elements.split(_elements(flat.elements, output, output_split_sizes, self.size())))
+        splits = split_sizes(given.elements, input, input_split_sizes, self.size())
+        outputs = list(torch.split(flat.elements, split_sizes(flat.elements, output, output_split_sizes, self.size())))
         return self._exchange("all_to_all_single", outputs, given.elements, splits, options, [output], flat.finish)
 
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
-        options = _options(BarrierOptions, opts, timeout=timeout)
+        options = options_of(BarrierOptions, opts, timeout=timeout)
         return self._start("barrier", options, [], lambda _: operations.barrier())
 
     # --- How they are done ---
 
     def _reduce_in_place(self, called: str, tensors: Tensors, operator: str, options: Any) -> OperationWork:
-        flat = Flat(_single(tensors))
+        flat = Flat(single(tensors))
 
         def plan(_: Group) -> Plan:
             return _then(operations.allreduce(flat.elements, operator, in_place=True), flat.finish)
@@ -316,54 +301,6 @@ def create(options: Any, _: Any = None) -> ShoalProcessGroup:
     return ShoalProcessGroup(options.store, rank, size, group, options.timeout, owns_job)
 
 
-def _gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    options = ProcessGroupGloo._Options()
-    options._devices = [_gloo_device()]
-    options._timeout = timeout
-    options._threads = _GLOO_THREADS
-    return ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
-
-
-@cache
-def _gloo_device() -> Any:
-    return ProcessGroupGloo.create_default_device(lazy_init=True)
-
-
-def _operator(tensors: Tensors, op: Any) -> str | None:
-    """Shoal's name for the operator, None if it has none for these tensors."""
-    operator = _OPERATORS.get(getattr(op, "op", op))
-    for tensor in tensors:
-        if tensor.layout != torch.strided:
-            return None
-        name = str(tensor.dtype).removeprefix("torch.")
-        if tensor.is_complex():
-            if operator not in _OF_COMPLEX:
-                return None
-        elif not operations.reducible(operator or "", arrays.DTYPES.get(name, 0)):
-            return None
-    return operator
-
-
-def _options(kind: type[Any], given: Any, *, op: Any = None, root: Any = None, timeout: timedelta | None = None) -> Any:
-    """PyTorch's options; callers may give what is in them as arguments of their own, the operator or the root first."""
-    if isinstance(given, kind):
-        return given
-    options = kind()
-    if isinstance(given, timedelta):
-        timeout = given
-    elif isinstance(given, int):
-        root = given
-    elif given is not None:
-        op = given
-    if op is not None:
-        options.reduceOp = op
-    if root is not None:
-        options.rootRank = root
-    if timeout is not None:
-        options.timeout = timeout
-    return options
-
-
 def _then(plan: Plan, finish: Callable[[], None]) -> Plan:
     """The plan, and after what it does with the result ``finish``."""
 
@@ -373,27 +310,3 @@ def _then(plan: Plan, finish: Callable[[], None]) -> Plan:
         return outcome
 
     return plan._replace(finish=both)
-
-
-def _as_list(tensors: Any) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _single(entries: Any) -> Any:
-    if len(entries) != 1:
-        raise ValueError(f"one tensor for each rank is communicated, got a list of {len(entries)}")
-    return entries[0]
-
-
-def _elements(elements: torch.Tensor, tensor: torch.Tensor, rows: Sequence[int], members: int) -> list[int]:
-    """How many elements go to each member, or come from it, where the caller has said how many rows do."""
-    if not rows:
-        if tensor.dim() and tensor.shape[0] % members:
-            raise ValueError(f"the first dimension, {tensor.shape[0]}, cannot be cut into {members} equal parts")
-        return [elements.numel() // members] * members
-    if len(rows) != members or sum(rows) != tensor.shape[0]:
-        raise ValueError(
-            f"the split sizes {list(rows)} are not {members} parts of the first dimension, {tensor.shape[0]}"
-        )
-    each = elements.numel() // tensor.shape[0] if tensor.shape[0] else 0
-    return [count * each for count in rows]

@@ -60,7 +60,7 @@ def fill(tensors: Sequence[torch.Tensor], data: memoryview, blocks: Sequence[int
         )
     if sum(expected):
         received = torch.frombuffer(data, dtype=torch.uint8)
-        for tensor, part in zip(tensors, received.split(expected), strict=True):
+        for tensor, part in zip(tensors, torch.split(received, expected), strict=True):
             flat = Flat(tensor)
             flat.elements.view(torch.uint8).copy_(part)
             flat.finish()

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import Work  # type: ignore[attr-defined]
+from torch.distributed import Work
 
 from shoal.handles import Handle
 from shoal.torch.c10d.futures import OperationFuture
@@ -16,7 +16,7 @@ from shoal.torch.c10d.places import Place
 NO_TIMEOUT = timedelta(0)
 
 
-class OperationWork(Work):  # type: ignore[misc]
+class OperationWork(Work):
     """``handles``: of the operations, done when all are. ``results``: the tensors that hold the results then."""
 
     def __init__(self, handles: Sequence[Handle], results: list[torch.Tensor], place: Place) -> None:

@@ -1,0 +1,25 @@
+"""The gloo group beside a process group, for what is not Shoal's.
+
+Making it costs a key in the store and waits for nobody: two ranks connect when they first exchange something through it.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+# gloo's own number of threads for a group.
+_THREADS = 2
+
+# PyTorch's description of the class lacks its options.
+_Gloo: Any = ProcessGroupGloo
+
+
+def make(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """A backend of PyTorch's, with the same methods as a process group."""
+    options = _Gloo._Options()
+    # One for each group: those whose ranks connect late tell groups on one device apart by nothing.
+    options._devices = [_Gloo.create_default_device(lazy_init=True)]
+    options._timeout = timeout
+    options._threads = _THREADS
+    return _Gloo(PrefixStore("gloo", store), rank, size, options)

@@ -1,0 +1,229 @@
+"""What the ranks of test_c10d.py do."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from shoal.errors import ShoalError
+
+
+def every_collective() -> dict[str, Any]:
+    """Values by which the test knows that each did what it should."""
+    dist.init_process_group("shoal")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    found: dict[str, Any] = {"backend": dist.get_backend(), "ranks": size}
+
+    def reduced(op: Any, dtype: torch.dtype = torch.float32) -> list[float]:
+        tensor = torch.tensor([rank + 1, 2 * rank + 1], dtype=dtype)
+        dist.all_reduce(tensor, op)
+        return [float(value) for value in tensor]
+
+    found["sum"] = reduced(dist.ReduceOp.SUM)
+    found["mean of bfloat16"] = reduced(dist.ReduceOp.AVG, torch.bfloat16)
+    found["product"] = reduced(dist.ReduceOp.PRODUCT)
+    found["min"], found["max"] = reduced(dist.ReduceOp.MIN), reduced(dist.ReduceOp.MAX)
+    found["bitwise or"] = reduced(dist.ReduceOp.BOR, torch.int64)
+
+    transposed = torch.arange(6.0).view(2, 3).t() * (rank + 1)
+    dist.all_reduce(transposed)
+    found["not contiguous"] = transposed.flatten().tolist()
+    number = torch.tensor([complex(rank, 1)])
+    dist.all_reduce(number)
+    found["complex"] = number.tolist()
+    flags = torch.tensor([rank == 0])
+    dist.broadcast(flags, size - 1)
+    found["broadcast"] = flags.tolist()
+
+    parts = [torch.empty(2) for _ in range(size)]
+    dist.all_gather(parts, torch.full((2,), float(rank)))
+    found["all_gather"] = torch.cat(parts).tolist()
+    together = torch.empty(size, 2)
+    dist.all_gather_into_tensor(together, torch.full((1, 2), float(rank)))
+    found["all_gather_into_tensor"] = together.flatten().tolist()
+    part = torch.empty(2)
+    dist.reduce_scatter_tensor(part, torch.arange(2.0 * size))
+    found["reduce_scatter_tensor"] = part.tolist()
+    dist.reduce_scatter(part, [torch.full((2,), float(other)) for other in range(size)])
+    found["reduce_scatter"] = part.tolist()
+    swapped = torch.empty(size, dtype=torch.int32)
+    dist.all_to_all_single(swapped, torch.arange(size, dtype=torch.int32) + 10 * rank)
+    found["all_to_all_single"] = swapped.tolist()
+    columns = [torch.empty(rank + 1) for _ in range(size)]
+    dist.all_to_all(columns, [torch.full((other + 1,), float(rank)) for other in range(size)])
+    found["all_to_all of different sizes"] = torch.cat(columns).tolist()
+
+    several = [torch.ones(2), torch.ones(3, 1)]
+    with dist._coalescing_manager():
+        for tensor in several:
+            dist.all_reduce(tensor)
+    found["coalesced"] = [tensor.flatten().tolist() for tensor in several]
+
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    found["objects"] = objects
+    message = torch.tensor([float(rank)])
+    if rank == 0:
+        dist.send(message, 1)
+    elif rank == 1:
+        dist.recv(message, 0)
+    found["received"] = message.tolist()
+    lists = [torch.empty(1) for _ in range(size)] if rank == 0 else None
+    dist.gather(torch.tensor([float(rank)]), lists)
+    found["gathered"] = None if lists is None else torch.cat(lists).tolist()
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def subgroups() -> tuple[float, float, int]:
+    """The sums in a group of the even ranks and in one of all in another order, and how many are initialised afterwards."""
+    dist.init_process_group("shoal")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    even = dist.new_group(range(0, size, 2))
+    odd = dist.new_group(range(1, size, 2))
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor, group=odd if rank % 2 else even)
+    everyone = dist.new_group(list(reversed(range(size))), sort_ranks=False)
+    first = torch.tensor([float(rank)])
+    dist.broadcast(first, group_src=0, group=everyone)
+    dist.destroy_process_group()
+    dist.init_process_group("shoal")  # a second time in the same process
+    again = torch.ones(1)
+    dist.all_reduce(again)
+    dist.destroy_process_group()
+    return float(tensor), float(first), int(again)
+
+
+def callbacks_that_wait(rounds: int) -> float:
+    """Callbacks that call operations, and wait for them, come between other operations at any time."""
+    dist.init_process_group("shoal")
+    following = []
+    for number in range(rounds):
+        future = dist.all_reduce(torch.full((4,), float(number)), async_op=True).get_future()
+
+        def twice(done: Any) -> torch.Tensor:
+            again: torch.Tensor = dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0]
+            return again
+
+        following.append(future.then(twice).then(lambda done: done.value() + 1))
+        dist.all_reduce(torch.ones(number % 7 + 1))
+    total = sum(float(future.wait()[0]) for future in following)
+    dist.destroy_process_group()
+    return total
+
+
+class Layers(torch.nn.Sequential):
+    """Three layers of 1 MiB each."""
+
+    def __init__(self) -> None:
+        super().__init__(*[torch.nn.Linear(512, 512, bias=False) for _ in range(3)])
+
+
+def trained_with(hook: str, steps: int) -> str:
+    """DistributedDataParallel with a communication hook; the digest of the parameters."""
+    dist.init_process_group("shoal")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]), bucket_cap_mb=0.02
+    )
+    if hook == "PowerSGD":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=5)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif hook != "none":
+        model.register_comm_hook(None, getattr(default_hooks, hook))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+    values = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    assert bool(values.isfinite().all())
+    everyone = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, values)
+    assert all(torch.equal(values, other) for other in everyone), "the ranks have different parameters"
+    dist.destroy_process_group()
+    return str(float(values.sum()))
+
+
+def differs_in_shape(where: str) -> tuple[str, str, float]:
+    """Rank 1 does not do as the others: what this rank gets to see, and after how many seconds."""
+    dist.init_process_group("shoal")
+    odd_one = dist.get_rank() == 1
+    dist.barrier()
+    if where == "all_reduce":
+        return _outcome(lambda: dist.all_reduce(torch.ones(5 if odd_one else 4)))
+    if where == "future":
+        work = dist.all_reduce(torch.ones(5 if odd_one else 4), async_op=True)
+        return _outcome(lambda: work.get_future().then(lambda done: done.value()[0]).wait())
+    # Buckets of other sizes: with this option PyTorch cuts them so from the beginning.
+    model = DistributedDataParallel(Layers(), find_unused_parameters=True, bucket_cap_mb=4 if odd_one else 1)
+    if where == "fp16 hook":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    loss = model(torch.ones(2, 512)).sum()
+    return _outcome(loss.backward)
+
+
+def killed(where: str, folder: str) -> tuple[str, str, float]:
+    """Rank 1 is killed: what the others get to see, and how many seconds later."""
+    dist.init_process_group("shoal")
+    rank = dist.get_rank()
+    at = Path(folder) / "killed"
+
+    def die(_: Any = None) -> None:
+        at.write_text(repr(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if where == "all_reduce":
+        dist.barrier()
+        if rank == 1:
+            time.sleep(0.5)  # the others have left the barrier
+            die()
+        kind, text, _ = _outcome(lambda: [dist.all_reduce(torch.ones(1000)) for _ in range(10**6)])
+    else:
+        model = DistributedDataParallel(Layers(), bucket_cap_mb=1)
+        if where == "fp16 hook":
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        for _ in range(3):
+            model(torch.ones(2, 512)).sum().backward()
+        if rank == 1:
+            model.module[1].weight.register_post_accumulate_grad_hook(die)
+        kind, text, _ = _outcome(model(torch.ones(2, 512)).sum().backward)
+    return kind, text, time.time() - float(at.read_text())
+
+
+def too_late(how: str) -> tuple[str, str, float]:
+    """Rank 1 comes later than the others wait."""
+    dist.init_process_group("shoal")
+    group = dist.new_group(timeout=timedelta(seconds=1 if how == "group" else 60))
+    dist.barrier()
+    if dist.get_rank() == 1:
+        time.sleep(3)
+    work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+    if how == "group":
+        outcome = _outcome(work.wait)
+    else:
+        outcome = _outcome(lambda: work.wait(timedelta(seconds=1)))
+        work.wait()
+    return outcome
+
+
+def _outcome(call: Callable[[], Any]) -> tuple[str, str, float]:
+    began = time.monotonic()
+    try:
+        call()
+    except RuntimeError as error:
+        kind = next(
+            each.__name__ for each in type(error).__mro__ if each is RuntimeError or issubclass(each, ShoalError)
+        )
+        return kind, str(error), time.monotonic() - began
+    return "no error", "", time.monotonic() - began

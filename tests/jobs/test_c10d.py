@@ -1,0 +1,133 @@
+"""``torch.distributed.init_process_group("shoal")``: what works with gloo works, and what goes wrong is raised everywhere."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import c10d_scenarios
+import pytest
+
+from shoal.testing import Cluster, run_ranks
+
+RANKS = 3
+PROMPT = 2.0
+
+
+def test_every_collective_gives_what_it_should() -> None:
+    for rank, found in enumerate(run_ranks(c10d_scenarios.every_collective, RANKS, servers=1)):
+        assert found == {
+            "backend": "shoal",
+            "ranks": 3,
+            "sum": [6.0, 9.0],
+            "mean of bfloat16": [2.0, 3.0],
+            "product": [6.0, 15.0],
+            "min": [1.0, 1.0],
+            "max": [3.0, 5.0],
+            "bitwise or": [3.0, 7.0],
+            "not contiguous": [0.0, 18.0, 6.0, 24.0, 12.0, 30.0],
+            "complex": [3 + 3j],
+            "broadcast": [False],
+            "all_gather": [0.0, 0.0, 1.0, 1.0, 2.0, 2.0],
+            "all_gather_into_tensor": [0.0, 0.0, 1.0, 1.0, 2.0, 2.0],
+            "reduce_scatter_tensor": [6.0 * rank, 6.0 * rank + 3],
+            "reduce_scatter": [3.0 * rank] * 2,
+            "all_to_all_single": [rank, rank + 10, rank + 20],
+            "all_to_all of different sizes": [0.0] * (rank + 1) + [1.0] * (rank + 1) + [2.0] * (rank + 1),
+            "coalesced": [[3.0, 3.0], [3.0, 3.0, 3.0]],
+            "objects": [{"rank": 0}, {"rank": 1}, {"rank": 2}],
+            "received": [[0.0], [0.0], [2.0]][rank],
+            "gathered": [0.0, 1.0, 2.0] if rank == 0 else None,
+        }
+
+
+def test_groups_of_some_ranks_and_a_second_start_in_the_same_process() -> None:
+    assert run_ranks(c10d_scenarios.subgroups, 4) == [(2.0, 3.0, 4), (4.0, 3.0, 4)] * 2
+
+
+def test_ranks_of_one_machine() -> None:
+    with Cluster(4, nodes=1) as cluster:
+        assert cluster.start(c10d_scenarios.subgroups).results() == [(2.0, 3.0, 4), (4.0, 3.0, 4)] * 2
+
+
+def test_callbacks_may_wait_for_operations_that_come_in_another_order_on_each_rank() -> None:
+    rounds = 200
+    expected = sum(4.0 * number + 1 for number in range(rounds))
+    assert run_ranks(c10d_scenarios.callbacks_that_wait, 2, rounds) == [expected] * 2
+
+
+@pytest.mark.parametrize("hook", ["none", "allreduce_hook", "fp16_compress_hook"])
+def test_distributed_data_parallel_with_pytorchs_hooks(hook: str) -> None:
+    assert len(set(run_ranks(c10d_scenarios.trained_with, 2, hook, 10))) == 1
+
+
+@pytest.mark.slow
+def test_a_thousand_steps_with_powersgd() -> None:
+    with Cluster(2) as cluster:
+        assert len(set(cluster.start(c10d_scenarios.trained_with, "PowerSGD", 1000).results(240))) == 1
+
+
+@pytest.mark.parametrize("where", ["all_reduce", "future", "backward pass", "fp16 hook"])
+def test_a_shape_that_differs_is_raised_on_every_rank(where: str) -> None:
+    with Cluster(RANKS) as cluster:
+        for kind, text, seconds in cluster.start(c10d_scenarios.differs_in_shape, where).results():
+            assert kind == ("Mismatch" if where in ("all_reduce", "future") else "RuntimeError"), text
+            assert "Mismatch" in text or kind == "Mismatch"
+            assert "rank 1" in text, text
+            assert seconds <= PROMPT
+
+
+@pytest.mark.parametrize("where", ["all_reduce", "backward pass", "fp16 hook"])
+def test_a_killed_rank_is_raised_on_every_other(where: str, tmp_path: Path) -> None:
+    with Cluster(RANKS) as cluster:
+        outcomes = cluster.start(c10d_scenarios.killed, where, str(tmp_path)).wait()
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.exit_code == 0, outcome.describe()
+        kind, text, seconds = outcome.value
+        assert kind == ("PeerLost" if where == "all_reduce" else "RuntimeError"), text
+        assert "PeerLost" in text or kind == "PeerLost"
+        assert "rank 1" in text, text
+        assert seconds <= PROMPT
+
+
+@pytest.mark.parametrize("how", ["group", "wait"])
+def test_timeouts_are_those_that_were_asked_for(how: str) -> None:
+    first, _, third = run_ranks(c10d_scenarios.too_late, RANKS, how)
+    for kind, text, seconds in (first, third):
+        assert kind == "Timeout", text
+        assert 0.9 <= seconds <= 1 + PROMPT
+
+
+def test_torchrun_and_no_import_of_shoal(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        "assert 'shoal' not in sys.modules\n"
+        "dist.init_process_group('cpu:shoal')\n"
+        "ones = torch.ones(1)\n"
+        "dist.all_reduce(ones)\n"
+        "assert float(ones) == dist.get_world_size() == 2\n"
+        "dist.destroy_process_group()\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "127.0.0.1:0", str(script)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_processes_that_the_program_starts_itself(tmp_path: Path) -> None:
+    script = tmp_path / "spawn.py"
+    script.write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        "def main(rank):\n"
+        "    dist.init_process_group('shoal', init_method='file://' + sys.argv[1], rank=rank, world_size=2)\n"
+        "    ones = torch.ones(1)\n"
+        "    dist.all_reduce(ones)\n"
+        "    assert float(ones) == 2\n"
+        "    dist.destroy_process_group()\n"
+        "if __name__ == '__main__':\n"
+        "    torch.multiprocessing.spawn(main, nprocs=2)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "store")], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
