@@ -1,6 +1,7 @@
 """What a caller holds of operations that were started: PyTorch's ``Work``."""
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,9 +16,17 @@ from shoal.torch.c10d.places import Place
 # PyTorch's way to say that no timeout was given.
 NO_TIMEOUT = timedelta(0)
 
+# Who is handed a Work in C++ keeps only half of it: the other, these methods, goes when Python lets go, and waiting would
+# never end. (DistributedDataParallel does that with uneven inputs.) So a Work that Python lets go of without having waited is
+# kept, until so many others have been.
+_KEPT = 64
+_kept: deque["OperationWork"] = deque(maxlen=_KEPT)
+
 
 class OperationWork(Work):
     """``handles``: of the operations, done when all are. ``results``: the tensors that hold the results then."""
+
+    _waited = True
 
     def __init__(self, handles: Sequence[Handle], results: list[torch.Tensor], place: Place) -> None:
         super().__init__()
@@ -25,6 +34,7 @@ class OperationWork(Work):
         self._results = results
         self._place = place
         self._lock = threading.Lock()
+        self._waited = False
         self._future: OperationFuture | None = None
 
     @classmethod
@@ -39,6 +49,7 @@ class OperationWork(Work):
         Without a ``timeout`` that of the operation, or else of the process group, is the limit.
         """
         seconds = timeout.total_seconds()
+        self._waited = True
         for handle in self._handles:
             handle.wait(seconds if seconds > 0 else None)
         return True
@@ -75,11 +86,17 @@ class OperationWork(Work):
 
     def get_future(self) -> Any:
         """A future of the results. Its callbacks run on threads of Shoal's own, and may call and await operations."""
+        self._waited = True
         with self._lock:
             if self._future is None:
                 self._future = OperationFuture(self._place)
                 self._handles[-1].call_when_done(self._complete)
             return self._future
+
+    def __del__(self) -> None:
+        if not self._waited:
+            self._waited = True
+            _kept.append(self)
 
     def _complete(self) -> None:
         assert self._future is not None, "whoever asks to be called has made the future"
