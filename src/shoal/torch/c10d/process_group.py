@@ -29,6 +29,7 @@ from shoal.torch.c10d import gloo, membership, places
 from shoal.torch.c10d.arguments import Tensors, as_list, operator_of, options_of, single, split_sizes
 from shoal.torch.c10d.places import Place
 from shoal.torch.c10d.tensors import Flat, divide, fill, joined
+from shoal.torch.c10d.untraced import untraced
 from shoal.torch.c10d.work import OperationWork
 
 NAME = "shoal"
@@ -37,6 +38,7 @@ NAME = "shoal"
 _Base: Any = ProcessGroup
 
 
+@untraced
 class ShoalProcessGroup(_Base):  # type: ignore[misc]
     """A process group of backend "shoal".
 

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.distributed import Work
 from shoal.handles import Handle
 from shoal.torch.c10d.futures import OperationFuture
 from shoal.torch.c10d.places import Place
+from shoal.torch.c10d.untraced import untraced
 
 # PyTorch's way to say that no timeout was given.
 NO_TIMEOUT = timedelta(0)
@@ -23,6 +25,7 @@ _KEPT = 64
 _kept: deque["OperationWork"] = deque(maxlen=_KEPT)
 
 
+@untraced
 class OperationWork(Work):
     """``handles``: of the operations, done when all are. ``results``: the tensors that hold the results then."""
 
@@ -36,6 +39,7 @@ class OperationWork(Work):
         self._lock = threading.Lock()
         self._waited = False
         self._future: OperationFuture | None = None
+        self._completes = False
 
     @classmethod
     def of_all(cls, works: Sequence["OperationWork"]) -> "OperationWork":
@@ -85,13 +89,19 @@ class OperationWork(Work):
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A future of the results. Its callbacks run on threads of Shoal's own, and may call and await operations."""
+        """A future of the results. Its callbacks run on threads of Shoal's own, and may call and await operations.
+
+        It is done at once if the operation is: callers in C++ rely on that after ``wait``.
+        """
         self._waited = True
         with self._lock:
             if self._future is None:
                 self._future = OperationFuture(self._place)
-                self._handles[-1].call_when_done(self._complete)
-            return self._future
+                if not self.is_completed():
+                    self._handles[-1].call_when_done(self._complete)
+        if self.is_completed():
+            self._complete()
+        return self._future
 
     def __del__(self) -> None:
         if not self._waited:
@@ -99,10 +109,18 @@ class OperationWork(Work):
             _kept.append(self)
 
     def _complete(self) -> None:
-        assert self._future is not None, "whoever asks to be called has made the future"
+        """Sets the future, unless another thread has or is about to: then waits for that."""
+        future = self._future
+        assert future is not None, "whoever asks to be called has made the future"
+        with self._lock:
+            completes, self._completes = not self._completes, True
+        if not completes:
+            with suppress(Exception):
+                future.wait()
+            return
         try:
             self.wait()
         except Exception as error:
-            self._future.set_exception(error)
+            future.set_exception(error)
         else:
-            self._future.set_result(self._results)
+            future.set_result(self._results)
