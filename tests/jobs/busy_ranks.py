@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import shoal
+from shoal import runtime
 
 # What a rank does over and over. Arrays are large enough for several segments from each server where the name says so.
 Step = Callable[[], object]
@@ -20,9 +21,12 @@ def _steps() -> dict[str, Step]:
     rank, size = shoal.rank(), shoal.size()
     large = np.ones(500_000, np.float32)
     rows = np.ones((999, 100), np.float32)
+    memory = runtime.allocate(large.nbytes)
+    shared = large if memory is None else memory.view(np.float32)
     return {
         "small all-reduce": lambda: shoal.allreduce(1.0, name="loss"),
         "large all-reduce": lambda: shoal.allreduce_(large, name="gradient"),
+        "all-reduce of shared arrays": lambda: shoal.allreduce_(shared, name="gradient"),
         "broadcast": lambda: shoal.broadcast_(large, root=size - 1, name="model"),
         "all-gather": lambda: shoal.allgather(rows[: 100 * (rank + 1)], name="samples"),
         "all-to-all": lambda: shoal.alltoall(rows, splits=[999 // size] * size, name="tokens"),
@@ -41,6 +45,9 @@ OPERATIONS = (
     "barrier",
     "training",
 )
+
+# Those that ranks of one machine do in the memory that they share.
+INSIDE_NODE = ("small all-reduce", "large all-reduce", "all-reduce of shared arrays", "training")
 
 
 def training_step() -> Step:

@@ -9,7 +9,7 @@ import signal
 import socket
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from busy_ranks import OPERATIONS, work
@@ -24,18 +24,18 @@ START_SECONDS = 60.0
 
 def wait_until_working(job: ClusterJob) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while not all("working" in job.stdout(rank) for rank in range(RANKS)):
+    while not all("working" in job.stdout(rank) for rank in range(len(job.processes))):
         assert time.monotonic() < deadline, "\n".join(outcome.describe() for outcome in job.wait(1))
         time.sleep(0.02)
 
 
-def kill_one(cluster: Cluster, seed: int, *, with_loader: bool) -> list[float]:
+def kill_one(cluster: Cluster, seed: int, *, with_loader: bool, operations: Sequence[str] = OPERATIONS) -> list[float]:
     """One round. The seconds after which each of the other ranks knew."""
     chance = random.Random(seed)
-    operation = OPERATIONS[seed % len(OPERATIONS)]
-    victim = chance.randrange(RANKS)
-    told = f"seed {seed}: rank {victim} killed during {operation}, {'with' if with_loader else 'without'} a loader"
+    operation = operations[seed % len(operations)]
     job = cluster.start(work, operation, with_loader)
+    victim = chance.randrange(len(job.processes))
+    told = f"seed {seed}: rank {victim} killed during {operation}, {'with' if with_loader else 'without'} a loader"
     wait_until_working(job)
     time.sleep(chance.uniform(0.0, 0.3))
     killed = time.monotonic()
@@ -56,6 +56,20 @@ def kill_one(cluster: Cluster, seed: int, *, with_loader: bool) -> list[float]:
     return seconds
 
 
+def kill_many(cluster: Cluster, rounds: int, *, with_loader: bool, operations: Sequence[str] = OPERATIONS) -> None:
+    """So many rounds, and what came of them on standard output."""
+    first = random.randrange(1_000_000)
+    rank_seconds = [
+        known
+        for index in range(rounds)
+        for known in kill_one(cluster, first + index, with_loader=with_loader, operations=operations)
+    ]
+    print(
+        f"\n{rounds} of {rounds} rounds, {len(rank_seconds)} errors; seconds after the kill: "
+        f"median {statistics.median(rank_seconds):.3f}, largest {max(rank_seconds):.3f}"
+    )
+
+
 @pytest.fixture(params=[0, 2], ids=["no servers", "two servers"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with Cluster(RANKS, servers=request.param) as made:
@@ -72,10 +86,4 @@ def test_every_other_rank_names_the_killed_one_within_two_seconds(cluster: Clust
 @pytest.mark.parametrize("with_loader", [False, True], ids=["", "with a DataLoader"])
 @pytest.mark.parametrize("batch", range(5))
 def test_two_hundred_ranks_killed_at_random_moments(cluster: Cluster, batch: int, with_loader: bool) -> None:
-    rounds = 10
-    first = random.randrange(1_000_000)
-    seconds = [known for index in range(rounds) for known in kill_one(cluster, first + index, with_loader=with_loader)]
-    print(
-        f"\n{rounds} of {rounds} rounds, {len(seconds)} errors; seconds after the kill: "
-        f"median {statistics.median(seconds):.3f}, largest {max(seconds):.3f}"
-    )
+    kill_many(cluster, 10, with_loader=with_loader)

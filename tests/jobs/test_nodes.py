@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from test_collectives import bits_of_a_sum, everything, four_hundred_in_any_order, same_names_again_and_again
-from test_killed_ranks import RANKS, kill_one
+from test_killed_ranks import RANKS, kill_many, kill_one
 from test_mismatch import disagreements, failures_before_submission
 
 import shoal
@@ -116,8 +116,9 @@ def test_the_loss_of_any_rank_is_heard_by_all() -> None:
 
 
 @pytest.mark.slow
-def test_fifty_ranks_killed_at_random_moments() -> None:
-    with Cluster(RANKS, servers=1, nodes=2) as cluster:
-        first = random.randrange(1_000_000)
-        for index in range(50):
-            kill_one(cluster, first + index, with_loader=index % 2 == 0)
+@pytest.mark.parametrize("with_loader", [False, True], ids=["", "with a DataLoader"])
+@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("batch", range(2))
+def test_eighty_ranks_killed_at_random_moments(batch: int, ranks: int, with_loader: bool) -> None:
+    with Cluster(ranks, servers=1, nodes=2) as cluster:
+        kill_many(cluster, 10, with_loader=with_loader)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from busy_ranks import work
+from busy_ranks import INSIDE_NODE, work
 from test_collectives import (
     bits_of_a_sum,
     everything,
@@ -19,7 +19,7 @@ from test_collectives import (
     overlapping_groups,
     same_names_again_and_again,
 )
-from test_killed_ranks import RANKS, kill_one
+from test_killed_ranks import RANKS, kill_many, kill_one
 from test_lifecycle import children_that_end, fork_and_be_killed, work_with_children_alive
 from test_mismatch import disagreements, failures_before_submission, sizes_that_do_not_fit
 
@@ -118,11 +118,10 @@ def test_every_other_rank_names_the_killed_one_within_two_seconds() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_loader", [False, True], ids=["", "with a DataLoader"])
-def test_a_hundred_ranks_killed_at_random_moments(with_loader: bool) -> None:
-    first = random.randrange(1_000_000)
-    with Cluster(RANKS, nodes=1) as cluster:
-        for index in range(50):
-            kill_one(cluster, first + index, with_loader=with_loader)
+@pytest.mark.parametrize("batch", range(10))
+def test_two_hundred_ranks_killed_while_others_sleep_in_shared_memory(batch: int, with_loader: bool) -> None:
+    with Cluster(4, nodes=1) as cluster:
+        kill_many(cluster, 10, with_loader=with_loader, operations=INSIDE_NODE)
 
 
 def test_a_stopped_rank_is_not_lost() -> None:
