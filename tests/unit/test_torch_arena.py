@@ -72,6 +72,34 @@ def test_taking_over_keeps_values_and_none() -> None:
     assert [named[index][1].grad for index in (1, 2, 3)] == [None, None, None]
 
 
+@pytest.mark.parametrize("order", [[2, 0, 3, 1], [3, 0, 2, 1], [0, 2, 1, 3], [1, 3, 2, 0]])
+def test_in_another_order_gradients_keep_their_values_in_the_same_memory(order: list[int]) -> None:
+    named = parameters()
+    arenas = GradientArenas(named, ORDER, 64)
+    values = {index: torch.randn_like(named[index][1]) for index in (0, 1, 2)}
+    for index, value in values.items():
+        named[index][1].grad = value.clone()
+        if index != 1:  # it comes from elsewhere
+            arenas.place(index)
+    memory = begins(arenas)
+    arenas.reorder(order)
+    assert begins(arenas) == memory
+    for index, value in values.items():
+        assert named[index][1].grad is arenas.view(index)
+        assert torch.equal(arenas.view(index), value)
+    assert named[3][1].grad is None
+    fresh = GradientArenas(named, order, 64)
+    assert [buffer.gradients for buffer in arenas.buffers] == [buffer.gradients for buffer in fresh.buffers]
+    for index in range(len(named)):
+        dtype = named[index][1].dtype
+        places = [one.view(index).data_ptr() - begins(one)[dtype] for one in (arenas, fresh)]
+        assert places[0] == places[1]
+
+
+def begins(arenas: GradientArenas) -> dict[torch.dtype, int]:
+    return {buffer.memory.dtype: buffer.memory.data_ptr() for buffer in reversed(arenas.buffers)}
+
+
 @pytest.mark.parametrize("place", ["none", "arena", "elsewhere"])
 @pytest.mark.parametrize("used_elsewhere", [False, True])
 def test_an_unused_gradient_contributes_what_it_is_and_changes_only_if_used_elsewhere(

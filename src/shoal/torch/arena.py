@@ -8,7 +8,7 @@ An arena has no values of its own to keep: its memory counts only where a ``para
 buffer is handed to an operation until that is done.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,15 +53,23 @@ class GradientArenas:
     """
 
     def __init__(self, parameters: Sequence[NamedParameter], order: Sequence[int], buffer_bytes: int) -> None:
+        self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
-        self._views: dict[int, torch.Tensor] = {}
-        self.buffers: list[Buffer] = []
-        self.touched: list[tuple[int, ...]] = [()] * len(parameters)
-        by_dtype: dict[torch.dtype, list[int]] = {}
-        for index in order:
-            by_dtype.setdefault(self._parameters[index].dtype, []).append(index)
-        for dtype, indices in by_dtype.items():
-            self._add_arena(parameters, dtype, indices, buffer_bytes)
+        self._buffer_bytes = buffer_bytes
+        self._memory: dict[torch.dtype, torch.Tensor] = {}
+        self._lay_out(order)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """From now on the gradients lie in this order, with the values that they have.
+
+        There is no second arena for that: gradients that have changed places among each other are copied together and put back,
+        and between the order of registration and that of arrival these are mostly the few of a layer.
+        """
+        before, places = self._orders, self._views
+        self._lay_out(order)
+        for dtype, after in self._orders.items():
+            for moved in _permuted(before[dtype], after):
+                self._move(moved, places)
 
     def view(self, index: int) -> torch.Tensor:
         """The place of a gradient: of the parameter's shape, and of its strides where those are dense."""
@@ -103,15 +111,23 @@ class GradientArenas:
         for index in self._views:
             self.place(index)
 
-    def _add_arena(
-        self, parameters: Sequence[NamedParameter], dtype: torch.dtype, indices: Sequence[int], buffer_bytes: int
-    ) -> None:
-        wire = _wire_dtype(dtype, parameters[indices[0]][0])
-        items = [
-            Item(name, parameter.numel(), dtype.itemsize) for name, parameter in map(parameters.__getitem__, indices)
-        ]
-        layout = lay_out(items, buffer_bytes)
-        memory = _memory(layout.size)
+    def _lay_out(self, order: Sequence[int]) -> None:
+        self._views: dict[int, torch.Tensor] = {}
+        self._orders: dict[torch.dtype, list[int]] = {}
+        self.buffers: list[Buffer] = []
+        self.touched: list[tuple[int, ...]] = [()] * len(self._parameters)
+        for index in order:
+            self._orders.setdefault(self._parameters[index].dtype, []).append(index)
+        for dtype, indices in self._orders.items():
+            self._add_arena(dtype, indices)
+
+    def _add_arena(self, dtype: torch.dtype, indices: Sequence[int]) -> None:
+        wire = _wire_dtype(dtype, self._names[indices[0]])
+        items = [Item(self._names[index], self._parameters[index].numel(), dtype.itemsize) for index in indices]
+        layout = lay_out(items, self._buffer_bytes)
+        if dtype not in self._memory:
+            self._memory[dtype] = _memory(layout.size)
+        memory = self._memory[dtype]
         elements, summed = memory.view(dtype), memory.view(wire)
         first_buffer = len(self.buffers)
         for index, extent, touched in zip(indices, layout.extents, layout.touched, strict=True):
@@ -124,12 +140,36 @@ class GradientArenas:
             gradients = tuple(indices[item] for item in needed)
             self.buffers.append(Buffer(f"{name}.buffer{number}", window, gradients))
 
+    def _move(self, moved: Sequence[int], places: dict[int, torch.Tensor]) -> None:
+        """Gradients that together fill the same memory as before. ``places``: where they were."""
+        saved: dict[int, torch.Tensor] = {}
+        for index in moved:
+            gradient = self._parameters[index].grad
+            if len(moved) > 1 and gradient is not None and _same_memory(gradient, places[index]):
+                saved[index] = gradient.detach().clone()
+        for index in moved:
+            if index in saved:
+                self._parameters[index].grad = self._views[index].copy_(saved[index])
+            else:
+                self.place(index)
+
 
 def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
     """The strides of the parameter's gradient in its arena: the parameter's own if they are dense, else row by row."""
     if _is_dense(parameter):
         return tuple(parameter.stride())
     return tuple(torch.empty(parameter.shape, device="meta").stride())
+
+
+def _permuted(before: Sequence[int], after: Sequence[int]) -> Iterator[Sequence[int]]:
+    """``after``, cut wherever both orders have had the same indices so far."""
+    begin, apart = 0, set[int]()
+    for end, pair in enumerate(zip(before, after, strict=True), start=1):
+        for index in pair:
+            apart ^= {index}
+        if not apart:
+            yield after[begin:end]
+            begin = end
 
 
 def _like(place: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

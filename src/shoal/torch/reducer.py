@@ -61,7 +61,11 @@ class Reducer:
         self._used: set[int] = set()
         self._unused: dict[int, torch.Tensor | None] = {}
         self._arrivals: list[int] = []
-        self._lay_out(range(len(self._parameters))[::-1], order_is_known=False)
+        total = sum(parameter.nbytes for _, parameter in self._parameters)
+        order = range(len(self._parameters))[::-1]
+        self._arenas = GradientArenas(self._parameters, order, self._buffer_bytes(total))
+        self._arenas.take_over()
+        self._state(order, order_is_known=False)
         for index, (_, parameter) in enumerate(self._parameters):
             hook = parameter.register_post_accumulate_grad_hook(_weakly(self, index))  # type: ignore[no-untyped-call]
             self._hooks.append(hook)
@@ -206,13 +210,12 @@ class Reducer:
         received = order.tolist()
         if sorted(received) != list(range(count)):
             raise ShoalError(f"{self._channel.here}: the order of the gradients that was broadcast is damaged")
-        self._lay_out(received, order_is_known=True)
+        self._arenas.reorder(received)
+        self._state(received, order_is_known=True)
 
-    def _lay_out(self, order: Sequence[int], order_is_known: bool) -> None:
-        total = sum(parameter.nbytes for _, parameter in self._parameters)
+    def _state(self, order: Sequence[int], order_is_known: bool) -> None:
+        """What all ranks have to agree on, from now on."""
         self._order_is_known = order_is_known
-        self._arenas = GradientArenas(self._parameters, order, self._buffer_bytes(total))
-        self._arenas.take_over()
         self._statement = Statement([self._header(), *(self._describe(index) for index in order)])
 
     def _header(self) -> str:
