@@ -1,0 +1,135 @@
+"""Training on one machine: steps of a model of 100 MB of parameters on 4 ranks, PyTorch's DistributedDataParallel with gloo and Shoal's.
+
+Three teams of 4 processes take turns, one of them without any averaging: what a library's step takes longer than that one's is its
+averaging. Targets: where gloo's averaging is at least 40 % of its step, a step with Shoal is at least 1.4 times as fast; the same
+losses; and of two runs of Shoal, the same bits. A transformer of 8 layers of width 512 on short texts, SGD with momentum, one thread
+a rank; PyTorch's gradients are views into its buckets (gradient_as_bucket_view), which spares it a copy.
+
+    python benchmarks/train_node.py [--quick]
+        2 minutes, 8 GB of memory; results beside it (.txt, .json)
+"""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+from common import lined_up, verdict
+from train_node_ranks import ALONE
+from train_node_teams import AGAIN, GLOO, RANKS, Teams
+
+from shoal.bench import shown_name
+from shoal.bench.channel import Message
+from shoal.bench.machine import machine_facts
+from shoal.bench.naming import SHOAL
+from shoal.bench.sizes import show_seconds
+from shoal.bench.watch import foreign_load
+
+TURNS, STEPS, FIRST_STEPS = 9, 5, 3
+# Of each rank in a step.
+SEQUENCES, LENGTH = 1, 16
+TEAMS = {ALONE: "without averaging", GLOO: "PyTorch with gloo", SHOAL: "Shoal"}
+LEAST_SHARE, FASTER, ALIKE = 0.4, 1.4, 1e-3
+FEW = 5
+
+
+@dataclass
+class Steps:
+    """What a team has done. ``losses``: of each step, the mean over all ranks. ``seconds``, ``cpu``: of a step, by turns that count."""
+
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def take(self, answers: Sequence[Message], counts: bool) -> None:
+        """The answers of all ranks after a turn."""
+        of_steps = list(zip(*(one["losses"] for one in answers), strict=True))
+        self.losses += map(statistics.fmean, of_steps)
+        if counts:
+            began, ended = min(one["start"] for one in answers), max(one["end"] for one in answers)
+            self.seconds.append((ended - began) / len(of_steps) / 1e9)
+            self.cpu.append(sum(one["cpu"] for one in answers) / len(of_steps))
+
+
+def measure(turns: int, steps: int) -> dict[str, Any]:
+    facts = machine_facts() | {"other load, before": f"{foreign_load():.2f} processors", "torch threads a rank": "1"}
+    with Teams({"sequences": SEQUENCES, "length": LENGTH, "momentum": 0.9}) as teams:
+        done = {name: Steps() for name in (*TEAMS, AGAIN)}
+        for name in TEAMS:
+            teams.start(name)
+        for turn in range(-1, turns):
+            for name in TEAMS:
+                count = FIRST_STEPS if turn < 0 else steps
+                done[name].take(teams.ask(name, {"do": "steps", "count": count}), counts=turn >= 0)
+        teams.start(AGAIN)
+        all_steps = {"do": "steps", "count": len(done[SHOAL].losses)}
+        done[AGAIN].take(teams.ask(AGAIN, all_steps), counts=False)
+        ends = {name: teams.ask(name, {"do": "digest"}) for name in (GLOO, SHOAL, AGAIN)}
+        versions = {shown_name(name): teams.versions[name] for name in (GLOO, SHOAL)}
+    return {
+        "facts": facts | versions,
+        "bytes": ends[SHOAL][0]["bytes"],
+        "steps": {name: asdict(one) for name, one in done.items()},
+        "digests": {name: sorted({one["digest"] for one in answers}) for name, answers in ends.items()},
+    }
+
+
+def tell(found: dict[str, Any]) -> list[str]:
+    done = {name: Steps(**one) for name, one in found["steps"].items()}
+    count, steps = len(done[SHOAL].seconds), len(done[SHOAL].losses)
+    alone, gloo, ours = (statistics.median(done[name].seconds) for name in TEAMS)
+    apart = [abs(one - other) / other for one, other in zip(done[SHOAL].losses, done[GLOO].losses, strict=True)]
+    ends = found["digests"]
+    repeated = done[SHOAL].losses == done[AGAIN].losses and ends[SHOAL] == ends[AGAIN] and len(ends[SHOAL]) == 1
+    return [
+        f"Training a transformer of {found['bytes'] / 1e6:.1f} MB of float32 on {RANKS} ranks of one machine, "
+        f"{SEQUENCES} × {LENGTH} characters a rank and step: medians of {count} turns of {STEPS} steps",
+        "",
+        *lined_up(table(done)),
+        "",
+        verdict(
+            f"gloo's averaging at least {LEAST_SHARE:.0%} of its step, {1 - alone / gloo:.0%}",
+            1 - alone / gloo >= LEAST_SHARE,
+        ),
+        verdict(f"a step at least {FASTER:g} times as fast as gloo's, {gloo / ours:.2f} ×", gloo / ours >= FASTER),
+        verdict(
+            f"the same losses in {steps} steps, at most {max(apart):.1e} of the loss apart ({max(apart[:FEW]):.1e} in the first "
+            f"{FEW}: rounding, which training makes grow)",
+            max(apart) < ALIKE,
+        ),
+        verdict("when Shoal runs again, the same bits of all losses and, on all ranks, of all parameters", repeated),
+        f"loss: {done[SHOAL].losses[0]:.4f} at first, {done[SHOAL].losses[-1]:.4f} in the end; gloo's {done[GLOO].losses[-1]:.4f}",
+        "",
+        *(f"{name}: {fact}" for name, fact in found["facts"].items()),
+    ]
+
+
+def table(done: dict[str, Steps]) -> list[list[str]]:
+    rows = [["", "step", "fastest", "slowest", "averaging", "of the step", "CPU s, all ranks"]]
+    alone = statistics.median(done[ALONE].seconds)
+    for name, words in TEAMS.items():
+        seconds = done[name].seconds
+        median = statistics.median(seconds)
+        added = ["", ""] if name == ALONE else [show_seconds(max(median - alone, 0.0)), f"{1 - alone / median:.0%}"]
+        times = map(show_seconds, (median, min(seconds), max(seconds)))
+        rows.append([words, *times, *added, f"{statistics.median(done[name].cpu):.2f}"])
+    return rows
+
+
+@click.command(help=(__doc__ or "").split("\n\n")[0])
+@click.option("--quick", is_flag=True, help="Few turns, to try it: keeps nothing.")
+def main(quick: bool) -> None:
+    found = measure(2, 2) if quick else measure(TURNS, STEPS)
+    lines = tell(found)
+    print("\n".join(lines))
+    if not quick:
+        stem = Path(__file__)
+        stem.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+        stem.with_suffix(".json").write_text(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

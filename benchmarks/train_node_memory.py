@@ -1,0 +1,142 @@
+"""The memory that averaging takes on one machine: 4 ranks that train a model of 100 MB of parameters, without averaging, with PyTorch's
+DistributedDataParallel and gloo, and with Shoal's.
+
+The largest sum, while all of them start and train, of what each rank has for itself (RssAnon of /proc/PID/status) and of what they
+share, once (the memory that the machine has given to their shared file, touched or not). It is read every few milliseconds, and does not
+see memory that is the kernel's own, such as socket buffers. Target: with Shoal at most the arenas, one staging area of 16 MiB and 32 MiB
+a rank more than without averaging. Plain SGD on short texts, which needs hardly anything beside parameters and gradients: with more
+activations, or state of an optimizer, averaging adds no more than here to the largest sum.
+
+    python benchmarks/train_node_memory.py [--quick]
+        1 minute, 4 GB of memory; results beside it (.txt, .json)
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+from common import lined_up, verdict
+from train_node_ranks import ALONE
+from train_node_teams import GLOO, RANKS, Teams
+
+from shoal.bench.machine import machine_facts
+from shoal.bench.naming import SHOAL
+from shoal.layout import MIB
+
+STEPS, QUICK_STEPS = 12, 3
+# Between two looks at all ranks.
+PAUSE = 0.002
+STAGING, ALLOWANCE = 16 * MIB, 32 * MIB
+TEAMS = {ALONE: "without averaging", GLOO: "PyTorch with gloo", SHOAL: "Shoal"}
+
+
+class Peak(threading.Thread):
+    """Looks at processes until it is told to stop. ``pids``: those that there are by now."""
+
+    def __init__(self, pids: Callable[[], list[int]]) -> None:
+        super().__init__(name="peak", daemon=True)
+        self._pids = pids
+        self._over = threading.Event()
+        self.own = self.shared = self.looks = 0
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            pids = self._pids()
+            own, shared = sum(resident(pid, "RssAnon") for pid in pids), shared_files(pids)
+            if own + shared > self.own + self.shared:
+                self.own, self.shared = own, shared
+            self.looks += 1
+            time.sleep(PAUSE)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def resident(pid: int, kind: str) -> int:
+    """Bytes, by the names of /proc/PID/status; none of a process that has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:")), 0)
+
+
+def shared_files(pids: Sequence[int]) -> int:
+    """Bytes of memory that the files without a name have which these processes have open."""
+    found = {}
+    for descriptor in (one for pid in pids for one in Path(f"/proc/{pid}/fd").glob("*")):
+        with suppress(OSError):  # it may have been closed
+            if str(descriptor.readlink()).startswith("/memfd:"):
+                status = descriptor.stat()
+                found[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(found.values())
+
+
+def measure(name: str, steps: int) -> dict[str, Any]:
+    with Teams({"sequences": 1, "length": 8, "momentum": 0.0}) as teams:
+        peak = Peak(lambda: list(teams.pids))
+        peak.start()
+        teams.start(name)
+        for _ in range(steps):
+            teams.ask(name, {"do": "steps", "count": 1})
+        size = teams.ask(name, {"do": "digest"})[0]["bytes"]
+        peak.stop()
+        return {
+            "own": peak.own,
+            "shared": peak.shared,
+            "looks": peak.looks,
+            "most resident": [resident(pid, "VmHWM") for pid in teams.pids],
+            "parameters": size,
+        }
+
+
+def tell(found: dict[str, dict[str, Any]]) -> list[str]:
+    size = found[SHOAL]["parameters"]
+    totals = {name: one["own"] + one["shared"] for name, one in found.items()}
+    rows = [["MiB, all ranks together", "at most", "own", "shared", "more than without", "largest VmHWM of a rank"]]
+    for name, words in TEAMS.items():
+        one, more = found[name], totals[name] - totals[ALONE]
+        cells = [totals[name], one["own"], one["shared"], more, max(one["most resident"])]
+        rows.append([words, *(f"{cell / MIB:.0f}" for cell in cells)])
+    more = totals[SHOAL] - totals[ALONE]
+    arenas = RANKS * size
+    beside = STAGING + RANKS * ALLOWANCE
+    return [
+        f"Memory of {RANKS} ranks of one machine that train a transformer of {size / MIB:.0f} MiB of float32, plain SGD",
+        "",
+        *lined_up(rows),
+        "",
+        verdict(
+            f"Shoal at most the arenas, {arenas / MIB:.0f} MiB, and {beside / MIB:.0f} MiB more than without averaging: "
+            f"{more / MIB:.0f} MiB more",
+            more <= arenas + beside,
+        ),
+        verdict(
+            f"and, since the arenas hold gradients that every rank has anyway, at most those {beside / MIB:.0f} MiB more",
+            more <= beside,
+        ),
+        f"each rank's memory was read {found[SHOAL]['looks']} times; VmHWM counts files, and what ranks share, in every one of them",
+    ]
+
+
+@click.command(help=(__doc__ or "").split("\n\n")[0])
+@click.option("--quick", is_flag=True, help="Few steps, to try it: keeps nothing.")
+def main(quick: bool) -> None:
+    found = {name: measure(name, QUICK_STEPS if quick else STEPS) for name in TEAMS}
+    facts = machine_facts()
+    lines = [*tell(found), "", *(f"{name}: {fact}" for name, fact in facts.items())]
+    print("\n".join(lines))
+    if not quick:
+        stem = Path(__file__)
+        stem.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+        stem.with_suffix(".json").write_text(json.dumps({"facts": facts, "teams": found}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
