@@ -4,11 +4,11 @@ DistributedDataParallel and gloo, and with Shoal's.
 The largest sum, while all of them start and train, of what each rank has for itself (RssAnon of /proc/PID/status) and of what they
 share, once (the memory that the machine has given to their shared file, touched or not). It is read every few milliseconds, and does not
 see memory that is the kernel's own, such as socket buffers. Target: with Shoal at most the arenas, one staging area of 16 MiB and 32 MiB
-a rank more than without averaging. Plain SGD on short texts, which needs hardly anything beside parameters and gradients: with more
-activations, or state of an optimizer, averaging adds no more than here to the largest sum.
+a rank more than without averaging. Plain SGD; on short texts, whose steps need hardly anything beside parameters and gradients, and on
+long ones, which need most at the end of the forward pass, where nobody else has gradients, but the arenas are there.
 
     python benchmarks/train_node_memory.py [--quick]
-        1 minute, 4 GB of memory; results beside it (.txt, .json)
+        3 minutes, 6 GB of memory; results beside it (.txt, .json)
 """
 
 import json
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,18 @@ from shoal.bench.machine import machine_facts
 from shoal.bench.naming import SHOAL
 from shoal.layout import MIB
 
-STEPS, QUICK_STEPS = 12, 3
+
+@dataclass(frozen=True)
+class Case:
+    """``sequences``, ``length``: of the texts of each rank in a step."""
+
+    sequences: int
+    length: int
+    steps: int
+
+
+CASES = {"short texts": Case(1, 8, 12), "long texts": Case(4, 128, 4)}
+QUICK_CASES = {"short texts": Case(1, 8, 3)}
 # Between two looks at all ranks.
 PAUSE = 0.002
 STAGING, ALLOWANCE = 16 * MIB, 32 * MIB
@@ -78,12 +90,12 @@ def shared_files(pids: Sequence[int]) -> int:
     return sum(found.values())
 
 
-def measure(name: str, steps: int) -> dict[str, Any]:
-    with Teams({"sequences": 1, "length": 8, "momentum": 0.0}) as teams:
+def measure(name: str, case: Case) -> dict[str, Any]:
+    with Teams({"sequences": case.sequences, "length": case.length, "momentum": 0.0}) as teams:
         peak = Peak(lambda: list(teams.pids))
         peak.start()
         teams.start(name)
-        for _ in range(steps):
+        for _ in range(case.steps):
             teams.ask(name, {"do": "steps", "count": 1})
         size = teams.ask(name, {"do": "digest"})[0]["bytes"]
         peak.stop()
@@ -96,46 +108,47 @@ def measure(name: str, steps: int) -> dict[str, Any]:
         }
 
 
-def tell(found: dict[str, dict[str, Any]]) -> list[str]:
-    size = found[SHOAL]["parameters"]
-    totals = {name: one["own"] + one["shared"] for name, one in found.items()}
-    rows = [["MiB, all ranks together", "at most", "own", "shared", "more than without", "largest VmHWM of a rank"]]
+def tell(cases: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+    lines = [f"Memory of {RANKS} ranks of one machine that train a transformer, plain SGD; MiB, all ranks together"]
+    for words, found in cases.items():
+        case = CASES[words]
+        lines += ["", f"{words}: {case.sequences} × {case.length} characters a rank and step", "", *_table(found)]
+    lines.append("")
+    for words, found in cases.items():
+        arenas, beside = RANKS * found[SHOAL]["parameters"], STAGING + RANKS * ALLOWANCE
+        more = _total(found[SHOAL]) - _total(found[ALONE])
+        what = f"{words}: at most the arenas, {arenas / MIB:.0f} MiB, and {beside / MIB:.0f} MiB more than without averaging"
+        lines.append(verdict(f"{what}, {more / MIB:.0f} MiB", more <= arenas + beside))
+    looks = min(one["looks"] for found in cases.values() for one in found.values())
+    return [*lines, f"looked at {looks} times or more; VmHWM counts files, and what ranks share, in every one of them"]
+
+
+def _table(found: dict[str, dict[str, Any]]) -> list[str]:
+    rows = [["", "at most", "own", "shared", "more than without", "largest VmHWM of a rank"]]
     for name, words in TEAMS.items():
-        one, more = found[name], totals[name] - totals[ALONE]
-        cells = [totals[name], one["own"], one["shared"], more, max(one["most resident"])]
+        one = found[name]
+        more = _total(one) - _total(found[ALONE])
+        cells = [_total(one), one["own"], one["shared"], more, max(one["most resident"])]
         rows.append([words, *(f"{cell / MIB:.0f}" for cell in cells)])
-    more = totals[SHOAL] - totals[ALONE]
-    arenas = RANKS * size
-    beside = STAGING + RANKS * ALLOWANCE
-    return [
-        f"Memory of {RANKS} ranks of one machine that train a transformer of {size / MIB:.0f} MiB of float32, plain SGD",
-        "",
-        *lined_up(rows),
-        "",
-        verdict(
-            f"Shoal at most the arenas, {arenas / MIB:.0f} MiB, and {beside / MIB:.0f} MiB more than without averaging: "
-            f"{more / MIB:.0f} MiB more",
-            more <= arenas + beside,
-        ),
-        verdict(
-            f"and, since the arenas hold gradients that every rank has anyway, at most those {beside / MIB:.0f} MiB more",
-            more <= beside,
-        ),
-        f"each rank's memory was read {found[SHOAL]['looks']} times; VmHWM counts files, and what ranks share, in every one of them",
-    ]
+    return lined_up(rows)
+
+
+def _total(one: dict[str, Any]) -> int:
+    return int(one["own"]) + int(one["shared"])
 
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--quick", is_flag=True, help="Few steps, to try it: keeps nothing.")
 def main(quick: bool) -> None:
-    found = {name: measure(name, QUICK_STEPS if quick else STEPS) for name in TEAMS}
+    cases = QUICK_CASES if quick else CASES
+    found = {words: {name: measure(name, case) for name in TEAMS} for words, case in cases.items()}
     facts = machine_facts()
     lines = [*tell(found), "", *(f"{name}: {fact}" for name, fact in facts.items())]
     print("\n".join(lines))
     if not quick:
         stem = Path(__file__)
         stem.with_suffix(".txt").write_text("\n".join(lines) + "\n")
-        stem.with_suffix(".json").write_text(json.dumps({"facts": facts, "teams": found}) + "\n")
+        stem.with_suffix(".json").write_text(json.dumps({"facts": facts, "cases": found}) + "\n")
 
 
 if __name__ == "__main__":
