@@ -20,7 +20,7 @@ Step = Callable[[], object]
 def _steps() -> dict[str, Step]:
     rank, size = shoal.rank(), shoal.size()
     large = np.ones(500_000, np.float32)
-    rows = np.ones((999, 100), np.float32)
+    rows = np.ones((996, 100), np.float32)
     memory = runtime.allocate(large.nbytes)
     shared = large if memory is None else memory.view(np.float32)
     return {
@@ -29,7 +29,7 @@ def _steps() -> dict[str, Step]:
         "all-reduce of shared arrays": lambda: shoal.allreduce_(shared, name="gradient"),
         "broadcast": lambda: shoal.broadcast_(large, root=size - 1, name="model"),
         "all-gather": lambda: shoal.allgather(rows[: 100 * (rank + 1)], name="samples"),
-        "all-to-all": lambda: shoal.alltoall(rows, splits=[999 // size] * size, name="tokens"),
+        "all-to-all": lambda: shoal.alltoall(rows, splits=[996 // size] * size, name="tokens"),
         "reduce-scatter": lambda: shoal.reducescatter(rows, name="shards"),
         "barrier": lambda: shoal.barrier(name="step"),
     }
@@ -83,21 +83,23 @@ def loader_batches() -> Iterator[object]:
 
 
 def work(operation: str, with_loader: bool) -> None:
-    """Says ``working``, and repeats the operation until it fails; then ``failed`` and when (CLOCK_MONOTONIC)."""
+    """Says ``working``, and repeats the operation until it fails; then ``failed``, when, and when it had called it (CLOCK_MONOTONIC)."""
     shoal.init()
     chance = random.Random(os.getpid())
     step = training_step() if operation == "training" else _steps()[operation]
     batches = loader_batches() if with_loader else itertools.repeat(None)
     step()
     print("working", flush=True)
+    called = time.monotonic()
     try:
         while True:
             next(batches)
             # What a rank computes between two operations, so that they do not all wait at the same moment.
             time.sleep(chance.choice([0.0, 0.0, 0.001, 0.02]))
+            called = time.monotonic()
             step()
     except BaseException as error:
-        print("failed", time.monotonic(), getattr(error, "rank", None), type(error).__name__, error, flush=True)
+        print("failed", time.monotonic(), called, getattr(error, "rank", None), type(error).__name__, error, flush=True)
         raise
 
 
