@@ -165,70 +165,65 @@ TEST(what_failed_before_it_was_sent_is_forgotten_when_all_have_heard) {
   }));
 }
 
+// A broadcast from here that both servers have admitted, and for more of which there is no credit.
+struct HalfSent : TwoServers {
+  static constexpr std::uint64_t handle = 7;
+
+  HalfSent() {
+    Submission submission;
+    submission.handle = handle;
+    submission.collective = Collective::broadcast;
+    submission.name = "x";
+    submission.dtype = DType::uint8;
+    submission.shape = {100'000};
+    submission.input = array.data();
+    submission.input_bytes = array.size();
+    submission.timeout = second;
+    node.submit(std::move(submission));
+    from_both({.type = Type::admit, .operation = 1});
+  }
+
+  void from_both(const wire::Header& header, const wire::Bytes& payload = {}) {
+    for (const LinkId link : {server_link, server_link + 1}) {
+      CHECK(arrives(link, header, payload).ok());
+    }
+  }
+
+  std::size_t data_sent() const {
+    return static_cast<std::size_t>(
+        std::count_if(world.queue.begin(), world.queue.end(),
+                      [](const World::Queued& frame) { return frame.header.type == Type::data; }));
+  }
+
+  std::vector<std::byte> array = std::vector<std::byte>(100'000);
+};
+
 // Found by the simulated network: credit came back for a broadcast that had failed half sent, and the rest of it was
 // sent from an array that had been given back.
 TEST(what_has_failed_half_sent_sends_nothing_more_when_credit_comes_back) {
-  TwoServers job;
-  std::vector<std::byte> array(100'000);
-  Submission submission;
-  submission.handle = 7;
-  submission.collective = Collective::broadcast;
-  submission.name = "x";
-  submission.dtype = DType::uint8;
-  submission.shape = {100'000};
-  submission.input = array.data();
-  submission.input_bytes = array.size();
-  submission.timeout = second;
-  job.node.submit(std::move(submission));
-  const wire::Failure failure{Status::error(Code::timeout, "'x' did not move", 1)};
-  for (const LinkId link : {server_link, server_link + 1}) {
-    CHECK(job.arrives(link, {.type = Type::admit, .operation = 1}, {}).ok());
-  }
-  const auto is_data = [](const World::Queued& frame) { return frame.header.type == Type::data; };
-  const auto sent = std::count_if(job.world.queue.begin(), job.world.queue.end(), is_data);
+  HalfSent job;
+  const std::size_t sent = job.data_sent();
   CHECK(sent > 0);
   // Only the home may fail it; the other server's word would be refused.
-  LinkId home = server_link;
-  if (!job.arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok()) {
-    home = server_link + 1;
-    CHECK(job.arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
+  const wire::Bytes failure = wire::encode(wire::Failure{Status::error(Code::timeout, "'x' did not move", 1)});
+  if (!job.arrives(server_link, {.type = Type::fail, .operation = 1}, failure).ok()) {
+    CHECK(job.arrives(server_link + 1, {.type = Type::fail, .operation = 1}, failure).ok());
   }
-  CHECK(job.world.finished.contains(7));
-  for (const LinkId link : {server_link, server_link + 1}) {
-    CHECK(job.arrives(link, {.type = Type::grant, .credit = 4096}, {}).ok());
-  }
-  CHECK_EQ(std::count_if(job.world.queue.begin(), job.world.queue.end(), is_data), sent);
+  CHECK(job.world.finished.contains(HalfSent::handle));
+  job.from_both({.type = Type::grant, .credit = 4096});
+  CHECK_EQ(job.data_sent(), sent);
 }
 
 // Found by the simulated network with forged frames: what all have, a server says, was sent on from an array that had
 // been given back.
 TEST(what_all_have_is_sent_no_further) {
-  TwoServers job;
-  std::vector<std::byte> array(100'000);
-  Submission submission;
-  submission.handle = 7;
-  submission.collective = Collective::broadcast;
-  submission.name = "x";
-  submission.dtype = DType::uint8;
-  submission.shape = {100'000};
-  submission.input = array.data();
-  submission.input_bytes = array.size();
-  submission.timeout = second;
-  job.node.submit(std::move(submission));
-  for (const LinkId link : {server_link, server_link + 1}) {
-    CHECK(job.arrives(link, {.type = Type::admit, .operation = 1}, {}).ok());
-  }
-  const auto is_data = [](const World::Queued& frame) { return frame.header.type == Type::data; };
-  const auto sent = std::count_if(job.world.queue.begin(), job.world.queue.end(), is_data);
+  HalfSent job;
+  const std::size_t sent = job.data_sent();
   CHECK(sent > 0);
-  for (const LinkId link : {server_link, server_link + 1}) {
-    CHECK(job.arrives(link, {.type = Type::have}, wire::encode_numbers({1})).ok());
-  }
-  CHECK(job.world.finished.at(7).ok());
-  for (const LinkId link : {server_link, server_link + 1}) {
-    CHECK(job.arrives(link, {.type = Type::grant, .credit = 4096}, {}).ok());
-  }
-  CHECK_EQ(std::count_if(job.world.queue.begin(), job.world.queue.end(), is_data), sent);
+  job.from_both({.type = Type::have}, wire::encode_numbers({1}));
+  CHECK(job.world.finished.at(HalfSent::handle).ok());
+  job.from_both({.type = Type::grant, .credit = 4096});
+  CHECK_EQ(job.data_sent(), sent);
 }
 
 // Found by the simulated network: an all-gather failed while blocks were on their way, then its home was lost.
