@@ -279,6 +279,26 @@ def test_a_lab_is_gone_with_its_process_and_what_ran_there_too() -> None:
         wait_until(lambda: not is_running(sleeper))
 
 
+def test_what_was_on_its_way_into_a_lab_that_is_gone_is_killed() -> None:
+    # Open before the lab is gone, and in it only afterwards: as "ip netns exec" is when it has to wait for a processor.
+    enter = (
+        "import ctypes, sys, time; place = open(sys.argv[1]); print(flush=True); time.sleep(0.5); "
+        "ctypes.CDLL(None).setns(place.fileno(), 0); time.sleep(300)"
+    )
+    with owner_of_a_lab('print("made", flush=True)') as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        namespace = f"/var/run/netns/{namespaces_of(owner.pid)[0]}"
+        with subprocess.Popen([sys.executable, "-c", enter, namespace], stdout=subprocess.PIPE) as late:
+            assert late.stdout is not None
+            late.stdout.readline()
+            owner.kill()
+            try:
+                assert late.wait(SECONDS) == -signal.SIGKILL
+            finally:
+                late.kill()
+
+
 def leave_a_lab_behind() -> int:
     """Kills a lab's process, after its janitor. The number that it had."""
     with owner_of_a_lab('print("made", flush=True)') as owner:

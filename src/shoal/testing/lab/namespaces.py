@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 FOLDER = Path("/var/run/netns")  # iproute2's
 _NAME = re.compile(r"shoal-lab-(?P<pid>\d+)-(?P<start>\d+)-.+")
 _END_SECONDS = 5.0  # for processes to die, and for namespaces to go
+_LATE_SECONDS = 1.0  # for a process that has opened a namespace to be in it
 
 
 def own_prefix() -> str:
@@ -70,6 +71,21 @@ def remove(names: Iterable[str], ip: str) -> None:
         time.sleep(0.01)
     if left:
         raise OSError(f"cannot delete the network namespaces {', '.join(left)}: {done.stderr.strip()}")
+
+
+def remove_with_latecomers(names: Sequence[str], ip: str) -> None:
+    """``remove``, of a lab whose process has died: what that had just started may come into a namespace that is gone."""
+    with contextlib.ExitStack() as stack:
+        inodes = set()
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                # Open, so that no other namespace gets its number.
+                inodes.add(os.fstat(stack.enter_context((FOLDER / name).open("rb")).fileno()).st_ino)
+        remove(names, ip)
+        deadline = time.monotonic() + _LATE_SECONDS
+        while inodes and time.monotonic() < deadline:
+            _kill_once(inodes)
+            time.sleep(0.05)
 
 
 def kill_all(names: Iterable[str]) -> None:
@@ -135,7 +151,7 @@ def main() -> None:
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop, signal.SIG_IGN)
     sys.stdin.read()
-    remove(existing(prefix), ip)
+    remove_with_latecomers(existing(prefix), ip)
 
 
 if __name__ == "__main__":
