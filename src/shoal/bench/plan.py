@@ -23,7 +23,8 @@ class Variant:
 
     ``limits``, ``environment``: as the plan's. ``window``: the array is summed in windows of so many bytes, all submitted at
     once, as fusion buffers are; None: in one operation. ``proxies``: of the dedicated servers; None: as many as they choose.
-    ``shared``: the array lies in memory that the ranks of one machine share, as gradients of shoal.torch do.
+    ``shared``: the array lies in memory that the ranks of one machine share, as gradients of shoal.torch do. ``c10d``: the array is
+    summed by torch.distributed, whose backend "shoal" is, not by Shoal's own function.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -31,6 +32,7 @@ class Variant:
     window: int | None = None
     proxies: int | None = None
     shared: bool = False
+    c10d: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class Plan:
         for name, variant in self.variants.items():
             if not name or not name.isprintable():
                 raise ConfigurationError(f"{name!r} is no name of a variant: take printable characters")
+            if variant.c10d and (variant.window is not None or variant.shared):
+                raise ConfigurationError(
+                    f"variant {name}: torch.distributed has neither windows nor shared arrays of its own"
+                )
             if variant.window is not None and (variant.window < 4 or variant.window % 4):
                 raise ConfigurationError(f"a window of {variant.window} bytes: take a multiple of 4")
             overrides_of(variant.limits)

@@ -8,6 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from shoal.bench.conductor import BenchError, Player
 from shoal.bench.naming import SHOAL, variant_name
@@ -36,24 +37,26 @@ class ShoalTeams:
         environment = self._environment(variant)
         servers = self._servers_with(variant.proxies)
         meeting = f"{place.address(0)}:{place.free_ports(0, 1)}"
-        arguments = {
-            "limits": {**plan.limits, **variant.limits},
-            "window": variant.window,
-            "shared": variant.shared,
-        }
-        for rank, host in enumerate(hosts_of_ranks(place)):
+        hosts = hosts_of_ranks(place)
+        store = {"host": place.address(0), "port": place.free_ports(0, 1), "size": len(hosts)} if variant.c10d else None
+        arguments: dict[str, Any] = {"limits": {**plan.limits, **variant.limits}, "c10d": variant.c10d}
+        if not variant.c10d:
+            arguments |= {"window": variant.window, "shared": variant.shared}
+        for rank, host in enumerate(hosts):
             own = environment | {
                 "RANK": str(rank),
-                "WORLD_SIZE": str(place.nodes * place.ranks_each),
+                "WORLD_SIZE": str(len(hosts)),
                 "LOCAL_RANK": str(rank % place.ranks_each),
                 "LOCAL_WORLD_SIZE": str(place.ranks_each),
                 "SHOAL_RENDEZVOUS": meeting,
             }
             if servers:
                 own["SHOAL_SERVERS"] = ",".join(servers)
+            if store is not None:
+                arguments["store"] = store | {"rank": rank}
             command = self._troupe.member_command(contestant, place.address(host), arguments)
             self._troupe.start(host, f"{contestant.replace('/', '-')} rank {rank}", command, own)
-        return self._troupe.stage.admit(place.nodes * place.ranks_each, START_SECONDS, self._troupe.alive)
+        return self._troupe.stage.admit(len(hosts), START_SECONDS, self._troupe.alive)
 
     def _environment(self, variant: Variant) -> dict[str, str]:
         return base_environment() | {"SHOAL_SECRET": self._secret, **self._plan.environment, **variant.environment}

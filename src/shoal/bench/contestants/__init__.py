@@ -16,9 +16,10 @@ def join(name: str, arguments: Mapping[str, Any]) -> Contestant:
     library raises.
     """
     if family(name) == SHOAL:
-        from shoal.bench.contestants.shoal_ranks import ShoalRanks
+        from shoal.bench.contestants.shoal_ranks import ShoalRanks, ShoalRanksOfTorch
 
-        return ShoalRanks(**arguments)
+        own = dict(arguments)
+        return ShoalRanksOfTorch(**own) if own.pop("c10d", False) else ShoalRanks(**own)
     if name in ("gloo", "nccl"):
         from shoal.bench.contestants.torch_ranks import Gloo, Nccl
 

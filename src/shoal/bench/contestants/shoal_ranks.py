@@ -1,4 +1,4 @@
-"""Shoal itself: a rank that sums in place, with nothing but the public operations."""
+"""Shoal itself: a rank that sums in place, with nothing but the public operations; and as the backend of torch.distributed."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -43,6 +43,31 @@ class ShoalRanks:
 
     def close(self) -> None:
         shoal.shutdown()
+
+
+class ShoalRanksOfTorch:
+    """The same job, used by torch.distributed. Its ranks meet once more, in ``store``, as PyTorch wants it."""
+
+    def __init__(self, limits: Mapping[str, int], rank: int, size: int, store: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._torch, self._dist = torch, dist
+        self._job = ShoalRanks(limits)
+        dist.init_process_group("shoal", store=store, rank=rank, world_size=size)
+        self.version = f"{self._job.version}, torch {torch.__version__}"
+        self.rank, self.size, self.limits = self._job.rank, self._job.size, self._job.limits
+
+    def buffer(self, content: FloatArray) -> Buffer:
+        tensor = self._torch.from_numpy(content)
+        return ArrayBuffer(content, lambda: self._dist.all_reduce(tensor))
+
+    def barrier(self) -> None:
+        self._dist.barrier()
+
+    def close(self) -> None:
+        self._dist.destroy_process_group()
+        self._job.close()
 
 
 def _in_shared_memory(content: FloatArray) -> FloatArray:
