@@ -11,60 +11,42 @@ a rank; PyTorch's gradients are views into its buckets (gradient_as_bucket_view)
 
 import json
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 from common import lined_up, verdict
-from train_node_ranks import ALONE
-from train_node_teams import AGAIN, GLOO, RANKS, Teams
+from training_ranks import ALONE, Task
+from training_teams import AGAIN, GLOO, Steps, Teams
 
 from shoal.bench import shown_name
-from shoal.bench.channel import Message
 from shoal.bench.machine import machine_facts
 from shoal.bench.naming import SHOAL
+from shoal.bench.places import LocalPlace
 from shoal.bench.sizes import show_seconds
 from shoal.bench.watch import foreign_load
 
-TURNS, STEPS, FIRST_STEPS = 9, 5, 3
+RANKS, TURNS, STEPS, FIRST_STEPS = 4, 9, 5, 3
 # Of each rank in a step.
 SEQUENCES, LENGTH = 1, 16
+TASK = Task("transformer", SEQUENCES, LENGTH, momentum=0.9)
 TEAMS = {ALONE: "without averaging", GLOO: "PyTorch with gloo", SHOAL: "Shoal"}
 LEAST_SHARE, FASTER, ALIKE = 0.4, 1.4, 1e-3
 FEW = 5
 
 
-@dataclass
-class Steps:
-    """What a team has done. ``losses``: of each step, the mean over all ranks. ``seconds``, ``cpu``: of a step, by turns that count."""
-
-    losses: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-
-    def take(self, answers: Sequence[Message], counts: bool) -> None:
-        """The answers of all ranks after a turn."""
-        of_steps = list(zip(*(one["losses"] for one in answers), strict=True))
-        self.losses += map(statistics.fmean, of_steps)
-        if counts:
-            began, ended = min(one["start"] for one in answers), max(one["end"] for one in answers)
-            self.seconds.append((ended - began) / len(of_steps) / 1e9)
-            self.cpu.append(sum(one["cpu"] for one in answers) / len(of_steps))
-
-
 def measure(turns: int, steps: int) -> dict[str, Any]:
     facts = machine_facts() | {"other load, before": f"{foreign_load():.2f} processors", "torch threads a rank": "1"}
-    with Teams({"sequences": SEQUENCES, "length": LENGTH, "momentum": 0.9}) as teams:
+    with Teams(LocalPlace(RANKS, one_machine=True)) as teams:
         done = {name: Steps() for name in (*TEAMS, AGAIN)}
         for name in TEAMS:
-            teams.start(name)
+            teams.start(name, TASK)
         for turn in range(-1, turns):
             for name in TEAMS:
                 count = FIRST_STEPS if turn < 0 else steps
                 done[name].take(teams.ask(name, {"do": "steps", "count": count}), counts=turn >= 0)
-        teams.start(AGAIN)
+        teams.start(AGAIN, TASK)
         all_steps = {"do": "steps", "count": len(done[SHOAL].losses)}
         done[AGAIN].take(teams.ask(AGAIN, all_steps), counts=False)
         ends = {name: teams.ask(name, {"do": "digest"}) for name in (GLOO, SHOAL, AGAIN)}

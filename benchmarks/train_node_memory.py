@@ -22,11 +22,12 @@ from typing import Any
 
 import click
 from common import lined_up, verdict
-from train_node_ranks import ALONE
-from train_node_teams import GLOO, RANKS, Teams
+from training_ranks import ALONE, Task
+from training_teams import GLOO, Teams
 
 from shoal.bench.machine import machine_facts
 from shoal.bench.naming import SHOAL
+from shoal.bench.places import LocalPlace
 from shoal.layout import MIB
 
 
@@ -41,6 +42,7 @@ class Case:
 
 CASES = {"short texts": Case(1, 8, 12), "long texts": Case(4, 128, 4)}
 QUICK_CASES = {"short texts": Case(1, 8, 3)}
+RANKS = 4
 # Between two looks at all ranks.
 PAUSE = 0.002
 STAGING, ALLOWANCE = 16 * MIB, 32 * MIB
@@ -91,10 +93,10 @@ def shared_files(pids: Sequence[int]) -> int:
 
 
 def measure(name: str, case: Case) -> dict[str, Any]:
-    with Teams({"sequences": case.sequences, "length": case.length, "momentum": 0.0}) as teams:
+    with Teams(LocalPlace(RANKS, one_machine=True)) as teams:
         peak = Peak(lambda: list(teams.pids))
         peak.start()
-        teams.start(name)
+        teams.start(name, Task("transformer", case.sequences, case.length))
         for _ in range(case.steps):
             teams.ask(name, {"do": "steps", "count": 1})
         size = teams.ask(name, {"do": "digest"})[0]["bytes"]
