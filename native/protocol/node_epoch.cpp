@@ -35,6 +35,9 @@ Status Node::Impl::receive_epoch(const LinkState& link) {
   if (Status status = wire::decode(payload, epoch); !status.ok()) {
     return status;
   }
+  if (epoch.text.empty()) {
+    return refused("EPOCH " + std::to_string(link.header.epoch) + ", which does not say why");
+  }
   if (link.header.epoch <= epoch_ || epoch.weights.size() != servers_.size() ||
       std::accumulate(epoch.weights.begin(), epoch.weights.end(), std::uint64_t{0}) == 0) {
     return refused("EPOCH " + std::to_string(link.header.epoch) + ", which cannot follow epoch " +

@@ -145,6 +145,14 @@ TEST(an_answer_to_what_was_not_written_yet_leaves_no_frame_that_borrows_the_arra
   }
 }
 
+TEST(an_epoch_that_does_not_say_why_is_refused) {
+  TwoServers job;
+  const wire::Epoch silent{{0, 1}, ""};
+  const Status status = job.arrives(coordinator_link, {.type = Type::epoch, .epoch = 1}, wire::encode(silent));
+  CHECK(status.code == Code::protocol);
+  CHECK(job.loses(server_link).ok());
+}
+
 TEST(what_failed_before_it_was_sent_is_forgotten_when_all_have_heard) {
   TwoServers job;
   Submission submission;
