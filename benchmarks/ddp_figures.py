@@ -31,7 +31,7 @@ from shoal.bench.places import LocalPlace
 from shoal.bench.sizes import show_seconds
 from shoal.bench.watch import foreign_load
 
-RANKS, TURNS, STEPS = 4, 7, 4
+RANKS, TURNS, STEPS = 4, 5, 4
 TASK = Task("gpt", sequences=1, length=32)
 TEAMS = {GLOO: "PyTorch's module, gloo", C10D: "PyTorch's module, shoal", SHOAL: "Shoal's module"}
 COLOURS = {GLOO: "#d9822b", C10D: "#7fb2e5", SHOAL: "#1f6fb4"}

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import training_models
 from torch import Tensor, nn
 
@@ -139,14 +140,10 @@ class _RoundRobin:
     """Process groups of all ranks that take turns with the buckets."""
 
     def __init__(self, count: int) -> None:
-        import torch.distributed as dist
-
         self._groups = [dist.new_group() for _ in range(count)]
         self._next = 0
 
-    def average(self, bucket: Any) -> Any:
-        import torch.distributed as dist
-
+    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         group = self._groups[self._next]
         self._next = (self._next + 1) % len(self._groups)
         buffer = bucket.buffer().div_(dist.get_world_size())
@@ -155,8 +152,6 @@ class _RoundRobin:
 
 def average_in_buckets(gradients: list[Tensor]) -> None:
     """One after the other in the default process group, in copies of about 25 MiB, as PyTorch's module has them."""
-    import torch.distributed as dist
-
     bucket: list[Tensor] = []
     for index, gradient in enumerate(gradients):
         bucket.append(gradient)

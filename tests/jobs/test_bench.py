@@ -105,6 +105,7 @@ def test_variants_of_shoal_take_turns_with_settings_of_their_own() -> None:
         "ring": Variant(environment={"SHOAL_ALGORITHM": "ring"}),
         "in windows": Variant(window=100_000),
         "with 1 proxy": Variant(proxies=1),
+        "through torch": Variant(c10d=True),
     }
     place = LocalPlace(2, servers=1)
     try:
@@ -113,8 +114,8 @@ def test_variants_of_shoal_take_turns_with_settings_of_their_own() -> None:
         started = len(place.pids)
     finally:
         place.close()
-    # Five times two ranks, and one server for all but the one that asks for another.
-    assert started == 5 * 2 + 2
+    # Six times two ranks, and one server for all but the one that asks for another.
+    assert started == 6 * 2 + 2
     assert_complete(report, ["shoal", *(f"shoal {name}" for name in variants)], ranks=2, servers=1)
     assert (report.limits["shoal small"]["segment"], report.limits["shoal small"]["credit"]) == (4096, 8192)
     assert report.limits["shoal ring"] == report.limits["shoal"]

@@ -50,6 +50,7 @@ def test_sizes_are_listed_or_bounded() -> None:
         ({"limits": {"segmnt": 4096}}, "segmnt"),
         ({"variants": {"wide": Variant(limits={"segmnt": 4096})}}, "segmnt"),
         ({"variants": {"odd": Variant(window=4097)}}, "multiple of 4"),
+        ({"variants": {"torch": Variant(c10d=True, shared=True)}}, "neither windows nor shared arrays"),
         ({"variants": {"": Variant()}}, "name of a variant"),
     ],
 )
