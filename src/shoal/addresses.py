@@ -1,6 +1,8 @@
 """Hosts and ports: written as text, resolved, and told apart (is this one only reachable from this machine?).
 
-A host is a name, an IPv4 address or an IPv6 address; in ``host:port`` IPv6 is written in brackets.
+A host is a name, an IPv4 address or an IPv6 address; in ``host:port`` IPv6 is written in brackets. Where all that talk to each
+other are on one machine it may be a family of Unix sockets instead, ``@`` and its name, in which ports are numbers: these have
+names in the abstract namespace, which no other machine reaches, and leave nothing behind.
 """
 
 import fcntl
@@ -14,17 +16,24 @@ from typing import NamedTuple
 
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}")
 
+# What the names of all our Unix sockets begin with.
+_UNIX_PREFIX = "shoal-"
+_UNIX_HOST = re.compile(r"@[0-9a-f]{1,64}")
+_UNIX_NAME = re.compile(rb"\0shoal-([0-9a-f]+)-([0-9]{1,5})")
+
 # From linux/sockios.h: the IPv4 address of a network interface.
 _SIOCGIFADDR = 0x8915
 
 
 class Address(NamedTuple):
-    """A host (name, IPv4 or IPv6 without brackets) and a port from 0 to 65535 (0: any free one)."""
+    """A host (name, IPv4 or IPv6 without brackets, or a family of Unix sockets) and a port from 0 to 65535 (0: any free one)."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
+        if is_unix(self.host):
+            return f"@{_UNIX_PREFIX}{self.host[1:]}-{self.port}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -32,7 +41,7 @@ class Resolved(NamedTuple):
     """One numeric address that a host stands for: an address family and what ``connect`` and ``bind`` take."""
 
     family: socket.AddressFamily
-    sockaddr: tuple[str, int] | tuple[str, int, int, int]
+    sockaddr: tuple[str, int] | tuple[str, int, int, int] | bytes
 
 
 def parse_address(text: str) -> Address:
@@ -57,6 +66,11 @@ def parse_host(text: str, *, bracketed: bool = False) -> str:
     return text
 
 
+def parse_found_host(text: str) -> str:
+    """A host as another process of the job says it: a family of Unix sockets too. Raises ValueError."""
+    return text if _UNIX_HOST.fullmatch(text) else parse_host(text)
+
+
 def parse_port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
         raise ValueError(f"{text!r} is not a port from 1 to 65535")
@@ -71,6 +85,19 @@ def is_numeric(host: str) -> bool:
     return True
 
 
+def is_unix(host: str) -> bool:
+    """Whether this is a family of Unix sockets of this machine."""
+    return host.startswith("@")
+
+
+def unix_address(name: bytes) -> Address:
+    """The address of a socket that has this name in the kernel. Raises ValueError if it is none of ours."""
+    found = _UNIX_NAME.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r} is not the name of a socket of Shoal")
+    return Address(f"@{found[1].decode()}", int(found[2]))
+
+
 def is_unspecified(host: str) -> bool:
     """Whether this is 0.0.0.0 or ::, which means every address of a machine and can only be listened on."""
     return is_numeric(host) and ipaddress.ip_address(host).is_unspecified
@@ -78,6 +105,8 @@ def is_unspecified(host: str) -> bool:
 
 def resolve(address: Address) -> list[Resolved]:
     """The numeric addresses of a host, best first. Does not ask a name server for numeric ones. Raises OSError."""
+    if is_unix(address.host):
+        return [Resolved(socket.AF_UNIX, f"\0{str(address)[1:]}".encode())]
     flags = socket.AI_NUMERICHOST if is_numeric(address.host) else 0
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
     usable = [info for info in found if info[0] in (socket.AF_INET, socket.AF_INET6)]
@@ -86,11 +115,13 @@ def resolve(address: Address) -> list[Resolved]:
 
 def is_loopback(host: str) -> bool:
     """Whether a host can only be reached from this machine. False for a name that cannot be resolved."""
+    if is_unix(host):
+        return True
     try:
         found = resolve(Address(host, 0))
     except OSError:
         return False
-    return bool(found) and all(ipaddress.ip_address(_bare(entry.sockaddr[0])).is_loopback for entry in found)
+    return bool(found) and all(ipaddress.ip_address(_bare(str(entry.sockaddr[0]))).is_loopback for entry in found)
 
 
 def default_source() -> str | None:

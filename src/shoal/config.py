@@ -6,6 +6,7 @@ Kubernetes' own variables for a service called shoal are ignored.
 """
 
 import difflib
+import hashlib
 import math
 import os
 import re
@@ -151,12 +152,24 @@ class Settings:
         """Connections between a node and a server."""
         return self.sockets or 1
 
+    @property
+    def opens_no_port(self) -> bool:
+        """Whether the ranks reach each other by Unix sockets: all are on one machine, and nobody has asked for a network."""
+        asked = self.rendezvous is not None or self.port_range is not None or bool(self.interfaces)
+        return self.launch.one_machine and self.size > 1 and not asked
+
     def meeting_place(self) -> Address | None:
-        """Where the ranks meet: SHOAL_RENDEZVOUS, or a port above MASTER_PORT. None if nobody said where rank 0 is."""
+        """Where the ranks meet: SHOAL_RENDEZVOUS, or what follows from MASTER_ADDR and MASTER_PORT, a port above it if it is one.
+
+        None if nobody said where rank 0 is.
+        """
         if self.rendezvous is not None:
             return self.rendezvous
         if self.launch.master_host is None:
             return None
+        if self.opens_no_port:
+            place = f"{self.launch.master_host}:{self.launch.master_port} of user {os.getuid()}"
+            return Address(f"@{hashlib.sha256(place.encode()).hexdigest()[:16]}", 1)
         if self.launch.master_port == 65535:
             raise ConfigurationError(
                 "MASTER_PORT=65535 leaves no port above it for Shoal: choose another, or set SHOAL_RENDEZVOUS=host:port"

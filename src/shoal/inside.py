@@ -11,7 +11,6 @@ import hmac
 import logging
 import os
 import socket
-import struct
 from dataclasses import dataclass
 
 from shoal import _native, links
@@ -27,8 +26,6 @@ _BACKLOG = 2 * MOST_RANKS
 
 # Seconds between two looks for the first rank, which may have been welcomed a moment later.
 _PAUSE = 0.01
-
-_CREDENTIALS = struct.Struct("iII")
 
 
 @dataclass(frozen=True)
@@ -156,6 +153,6 @@ async def _connect(node: Node) -> socket.socket:
 
 def _check_user(link: socket.socket) -> None:
     """The other side is the same user. Raises PermissionError."""
-    _, user, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    _, user, _ = links.peer_credentials(link)
     if user != os.geteuid():
         raise PermissionError(f"it belongs to user {user}, this rank to user {os.geteuid()}")

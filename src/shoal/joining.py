@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal import _native, inside, links, measuring, messages, nodes, sizing
-from shoal.addresses import Address, is_loopback
+from shoal.addresses import Address, is_loopback, is_unix
 from shoal.config import Settings
 from shoal.door import Door
 from shoal.errors import AuthenticationError, ConfigurationError, PeerLost, ShoalError, Timeout
@@ -136,14 +136,20 @@ class Caller:
             elapsed = clock() - began
             problem = f"rank {self._rank} could not reach rank 0 at {self._address} for {elapsed:.0f} s ({links.why(failure)})"
             if elapsed >= self._limit:
-                raise Timeout(
-                    f"{problem}: see whether rank 0 runs, and whether SHOAL_RENDEZVOUS or MASTER_ADDR name its machine"
-                )
+                raise Timeout(f"{problem}: {self._what_to_do()}")
             if elapsed >= next_report:
                 _log.warning("%s; still trying", problem)
                 next_report *= 2
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, 1.0)
+
+    def _what_to_do(self) -> str:
+        if is_unix(self._address.host):
+            return (
+                "see whether rank 0 runs, and has the same MASTER_ADDR and MASTER_PORT; if ranks of this machine run in containers "
+                "with networks of their own, set SHOAL_RENDEZVOUS=host:port"
+            )
+        return "see whether rank 0 runs, and whether SHOAL_RENDEZVOUS or MASTER_ADDR name its machine"
 
     def _check_silence(self, failure: OSError, tried: float, now: float) -> None:
         """An earlier job's listener leaves a few connections behind that end without a word; a port that only ever does
@@ -210,6 +216,8 @@ class _Node:
         )
 
     def _own_address(self) -> str:
+        if is_unix(self._meeting.address.host):
+            return self._meeting.address.host
         if self._meeting.listener is None:
             return links.local_address(self._control).host
         met_at = links.local_address(self._meeting.listener).host

@@ -10,17 +10,24 @@ import errno
 import os
 import random
 import socket
+import struct
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 
 from shoal import congestion, encryption, handshake, messages
-from shoal.addresses import Address, Resolved, is_numeric, resolve
+from shoal.addresses import Address, Resolved, is_numeric, is_unix, resolve, unix_address
 from shoal.encryption import Connection
 from shoal.errors import ConfigurationError
 from shoal.messages import Message
 
 # Connections that wait to be accepted: as many as the kernel allows.
 _BACKLOG = 4096
+
+# Numbers that are tried for a Unix socket: nearly all are free.
+_TRIES = 16
+
+# From linux/socket.h: process, user and group.
+_CREDENTIALS = struct.Struct("iII")
 
 _open_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
@@ -144,7 +151,7 @@ async def _read_to_end(link: socket.socket) -> None:
 
 async def resolve_host(address: Address) -> list[Resolved]:
     """Numeric addresses at once, names without stopping the loop. Raises OSError."""
-    if is_numeric(address.host):
+    if is_numeric(address.host) or is_unix(address.host):
         return resolve(address)
     return await asyncio.get_running_loop().run_in_executor(None, resolve, address)
 
@@ -175,6 +182,8 @@ async def connect(address: Address, sources: Sequence[str] = ()) -> socket.socke
 
 def _bind_source(link: socket.socket, target: Resolved, sources: Sequence[str]) -> None:
     """Loopback is reached from loopback, whatever interface was asked for."""
+    if isinstance(target.sockaddr, bytes):
+        return
     if target.sockaddr[0] == "::1" or str(target.sockaddr[0]).startswith("127."):
         return
     for source in sources:
@@ -216,8 +225,9 @@ def listen(address: Address) -> socket.socket:
 def _listen_at(resolved: Resolved) -> socket.socket:
     listener = socket.socket(resolved.family, socket.SOCK_STREAM)
     try:
-        # Connections of an earlier job in TIME_WAIT do not count; another listener still does.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if resolved.family != socket.AF_UNIX:
+            # Connections of an earlier job in TIME_WAIT do not count; another listener still does.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if resolved.family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         congestion.prepare(listener)
@@ -232,7 +242,7 @@ def _listen_at(resolved: Resolved) -> socket.socket:
 def listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
     """Listens at a free port, of SHOAL_PORT_RANGE if that is set. Raises ConfigurationError."""
     first, last = ports or (0, 0)
-    candidates = list(range(first, last + 1))
+    candidates = random.sample(range(1, 65536), _TRIES) if is_unix(host) else list(range(first, last + 1))
     random.shuffle(candidates)  # ranks on one machine do not all try the same ones
     for port in candidates:
         try:
@@ -247,15 +257,27 @@ def listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
 
 def local_address(link: socket.socket) -> Address:
     name = link.getsockname()
+    if link.family == socket.AF_UNIX:
+        return unix_address(name)
     return Address(name[0], name[1])
 
 
 def peer_name(link: socket.socket) -> str:
     try:
+        if link.family == socket.AF_UNIX:
+            process, user, _ = peer_credentials(link)
+            return "this process" if process == os.getpid() else f"process {process} of user {user}"
         name = link.getpeername()
-        return str(Address(name[0], name[1])) if name else "this process"
+        return str(Address(name[0], name[1]))
     except OSError:
         return "a host that is gone"
+
+
+def peer_credentials(link: socket.socket) -> tuple[int, int, int]:
+    """Of a Unix socket's other end: process, user, group, as the kernel says. Raises OSError."""
+    data = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, group = _CREDENTIALS.unpack(data)
+    return process, user, group
 
 
 class Acceptor:

@@ -8,13 +8,22 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import socket
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shoal import encryption, keyring, links, messages
-from shoal.addresses import Address, default_source, interface_addresses, is_loopback, is_numeric, parse_host
+from shoal.addresses import (
+    Address,
+    default_source,
+    interface_addresses,
+    is_loopback,
+    is_numeric,
+    is_unix,
+    parse_found_host,
+)
 from shoal.config import Settings
 from shoal.errors import ConfigurationError, Timeout
 
@@ -100,6 +109,8 @@ def _host(settings: Settings, store: Store, key: str, sources: list[str]) -> Mee
 
 def _own_host(settings: Settings, sources: list[str]) -> str:
     """The address of this machine that other ranks can reach."""
+    if settings.opens_no_port:
+        return f"@{os.urandom(8).hex()}"
     if settings.launch.one_machine:
         return "127.0.0.1"
     if sources:
@@ -141,7 +152,7 @@ def _parse_stored(found: Any) -> tuple[Address, bytes | None]:
         content = messages.Message("meeting", json.loads(found))
         host, port = content.address("address")
         secret = None if content.is_null("secret") else content.text("secret")
-        return Address(parse_host(host), port), None if secret is None else secret.encode()
+        return Address(parse_found_host(host), port), None if secret is None else secret.encode()
     except (TypeError, ValueError, RecursionError, messages.MessageError) as error:
         raise ConfigurationError(
             f"the launcher's store holds something else than a meeting place ({error}): install the same version of Shoal on "
@@ -164,7 +175,11 @@ def _secret(settings: Settings, address: Address) -> bytes:
 
 
 def _listen(address: Address) -> socket.socket:
-    if address.host != "localhost" and not is_numeric(address.host) and is_loopback(address.host):
+    if (
+        address.host != "localhost"
+        and not (is_unix(address.host) or is_numeric(address.host))
+        and is_loopback(address.host)
+    ):
         _log.warning(
             "%s means a loopback address on rank 0's machine: if ranks on other machines cannot connect, set "
             "SHOAL_RENDEZVOUS to an IP address of this machine",

@@ -45,6 +45,24 @@ def test_data_stays_inside_the_node_and_only_there() -> None:
     assert min(run_ranks(bytes_that_took_the_network, 3, nodes=3)) > 1_000_000
 
 
+def ports_that_are_open() -> list[str]:
+    """Of this process, while it is in a job: local addresses of sockets that listen, or are connected, on a network."""
+    shoal.init()
+    shoal.allgather(np.ones(100_000))
+    mine = {str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
+    tables = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    found = [fields[1] for fields in tables if f"socket:[{fields[9]}]" in mine]
+    shoal.shutdown()
+    return found
+
+
+def test_no_port_is_opened() -> None:
+    assert run_ranks(ports_that_are_open, 3, nodes=1) == [[], [], []]
+    assert all(run_ranks(ports_that_are_open, 3, nodes=3))
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_every_operation_gives_what_numpy_gives(ranks: int) -> None:
     run_ranks(everything, ranks, nodes=1, timeout=120)

@@ -1,11 +1,12 @@
 """config.py: every variable is read, and what is not understood is refused in one line that names it."""
 
 import dataclasses
+import socket
 from pathlib import Path
 
 import pytest
 
-from shoal.addresses import Address, interface_addresses, is_loopback, parse_address
+from shoal.addresses import Address, interface_addresses, is_loopback, is_unix, parse_address, resolve, unix_address
 from shoal.config import NAMES, Limits, Settings, overrides_of
 from shoal.errors import ConfigurationError
 
@@ -188,6 +189,35 @@ def test_the_smallest_limits_work() -> None:
     smallest = Limits(segment=64, credit=64, eager=0, small=0, open_limit=1)
     assert overrides_of(smallest)["segment"] == 64
     assert dataclasses.asdict(smallest)["credit"] == 64
+
+
+def test_ranks_of_one_machine_meet_without_a_port_unless_a_network_was_asked_for() -> None:
+    def place(**more: str) -> Address | None:
+        ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        return Settings.from_environment({**ranks, **master, **more}).meeting_place()
+
+    here = place()
+    assert here is not None
+    assert is_unix(here.host)
+    assert here == place() != place(MASTER_PORT="29600")
+    assert place(SHOAL_RENDEZVOUS="127.0.0.1:7") == Address("127.0.0.1", 7)
+    above = Address("127.0.0.1", 29501)
+    assert place(SHOAL_INTERFACE="lo") == place(SHOAL_PORT_RANGE="30000-30010") == above
+    assert place(LOCAL_WORLD_SIZE="1") == above
+
+
+def test_names_of_unix_sockets_are_addresses() -> None:
+    address = Address("@0123abcd", 77)
+    assert str(address) == "@shoal-0123abcd-77"
+    assert is_loopback(address.host)
+    ((family, name),) = resolve(address)
+    assert family == socket.AF_UNIX
+    assert isinstance(name, bytes)
+    assert unix_address(name) == address
+    for other in (b"", b"\0shoal-1", b"\0other-1-2", b"/tmp/shoal-1-2", b"\0shoal-a-b"):
+        with pytest.raises(ValueError, match="not the name of a socket"):
+            unix_address(other)
 
 
 def test_addresses_are_written_as_they_are_read() -> None:

@@ -37,7 +37,9 @@ def test_servers_need_two_nodes_and_the_refusal_says_how() -> None:
 
 
 def test_a_rank_finds_who_and_where_it_is() -> None:
-    environment = rank_environment({"HOME": "/h"}, spread(4, 2), 3, 29500, ["127.0.0.1:1", "127.0.0.1:2"])
+    environment = rank_environment(
+        {"HOME": "/h", "SHOAL_RENDEZVOUS": "elsewhere:1"}, spread(4, 2), 3, 29500, ["127.0.0.1:1", "127.0.0.1:2"]
+    )
     assert environment == {
         "HOME": "/h",
         "RANK": "3",
@@ -46,7 +48,6 @@ def test_a_rank_finds_who_and_where_it_is() -> None:
         "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
-        "SHOAL_RENDEZVOUS": "127.0.0.1:29501",
         "SHOAL_SERVERS": "127.0.0.1:1,127.0.0.1:2",
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",

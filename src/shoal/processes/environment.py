@@ -37,8 +37,9 @@ def rank_environment(
 
     ``servers`` are ``host:port``; where there are none, SHOAL_SERVERS is left as it is in ``base``.
     """
-    # Not torchrun's, should we have been started by it: the job here is ours.
+    # Not those of a job that we may have been started in: the job here is ours.
     environment = {name: value for name, value in base.items() if not name.startswith("TORCHELASTIC_")}
+    environment.pop("SHOAL_RENDEZVOUS", None)
     environment.update(
         RANK=str(rank),
         WORLD_SIZE=str(len(places)),
@@ -46,7 +47,6 @@ def rank_environment(
         LOCAL_WORLD_SIZE=str(places[rank].local_size),
         MASTER_ADDR=HOST,
         MASTER_PORT=str(master_port),
-        SHOAL_RENDEZVOUS=f"{HOST}:{master_port + 1}",
     )
     if servers:
         environment["SHOAL_SERVERS"] = ",".join(servers)
