@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -52,6 +53,14 @@ class Rank final : public RoomWorld {
     CHECK(!finished_.contains(handle));
     finished_[handle] = std::move(status);
   }
+  std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
+    const std::lock_guard lock(mutex_);
+    std::uint64_t bytes = 0;
+    for (const std::uint64_t block : block_bytes) {
+      bytes += block;
+    }
+    return outputs_.try_emplace(handle, bytes).first->second.data();
+  }
   void hand_over(Submission submission) override { finish(submission.handle, Status::error(Code::ok, "handed over")); }
   void warn(std::string) override {}
   void send_up(Submission) override {}
@@ -66,7 +75,6 @@ class Rank final : public RoomWorld {
   std::uint64_t submit(const std::string& name, std::span<const float> input, std::span<float> output,
                        Operator op = Operator::sum, Collective collective = Collective::all_reduce) {
     Submission submission;
-    submission.handle = ++last_;
     submission.collective = collective;
     submission.name = name;
     submission.op = op;
@@ -75,10 +83,22 @@ class Rank final : public RoomWorld {
     submission.input = reinterpret_cast<const std::byte*>(input.data());
     submission.output = reinterpret_cast<std::byte*>(output.data());
     submission.input_bytes = submission.output_bytes = input.size_bytes();
+    return submit(std::move(submission));
+  }
+  std::uint64_t submit(Submission submission) {
+    submission.handle = ++last_;
     submission.timeout = timeout;
     const std::uint64_t handle = submission.handle;
     room_.submit(std::move(submission));
     return handle;
+  }
+  // What a gather has brought.
+  std::vector<float> gathered(std::uint64_t handle) {
+    const std::lock_guard lock(mutex_);
+    const std::vector<std::byte>& bytes = outputs_.at(handle);
+    std::vector<float> values(bytes.size() / sizeof(float));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
   }
 
   bool done(std::uint64_t handle) {
@@ -113,6 +133,7 @@ class Rank final : public RoomWorld {
   const std::uint32_t rank_;
   std::mutex mutex_;
   std::map<std::uint64_t, Status> finished_;
+  std::map<std::uint64_t, std::vector<std::byte>> outputs_;
   std::uint64_t last_ = 0;
   Room room_;
 };

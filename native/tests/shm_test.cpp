@@ -166,10 +166,145 @@ TEST(operations_of_any_order_are_matched_by_name_and_carried_out_by_attendants) 
   });
 }
 
-TEST(other_collectives_are_handed_over_when_all_have_called_them) {
+// What element `i` of rank `from` is for rank `to`.
+float element(std::uint32_t from, std::uint32_t to, std::size_t i) {
+  return static_cast<float>(100 * from + 10 * to) + static_cast<float>(i % 7);
+}
+
+Submission call_of(Collective collective, std::vector<float>& values, std::vector<float>& result) {
+  Submission submission;
+  submission.collective = collective;
+  submission.name = "b";
+  submission.dtype = DType::float32;
+  submission.shape = {static_cast<std::int64_t>(values.size())};
+  submission.input = reinterpret_cast<const std::byte*>(values.data());
+  submission.input_bytes = values.size() * sizeof(float);
+  submission.output = reinterpret_cast<std::byte*>(result.data());
+  submission.output_bytes = result.size() * sizeof(float);
+  return submission;
+}
+
+TEST(a_gather_brings_what_each_has) {
+  for (const std::uint32_t ranks : {2U, 3U, 5U}) {
+    on_ranks(ranks, small_shape(ranks), [ranks](Rank& rank) {
+      for (const std::size_t count : {0UL, 3UL, 900UL, 5'000UL, 70'001UL}) {
+        std::vector<float> values(count * (rank.rank() + 1));
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          values[i] = element(rank.rank(), 0, i);
+        }
+        std::vector<float> none;
+        Submission call = call_of(Collective::all_gather, values, none);
+        call.output = nullptr;
+        const std::uint64_t handle = rank.submit(std::move(call));
+        CHECK(rank.wait(handle).ok());
+        std::vector<float> expected;
+        for (std::uint32_t from = 0; from < ranks; ++from) {
+          for (std::size_t i = 0; i < count * (from + 1); ++i) {
+            expected.push_back(element(from, 0, i));
+          }
+        }
+        CHECK(rank.gathered(handle) == expected);
+      }
+    });
+  }
+}
+
+TEST(blocks_come_to_whom_they_are_for) {
+  for (const std::uint32_t ranks : {2U, 3U, 5U}) {
+    on_ranks(ranks, small_shape(ranks), [ranks](Rank& rank) {
+      for (const std::size_t count : {0UL, 3UL, 500UL, 5'000UL, 30'001UL}) {
+        // One has nothing for the last, and much for itself.
+        const auto size = [&](std::uint32_t from, std::uint32_t to) {
+          return from == 1 && to + 1 == ranks ? 0 : count * (from + 2 * to + (from == to ? 4 : 1));
+        };
+        std::vector<float> values;
+        std::vector<float> none;
+        std::vector<std::int64_t> splits;
+        std::vector<float> expected;
+        for (std::uint32_t other = 0; other < ranks; ++other) {
+          splits.push_back(static_cast<std::int64_t>(size(rank.rank(), other) * sizeof(float)));
+          for (std::size_t i = 0; i < size(rank.rank(), other); ++i) {
+            values.push_back(element(rank.rank(), other, i));
+          }
+          for (std::size_t i = 0; i < size(other, rank.rank()); ++i) {
+            expected.push_back(element(other, rank.rank(), i));
+          }
+        }
+        Submission call = call_of(Collective::all_to_all, values, none);
+        call.output = nullptr;
+        call.splits = splits;
+        const std::uint64_t handle = rank.submit(std::move(call));
+        CHECK(rank.wait(handle).ok());
+        CHECK(rank.gathered(handle) == expected);
+      }
+    });
+  }
+}
+
+TEST(a_broadcast_comes_from_its_root_only) {
   on_ranks(3, small_shape(3), [](Rank& rank) {
-    std::vector<float> values(10);
-    CHECK_EQ(rank.wait(rank.submit("b", values, Operator::none, Collective::all_gather)).message, "handed over");
+    for (const std::size_t count : {0UL, 3UL, 5'000UL, 70'001UL}) {
+      for (std::uint32_t root = 0; root < 3; ++root) {
+        std::vector<float> values(count, -1);
+        for (std::size_t i = 0; i < count && rank.rank() == root; ++i) {
+          values[i] = element(root, 0, i);
+        }
+        Submission call = call_of(Collective::broadcast, values, values);
+        call.root = root;
+        if (rank.rank() != root) {
+          call.input = nullptr;
+          call.input_bytes = 0;
+        }
+        CHECK(rank.wait(rank.submit(std::move(call))).ok());
+        for (std::size_t i = 0; i < count; ++i) {
+          CHECK_EQ(values[i], element(root, 0, i));
+        }
+      }
+    }
+  });
+}
+
+TEST(scattered_sums_are_those_of_each_ranks_rows) {
+  for (const std::uint32_t ranks : {2U, 3U, 5U}) {
+    on_ranks(ranks, small_shape(ranks), [ranks](Rank& rank) {
+      for (const std::size_t count : {0UL, 2UL, 901UL, 5'000UL, 70'001UL}) {
+        for (const bool in_place : {false, true}) {
+          std::vector<float> values(count);
+          for (std::size_t i = 0; i < count; ++i) {
+            values[i] = element(rank.rank(), 0, i);
+          }
+          // The first have one row more, where they cannot be cut evenly.
+          const std::size_t first = count / ranks * rank.rank() + std::min<std::size_t>(rank.rank(), count % ranks);
+          const std::size_t rows = count / ranks + (rank.rank() < count % ranks ? 1 : 0);
+          std::vector<float> result(rows);
+          Submission call = call_of(Collective::reduce_scatter, values, result);
+          call.op = Operator::sum;
+          if (in_place) {
+            call.output = reinterpret_cast<std::byte*>(values.data() + first);
+          }
+          CHECK(rank.wait(rank.submit(std::move(call))).ok());
+          for (std::size_t i = 0; i < rows; ++i) {
+            float sum = 0;
+            for (std::uint32_t from = 0; from < ranks; ++from) {
+              sum += element(from, 0, first + i);
+            }
+            CHECK_EQ(in_place ? values[first + i] : result[i], sum);
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(a_barrier_is_passed_when_all_have_come) {
+  std::atomic<int> come{0};
+  on_ranks(3, small_shape(3), [&come](Rank& rank) {
+    std::vector<float> none;
+    for (int turn = 1; turn <= 50; ++turn) {
+      ++come;
+      CHECK(rank.wait(rank.submit(call_of(Collective::barrier, none, none))).ok());
+      CHECK(come.load() >= 3 * turn);
+    }
   });
 }
 

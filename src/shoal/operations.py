@@ -125,15 +125,33 @@ def allgather(x: Any) -> Plan:
     return Plan(ALL_GATHER, finish, dtype=given.dtype, shape=given.shape, input=given.native)
 
 
-def allgather_by_blocks(x: Any, take: Take) -> Plan:
-    """Hands the members' elements to ``take``."""
+def allgather_by_blocks(x: Any, take: Take, *, even: bool) -> Plan:
+    """Hands the members' elements to ``take``. ``x``: of one dimension; ``even``: all members have as many elements."""
     given = arrays.source(x)
     return Plan(
         ALL_GATHER,
         lambda handle: _taken(handle, take),
         dtype=given.dtype,
-        shape=given.shape,
+        shape=_even(given) if even else given.shape,
         input=given.native,
+    )
+
+
+def allgather_into(group: Group, x: Any, output: Any) -> Plan:
+    """``x`` and ``output``: of one dimension; all members have as many elements, and ``output`` has place for all of them."""
+    given, result = arrays.source(x), arrays.target(output)
+    if result.dtype != given.dtype or _rows(result) != group.size * _rows(given):
+        raise ValueError(
+            f"the output has {DTYPE_NAMES[result.dtype]} {list(result.shape)}, but there are {group.size} inputs of "
+            f"{DTYPE_NAMES[given.dtype]} {list(given.shape)}"
+        )
+    return Plan(
+        ALL_GATHER,
+        lambda _: Outcome(result.finish()),
+        dtype=given.dtype,
+        shape=_even(given),
+        input=given.native,
+        output=result.native,
     )
 
 
@@ -230,6 +248,11 @@ def _operator(op: str, dtype: int) -> int:
     if op == "sum" and dtype == BOOL:
         raise TypeError("bool has no sum: use op='max' for any, op='min' for all, or convert to an integer")
     return OPERATORS[op]
+
+
+def _even(given: Operand) -> tuple[int, ...]:
+    """A shape that is compared with the other members', whose number of rows is not."""
+    return (1, *given.shape)
 
 
 def _index(group: Group) -> int:

@@ -12,7 +12,9 @@ namespace shoal::shm {
 Flow::Flow(const Memory& memory, std::uint32_t own) : memory_(memory), own_(own) {}
 
 void Flow::admit(Transfer transfer) {
-  const Chunks chunks(transfer.bytes, chunk_bytes(transfer), transfer.parts);
+  // Of the blocks of an operation each chunk has a part.
+  const std::uint64_t bytes = transfer.blocks ? transfer.blocks->largest : transfer.bytes;
+  const Chunks chunks(bytes, chunk_bytes(transfer), transfer.parts);
   transfers_.push_back({std::move(transfer), admitted_, chunks});
   admitted_ += chunks.count();
 }
@@ -61,7 +63,11 @@ void Flow::publish(std::atomic<std::uint64_t> Desk::*counter, std::uint64_t valu
 }
 
 bool Flow::can_reduce() const {
-  return reduced_ < contributed_ && (admitted(reduced_).direct() || least(&Desk::contributed) > reduced_);
+  if (reduced_ == contributed_) {
+    return false;
+  }
+  const Admitted& next = admitted(reduced_);
+  return next.direct() || next.transfer.only_copies() || least(&Desk::contributed) > reduced_;
 }
 
 bool Flow::can_collect() const {
@@ -98,6 +104,10 @@ void Flow::contribute_one() {
     return publish(&Desk::contributed, contributed_, whole.chunks.count());
   }
   const Chunk next = chunk(contributed_);
+  if (next.transfer->blocks) {
+    contribute_blocks(next);
+    return publish(&Desk::contributed, ++contributed_);
+  }
   const std::byte* const input = next.transfer->input + next.begin;
   std::byte* const slot = memory_.slot(contributed_, own_);
   // Nobody else reads what this rank reduces of its own.
@@ -115,6 +125,10 @@ void Flow::reduce_one() {
       publish(&Desk::reduced, reduced_);
     }
     return;
+  }
+  if (next.transfer->blocks) {
+    reduce_block(next);
+    return publish(&Desk::reduced, ++reduced_);
   }
   const Share own = share_of(next, own_);
   if (own.begin < own.end) {
@@ -144,7 +158,11 @@ void Flow::collect_one() {
     return publish(&Desk::collected, collected_, chunks);
   }
   const Chunk next = chunk(collected_);
-  for (std::uint32_t rank = 0; rank < memory_.shape().ranks && takes(*next.transfer); ++rank) {
+  if (next.transfer->blocks) {
+    collect_blocks(next);
+  }
+  const bool takes_shares = takes(*next.transfer) && !next.transfer->blocks;
+  for (std::uint32_t rank = 0; rank < memory_.shape().ranks && takes_shares; ++rank) {
     if (rank == own_) {
       continue;
     }

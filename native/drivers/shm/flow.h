@@ -1,4 +1,4 @@
-// The data of large all-reduces, in chunks: through the slots of the shared memory, or straight from arrays to arrays
+// The data of large operations, in chunks: through the slots of the shared memory, or straight from arrays to arrays
 // where those of all ranks lie in it (flow_direct.cpp).
 //
 // A chunk takes three steps: every rank puts its contribution into its part of the slot; when all have, each reduces
@@ -14,6 +14,8 @@
 // Straight: each reduces its share of each chunk, and writes it to all. A chunk needs no slot and waits for nobody,
 // since all ranks have called the operation before it flows; it is done when all have reduced their shares of all
 // chunks. Steps: 1. Bytes of M that a rank reads: M; that it writes: M.
+//
+// Operations that have different bytes for each rank go through slots too (flow_blocks.cpp): 2 steps a chunk.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +26,7 @@
 
 #include "base/range.h"
 #include "base/types.h"
+#include "drivers/shm/blocks.h"
 #include "drivers/shm/chunks.h"
 #include "drivers/shm/memory.h"
 
@@ -47,6 +50,11 @@ struct Transfer {
   bool up = false;
   std::uint32_t parts = 1;    // chunks.h
   std::vector<Sides> arrays;  // of all ranks, in this order, if all lie in the shared memory; otherwise none
+  // Of all but all-reduces. With an operator each rank gets the sum of its block, without one it gets copies.
+  std::optional<Blocks> blocks;
+
+  bool adds() const { return op != Operator::none; }
+  bool only_copies() const { return blocks.has_value() && !adds(); }
 };
 
 class Flow {
@@ -102,6 +110,11 @@ class Flow {
   void collect_one();
   void contribute_one();
   void reduce_direct(const Chunk& chunk) const;
+  std::uint64_t slice_bytes(const Transfer& transfer) const;
+  std::uint64_t slice_place(const Transfer& transfer, std::uint32_t rank) const;
+  void contribute_blocks(const Chunk& chunk);
+  void reduce_block(const Chunk& chunk);
+  void collect_blocks(const Chunk& chunk) const;
   void finish_first();
   std::uint64_t least(std::atomic<std::uint64_t> Desk::*counter) const;
   void publish(std::atomic<std::uint64_t> Desk::*counter, std::uint64_t value, std::uint64_t step = 1);

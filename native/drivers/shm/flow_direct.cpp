@@ -19,6 +19,9 @@ constexpr std::uint64_t block_bytes = 32 * 1024;
 }  // namespace
 
 std::uint64_t Flow::chunk_bytes(const Transfer& transfer) const {
+  if (transfer.blocks) {
+    return slice_bytes(transfer);
+  }
   return transfer.arrays.empty() ? memory_.shape().slot : share_bytes * memory_.shape().ranks;
 }
 

@@ -1,8 +1,9 @@
-// Where the ranks of a node meet: matches the operations that they call, carries out all-reduces in the memory that
-// they share, and leaves every other operation to the network once all ranks have called it with the same arguments.
+// Where the ranks of a node meet: matches the operations that they call, and carries them out in the memory that they
+// share.
 //
 // Where the job has other nodes too, an all-reduce is the first rank's to take to the network for all of them
-// (room_uplink.cpp): it sends their sum as it grows, and what comes back goes to all.
+// (room_uplink.cpp): it sends their sum as it grows, and what comes back goes to all. Every other operation is left to
+// the network once all ranks of the node have called it with the same arguments.
 //
 // Promises:
 //   * Operations are matched by their keys, as on servers: ranks may call them in different orders. Those that disagree
@@ -11,7 +12,7 @@
 //   * Every operation that was submitted is finished or handed to the network, exactly once.
 //   * Whoever waits does the work. Where nobody waits, the attendant does, a thread of its own. Both sleep when
 //     there is nothing to do.
-//   * A small all-reduce is done when its last member has called it: contributions lie beside the openings. Large ones
+//   * A small operation is done when its last member has called it: contributions lie beside the openings. Large ones
 //     flow one after the other, in the order in which the first rank of the node has found that all have called them.
 //
 // Every method may be called by any thread.
@@ -40,6 +41,8 @@ class RoomWorld {
   virtual ~RoomWorld() = default;
   virtual void sending(std::uint64_t handle) = 0;
   virtual void finish(std::uint64_t handle, Status status) = 0;
+  // Memory for what a gather brings, by member of the group. Null: there is none.
+  virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;
   // All ranks have called it with the same arguments: the rest is for the network.
   virtual void hand_over(Submission submission) = 0;
   virtual void warn(std::string text) = 0;

@@ -135,10 +135,17 @@ class Room::Impl {
   void judge_all(Operation& operation);
   void proceed(Operation& operation);
   bool all_inlined(const Operation& operation) const;
+  // Whether operations of this kind are carried out here, or left to the network.
+  bool stays(Collective collective) const { return !has_uplink_ || collective == Collective::all_reduce; }
+  bool contributes(const Operation& operation) const;
   void reduce_small(Operation& operation, double divisor, Operator op);
   void flow(Operation& operation);
   void flow_admitted();
   void flow_on();
+
+  // Operations that have different bytes for each rank (room_blocks.cpp).
+  bool prepare_blocks(Operation& operation, Blocks& blocks);
+  void finish_small(Operation& operation);
 
   // Arrays in the shared memory (room_arena.cpp).
   std::optional<Place> place_of(const Submission& submission) const;

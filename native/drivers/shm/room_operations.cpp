@@ -154,10 +154,10 @@ void Room::Impl::write_calls() {
 // One that has ended here is written in any case: others wait for it.
 bool Room::Impl::write_call(Operation& operation) {
   const wire::Opening& opening = operation.opening;
-  const bool small = opening.collective == Collective::all_reduce && opening.bytes <= inline_bytes_;
+  const bool small = stays(opening.collective) && opening.bytes <= inline_bytes_;
   operation.inlined = small && eager_ + opening.bytes <= std::max<std::size_t>(config_.eager, inline_bytes_);
   ConstBytes data;
-  if (operation.inlined && opening.bytes > 0) {
+  if (operation.inlined && opening.bytes > 0 && contributes(operation)) {
     data = {operation.submission.input, static_cast<std::size_t>(opening.bytes)};
   }
   Kind kind = operation.inlined ? Kind::open_with_data : Kind::open;
@@ -318,7 +318,7 @@ void Room::Impl::proceed(Operation& operation) {
   operation.state = Operation::State::complete;
   // Whoever has called last sees that all have, and tells the others.
   const bool last = operation.round == rounds_;
-  if (operation.opening.collective != Collective::all_reduce) {
+  if (!stays(operation.opening.collective)) {
     operation.state = Operation::State::over;
     desk_.open.fetch_sub(1);
     ++ended_;
@@ -328,8 +328,7 @@ void Room::Impl::proceed(Operation& operation) {
     world_.hand_over(std::move(operation.submission));
   } else if (all_inlined(operation)) {
     if (!has_uplink_) {
-      reduce_small(operation, static_cast<double>(ranks_), operation.submission.op);
-      end(operation, {});
+      finish_small(operation);
     } else if (is_first()) {
       return average_small(operation);
     }
@@ -358,6 +357,12 @@ void Room::Impl::flow_admitted() {
     admitted_.pop_front();
     flow(*operation);
   }
+}
+
+// Whether this rank's input counts.
+bool Room::Impl::contributes(const Operation& operation) const {
+  const wire::Opening& opening = operation.opening;
+  return opening.collective != Collective::broadcast || operation.group->here.at(opening.root) == rank_;
 }
 
 bool Room::Impl::all_inlined(const Operation& operation) const {
@@ -400,8 +405,13 @@ void Room::Impl::flow(Operation& operation) {
     if (is_first()) {
       send_up(operation);
     }
-  } else {
+  } else if (s.collective == Collective::all_reduce) {
     transfer.arrays = arrays_of(operation);
+  } else {
+    if (!prepare_blocks(operation, transfer.blocks.emplace())) {
+      return;
+    }
+    transfer.output = operation.submission.output;
   }
   flow_.admit(std::move(transfer));
 }

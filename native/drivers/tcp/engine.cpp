@@ -165,6 +165,9 @@ class Engine::Impl::Inside final : public shm::RoomWorld, public Helper {
 
   void sending(std::uint64_t handle) override { engine_.operation(handle)->note_sending(); }
   void finish(std::uint64_t handle, Status status) override { engine_.finish(handle, std::move(status)); }
+  std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
+    return engine_.operation(handle)->allocate_output(block_bytes);
+  }
   void hand_over(Submission submission) override {
     if (submission.handle != 0) {
       engine_.operation(submission.handle)->release();

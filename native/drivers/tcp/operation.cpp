@@ -1,10 +1,31 @@
 #include "drivers/tcp/operation.h"
 
-#include <new>
+#include <sys/mman.h>
+
+#include <cstdlib>
 #include <numeric>
 #include <utility>
 
 namespace shoal::tcp {
+
+namespace {
+
+// A kernel that may takes pages of this size for them: to be given each of the small ones takes longer than to fill it.
+constexpr std::size_t huge_page = 2 * 1024 * 1024;
+
+// Not initialised. Null if there is not so much.
+void* allocate(std::size_t bytes) {
+  if (bytes < 2 * huge_page) {
+    return std::malloc(bytes > 0 ? bytes : 1);
+  }
+  void* const memory = std::aligned_alloc(huge_page, (bytes + huge_page - 1) / huge_page * huge_page);
+  if (memory != nullptr) {
+    ::madvise(memory, bytes, MADV_HUGEPAGE);
+  }
+  return memory;
+}
+
+}  // namespace
 
 bool Operation::wait(std::chrono::nanoseconds longest) {
   if (done()) {
@@ -34,8 +55,8 @@ void Operation::tell(std::shared_ptr<Completions> completions, std::uint64_t tok
 std::byte* Operation::allocate_output(const std::vector<std::uint64_t>& block_bytes) {
   blocks_ = block_bytes;
   output_bytes_ = std::accumulate(blocks_.begin(), blocks_.end(), std::size_t{0});
-  // Not initialised: every byte will be received. One byte at least, so that there is an address.
-  output_.reset(new (std::nothrow) std::byte[output_bytes_ > 0 ? output_bytes_ : 1]);
+  // Every byte will be received.
+  output_.reset(static_cast<std::byte*>(allocate(output_bytes_)));
   return output_.get();
 }
 

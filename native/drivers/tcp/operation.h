@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -73,7 +74,7 @@ class Operation {
   Status status_;
   std::chrono::steady_clock::time_point sent_at_;
   std::chrono::steady_clock::time_point finished_at_;
-  std::unique_ptr<std::byte[]> output_;
+  std::unique_ptr<std::byte, void (*)(void*)> output_{nullptr, std::free};
   std::size_t output_bytes_ = 0;
   std::vector<std::uint64_t> blocks_;
 };

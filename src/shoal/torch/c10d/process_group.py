@@ -174,16 +174,24 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         outputs = output_tensors if isinstance(input_tensors, torch.Tensor) else single(output_tensors)
         given = single(as_list(input_tensors))
         options = options_of(AllgatherOptions, opts, timeout=timeout)
-        return self._gather_to_all("all_gather", list(outputs), given, options)
+        flat = Flat(given)
+        even = all(tensor.numel() == given.numel() for tensor in outputs)
+
+        def plan(_: Group) -> Plan:
+            return operations.allgather_by_blocks(
+                flat.elements, lambda data, blocks: fill(outputs, data, blocks), even=even
+            )
+
+        return self._start("all_gather", options, list(outputs), plan)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         """``output``: of as many elements as the inputs of all ranks together, in their order."""
-        flat = Flat(output)
-        if flat.elements.numel() % self.size():
-            raise ValueError(f"the output's {output.numel()} elements cannot be cut into {self.size()} equal parts")
-        parts = flat.elements.view(self.size(), -1)
-        options = options_of(AllgatherOptions, opts)
-        return self._gather_to_all("all_gather_into_tensor", list(parts), input, options, [output], flat.finish)
+        flat, given = Flat(output), Flat(input)
+
+        def plan(group: Group) -> Plan:
+            return _then(operations.allgather_into(group, given.elements, flat.elements), flat.finish)
+
+        return self._start("all_gather_into_tensor", options_of(AllgatherOptions, opts), [output], plan)
 
     _allgather_base = all_gather_single
 
@@ -245,23 +253,6 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
             return _then(operations.reducescatter_into(group, elements, flat.elements, operator), flat.finish)
 
         return self._start(called, options, [output], plan)
-
-    def _gather_to_all(
-        self,
-        called: str,
-        outputs: list[torch.Tensor],
-        given: torch.Tensor,
-        options: Any,
-        results: list[torch.Tensor] | None = None,
-        finish: Callable[[], None] = lambda: None,
-    ) -> OperationWork:
-        flat = Flat(given)
-
-        def plan(_: Group) -> Plan:
-            taking = operations.allgather_by_blocks(flat.elements, lambda data, blocks: fill(outputs, data, blocks))
-            return _then(taking, finish)
-
-        return self._start(called, options, outputs if results is None else results, plan)
 
     def _exchange(
         self,

@@ -1,0 +1,146 @@
+// Operations in which ranks have different bytes for each other: reduce-scatter, broadcast, all-gather, all-to-all; and
+// those that are small, whose bytes lie beside the openings.
+//
+// How much each rank has for each other is in the openings, which all ranks see: so all cut the blocks alike.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "drivers/shm/room_impl.h"
+#include "protocol/layout.h"
+#include "reduce/reduce.h"
+
+namespace shoal::shm {
+
+namespace {
+
+bool gathers(Collective collective) {
+  return collective == Collective::all_gather || collective == Collective::all_to_all;
+}
+
+// What the rank that has said this has for each member of its group: ranges of its input, by place in the group.
+std::vector<Range> blocks_from(const wire::Opening& opening, std::size_t place, std::size_t members) {
+  if (opening.collective == Collective::all_to_all && opening.splits.size() != members) {
+    throw std::runtime_error("an all-to-all in the node's shared memory that is not for all ranks");
+  }
+  const std::uint64_t rows = opening.shape.empty() ? 0 : static_cast<std::uint64_t>(opening.shape.front());
+  std::vector<Range> blocks(members);
+  std::uint64_t end = 0;
+  for (std::size_t to = 0; to < members; ++to) {
+    switch (opening.collective) {
+      case Collective::all_gather:
+        blocks[to] = {0, opening.bytes};
+        break;
+      case Collective::broadcast:
+        blocks[to] = {0, place == opening.root ? opening.bytes : 0};
+        break;
+      case Collective::reduce_scatter:
+        blocks[to] = chunk_of(opening.bytes, rows, members, to);
+        break;
+      case Collective::all_to_all:
+        blocks[to] = {end, end + static_cast<std::uint64_t>(opening.splits[to])};
+        end = blocks[to].end;
+        break;
+      default:
+        throw std::runtime_error("an operation in the node's shared memory that has no blocks");
+    }
+    if (blocks[to].end > opening.bytes) {
+      throw std::runtime_error("blocks in the node's shared memory that are larger than their array");
+    }
+  }
+  return blocks;
+}
+
+}  // namespace
+
+// Also makes the memory of a gather. False: there is none, and everything has ended.
+bool Room::Impl::prepare_blocks(Operation& operation, Blocks& blocks) {
+  const std::vector<std::uint32_t>& order = operation.group->here;
+  Submission& s = operation.submission;
+  blocks.outgoing.resize(ranks_);
+  blocks.incoming.resize(ranks_);
+  blocks.same = s.collective == Collective::broadcast || s.collective == Collective::all_gather;
+  const auto own = static_cast<std::size_t>(std::find(order.begin(), order.end(), rank_) - order.begin());
+  std::vector<std::uint64_t> sizes;
+  std::uint64_t in = 0;
+  for (std::size_t place = 0; place < ranks_; ++place) {
+    const Call& call = operation.calls[order[place]];
+    const std::vector<Range> theirs = blocks_from(call.same ? operation.opening : decoded(call.body), place, ranks_);
+    for (std::size_t to = 0; to < ranks_; ++to) {
+      blocks.largest = std::max(blocks.largest, theirs[to].size());
+      if (place == own) {
+        blocks.outgoing[order[to]] = theirs[to];
+      }
+    }
+    // Sums come to where the output begins, whoever they come from.
+    const std::uint64_t begin = gathers(s.collective) ? in : 0;
+    blocks.incoming[order[place]] = {begin, begin + theirs[own].size()};
+    sizes.push_back(theirs[own].size());
+    in += theirs[own].size();
+  }
+  if (gathers(s.collective) && s.output == nullptr) {
+    s.output = world_.allocate_output(s.handle, sizes);
+    s.output_bytes = in;
+    if (s.output == nullptr && in > 0) {
+      give_up(Status::error(Code::failed_on_rank,
+                            "'" + operation.opening.name + "' brings " + name_of(rank_) + " " + std::to_string(in) +
+                                " bytes, for which there is no memory",
+                            in_job(rank_)));
+      return false;
+    }
+  } else if (gathers(s.collective) && s.output_bytes != in) {
+    // Whoever gives an output has made sure that all ranks agree on its size.
+    throw std::runtime_error("'" + operation.opening.name + "' brings " + std::to_string(in) + " bytes to " +
+                             name_of(rank_) + ", which has an array of " + std::to_string(s.output_bytes) +
+                             " for them");
+  }
+  return true;
+}
+
+// All contributions are here.
+void Room::Impl::finish_small(Operation& operation) {
+  const Submission& s = operation.submission;
+  if (s.collective == Collective::all_reduce) {
+    reduce_small(operation, static_cast<double>(ranks_), s.op);
+    return end(operation, {});
+  }
+  if (s.collective == Collective::barrier) {
+    return end(operation, {});
+  }
+  Blocks blocks;
+  if (!prepare_blocks(operation, blocks)) {
+    return;
+  }
+  const std::vector<std::uint32_t>& order = operation.group->here;
+  if (s.collective == Collective::reduce_scatter) {
+    const Range own = blocks.outgoing[rank_];
+    std::vector<const std::byte*> sources;
+    for (std::uint32_t rank : order) {
+      sources.push_back((rank == rank_ ? s.input : operation.calls[rank].data.data()) + own.begin);
+    }
+    // The output may be that part of the input.
+    wire::Bytes sum(own.size());
+    reduce(sum.data(), sources, own.size() / size_of(s.dtype), s.dtype, s.op, static_cast<double>(ranks_));
+    std::copy(sum.begin(), sum.end(), s.output);
+    return end(operation, {});
+  }
+  for (std::size_t place = 0; place < ranks_; ++place) {
+    const std::uint32_t rank = order[place];
+    const Range to = blocks.incoming[rank];
+    const Call& call = operation.calls[rank];
+    const std::byte* from = s.input;
+    std::uint64_t begin = blocks.outgoing[rank_].begin;
+    if (rank != rank_) {
+      const auto own = static_cast<std::size_t>(std::find(order.begin(), order.end(), rank_) - order.begin());
+      from = call.data.data();
+      begin = blocks_from(call.same ? operation.opening : decoded(call.body), place, ranks_)[own].begin;
+    }
+    if (!to.empty() && s.output + to.begin != from + begin) {
+      std::memcpy(s.output + to.begin, from + begin, to.size());
+    }
+  }
+  end(operation, {});
+}
+
+}  // namespace shoal::shm
