@@ -66,7 +66,10 @@ def test_a_thousand_steps_with_powersgd() -> None:
         assert len(set(cluster.start(c10d_scenarios.trained_with, "PowerSGD", 1000).results(240))) == 1
 
 
-@pytest.mark.parametrize("where", ["all_reduce", "future", "backward pass", "fp16 hook"])
+@pytest.mark.parametrize(
+    "where",
+    ["all_reduce", "backward pass", *(pytest.param(one, marks=pytest.mark.slow) for one in ("future", "fp16 hook"))],
+)
 def test_a_shape_that_differs_is_raised_on_every_rank(where: str) -> None:
     with Cluster(RANKS) as cluster:
         for kind, text, seconds in cluster.start(c10d_scenarios.differs_in_shape, where).results():
@@ -76,7 +79,7 @@ def test_a_shape_that_differs_is_raised_on_every_rank(where: str) -> None:
             assert seconds <= PROMPT
 
 
-@pytest.mark.parametrize("where", ["all_reduce", "backward pass", "fp16 hook"])
+@pytest.mark.parametrize("where", ["all_reduce", "backward pass", pytest.param("fp16 hook", marks=pytest.mark.slow)])
 def test_a_killed_rank_is_raised_on_every_other(where: str, tmp_path: Path) -> None:
     with Cluster(RANKS) as cluster:
         outcomes = cluster.start(c10d_scenarios.killed, where, str(tmp_path)).wait()

@@ -17,7 +17,9 @@ from shoal.config import Limits
 from shoal.operations import OPERATORS, chunk
 from shoal.testing import run_ranks
 
-JOBS = [(1, 0), (2, 0), (2, 1), (3, 2), (4, 0), (4, 3)]
+# Ranks and servers; what the first ones leave out is in the slow ones.
+JOBS = [(1, 0), (2, 1), (3, 2), (4, 0), *(pytest.param(*job, marks=pytest.mark.slow) for job in ((2, 0), (4, 3)))]
+RING_JOBS = [(3, 1), *(pytest.param(*job, marks=pytest.mark.slow) for job in ((2, 0), (4, 0)))]
 SMALLEST = Limits(segment=64, credit=64, eager=0, small=0)
 
 # How a result is computed from the inputs of all members, in float64 or integers.
@@ -196,6 +198,7 @@ def test_every_operation_gives_what_numpy_gives(ranks: int, servers: int) -> Non
     run_ranks(everything, ranks, servers=servers, timeout=120)
 
 
+@pytest.mark.slow
 def test_every_operation_gives_the_same_over_several_connections() -> None:
     run_ranks(everything, 3, servers=2, environment={"SHOAL_SOCKETS": "3"}, timeout=120)
 
@@ -206,7 +209,7 @@ def only_allreduce() -> None:
     shoal.shutdown()
 
 
-@pytest.mark.parametrize(("ranks", "servers"), [(2, 0), (3, 1), (4, 0)])
+@pytest.mark.parametrize(("ranks", "servers"), RING_JOBS)
 def test_the_ring_gives_what_numpy_gives(ranks: int, servers: int) -> None:
     run_ranks(only_allreduce, ranks, servers=servers, environment={"SHOAL_ALGORITHM": "ring"}, timeout=120)
 

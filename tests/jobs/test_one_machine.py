@@ -63,7 +63,7 @@ def test_no_port_is_opened() -> None:
     assert all(run_ranks(ports_that_are_open, 3, nodes=3))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_every_operation_gives_what_numpy_gives(ranks: int) -> None:
     run_ranks(everything, ranks, nodes=1, timeout=120)
 
