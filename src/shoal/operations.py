@@ -125,14 +125,14 @@ def allgather(x: Any) -> Plan:
     return Plan(ALL_GATHER, finish, dtype=given.dtype, shape=given.shape, input=given.native)
 
 
-def allgather_by_blocks(x: Any, take: Take, *, even: bool) -> Plan:
-    """Hands the members' elements to ``take``. ``x``: of one dimension; ``even``: all members have as many elements."""
+def allgather_by_blocks(x: Any, take: Take) -> Plan:
+    """Hands the members' elements to ``take``."""
     given = arrays.source(x)
     return Plan(
         ALL_GATHER,
         lambda handle: _taken(handle, take),
         dtype=given.dtype,
-        shape=_even(given) if even else given.shape,
+        shape=given.shape,
         input=given.native,
     )
 
@@ -145,11 +145,12 @@ def allgather_into(group: Group, x: Any, output: Any) -> Plan:
             f"the output has {DTYPE_NAMES[result.dtype]} {list(result.shape)}, but there are {group.size} inputs of "
             f"{DTYPE_NAMES[given.dtype]} {list(given.shape)}"
         )
+    expected = [_rows(given) * given.itemsize] * group.size
     return Plan(
         ALL_GATHER,
-        lambda _: Outcome(result.finish()),
+        lambda handle: _filled(group, handle, result, expected),
         dtype=given.dtype,
-        shape=_even(given),
+        shape=given.shape,
         input=given.native,
         output=result.native,
     )
@@ -218,6 +219,23 @@ def alltoall_by_blocks(group: Group, x: Any, splits: Sequence[int], take: Take) 
     )
 
 
+def alltoall_into(group: Group, x: Any, splits: Sequence[int], output: Any, expected: Sequence[int]) -> Plan:
+    """``x`` and ``output``: of one dimension. ``expected``: how many elements come from each member."""
+    given, result = arrays.source(x), arrays.target(output)
+    counts, places = _checked_splits(splits, _rows(given), group), _checked_splits(expected, _rows(result), group)
+    if result.dtype != given.dtype:
+        raise ValueError(f"the output has {DTYPE_NAMES[result.dtype]}, but the input {DTYPE_NAMES[given.dtype]}")
+    return Plan(
+        ALL_TO_ALL,
+        lambda handle: _filled(group, handle, result, [place * given.itemsize for place in places]),
+        dtype=given.dtype,
+        shape=given.shape,
+        splits=tuple(count * given.itemsize for count in counts),
+        input=given.native,
+        output=result.native,
+    )
+
+
 def chunk(rows: int, members: int, index: int) -> tuple[int, int]:
     """The rows [begin, end) that member ``index`` gets: the first ``rows % members`` members have one more."""
     each, more = divmod(rows, members)
@@ -228,6 +246,16 @@ def chunk(rows: int, members: int, index: int) -> tuple[int, int]:
 def _taken(handle: _native.Handle, take: Take) -> Outcome:
     take(handle.output(), handle.blocks())
     return Outcome()
+
+
+def _filled(group: Group, handle: _native.Handle, result: Operand, expected: list[int]) -> Outcome:
+    """``result``, into which the core has put what came, if it was as much from each as was expected."""
+    if handle.blocks() != expected:
+        raise Mismatch(
+            f"the members {list(group.ranks)} sent {handle.blocks()} bytes, one number for each, but the array to be filled "
+            f"expects {expected}"
+        )
+    return Outcome(result.finish())
 
 
 def reducible(op: str, dtype: int) -> bool:
@@ -248,11 +276,6 @@ def _operator(op: str, dtype: int) -> int:
     if op == "sum" and dtype == BOOL:
         raise TypeError("bool has no sum: use op='max' for any, op='min' for all, or convert to an integer")
     return OPERATORS[op]
-
-
-def _even(given: Operand) -> tuple[int, ...]:
-    """A shape that is compared with the other members', whose number of rows is not."""
-    return (1, *given.shape)
 
 
 def _index(group: Group) -> int:

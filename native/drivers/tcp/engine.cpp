@@ -410,6 +410,9 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
                                             inside ? std::weak_ptr<Helper>(inside_) : std::weak_ptr<Helper>());
     open_.emplace(submission.handle, operation);
   }
+  if (is_gather(submission.collective)) {
+    operation->offer_output(std::exchange(submission.output, nullptr), std::exchange(submission.output_bytes, 0));
+  }
   if (inside) {
     inside_->room().submit(std::move(submission));
     if (is_closed()) {

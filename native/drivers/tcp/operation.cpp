@@ -54,7 +54,11 @@ void Operation::tell(std::shared_ptr<Completions> completions, std::uint64_t tok
 
 std::byte* Operation::allocate_output(const std::vector<std::uint64_t>& block_bytes) {
   blocks_ = block_bytes;
-  output_bytes_ = std::accumulate(blocks_.begin(), blocks_.end(), std::size_t{0});
+  const std::size_t bytes = std::accumulate(blocks_.begin(), blocks_.end(), std::size_t{0});
+  if (offered_ != nullptr && offered_bytes_ == bytes) {
+    return offered_;
+  }
+  output_bytes_ = bytes;
   // Every byte will be received.
   output_.reset(static_cast<std::byte*>(allocate(output_bytes_)));
   return output_.get();

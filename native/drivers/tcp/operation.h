@@ -49,6 +49,11 @@ class Operation {
 
   // Before finish(), from the loop's thread: its first bytes are on their way.
   void note_sending() { sent_at_ = std::chrono::steady_clock::now(); }
+  // Before it is submitted: where an output of which nobody knows the size may go, if it is of this one.
+  void offer_output(std::byte* memory, std::size_t bytes) {
+    offered_ = memory;
+    offered_bytes_ = bytes;
+  }
   // Before finish(): memory for an output of which only now is known how many bytes come from each member; null if
   // there is not so much.
   std::byte* allocate_output(const std::vector<std::uint64_t>& block_bytes);
@@ -59,6 +64,7 @@ class Operation {
   std::chrono::steady_clock::time_point finished_at() const { return finished_at_; }
   // The epoch, if nothing was sent.
   std::chrono::steady_clock::time_point sent_at() const { return sent_at_; }
+  // What was allocated, and not what was offered.
   std::byte* output() const { return output_.get(); }
   std::size_t output_bytes() const { return output_bytes_; }
   const std::vector<std::uint64_t>& blocks() const { return blocks_; }
@@ -76,6 +82,8 @@ class Operation {
   std::chrono::steady_clock::time_point finished_at_;
   std::unique_ptr<std::byte, void (*)(void*)> output_{nullptr, std::free};
   std::size_t output_bytes_ = 0;
+  std::byte* offered_ = nullptr;
+  std::size_t offered_bytes_ = 0;
   std::vector<std::uint64_t> blocks_;
 };
 

@@ -28,7 +28,7 @@ from shoal.operations import Plan
 from shoal.torch.c10d import gloo, membership, places
 from shoal.torch.c10d.arguments import Tensors, as_list, operator_of, options_of, single, split_sizes
 from shoal.torch.c10d.places import Place
-from shoal.torch.c10d.tensors import Flat, divide, fill, joined
+from shoal.torch.c10d.tensors import Flat, apart, divide, fill, joined
 from shoal.torch.c10d.untraced import untraced
 from shoal.torch.c10d.work import OperationWork
 
@@ -175,21 +175,20 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         given = single(as_list(input_tensors))
         options = options_of(AllgatherOptions, opts, timeout=timeout)
         flat = Flat(given)
-        even = all(tensor.numel() == given.numel() for tensor in outputs)
 
         def plan(_: Group) -> Plan:
-            return operations.allgather_by_blocks(
-                flat.elements, lambda data, blocks: fill(outputs, data, blocks), even=even
-            )
+            return operations.allgather_by_blocks(flat.elements, lambda data, blocks: fill(outputs, data, blocks))
 
         return self._start("all_gather", options, list(outputs), plan)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         """``output``: of as many elements as the inputs of all ranks together, in their order."""
-        flat, given = Flat(output), Flat(input)
+        flat = Flat(output)
+        # The input may be a part of the output.
+        given = apart(Flat(input).elements, flat.elements)
 
         def plan(group: Group) -> Plan:
-            return _then(operations.allgather_into(group, given.elements, flat.elements), flat.finish)
+            return _then(operations.allgather_into(group, given, flat.elements), flat.finish)
 
         return self._start("all_gather_into_tensor", options_of(AllgatherOptions, opts), [output], plan)
 
@@ -206,7 +205,13 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         options = options_of(AllToAllOptions, opts, timeout=timeout)
         outputs, inputs = list(output_tensors), joined(input_tensors)
         splits = [Flat(tensor).elements.numel() for tensor in input_tensors]
-        return self._exchange("all_to_all", outputs, inputs, splits, options, outputs)
+
+        def plan(group: Group) -> Plan:
+            return operations.alltoall_by_blocks(
+                group, inputs, splits, lambda data, blocks: fill(outputs, data, blocks)
+            )
+
+        return self._start("all_to_all", options, outputs, plan)
 
     def all_to_all_single(
         self,
@@ -218,10 +223,15 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         timeout: timedelta | None = None,
     ) -> Any:
         options = options_of(AllToAllOptions, opts, timeout=timeout)
-        given, flat = Flat(input), Flat(output)
-        splits = split_sizes(given.elements, input, input_split_sizes, self.size())
-        outputs = list(torch.split(flat.elements, split_sizes(flat.elements, output, output_split_sizes, self.size())))
-        return self._exchange("all_to_all_single", outputs, given.elements, splits, options, [output], flat.finish)
+        flat = Flat(output)
+        given = apart(Flat(input).elements, flat.elements)
+        splits = split_sizes(given, input, input_split_sizes, self.size())
+        expected = split_sizes(flat.elements, output, output_split_sizes, self.size())
+
+        def plan(group: Group) -> Plan:
+            return _then(operations.alltoall_into(group, given, splits, flat.elements, expected), flat.finish)
+
+        return self._start("all_to_all_single", options, [output], plan)
 
     alltoall_base = all_to_all_single
 
@@ -253,24 +263,6 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
             return _then(operations.reducescatter_into(group, elements, flat.elements, operator), flat.finish)
 
         return self._start(called, options, [output], plan)
-
-    def _exchange(
-        self,
-        called: str,
-        outputs: list[torch.Tensor],
-        elements: torch.Tensor,
-        splits: list[int],
-        options: Any,
-        results: list[torch.Tensor],
-        finish: Callable[[], None] = lambda: None,
-    ) -> OperationWork:
-        def plan(group: Group) -> Plan:
-            taking = operations.alltoall_by_blocks(
-                group, elements, splits, lambda data, blocks: fill(outputs, data, blocks)
-            )
-            return _then(taking, finish)
-
-        return self._start(called, options, results, plan)
 
     def _start(
         self, called: str, options: Any, results: list[torch.Tensor], plan: Callable[[Group], Plan]

@@ -30,6 +30,13 @@ class Flat:
             self._tensor.copy_(self._whole)
 
 
+def apart(given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """``given``, or a copy of it where it shares memory with ``result``. Both of one dimension."""
+    begin, other = given.data_ptr(), result.data_ptr()
+    shared = begin < other + result.nbytes and other < begin + given.nbytes
+    return given.clone() if shared else given
+
+
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The elements of all, one after the other. Raises ValueError if they are not of one dtype."""
     if len({tensor.dtype for tensor in tensors}) > 1:
