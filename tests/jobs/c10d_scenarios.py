@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from shoal.errors import ShoalError
+from shoal.errors import Mismatch, ShoalError
 
 
 def every_collective() -> dict[str, Any]:
@@ -101,6 +101,42 @@ def subgroups() -> tuple[float, float, int]:
     dist.all_reduce(again)
     dist.destroy_process_group()
     return float(tensor), float(first), int(again)
+
+
+def into_arrays_that_are_there(elements: int) -> dict[str, Any]:
+    """Gathers whose input is a part of their output, and some whose output does not fit on one rank."""
+    dist.init_process_group("shoal")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    found: dict[str, Any] = {}
+    own = torch.zeros(size, elements)
+    own[rank] = rank
+    dist.all_gather_into_tensor(own, own[rank])
+    found["its own part"] = own[:, -1].tolist()
+    other = torch.zeros(size, elements)
+    other[0] = rank
+    dist.all_gather_into_tensor(other, other[0])
+    found["another part"] = other[:, -1].tolist()
+    both = torch.arange(size, dtype=torch.float32).repeat_interleave(elements) + 10 * rank
+    dist.all_to_all_single(both, both)
+    found["input and output"] = both[::elements].tolist()
+    # All ranks send alike; the last expects other parts of the same sum.
+    sent = torch.full((size * elements,), float(rank))
+    received = torch.zeros(size * elements)
+    sizes = [elements] * size
+    if rank == size - 1:
+        sizes[0], sizes[1] = elements - 1, elements + 1
+    try:
+        dist.all_to_all_single(received, sent, sizes, [elements] * size)
+        found["misfit"] = received[::elements].tolist()
+    except Mismatch as error:
+        found["misfit"] = str(error)
+    uneven = torch.ones(elements + rank)
+    try:
+        dist.all_gather_into_tensor(torch.zeros(size * (elements + rank)), uneven)
+    except Mismatch:
+        found["uneven"] = "Mismatch"
+    dist.destroy_process_group()
+    return found
 
 
 def callbacks_that_wait(rounds: int) -> float:

@@ -49,6 +49,19 @@ def test_ranks_of_one_machine() -> None:
         assert cluster.start(c10d_scenarios.subgroups).results() == [(2.0, 3.0, 4), (4.0, 3.0, 4)] * 2
 
 
+@pytest.mark.parametrize(("nodes", "elements"), [(1, 3), (1, 100_000), (3, 100_000)])
+def test_gathers_fill_arrays_that_are_there(nodes: int, elements: int) -> None:
+    for rank, found in enumerate(run_ranks(c10d_scenarios.into_arrays_that_are_there, RANKS, elements, nodes=nodes)):
+        assert found["its own part"] == [0.0, 1.0, 2.0]
+        assert found["another part"] == [0.0, 1.0, 2.0]
+        assert found["input and output"] == [rank, rank + 10, rank + 20]
+        if rank == 2:
+            assert "expects" in found["misfit"]
+        else:
+            assert found["misfit"] == [0.0, 1.0, 2.0]
+        assert found["uneven"] == "Mismatch"
+
+
 def test_callbacks_may_wait_for_operations_that_come_in_another_order_on_each_rank() -> None:
     rounds = 200
     expected = sum(4.0 * number + 1 for number in range(rounds))
