@@ -15,6 +15,7 @@ from shoal.torch import graph, runtime
 from shoal.torch.agreement import agree
 from shoal.torch.arena import NamedParameter
 from shoal.torch.channel import Channel
+from shoal.torch.logging_data import DDPLoggingData
 from shoal.torch.reducer import Reducer, describe
 from shoal.torch.state import broadcast_state
 
@@ -100,6 +101,10 @@ class DistributedDataParallel(torch.nn.Module):
             yield
         finally:
             self._synchronise = before
+
+    def get_ddp_logging_data(self) -> DDPLoggingData:
+        """What averaging has cost so far on this rank: bytes, operations, overlap, and the time that was waited."""
+        return self._reducer.logging_data
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("DistributedDataParallel belongs to its process: copy or pickle its .module instead")

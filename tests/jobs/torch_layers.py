@@ -1,0 +1,174 @@
+"""Scenarios of shoal.torch for 3 ranks: layers that are dropped, added and taken away, and the order of their gradients."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_scenarios import Branches, branch_loss, inputs, loss_of, mlp, step_is_right
+
+import shoal
+from shoal.torch import DistributedDataParallel
+from shoal.torch.logging_data import DDPLoggingData
+
+SCENARIOS: dict[str, Callable[[], None]] = {}
+
+# One branch's weight (144 bytes) and bias (24): a buffer holds bytes of two branches at most.
+TINY_MB = 128 / 2**20
+
+
+def scenario(function: Callable[[], None]) -> Callable[[], None]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+class Residual(nn.Module):
+    """Layers of 64 x 64 that ``forward`` leaves out if their number is in ``dropped``."""
+
+    def __init__(self, count: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 64, bias=False) for _ in range(count)])
+
+    def forward(self, x: Tensor, dropped: tuple[int, ...] = ()) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            if number not in dropped:
+                x = x + torch.tanh(layer(x))
+        return x
+
+
+LAYER_BYTES = 64 * 64 * 4
+LAYER_MB = LAYER_BYTES / 2**20
+
+
+def dropping(dropped_on: Callable[[int], tuple[int, ...]]) -> Callable[[nn.Module, int], Tensor]:
+    return lambda model, rank: model(inputs(rank, width=64), dropped_on(rank)).square().sum()
+
+
+def costs(model: DistributedDataParallel, part: Callable[[], None]) -> DDPLoggingData:
+    before = model.get_ddp_logging_data()
+    part()
+    return model.get_ddp_logging_data() - before
+
+
+@scenario
+def bytes_that_every_rank_drops_are_not_sent() -> None:
+    model = DistributedDataParallel(Residual(), find_unused_parameters=True, fusion_mb=LAYER_MB)
+    step_is_right(model, dropping(lambda _: ()))
+    assert model.get_ddp_logging_data().bytes == 4 * LAYER_BYTES
+    for dropped in ((1,), (0, 3), (2,), (), (0, 1, 2)):
+        cost = costs(model, lambda dropped=dropped: step_is_right(model, dropping(lambda _: dropped)))
+        assert (cost.bytes, cost.skipped_bytes) == ((4 - len(dropped)) * LAYER_BYTES, len(dropped) * LAYER_BYTES)
+        for number in dropped:
+            assert model.module.layers[number].weight.grad is None
+
+
+@scenario
+def bytes_that_some_rank_does_not_drop_are_sent_by_all() -> None:
+    model = DistributedDataParallel(Residual(), find_unused_parameters=True, fusion_mb=LAYER_MB)
+    for _ in range(3):
+        cost = costs(model, lambda: step_is_right(model, dropping(lambda rank: (rank, 3))))
+        assert cost.skipped_bytes == LAYER_BYTES
+
+
+@scenario
+def what_was_accumulated_of_a_layer_is_sent_though_all_ranks_drop_it_in_the_last_pass() -> None:
+    model = DistributedDataParallel(Residual(), find_unused_parameters=True, fusion_mb=LAYER_MB)
+    step_is_right(model, dropping(lambda _: ()))
+
+    def both(module: nn.Module, rank: int) -> Tensor:
+        return dropping(lambda _: ())(module, rank) + dropping(lambda _: (1,))(module, rank)
+
+    def in_two_passes(module: nn.Module, rank: int) -> Tensor:
+        if module is not model:
+            return both(module, rank)
+        with model.no_sync():
+            dropping(lambda _: ())(model, rank).backward()
+        return dropping(lambda _: (1,))(model, rank)
+
+    assert costs(model, lambda: step_is_right(model, in_two_passes)).skipped_bytes == 0
+
+
+@scenario
+def a_pass_that_fails_on_a_rank_leaves_dropped_layers_in_step() -> None:
+    model = DistributedDataParallel(Residual(), find_unused_parameters=True, fusion_mb=LAYER_MB)
+    step_is_right(model, dropping(lambda _: ()))
+
+    def fail(*_: object) -> None:
+        raise ValueError("no such thing")
+
+    for dropped in ((1,), (0, 3)):
+        hook = model.module.layers[2].register_full_backward_pre_hook(fail) if shoal.rank() == 1 else None
+        with pytest.raises((ValueError, shoal.ShoalError), match=r"no such thing|rank 1 .*ended with an error"):
+            dropping(lambda _, dropped=dropped: dropped)(model, shoal.rank()).backward()
+        if hook is not None:
+            hook.remove()
+        for _ in range(2):
+            cost = costs(model, lambda dropped=dropped: step_is_right(model, dropping(lambda _: dropped)))
+            assert cost.skipped_bytes == len(dropped) * LAYER_BYTES
+
+
+@scenario
+def layouts_that_differ_are_told_where_layers_are_dropped_too() -> None:
+    model = DistributedDataParallel(Residual(), find_unused_parameters=True, fusion_mb=LAYER_MB)
+    step_is_right(model, dropping(lambda _: ()))
+    model.module.layers[0 if shoal.rank() == 1 else 1].weight.requires_grad_(False)
+    with pytest.raises(shoal.Mismatch, match=r"layers\.[01]\.weight"):
+        dropping(lambda _: (3,))(model, shoal.rank()).backward()
+    model.module.requires_grad_(True)
+    for _ in range(2):
+        step_is_right(model, dropping(lambda _: (3,)))
+
+
+def branches_lie_as(model: DistributedDataParallel) -> str:
+    """The branches in the order in which their gradients lie."""
+    address = {name: model.module.branches[name].weight.grad.data_ptr() for name in "abc"}
+    return "".join(sorted("abc", key=address.__getitem__))
+
+
+@scenario
+def an_order_that_has_changed_for_good_becomes_that_of_the_arena_on_all_ranks() -> None:
+    model = DistributedDataParallel(Branches(), fusion_mb=TINY_MB)
+    for _ in range(10):
+        step_is_right(model, branch_loss(lambda _: "abc"))
+    assert branches_lie_as(model) == "cba"
+    for _ in range(40):
+        branch_loss(lambda rank: "cab" if rank == 0 else "bca")(model, shoal.rank()).backward()
+    assert branches_lie_as(model) == "cba", "renewed too early"
+    for _ in range(60):
+        branch_loss(lambda rank: "cab" if rank == 0 else "bca")(model, shoal.rank()).backward()
+    assert branches_lie_as(model) == "bac"
+    assert model.get_ddp_logging_data().order_renewals == 1
+    for _ in range(3):
+        step_is_right(model, branch_loss(lambda _: "cab"))
+
+
+@scenario
+def logging_data_tells_bytes_operations_and_times() -> None:
+    model = DistributedDataParallel(mlp(), fusion_mb=256 / 2**20)
+    step_is_right(model)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    with model.no_sync():
+        loss_of(model, shoal.rank()).backward()
+    cost = costs(model, lambda: [step_is_right(model) for _ in range(5)] and None)
+    buffers = -(-size // 256)
+    assert (cost.passes, cost.bytes, cost.skipped_bytes) == (5, 5 * size, 0)
+    # Of each buffer one, and one that asks whether the ranks agree.
+    assert cost.operations == 5 * (buffers + 1)
+    assert 0 < cost.backward_seconds < 10
+    assert 0 < cost.waited_seconds < 10
+    assert 0 <= cost.overlap_seconds <= cost.communication_seconds
+    assert cost.communication_seconds <= cost.backward_seconds + cost.waited_seconds
+
+
+@scenario
+def overlap_and_waiting_are_told_apart() -> None:
+    """A gradient that is long in coming, after others: what was submitted before it overlaps; then nothing is waited for."""
+    import time
+
+    model = DistributedDataParallel(mlp(), fusion_mb=256 / 2**20)
+    step_is_right(model)
+    model.module[0].register_full_backward_pre_hook(lambda *_: time.sleep(0.3))
+    cost = costs(model, lambda: loss_of(model, shoal.rank()).backward())
+    assert cost.backward_seconds > 0.3
+    assert cost.communication_seconds > 0.3
+    assert cost.overlap_seconds > 0.8 * cost.communication_seconds - 0.1
