@@ -1,13 +1,15 @@
-"""What DistributedDataParallel promises, on 3 ranks with a server: torch_scenarios.py and torch_layers.py in tests/jobs."""
+"""What DistributedDataParallel promises, on 3 ranks with a server: the scenarios of torch_*.py in tests/jobs."""
 
 import pytest
 import torch_layers
 import torch_scenarios
+import torch_uneven
 
-from shoal.testing import run_ranks
+import shoal
+from shoal.testing import Cluster, run_ranks
 
 RANKS = 3
-SCENARIOS = {**torch_scenarios.SCENARIOS, **torch_layers.SCENARIOS}
+SCENARIOS = {**torch_scenarios.SCENARIOS, **torch_layers.SCENARIOS, **torch_uneven.SCENARIOS}
 
 
 def run_all() -> dict[str, str]:
@@ -24,3 +26,12 @@ def results() -> list[dict[str, str]]:
 def test_scenario(results: list[dict[str, str]], name: str) -> None:
     failures = [f"rank {rank}:\n{result[name]}" for rank, result in enumerate(results) if result[name]]
     assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("moment", [pytest.param("before a step", marks=pytest.mark.slow), "in the backward pass"])
+def test_a_killed_rank_is_named_to_those_that_have_run_out_too(moment: str) -> None:
+    with Cluster(RANKS) as cluster:
+        outcomes = cluster.start(torch_uneven.killed, moment).wait()
+    for outcome in (outcomes[0], outcomes[2]):
+        assert type(outcome.exception) is shoal.PeerLost, outcome.describe()
+        assert outcome.exception.rank == 1

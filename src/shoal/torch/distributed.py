@@ -9,17 +9,20 @@ from typing import Any
 import torch
 
 from shoal import groups, layout
-from shoal.errors import ConfigurationError
+from shoal.errors import ConfigurationError, ShoalError
 from shoal.groups import Group
 from shoal.torch import graph, runtime
 from shoal.torch.agreement import agree
 from shoal.torch.arena import NamedParameter
 from shoal.torch.channel import Channel
+from shoal.torch.join import Joining
 from shoal.torch.logging_data import DDPLoggingData
-from shoal.torch.reducer import Reducer, describe
+from shoal.torch.reducer import Reducer, Turn, describe
 from shoal.torch.state import broadcast_state
 
 MIB = layout.MIB
+
+BUFFERS = "buffers"
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -68,7 +71,8 @@ class DistributedDataParallel(torch.nn.Module):
         self.find_unused_parameters = find_unused_parameters
         self.process_group = _checked_group(process_group)
         self._channel = Channel(self.process_group)
-        self._synchronise = True
+        self.require_backward_grad_sync = True
+        self._joining: Joining | None = None
         agree(self._channel, "module", _describe_module(module), "parameters and buffers")
         broadcast_state(self._channel, "initial", [*module.parameters(), *module.buffers()])
         self._reducer = Reducer(self._channel, find_unused_parameters, _FusionSize(self.process_group, fusion_mb))
@@ -81,11 +85,13 @@ class DistributedDataParallel(torch.nn.Module):
         if not torch.is_grad_enabled() or graph.inside_backward():
             return self.module(*args, **kwargs)
         self._reducer.settle_interrupted()
-        self._reducer.synchronise = self._synchronise
-        if self._fingerprint() != self._managed:
-            self._manage_parameters()
-        if self._synchronise and self.broadcast_buffers and self.training:
-            broadcast_state(self._channel, "buffers", list(self.module.buffers()))
+        self._reducer.synchronise = self.require_backward_grad_sync
+        self._look_at_parameters()
+        buffers = list(self.module.buffers())
+        broadcasts = bool(buffers) and self.require_backward_grad_sync and self.broadcast_buffers and self.training
+        root = 0 if self._joining is None else self._joining.forward(broadcasts)
+        if broadcasts:
+            broadcast_state(self._channel, BUFFERS, buffers, root)
         output = self.module(*args, **kwargs)
         self._reducer.watch(output)
         return output
@@ -96,11 +102,50 @@ class DistributedDataParallel(torch.nn.Module):
 
         Their gradients add up on each rank; the next backward pass of a forward pass outside averages the sums.
         """
-        before, self._synchronise = self._synchronise, False
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
         finally:
-            self._synchronise = before
+            self.require_backward_grad_sync = before
+
+    @contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """Ranks may have different numbers of steps inside: those that are through take part in the others' until the end.
+
+        They count as gradients of zero. Afterwards all have the parameters (and, with ``broadcast_buffers``, buffers) of the
+        lowest of the ranks that had the most steps; the state of optimizers is not touched, and the gradients of the ranks
+        that were through earlier are unspecified. In each step all ranks that are left run the same passes. Ranks wait for
+        each other at the first gradient of each step, which they need not outside.
+
+        ``divide_by_initial_world_size``: the averages are over all ranks; False: over those that are left. ``enable``: False
+        for no effect. ``throw_on_early_termination``: ShoalError on every rank, in ``forward`` or here, as soon as one is
+        through before another; for steps that contain collective operations of their own.
+
+        A rank that leaves with an exception is an error on every other one, in its next step or here.
+        """
+        if not enable:
+            yield
+            return
+        if self._joining is not None:
+            raise ShoalError(f"{self._channel.here}: join() of this module is on already: leave it first")
+        joining = Joining(self._channel, divide_by_initial_world_size, throw_on_early_termination)
+        self._joining, self._reducer.take_turn = joining, joining.backward
+        try:
+            yield
+            self._look_at_parameters()
+            root = joining.run_out(self._shadow_buffers, self._reducer.shadow)
+            tensors = [*self.module.parameters(), *(self.module.buffers() if self.broadcast_buffers else ())]
+            broadcast_state(self._channel, "joined", tensors, root)
+        except BaseException as error:
+            joining.leave(error)
+            raise
+        finally:
+            self._joining, self._reducer.take_turn = None, Turn
 
     def get_ddp_logging_data(self) -> DDPLoggingData:
         """What averaging has cost so far on this rank: bytes, operations, overlap, and the time that was waited."""
@@ -115,6 +160,13 @@ class DistributedDataParallel(torch.nn.Module):
             (id(parameter), parameter.requires_grad, parameter.dtype, parameter.shape, parameter.stride())
             for parameter in self.module.parameters()
         ]
+
+    def _look_at_parameters(self) -> None:
+        if self._fingerprint() != self._managed:
+            self._manage_parameters()
+
+    def _shadow_buffers(self, root: int) -> None:
+        broadcast_state(self._channel, BUFFERS, list(self.module.buffers()), root)
 
     def _manage_parameters(self) -> None:
         """Makes arenas for the parameters as they are now: at the start, and when one was frozen, thawed or changed."""

@@ -154,7 +154,7 @@ class Reducer:
     def shadow(self, turn: Turn) -> None:
         """Takes part in a pass of the other ranks without gradients of its own, which count as zero.
 
-        Leaves the average in ``param.grad``. Raises what a backward pass would have raised.
+        Raises what a backward pass would have raised. Gradients are unspecified afterwards.
         """
         self.settle_interrupted()
         self._turn, self._begun_ns = turn, time.monotonic_ns()
