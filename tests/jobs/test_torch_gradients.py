@@ -3,13 +3,15 @@
 import pytest
 import torch_layers
 import torch_scenarios
+import torch_swapped
 import torch_uneven
 
 import shoal
 from shoal.testing import Cluster, run_ranks
 
 RANKS = 3
-SCENARIOS = {**torch_scenarios.SCENARIOS, **torch_layers.SCENARIOS, **torch_uneven.SCENARIOS}
+SUBJECTS = (torch_scenarios, torch_layers, torch_uneven, torch_swapped)
+SCENARIOS = {name: function for subject in SUBJECTS for name, function in subject.SCENARIOS.items()}
 
 
 def run_all() -> dict[str, str]:

@@ -172,3 +172,97 @@ def overlap_and_waiting_are_told_apart() -> None:
     assert cost.backward_seconds > 0.3
     assert cost.communication_seconds > 0.3
     assert cost.overlap_seconds > 0.8 * cost.communication_seconds - 0.1
+
+
+def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return make()
+
+
+@scenario
+def layers_may_be_added_and_taken_away() -> None:
+    model = DistributedDataParallel(mlp(), fusion_mb=TINY_MB)
+    step_is_right(model)
+    model.module.append(seeded(lambda: nn.Linear(2, 3), 1))
+    model.module.insert(0, seeded(lambda: nn.Linear(6, 6), 2))
+    for _ in range(2):
+        step_is_right(model)
+    del model.module[4]
+    model.module[3].register_parameter("bias", None)
+    for _ in range(2):
+        step_is_right(model)
+    model.module[1].weight = nn.Parameter(torch.full((9, 6), 0.1, dtype=torch.float32))
+    for _ in range(2):
+        step_is_right(model)
+
+
+@scenario
+def a_layer_that_is_added_with_other_values_on_each_rank_is_an_error_that_names_it() -> None:
+    for frozen in (False, True):
+        model = DistributedDataParallel(mlp(), fusion_mb=TINY_MB)
+        step_is_right(model)
+        added = seeded(lambda: nn.Linear(2, 3), shoal.rank()).requires_grad_(not frozen)
+        model.module.append(added)
+        for _ in range(2):
+            with pytest.raises(shoal.Mismatch, match=r"5\.weight: new since .*must be the same on all ranks"):
+                loss_of(model, shoal.rank()).backward()
+        for parameter in added.parameters():
+            shoal.broadcast_(parameter.data, root=0)
+        for _ in range(2):
+            step_is_right(model)
+        # From then on nobody looks at them any more.
+        with torch.no_grad():
+            added.bias.fill_(shoal.rank())
+        loss_of(model, shoal.rank()).backward()
+
+
+@scenario
+def a_layer_that_is_added_on_one_rank_only_is_an_error_on_every_rank() -> None:
+    model = DistributedDataParallel(mlp(), fusion_mb=TINY_MB)
+    step_is_right(model)
+    if shoal.rank() == 2:
+        model.module.append(nn.Linear(2, 3))
+    with pytest.raises(shoal.Mismatch, match=r"rank 0 .*rank 2 "):
+        loss_of(model, shoal.rank()).backward()
+    if shoal.rank() == 2:
+        del model.module[5]
+    for _ in range(2):
+        step_is_right(model)
+
+
+@scenario
+def a_compiled_module_is_cut_where_its_buffers_end() -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(512, 512) for _ in range(4)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+            return x
+
+    graphs: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    for wrapper_too in (True, False):
+        torch._dynamo.reset()
+        graphs.clear()
+        module = Deep()
+        if not wrapper_too:
+            module.compile(backend=backend)
+        model = DistributedDataParallel(module, fusion_mb=1)
+        compiled = torch.compile(model, backend=backend) if wrapper_too else model
+        for step in range(2):
+            reference = [inputs(rank, step, width=512) for rank in range(3)]
+            model.zero_grad()
+            plain = Deep()
+            plain.load_state_dict(module.state_dict())
+            sum(plain(each).square().sum() for each in reference).backward()
+            compiled(reference[shoal.rank()]).square().sum().backward()
+            for parameter, wanted in zip(module.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(parameter.grad, wanted.grad / 3, rtol=1e-3, atol=1e-4)
+        assert len(graphs) == 4, "a graph for each buffer of 1 MiB, and nothing else compiled"

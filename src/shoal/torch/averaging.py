@@ -48,6 +48,8 @@ class Averaging:
         self._waiting: list[Buffer] = []
         self._handles: dict[str, Handle] = {}
         self._failed_because: str | None = None
+        self.disagreed = False
+        """After ``finish``: whether the ranks have found that their layouts differ."""
         self.submitted_ns = 0
         """When the first buffer was submitted, of the monotonic clock."""
         # What is needed after all is opened by whoever learns of it first: the backward pass, or a thread of Shoal's own.
@@ -114,6 +116,7 @@ class Averaging:
             self._fail_certain(str(error))
         disagreement = self._disagreement()
         if disagreement is not None:
+            self.disagreed = True
             self._fail(set(self._unopened), str(disagreement))
         with trace.span("wait for buffers"):
             failure = self.wait()

@@ -16,7 +16,7 @@ belongs all the same.
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,12 +24,16 @@ import torch
 from shoal import trace
 from shoal.errors import ShoalError
 from shoal.torch import graph
+from shoal.torch.added import KnownParameters, describe_values
 from shoal.torch.agreement import Statement
-from shoal.torch.arena import GradientArenas, NamedParameter, gradient_strides
+from shoal.torch.arena import GradientArenas, NamedParameter
 from shoal.torch.averaging import Averaging
 from shoal.torch.channel import Channel
+from shoal.torch.compiled import untraced
 from shoal.torch.logging_data import DDPLoggingData, one_pass
+from shoal.torch.members import describe
 from shoal.torch.order import OrderWatch
+from shoal.torch.static import StaticGraph
 
 ORDER = "order"
 
@@ -48,20 +52,33 @@ class Turn(NamedTuple):
 
 
 class Reducer:
-    """``buffer_bytes``: the size of a buffer for so many bytes of gradients.
+    """``find_unused``: whether parameters may be without a gradient. ``static_graph``: whether it is always the same ones.
 
+    ``buffer_bytes``: the size of a buffer for so many bytes of gradients. ``known``: the parameters that are the same on all
+    ranks.
     ``synchronise``: whether the next backward pass averages, or only adds to the gradients of this rank.
-    ``take_turn``: called before anything of a pass is submitted.
+    ``take_turn``: called before anything of a pass is submitted. ``must_start_anew``: the ranks have found that they differ, so
+    all of them have to call ``manage`` again.
     """
 
-    def __init__(self, channel: Channel, find_unused: bool, buffer_bytes: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        find_unused: bool,
+        static_graph: bool,
+        buffer_bytes: Callable[[int], int],
+        known: KnownParameters,
+    ) -> None:
         self.synchronise = True
         self.take_turn: Callable[[], Turn] = Turn
+        self.must_start_anew = False
+        self._known = known
         self.logging_data = DDPLoggingData()
         self._turn = Turn()
         self._begun_ns = 0
         self._channel = channel
-        self._find_unused = find_unused
+        self._find_unused = find_unused or static_graph
+        self._is_static = static_graph
         self._buffer_bytes = buffer_bytes
         self._parameters: list[NamedParameter] = []
         self._hooks: list[Any] = []
@@ -71,13 +88,16 @@ class Reducer:
         self._order = OrderWatch()
         self._error: Exception | None = None
 
-    def manage(self, parameters: Sequence[NamedParameter]) -> None:
-        """From now on these are the parameters whose gradients are averaged. Gradients that they have are kept.
+    def manage(self, parameters: Iterable[NamedParameter]) -> None:
+        """From now on these are the parameters of the module. Gradients that they have are kept.
 
         Raises TypeError for a dtype that cannot be averaged.
         """
         self.close()
-        self._parameters = list(parameters)
+        everything = list(parameters)
+        self._parameters = [(name, parameter) for name, parameter in everything if parameter.requires_grad]
+        self._added = self._known.unknown_of(everything)
+        self.must_start_anew = False
         self._used: set[int] = set()
         self._unused: dict[int, torch.Tensor | None] = {}
         self._arrivals: list[int] = []
@@ -86,6 +106,7 @@ class Reducer:
         self._arenas = GradientArenas(self._parameters, order, self._buffer_bytes(total))
         self._arenas.take_over()
         self._order = OrderWatch()
+        self._static = StaticGraph() if self._is_static else None
         self._state(order)
         for index, (_, parameter) in enumerate(self._parameters):
             hook = parameter.register_post_accumulate_grad_hook(_weakly(self, index))  # type: ignore[no-untyped-call]
@@ -103,6 +124,7 @@ class Reducer:
         if interrupted is not None:
             interrupted.wait()
 
+    @untraced
     def watch(self, output: Any) -> None:
         """Before the backward pass: marks where it will begin."""
         for tensor in graph.tensors_in(output):
@@ -176,11 +198,16 @@ class Reducer:
             averaging.scale(self._turn.scale)
             self._settle_unused(used)
             self._used.clear()
+            self._known.learn(self._added)
+            self._added.clear()
             self._watch_order()
+            if self._static is not None:
+                self._static.learn(self._arrivals)
         except BaseException:
             # Every operation is done, unless the wait itself was interrupted (KeyboardInterrupt).
             self._interrupted = averaging
             self._order.restart()
+            self.must_start_anew = averaging.disagreed
             raise
         finally:
             self._unused.clear()
@@ -202,7 +229,7 @@ class Reducer:
         self._arrivals.append(index)
         if self._averaging is None:
             self._start(None)
-        if self._averaging is not None:
+        if self._averaging is not None and (self._static is None or self._static.arrived(index)):
             self._averaging.ready(index)
 
     def _look_ahead(self) -> None:
@@ -222,12 +249,14 @@ class Reducer:
         if not self._find_unused:
             self._averaging = Averaging(self._channel, self._arenas, self._statement(), None)
             return
-        come = [True] * len(self._parameters) if reached is None else reached
-        expected = self._used.union(index for index, comes in enumerate(come) if comes)
-        self._averaging = Averaging(self._channel, self._arenas, self._statement(), expected)
-        for index, comes in enumerate(come):
-            if not comes:
-                self._contribute_unused(self._averaging, index)
+        everything = set(range(len(self._parameters)))
+        come = None if reached is None else {index for index, is_reached in enumerate(reached) if is_reached}
+        if self._static is not None:
+            come = self._static.start()
+        come = everything if come is None else come
+        self._averaging = Averaging(self._channel, self._arenas, self._statement(), come | self._used)
+        for index in sorted(everything - come):
+            self._contribute_unused(self._averaging, index)
 
     def _contribute_unused(self, averaging: Averaging, index: int) -> None:
         self._unused[index] = self._arenas.contribute_unused(index)
@@ -236,12 +265,16 @@ class Reducer:
     def _account_for_missing(self, averaging: Averaging, used: torch.Tensor) -> Exception | None:
         """At the end: the error if a gradient has not come, or, where that may be, what stands in for it."""
         missing = [index for index in range(len(self._parameters)) if not averaging.is_ready(index)]
+        arrived = set(self._arrivals)
         if not self._find_unused:
             expected = [index for index in missing if self._arenas.touched[index]]
             return ShoalError(self._did_not_come(expected)) if expected else None
         try:
             for index in missing:
-                self._contribute_unused(averaging, index)
+                if index in arrived:
+                    averaging.ready(index)
+                else:
+                    self._contribute_unused(averaging, index)
             for index in self._arrivals:
                 if not averaging.will_be_sent(index):
                     return ShoalError(self._came_too_late(self._parameters[index][0]))
@@ -280,10 +313,12 @@ class Reducer:
 
     def _state(self, order: Sequence[int]) -> None:
         """What all ranks have to agree on, from now on: in most passes, and where they exchange the order at the end."""
-        lines = [self._describe(index) for index in order]
-        self._statements = [Statement([self._header(due), *lines]) for due in (False, True)]
+        self._lines = [self._describe(index) for index in order]
+        self._statements = [Statement([self._header(due), *self._lines]) for due in (False, True)]
 
     def _statement(self) -> Statement:
+        if self._added:
+            return Statement([self._header(self._order.is_due), *self._lines, *describe_values(self._added)])
         return self._statements[self._order.is_due]
 
     def _header(self, order_is_due: bool) -> str:
@@ -338,7 +373,8 @@ class Reducer:
         return (
             f"{self._channel.here}: a gradient of {name} came after the parameter's gradient had been sent. It was reached "
             "by two nested backward passes (use torch.utils.checkpoint with use_reentrant=False) or not seen as used "
-            "(return tensors from forward in tuples, lists, dictionaries or dataclasses only)"
+            "(return tensors from forward in tuples, lists, dictionaries or dataclasses only). If every step is the same, "
+            "static_graph=True allows both"
         )
 
 
@@ -350,13 +386,6 @@ class _Ending:
 
     def __call__(self) -> None:
         self._reducer.finish()
-
-
-def describe(name: str, tensor: torch.Tensor) -> str:
-    """A parameter or buffer in one line: all that ranks must agree on."""
-    strides = gradient_strides(tensor)
-    order = "" if tensor.is_contiguous() else f" strides {list(strides)}"
-    return f"{name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{order}"
 
 
 def _weakly(reducer: Reducer, index: int | None) -> Callable[[torch.Tensor], None]:
