@@ -37,3 +37,8 @@ def test_a_killed_rank_is_named_to_those_that_have_run_out_too(moment: str) -> N
     for outcome in (outcomes[0], outcomes[2]):
         assert type(outcome.exception) is shoal.PeerLost, outcome.describe()
         assert outcome.exception.rank == 1
+
+
+def test_groups_of_torch_distributed_say_who_averages() -> None:
+    results = run_ranks(torch_swapped.groups_of_torch_distributed, RANKS)
+    assert results == [([5.0], [6.0]), ([5.0], []), ([5.0], [6.0])]

@@ -90,33 +90,61 @@ def what_was_accumulated_of_a_layer_is_sent_though_all_ranks_drop_it_in_the_last
 
 @scenario
 def a_pass_that_fails_on_a_rank_leaves_dropped_layers_in_step() -> None:
+    """Also where the failing rank would not have used a layer that the others wait for."""
     model = DistributedDataParallel(Residual(), find_unused_parameters=True, fusion_mb=LAYER_MB)
     step_is_right(model, dropping(lambda _: ()))
 
     def fail(*_: object) -> None:
         raise ValueError("no such thing")
 
-    for dropped in ((1,), (0, 3)):
+    cases: list[tuple[Callable[[int], tuple[int, ...]], int]] = [
+        (lambda _: (1,), 1),
+        (lambda _: (0, 3), 2),
+        (lambda rank: (1, 3) if rank == 1 else (3,), 1),
+        (lambda rank: (0, 1, 3) if rank == 1 else (), 0),
+    ]
+    for dropped_on, skipped in cases:
         hook = model.module.layers[2].register_full_backward_pre_hook(fail) if shoal.rank() == 1 else None
         with pytest.raises((ValueError, shoal.ShoalError), match=r"no such thing|rank 1 .*ended with an error"):
-            dropping(lambda _, dropped=dropped: dropped)(model, shoal.rank()).backward()
+            dropping(dropped_on)(model, shoal.rank()).backward()
         if hook is not None:
             hook.remove()
         for _ in range(2):
-            cost = costs(model, lambda dropped=dropped: step_is_right(model, dropping(lambda _: dropped)))
-            assert cost.skipped_bytes == len(dropped) * LAYER_BYTES
+            cost = costs(model, lambda dropped_on=dropped_on: step_is_right(model, dropping(dropped_on)))
+            assert cost.skipped_bytes == skipped * LAYER_BYTES
+
+
+class Plain(nn.Module):
+    """Parameters of LAYER_BYTES each, in these dtypes, of which ``forward`` uses those that are not ``dropped``."""
+
+    def __init__(self, dtypes: tuple[torch.dtype, ...]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([torch.randn(LAYER_BYTES // dtype.itemsize, dtype=dtype) for dtype in dtypes])
+
+    def forward(self, scale: float, dropped: tuple[int, ...]) -> Tensor:
+        used = [weight for number, weight in enumerate(self.weights) if number not in dropped]
+        return torch.stack([(weight.double() * scale).square().sum() for weight in used]).sum()
 
 
 @scenario
 def layouts_that_differ_are_told_where_layers_are_dropped_too() -> None:
-    model = DistributedDataParallel(Residual(), find_unused_parameters=True, fusion_mb=LAYER_MB)
-    step_is_right(model, dropping(lambda _: ()))
-    model.module.layers[0 if shoal.rank() == 1 else 1].weight.requires_grad_(False)
-    with pytest.raises(shoal.Mismatch, match=r"layers\.[01]\.weight"):
-        dropping(lambda _: (3,))(model, shoal.rank()).backward()
-    model.module.requires_grad_(True)
+    """The same number of buffers with other names, of which each rank would leave out another one."""
+    dtypes = torch.float32, torch.float32, torch.float64
+    model = DistributedDataParallel(Plain(dtypes), find_unused_parameters=True, fusion_mb=LAYER_MB)
+
+    def loss(module: nn.Module, rank: int) -> Tensor:
+        out: Tensor = module(rank + 1.0, (0,))
+        return out
+
+    step_is_right(model, loss)
+    odd = torch.float64 if shoal.rank() == 1 else torch.float32
+    model.module.weights[1] = nn.Parameter(torch.ones(LAYER_BYTES // odd.itemsize, dtype=odd))
+    with pytest.raises(shoal.Mismatch, match=r"rank 0 .*rank 1 "):
+        loss(model, shoal.rank()).backward()
+    model.module.weights[1] = nn.Parameter(torch.ones(LAYER_BYTES // 4))
     for _ in range(2):
-        step_is_right(model, dropping(lambda _: (3,)))
+        cost = costs(model, lambda: step_is_right(model, loss))
+        assert cost.skipped_bytes == LAYER_BYTES
 
 
 def branches_lie_as(model: DistributedDataParallel) -> str:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 from torch_scenarios import TINY_MB, expected_gradients, inputs, loss_of, mlp, step_is_right
 
@@ -254,3 +256,25 @@ def two_forward_passes_with_buffers_before_one_backward_pass() -> None:
     (one * model(inputs(shoal.rank(), 2)).square().sum()).backward()
     for name, parameter in model.module.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-3, atol=1e-5)
+
+
+def groups_of_torch_distributed() -> tuple[list[float], list[float]]:
+    """The averages of the ranks' numbers over the groups of PyTorch that a module was wrapped for: a pair, and all."""
+    torch.set_num_threads(1)
+    dist.init_process_group("shoal")
+    rank = dist.get_rank()
+    pair = dist.new_group([0, 2])
+    everyone = DistributedDataParallel(nn.Linear(1, 1, bias=False), device_mesh=init_device_mesh("cpu", (3,)))
+    everyone(torch.full((1, 1), 3.0 * rank**2)).sum().backward()
+    whole = everyone.module.weight.grad.flatten().tolist()
+    step_is_right(DistributedDataParallel(mlp(), process_group=dist.group.WORLD))
+    if rank == 1:
+        with pytest.raises(ValueError, match="not a member"):
+            DistributedDataParallel(nn.Linear(1, 1), process_group=pair)
+        part: list[float] = []
+    else:
+        model = DistributedDataParallel(nn.Linear(1, 1, bias=False), process_group=pair)
+        model(torch.full((1, 1), 3.0 * rank**2)).sum().backward()
+        part = model.module.weight.grad.flatten().tolist()
+    dist.destroy_process_group()
+    return whole, part
