@@ -9,29 +9,28 @@ NANOSECONDS = 1e9
 
 @dataclass(frozen=True)
 class DDPLoggingData:
-    """Sums over the averaged backward passes of one rank, which PyTorch's own wrapper counts too (``_get_ddp_logging_data``).
+    """Sums over the averaged backward passes of one rank. Two of them can be subtracted: what came in between.
 
-    Two of them can be subtracted: what came in between.
+    ``passes``: backward passes that have averaged.
+    ``bytes``: of gradients in buffers that were averaged.
+    ``skipped_bytes``: of gradients in buffers that no rank had a gradient for, and that were not sent.
+    ``operations``: submitted, with the small ones by which the ranks of a pass agree.
+    ``backward_seconds``: from the first sign of a backward pass to the last gradient.
+    ``communication_seconds``: from the first buffer that was submitted to the last result.
+    ``overlap_seconds``: the part of ``communication_seconds`` in which gradients were still computed.
+    ``waited_seconds``: from the last gradient to the end of ``loss.backward()``.
+    ``order_renewals``: how often the gradients were given another order after the first pass, theirs having changed for good.
     """
 
     passes: int = 0
-    """Backward passes that have averaged."""
     bytes: int = 0
-    """Of gradients in buffers that were averaged."""
     skipped_bytes: int = 0
-    """Of gradients in buffers that no rank had a gradient for, and that were not sent."""
     operations: int = 0
-    """Submitted, the small ones by which ranks agree among them."""
     backward_seconds: float = 0.0
-    """From the first sign of a backward pass to the last gradient."""
     communication_seconds: float = 0.0
-    """From the first buffer that was submitted to the last result."""
     overlap_seconds: float = 0.0
-    """The part of ``communication_seconds`` in which gradients were still computed."""
     waited_seconds: float = 0.0
-    """From the last gradient to the end of ``loss.backward()``."""
     order_renewals: int = 0
-    """How often the gradients were given another order after the first pass, since theirs had changed for good."""
 
     def __sub__(self, earlier: "DDPLoggingData") -> "DDPLoggingData":
         return _combined(self, earlier, -1)

@@ -14,6 +14,7 @@ becomes the order in every arena, and seldom another one later (order.py). What 
 belongs all the same.
 """
 
+import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +35,8 @@ from shoal.torch.logging_data import DDPLoggingData, one_pass
 from shoal.torch.members import describe
 from shoal.torch.order import OrderWatch
 from shoal.torch.static import StaticGraph
+
+_log = logging.getLogger("shoal")
 
 ORDER = "order"
 
@@ -207,7 +210,7 @@ class Reducer:
             # Every operation is done, unless the wait itself was interrupted (KeyboardInterrupt).
             self._interrupted = averaging
             self._order.restart()
-            self.must_start_anew = averaging.disagreed
+            self.must_start_anew = self.must_start_anew or averaging.disagreed
             raise
         finally:
             self._unused.clear()
@@ -307,8 +310,10 @@ class Reducer:
         if renewed and self._order.is_known:
             self.logging_data += DDPLoggingData(order_renewals=1)
             trace.instant("order of gradients renewed")
+            _log.info("%s: the order of the gradients has changed for good and was renewed", self._channel.here)
         self._order.looked(renewed)
-        self._arenas.reorder(received)
+        if renewed:
+            self._arenas.reorder(received)
         self._state(received)
 
     def _state(self, order: Sequence[int]) -> None:
