@@ -96,6 +96,11 @@ class Handle:
         callbacks.call_when_done(self._native, callback)
 
     @property
+    def finished_ns(self) -> int:
+        """When the operation was done, in nanoseconds of ``time.monotonic_ns``. To be asked when it is."""
+        return self._native.finished_at()
+
+    @property
     def splits(self) -> tuple[int, ...] | None:
         """After an all-to-all: the rows received from each member, in the group's order. None before ``wait``."""
         return self._outcome.splits

@@ -1,21 +1,44 @@
-"""What DistributedDataParallel promises about gradients, on 3 ranks with a server: tests/jobs/torch_scenarios.py."""
+"""What DistributedDataParallel promises, on 3 ranks with a server: the scenarios of torch_*.py in tests/jobs."""
 
 import pytest
+import torch_layers
 import torch_scenarios
+import torch_swapped
+import torch_uneven
 
-from shoal.testing import run_ranks
+import shoal
+from shoal.testing import Cluster, run_ranks
 
 RANKS = 3
+SUBJECTS = (torch_scenarios, torch_layers, torch_uneven, torch_swapped)
+SCENARIOS = {name: function for subject in SUBJECTS for name, function in subject.SCENARIOS.items()}
+
+
+def run_all() -> dict[str, str]:
+    return torch_scenarios.run_each(SCENARIOS)
 
 
 @pytest.fixture(scope="module")
 def results() -> list[dict[str, str]]:
     """One job for all scenarios: by rank, the traceback of each that failed."""
-    environment = {"SHOAL_TIMEOUT": "20"}
-    return run_ranks(torch_scenarios.run_all, RANKS, servers=1, environment=environment, timeout=300)
+    return run_ranks(run_all, RANKS, servers=1, environment={"SHOAL_TIMEOUT": "20"}, timeout=300)
 
 
-@pytest.mark.parametrize("name", torch_scenarios.SCENARIOS)
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(results: list[dict[str, str]], name: str) -> None:
     failures = [f"rank {rank}:\n{result[name]}" for rank, result in enumerate(results) if result[name]]
     assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("moment", [pytest.param("before a step", marks=pytest.mark.slow), "in the backward pass"])
+def test_a_killed_rank_is_named_to_those_that_have_run_out_too(moment: str) -> None:
+    with Cluster(RANKS) as cluster:
+        outcomes = cluster.start(torch_uneven.killed, moment).wait()
+    for outcome in (outcomes[0], outcomes[2]):
+        assert type(outcome.exception) is shoal.PeerLost, outcome.describe()
+        assert outcome.exception.rank == 1
+
+
+def test_groups_of_torch_distributed_say_who_averages() -> None:
+    results = run_ranks(torch_swapped.groups_of_torch_distributed, RANKS)
+    assert results == [([5.0], [6.0]), ([5.0], []), ([5.0], [6.0])]

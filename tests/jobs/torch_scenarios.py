@@ -30,11 +30,11 @@ def scenario(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-def run_all() -> dict[str, str]:
+def run_each(scenarios: dict[str, Callable[[], None]]) -> dict[str, str]:
     """On every rank: the traceback of each scenario, empty if it holds."""
     torch.set_num_threads(1)
     shoal.torch.init()
-    return {name: run(function) for name, function in SCENARIOS.items()}
+    return {name: run(function) for name, function in scenarios.items()}
 
 
 def run(function: Callable[[], None]) -> str:

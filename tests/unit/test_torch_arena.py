@@ -4,10 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from shoal.torch.added import KnownParameters, describe_values
 from shoal.torch.arena import PAGE, GradientArenas, gradient_strides
 from shoal.torch.graph import tensors_in
 
 ORDER = [2, 0, 3, 1]
+
+DTYPES = (torch.float32, torch.float32, torch.float64, torch.float32, torch.float32)
 
 
 def parameters() -> list[tuple[str, nn.Parameter]]:
@@ -142,3 +145,43 @@ def test_a_dtype_without_an_arena_is_refused_by_name() -> None:
 def test_tensors_are_found_however_nested() -> None:
     a, b, c = torch.zeros(1), torch.ones(1), torch.ones(2)
     assert list(tensors_in({"x": [a, (b, None)], "y": {"z": c}, "n": 3})) == [a, b, c]
+
+
+def test_an_order_is_another_one_only_if_a_gradient_changes_buffers() -> None:
+    named = [(f"p{index}", nn.Parameter(torch.zeros(16, dtype=dtype))) for index, dtype in enumerate(DTYPES)]
+    arenas = GradientArenas(named, [0, 1, 2, 3, 4], 128)
+    assert arenas.order == [0, 1, 3, 4, 2]
+    assert not arenas.changes_buffers([2, 0, 1, 3, 4]), "dtypes have arenas of their own"
+    assert not arenas.changes_buffers([1, 0, 4, 2, 3]), "within the same buffers of two gradients each"
+    assert arenas.changes_buffers([0, 3, 1, 4, 2])
+    arenas.reorder([0, 3, 1, 4, 2])
+    assert not arenas.changes_buffers([3, 0, 2, 4, 1])
+    assert arenas.changes_buffers([0, 1, 2, 3, 4])
+
+
+def test_parameters_are_known_by_themselves_and_not_by_their_number() -> None:
+    parameters = [("weight", nn.Parameter(torch.zeros(2))), ("bias", nn.Parameter(torch.zeros(2)))]
+    known = KnownParameters(parameters[:1])
+    assert known.unknown_of(parameters) == parameters[1:]
+    known.learn(parameters[1:])
+    assert known.unknown_of(parameters) == []
+    numbers = {id(parameter) for _, parameter in parameters}
+    del parameters[:]
+    # Memory that was freed is given out again, sooner or later.
+    fresh = [nn.Parameter(torch.zeros(2)) for _ in range(1000)]
+    again = [parameter for parameter in fresh if id(parameter) in numbers]
+    assert again, "no number has come again, so nothing is shown"
+    assert len(known.unknown_of(("weight", parameter) for parameter in fresh)) == len(fresh)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.float64])
+def test_values_are_told_apart_by_their_digest(dtype: torch.dtype) -> None:
+    values = torch.arange(6).to(dtype).reshape(2, 3)
+    changed = values.clone()
+    changed[1, 2] += 1
+    scalar = torch.ones((), dtype=dtype)
+    same, other, turned, number = (
+        describe_values([("weight", nn.Parameter(each))]) for each in (values.clone(), changed, values.t().t(), scalar)
+    )
+    assert describe_values([("weight", nn.Parameter(values))]) == same == turned
+    assert len({same[0], other[0], number[0]}) == 3

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal import runtime
-from shoal.layout import Item, lay_out
+from shoal.layout import ArenaLayout, Item, lay_out
 
 PAGE = 4096
 
@@ -71,6 +71,25 @@ class GradientArenas:
             for moved in _permuted(before[dtype], after):
                 self._move(moved, places)
 
+    @property
+    def nbytes(self) -> int:
+        """Of all gradients."""
+        return sum(buffer.memory.nbytes for buffer in self.buffers)
+
+    @property
+    def order(self) -> list[int]:
+        """The gradients in the order in which they lie, one dtype after the other."""
+        return [index for indices in self._orders.values() for index in indices]
+
+    def changes_buffers(self, order: Sequence[int]) -> bool:
+        """Whether a gradient would touch other buffers of its arena than now if they lay in this order."""
+        for dtype, indices in self._by_dtype(order).items():
+            now = dict(zip(self._orders[dtype], self._layouts[dtype].touched, strict=True))
+            then = dict(zip(indices, self._layout(dtype, indices).touched, strict=True))
+            if now != then:
+                return True
+        return False
+
     def view(self, index: int) -> torch.Tensor:
         """The place of a gradient: of the parameter's shape, and of its strides where those are dense."""
         return self._views[index]
@@ -113,18 +132,26 @@ class GradientArenas:
 
     def _lay_out(self, order: Sequence[int]) -> None:
         self._views: dict[int, torch.Tensor] = {}
-        self._orders: dict[torch.dtype, list[int]] = {}
+        self._orders = self._by_dtype(order)
+        self._layouts: dict[torch.dtype, ArenaLayout] = {}
         self.buffers: list[Buffer] = []
         self.touched: list[tuple[int, ...]] = [()] * len(self._parameters)
-        for index in order:
-            self._orders.setdefault(self._parameters[index].dtype, []).append(index)
         for dtype, indices in self._orders.items():
             self._add_arena(dtype, indices)
 
+    def _by_dtype(self, order: Sequence[int]) -> dict[torch.dtype, list[int]]:
+        orders: dict[torch.dtype, list[int]] = {}
+        for index in order:
+            orders.setdefault(self._parameters[index].dtype, []).append(index)
+        return orders
+
+    def _layout(self, dtype: torch.dtype, indices: Sequence[int]) -> ArenaLayout:
+        items = [Item(self._names[index], self._parameters[index].numel(), dtype.itemsize) for index in indices]
+        return lay_out(items, self._buffer_bytes)
+
     def _add_arena(self, dtype: torch.dtype, indices: Sequence[int]) -> None:
         wire = _wire_dtype(dtype, self._names[indices[0]])
-        items = [Item(self._names[index], self._parameters[index].numel(), dtype.itemsize) for index in indices]
-        layout = lay_out(items, self._buffer_bytes)
+        layout = self._layouts[dtype] = self._layout(dtype, indices)
         if dtype not in self._memory:
             self._memory[dtype] = _memory(layout.size)
         memory = self._memory[dtype]

@@ -5,9 +5,15 @@ cannot go on never leaves another waiting, and after an error the ranks still ag
 
     layout              all ranks have the same parameters in the same places
     <dtype>.buffer<n>   the mean of a fusion buffer
-    used                only where unused parameters are looked for: which of them a rank had a gradient for
+    needed              only where unused parameters are looked for: which buffers a rank will have gradients for
+    used                only there: which gradients a rank has had
+
+A buffer that nobody has a gradient for is opened by nobody; where the layouts differ, or the ranks could not say what they
+need, every buffer is opened by everybody, as failed.
 """
 
+import threading
+import time
 from collections.abc import Iterable
 
 import torch
@@ -15,27 +21,41 @@ import torch
 from shoal import trace
 from shoal.handles import Handle
 from shoal.torch.agreement import Statement
-from shoal.torch.arena import GradientArenas
+from shoal.torch.arena import Buffer, GradientArenas
 from shoal.torch.channel import Channel
+from shoal.torch.needed import NEEDED, NeededBuffers
 
 LAYOUT, USED = "layout", "used"
 
 
 class Averaging:
-    """``find_unused``: whether the operation ``used`` is one of the pass.
+    """``expected``: where unused parameters are looked for, the gradients that this rank will have; otherwise None.
 
-    Gradients are known by their index in the arenas. A buffer is submitted once all its gradients are ready.
+    Gradients are known by their index in the arenas. A buffer is submitted once all its gradients are ready and it is
+    known to be needed.
     """
 
-    def __init__(self, channel: Channel, arenas: GradientArenas, statement: Statement, find_unused: bool) -> None:
+    def __init__(
+        self, channel: Channel, arenas: GradientArenas, statement: Statement, expected: Iterable[int] | None
+    ) -> None:
         self._channel = channel
         self._arenas = arenas
         self._ready: set[int] = set()
         self._unready = [len(buffer.gradients) for buffer in arenas.buffers]
-        self._unopened = {buffer.label for buffer in arenas.buffers} | ({USED} if find_unused else set())
-        self._labels = sorted(self._unopened)
+        self._numbers = {buffer.label: number for number, buffer in enumerate(arenas.buffers)}
+        self._unopened = set(self._numbers) if expected is None else {*self._numbers, USED}
+        self._labels = sorted(self._unopened if expected is None else {*self._unopened, NEEDED})
+        self._waiting: list[Buffer] = []
         self._handles: dict[str, Handle] = {}
+        self._failed_because: str | None = None
+        self.disagreed = False
+        """After ``finish``: whether the ranks have found that their layouts differ."""
+        self.submitted_ns = 0
+        """When the first buffer was submitted, of the monotonic clock."""
+        # What is needed after all is opened by whoever learns of it first: the backward pass, or a thread of Shoal's own.
+        self._opening = threading.Lock()
         self._comparison = statement.compare(channel, LAYOUT)
+        self._needed = None if expected is None else NeededBuffers(channel, arenas, expected)
 
     def is_ready(self, gradient: int) -> bool:
         return gradient in self._ready
@@ -44,45 +64,69 @@ class Averaging:
         """Whether some bytes of the gradient have been submitted, so that it must not change any more."""
         return any(self._arenas.buffers[buffer].label in self._handles for buffer in self._arenas.touched[gradient])
 
+    def will_be_sent(self, gradient: int) -> bool:
+        """Whether all bytes of the gradient are sent in this pass. May wait until the ranks have said what they need."""
+        return self._needed is None or self._needed.includes(self._arenas.touched[gradient])
+
     def handle(self, label: str) -> Handle | None:
         """The operation of that label, if it has been submitted."""
         return self._handles.get(label)
 
+    @property
+    def sent(self) -> list[tuple[Buffer, Handle]]:
+        """The buffers that have been submitted, with their operations."""
+        buffers = self._arenas.buffers
+        return [(buffer, self._handles[buffer.label]) for buffer in buffers if buffer.label in self._handles]
+
+    @property
+    def operations(self) -> int:
+        """How many there are, with the small ones by which the ranks agree."""
+        return len(self._handles) + (1 if self._needed is None else 2)
+
+    def scale(self, factor: float) -> None:
+        """After ``finish``: multiplies what was averaged."""
+        if factor != 1:
+            for buffer, _ in self.sent:
+                buffer.memory.mul_(factor)
+
     def ready(self, gradient: int) -> None:
-        """The gradient is in its place. Submits the buffers that it completes."""
-        if gradient in self._ready:
-            return
-        self._ready.add(gradient)
-        for index in self._arenas.touched[gradient]:
-            self._unready[index] -= 1
-            if self._unready[index] == 0:
-                buffer = self._arenas.buffers[index]
-                self._submit(buffer.label, buffer.memory, "mean")
+        """The gradient is in its place. Submits the buffers that it completes, and those now known to be needed."""
+        if gradient not in self._ready:
+            self._ready.add(gradient)
+            for index in self._arenas.touched[gradient]:
+                self._unready[index] -= 1
+                if self._unready[index] == 0:
+                    self._complete(index)
+        if self._waiting:
+            self._submit_waiting()
 
     def exchange_used(self, used: torch.Tensor) -> None:
         """``used``: uint8 by gradient, 1 where this rank had one. Holds what any rank had after ``finish``."""
         self._submit(USED, used, "max")
 
     def abandon(self, reason: str) -> None:
-        """Opens what is not open yet as failed. Does not wait."""
-        for label in sorted(self._unopened):
-            self._channel.fail(label, reason)
-        self._unopened.clear()
+        """Opens what is not open yet as failed. Does not wait: what may not be needed follows when that is known."""
+        self._fail_certain(reason)
+        if self._unopened and self._needed is not None:
+            self._needed.handle.call_when_done(self._open_needed)
 
     def finish(self, error: Exception | None) -> None:
         """Waits until every operation is done. Raises ``error`` or the first one that came up."""
         if error is not None:
-            self.abandon(str(error))
-        error = error or self._disagreement()
+            self._fail_certain(str(error))
+        disagreement = self._disagreement()
+        if disagreement is not None:
+            self.disagreed = True
+            self._fail(set(self._unopened), str(disagreement))
         with trace.span("wait for buffers"):
             failure = self.wait()
-        problem = error or failure
+        problem = error or disagreement or failure
         if problem is not None:
-            self.abandon(str(problem))
             raise problem
 
     def wait(self) -> Exception | None:
         """Waits until nothing reads or writes the arenas any more. Returns the first failure."""
+        self._open_needed()
         first: Exception | None = None
         for handle in self._handles.values():
             try:
@@ -91,8 +135,47 @@ class Averaging:
                 first = first or failure
         return first
 
+    def _complete(self, index: int) -> None:
+        buffer = self._arenas.buffers[index]
+        if self._needed is None or self._needed.is_certain(index):
+            self._submit(buffer.label, buffer.memory, "mean")
+        else:
+            self._waiting.append(buffer)
+
+    def _submit_waiting(self) -> None:
+        assert self._needed is not None
+        if self._needed.handle.done():
+            needed = self._needed.answer()
+            for buffer in self._waiting:
+                if self._numbers[buffer.label] in needed:
+                    self._submit(buffer.label, buffer.memory, "mean")
+            self._waiting.clear()
+
+    def _open_needed(self) -> None:
+        """Waits until the ranks have said what they need, and opens it if it is not open."""
+        if self._needed is None:
+            return
+        needed = self._needed.answer()
+        with self._opening:
+            if self._failed_because is None:
+                self._submit_waiting()
+            else:
+                self._fail(
+                    {label for label in self._unopened if self._numbers.get(label) in needed}, self._failed_because
+                )
+
+    def _fail_certain(self, reason: str) -> None:
+        """Opens whatever is opened in any case as failed."""
+        maybe = (
+            set()
+            if self._needed is None
+            else {label for label, index in self._numbers.items() if not self._needed.is_certain(index)}
+        )
+        self._fail(self._unopened - maybe, reason)
+
     def _submit(self, label: str, memory: torch.Tensor, op: str) -> None:
         self._unopened.discard(label)
+        self.submitted_ns = self.submitted_ns or time.monotonic_ns()
         self._handles[label] = self._channel.allreduce(label, memory, op)
 
     def _disagreement(self) -> Exception | None:
@@ -103,9 +186,11 @@ class Averaging:
             error, labels = self._comparison.explain("gradients", self._labels)
         except RuntimeError as failure:
             return failure
-        self._fail_all(labels.difference(self._labels), str(error))
+        self._fail(labels.difference(self._labels), str(error))
         return error
 
-    def _fail_all(self, labels: Iterable[str], reason: str) -> None:
+    def _fail(self, labels: Iterable[str], reason: str) -> None:
+        self._failed_because = self._failed_because or reason
         for label in sorted(labels):
+            self._unopened.discard(label)
             self._channel.fail(label, reason)

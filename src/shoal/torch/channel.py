@@ -50,9 +50,9 @@ class Channel:
         """Starts an all-reduce in place."""
         return collectives.allreduce_async_(memory, op, self._name(label), self.group)
 
-    def broadcast(self, label: str, memory: torch.Tensor) -> Handle:
-        """Starts a broadcast in place, from the group's first member."""
-        return collectives.broadcast_async_(memory, self.group.ranks[0], self._name(label), self.group)
+    def broadcast(self, label: str, memory: torch.Tensor, root: int = 0) -> Handle:
+        """Starts a broadcast in place, from the group's member ``root``."""
+        return collectives.broadcast_async_(memory, self.group.ranks[root], self._name(label), self.group)
 
     def allgather(self, label: str, memory: torch.Tensor) -> torch.Tensor:
         """The members' one-dimensional tensors one after the other."""

@@ -2,23 +2,27 @@
 
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from shoal import groups, layout
-from shoal.errors import ConfigurationError
+from shoal import layout
+from shoal.errors import ShoalError
 from shoal.groups import Group
-from shoal.torch import graph, runtime
+from shoal.torch import arguments, checkpoints, compiled, graph, members, runtime
+from shoal.torch.added import KnownParameters
 from shoal.torch.agreement import agree
-from shoal.torch.arena import NamedParameter
 from shoal.torch.channel import Channel
-from shoal.torch.reducer import Reducer, describe
+from shoal.torch.join import Joining
+from shoal.torch.logging_data import DDPLoggingData
+from shoal.torch.reducer import Reducer, Turn
 from shoal.torch.state import broadcast_state
 
 MIB = layout.MIB
+
+BUFFERS = "buffers"
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -27,13 +31,20 @@ class DistributedDataParallel(torch.nn.Module):
     Joins the job (``shoal.torch.init``) if this process has not. All ranks begin with the parameters and buffers of the
     group's first member. Averaging overlaps with the backward pass and is complete when ``loss.backward()`` returns.
 
-    ``broadcast_buffers``: before every forward pass in training, buffers become those of the group's first member.
+    ``forward_sync_buffers`` (or ``broadcast_buffers``, PyTorch's older name): before every forward pass in training, buffers
+    become those of the group's first member. Default: True.
+    ``init_sync``: False if parameters and buffers are the same on all ranks already; then this takes their word for it.
+    ``process_group``: a ``shoal.Group`` or one of torch.distributed, whose members wrap the same module; default: all ranks.
+    ``device_mesh``, of one dimension, says the same.
+    ``bucket_cap_mb`` (or ``fusion_mb``): MB (2^20 bytes) that are averaged at once; default SHOAL_FUSION_MB, else computed
+    from the model and the number of servers.
     ``find_unused_parameters``: a backward pass may leave parameters without a gradient; those count as zero on this rank,
-    and where no rank had a gradient, ``param.grad`` stays as it was. Without it a missing gradient is an error.
-    ``process_group``: a ``shoal.Group`` whose members wrap the same module; default: all ranks.
-    ``fusion_mb``: MB (2^20 bytes) that are averaged at once; default SHOAL_FUSION_MB, else computed from the model and
-    the number of servers.
-    ``device_ids`` and ``output_device`` exist so that calls written for PyTorch's own class work: only None is possible.
+    and where no rank had a gradient, ``param.grad`` stays as it was. A buffer of which no rank had a gradient is not sent.
+    Without it a missing gradient is an error. ``skip_all_reduce_unused_params`` says the same.
+    ``static_graph``: the same parameters have a gradient in every step, in which nested backward passes may reach them
+    several times. In the first step averaging does not overlap with the backward pass.
+    ``gradient_as_bucket_view``, ``batched_grad_copy``, ``check_reduction``: without effect; gradients are views in any case.
+    ``device_ids`` and all others exist so that calls written for PyTorch's own class work: only the default is possible.
 
     ``param.grad`` is a view into a common memory. A reference to it that is kept sees the next step's values.
 
@@ -51,43 +62,98 @@ class DistributedDataParallel(torch.nn.Module):
         module: torch.nn.Module,
         device_ids: None = None,
         output_device: None = None,
-        *,
-        broadcast_buffers: bool = True,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
+        init_sync: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
-        process_group: Group | None = None,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: None = None,
+        param_to_hook_all_reduce: None = None,
+        mixed_precision: None = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        *,
         fusion_mb: float | None = None,
     ) -> None:
         super().__init__()
-        if device_ids is not None or output_device is not None:
-            raise ConfigurationError("only the CPU is supported yet: leave out device_ids and output_device")
-        _check_module(module)
+        arguments.refuse(
+            device_ids=device_ids,
+            output_device=output_device,
+            dim=dim,
+            delay_all_reduce_named_params=delay_all_reduce_named_params,
+            param_to_hook_all_reduce=param_to_hook_all_reduce,
+            mixed_precision=mixed_precision,
+            bucket_cap_mb_list=bucket_cap_mb_list,
+        )
+        sync = arguments.one_of(
+            ("broadcast_buffers", broadcast_buffers), ("forward_sync_buffers", forward_sync_buffers)
+        )
+        fusion_mb = arguments.one_of(("bucket_cap_mb", bucket_cap_mb), ("fusion_mb", fusion_mb))
+        members.check(module)
         runtime.init()
         self.module = module
-        self.broadcast_buffers = broadcast_buffers
-        self.find_unused_parameters = find_unused_parameters
-        self.process_group = _checked_group(process_group)
+        self.broadcast_buffers = sync is None or bool(sync)
+        self.find_unused_parameters = find_unused_parameters or skip_all_reduce_unused_params
+        self.static_graph = static_graph
+        self.gradient_as_bucket_view = True
+        self.process_group: Group = arguments.group_of(process_group, device_mesh)
         self._channel = Channel(self.process_group)
-        self._synchronise = True
-        agree(self._channel, "module", _describe_module(module), "parameters and buffers")
-        broadcast_state(self._channel, "initial", [*module.parameters(), *module.buffers()])
-        self._reducer = Reducer(self._channel, find_unused_parameters, _FusionSize(self.process_group, fusion_mb))
+        self.require_backward_grad_sync = True
+        self._joining: Joining | None = None
+        if init_sync:
+            agree(self._channel, "module", members.describe_all(module), "parameters and buffers")
+            broadcast_state(self._channel, "initial", self._synced_state(with_buffers=True))
+        fusion = _FusionSize(self.process_group, fusion_mb)
+        self._reducer = Reducer(
+            self._channel,
+            self.find_unused_parameters,
+            static_graph,
+            fusion,
+            KnownParameters(members.parameters(module)),
+        )
         self._manage_parameters()
         # The hooks of the parameters go with the wrapper.
         weakref.finalize(self, self._reducer.close).atexit = False
 
+    @compiled.untraced_itself
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """``module(*args, **kwargs)``."""
-        if not torch.is_grad_enabled() or graph.inside_backward():
-            return self.module(*args, **kwargs)
-        self._reducer.settle_interrupted()
-        self._reducer.synchronise = self._synchronise
-        if self._fingerprint() != self._managed:
-            self._manage_parameters()
-        if self._synchronise and self.broadcast_buffers and self.training:
-            broadcast_state(self._channel, "buffers", list(self.module.buffers()))
-        output = self.module(*args, **kwargs)
-        self._reducer.watch(output)
+        averages = self._before_forward()
+        before = compiled.cut_at_buffers(self)
+        try:
+            output = self.module(*args, **kwargs)
+        finally:
+            compiled.cut_at_buffers(before)
+        if averages:
+            self._reducer.watch(output)
         return output
+
+    @compiled.untraced
+    def _before_forward(self) -> bool:
+        """Whether a backward pass may follow that is ours to watch. If so, everything is made ready for it."""
+        if not torch.is_grad_enabled() or graph.inside_backward():
+            return False
+        self._reducer.settle_interrupted()
+        self._reducer.synchronise = self.require_backward_grad_sync
+        self._look_at_parameters()
+        synchronises = self.require_backward_grad_sync and self.broadcast_buffers and self.training
+        buffers = self._synced_buffers() if synchronises else []
+        root = 0 if self._joining is None else self._joining.forward(broadcasts=bool(buffers))
+        if buffers:
+            broadcast_state(self._channel, BUFFERS, buffers, root)
+        return True
+
+    @property
+    def bucket_bytes_cap(self) -> int:
+        """Bytes of gradients that are averaged at once, as PyTorch's compiler asks for it; it takes no less than 1 MiB."""
+        return max(MIB, *(buffer.memory.nbytes for buffer in self._reducer.arenas.buffers))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -95,31 +161,101 @@ class DistributedDataParallel(torch.nn.Module):
 
         Their gradients add up on each rank; the next backward pass of a forward pass outside averages the sums.
         """
-        before, self._synchronise = self._synchronise, False
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
         finally:
-            self._synchronise = before
+            self.require_backward_grad_sync = before
+
+    @contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """Ranks may have different numbers of steps inside: those that are through take part in the others' until the end.
+
+        They count as gradients of zero. Afterwards all have the parameters (and, with ``broadcast_buffers``, buffers) of the
+        lowest of the ranks that had the most steps; the state of optimizers is not touched, and the gradients of the ranks
+        that were through earlier are unspecified. In each step all ranks that are left run the same passes. Ranks wait for
+        each other at the first gradient of each step, which they need not outside.
+
+        ``divide_by_initial_world_size``: the averages are over all ranks; False: over those that are left. ``enable``: False
+        for no effect. ``throw_on_early_termination``: ShoalError on every rank, in ``forward`` or here, as soon as one is
+        through before another; for steps that contain collective operations of their own.
+
+        A rank that leaves with an exception is an error on every other one, in its next step or here.
+        """
+        if not enable:
+            yield
+            return
+        if self._joining is not None:
+            raise ShoalError(f"{self._channel.here}: join() of this module is on already: leave it first")
+        joining = Joining(self._channel, divide_by_initial_world_size, throw_on_early_termination)
+        self._joining, self._reducer.take_turn = joining, joining.backward
+        try:
+            yield
+            self._look_at_parameters()
+            root = joining.run_out(self._shadow_buffers, self._reducer.shadow)
+            broadcast_state(self._channel, "joined", self._synced_state(self.broadcast_buffers), root)
+        except BaseException as error:
+            joining.leave(error)
+            raise
+        finally:
+            self._joining, self._reducer.take_turn = None, Turn
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Takes the names of this wrapper's ``state_dict``, which are those of PyTorch's own, or those of ``module``.
+
+        As with PyTorch's own, every rank loads the same.
+        """
+        return super().load_state_dict(checkpoints.with_prefix(state_dict, self.module), strict, assign)
+
+    def register_comm_hook(self, state: object, hook: object) -> None:
+        """Not here: gradients are averaged where they lie. Raises NotImplementedError, which says what there is instead."""
+        raise NotImplementedError(
+            "communication hooks belong to PyTorch's own DistributedDataParallel: use that, after "
+            'torch.distributed.init_process_group("shoal")'
+        )
+
+    def get_ddp_logging_data(self) -> DDPLoggingData:
+        """What averaging has cost so far on this rank: bytes, operations, overlap, and the time that was waited."""
+        return self._reducer.logging_data
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("DistributedDataParallel belongs to its process: copy or pickle its .module instead")
+
+    def _synced_buffers(self) -> list[torch.Tensor]:
+        return [buffer for _, buffer in members.buffers(self.module)]
+
+    def _synced_state(self, with_buffers: bool) -> list[torch.Tensor]:
+        parameters = [parameter for _, parameter in members.parameters(self.module)]
+        return [*parameters, *(self._synced_buffers() if with_buffers else ())]
 
     def _fingerprint(self) -> list[tuple[object, ...]]:
         """Whatever of the parameters the arenas were made for, as cheaply as it can be had."""
         return [
             (id(parameter), parameter.requires_grad, parameter.dtype, parameter.shape, parameter.stride())
-            for parameter in self.module.parameters()
+            for _, parameter in members.parameters(self.module)
         ]
+
+    def _look_at_parameters(self) -> None:
+        if self._reducer.must_start_anew or self._fingerprint() != self._managed:
+            self._manage_parameters()
+
+    def _shadow_buffers(self, root: int) -> None:
+        broadcast_state(self._channel, BUFFERS, self._synced_buffers(), root)
 
     def _manage_parameters(self) -> None:
         """Makes arenas for the parameters as they are now: at the start, and when one was frozen, thawed or changed."""
-        _check_module(self.module)
+        members.check(self.module)
         self._managed = self._fingerprint()
-        for _, parameter in self.module.named_parameters():
+        for _, parameter in members.parameters(self.module):
             if not parameter.requires_grad and parameter.grad is not None:
                 # It must not keep an arena alive that nobody uses any more.
                 parameter.grad = parameter.grad.clone()
-        self._reducer.manage(_trainable(self.module))
+        self._reducer.manage(members.parameters(self.module))
 
 
 class _FusionSize:
@@ -136,31 +272,3 @@ class _FusionSize:
         if self._fixed is not None:
             return max(1, round(self._fixed * MIB))
         return layout.fusion_bytes(total, self._servers)
-
-
-def _trainable(module: torch.nn.Module) -> list[NamedParameter]:
-    return [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-
-
-def _check_module(module: torch.nn.Module) -> None:
-    if not _trainable(module):
-        raise ValueError("no parameter of the module requires a gradient: there is nothing to average")
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if torch.nn.parameter.is_lazy(tensor):
-            raise TypeError(f"{name} has no shape yet: run the module once before you wrap it")
-        if tensor.device.type != "cpu":
-            raise ConfigurationError(f"{name} is on {tensor.device}; only the CPU is supported yet: call module.cpu()")
-
-
-def _checked_group(group: Group | None) -> Group:
-    if group is not None and not isinstance(group, Group):
-        raise TypeError(f"process_group must be a shoal.Group, got {type(group).__module__}.{type(group).__name__}")
-    return groups.world() if group is None else group
-
-
-def _describe_module(module: torch.nn.Module) -> list[str]:
-    parameters = [
-        f"parameter {describe(name, parameter)}{'' if parameter.requires_grad else ' frozen'}"
-        for name, parameter in module.named_parameters()
-    ]
-    return parameters + [f"buffer {describe(name, buffer)}" for name, buffer in module.named_buffers()]

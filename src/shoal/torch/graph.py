@@ -1,6 +1,7 @@
 """What PyTorch's autograd tells: the tensors of an output, and which parameters a backward pass will reach."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -20,6 +21,12 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
     elif is_dataclass(output) and not isinstance(output, type):
         for field in fields(output):
             yield from tensors_in(getattr(output, field.name))
+
+
+def unchanged(tensor: torch.Tensor) -> AbstractContextManager[None]:
+    """Inside, the tensor may be written without autograd taking it for another."""
+    kept: AbstractContextManager[None] = torch.autograd._unsafe_preserve_version_counter(tensor)  # type: ignore[attr-defined]
+    return kept
 
 
 def inside_backward() -> bool:

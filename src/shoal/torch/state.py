@@ -1,34 +1,39 @@
-"""Parameters and buffers of a module, from the group's first member to all others.
+"""Parameters and buffers of a module, from one member of the group to all others.
 
 Tensors of a dtype travel together: a broadcast takes M bytes of every link however they are cut, and each has its cost.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 
+from shoal.torch import graph
 from shoal.torch.channel import Channel
 
 # How much of a model is copied at once. The copy is needed beside the model.
 CHUNK_BYTES = 25 * 1024 * 1024
 
 
-def broadcast_state(channel: Channel, label: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Overwrites ``tensors`` with those of the group's first member.
+def broadcast_state(channel: Channel, label: str, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+    """Overwrites ``tensors`` with those of the group's member ``root``.
 
-    Shapes and dtypes must agree; that is for the caller to find out.
+    Shapes and dtypes must agree; that is for the caller to find out. For autograd they have not changed: a forward pass that
+    has used them, as batch normalisation does, can be followed by another before its backward pass.
     """
-    with torch.no_grad():
+    with torch.no_grad(), ExitStack() as versions:
+        for tensor in tensors:
+            versions.enter_context(graph.unchanged(tensor))
         for number, chunk in enumerate(_chunks([_real(tensor) for tensor in tensors])):
-            _broadcast_chunk(channel, f"{label}{number}", chunk)
+            _broadcast_chunk(channel, f"{label}{number}", chunk, root)
 
 
-def _broadcast_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tensor]) -> None:
-    if channel.is_root:
-        channel.broadcast(label, torch.cat([tensor.reshape(-1) for tensor in tensors])).wait()
+def _broadcast_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tensor], root: int) -> None:
+    if channel.group.rank == root:
+        channel.broadcast(label, torch.cat([tensor.reshape(-1) for tensor in tensors]), root).wait()
         return
     received = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
-    channel.broadcast(label, received).wait()
+    channel.broadcast(label, received, root).wait()
     begin = 0
     for tensor in tensors:
         tensor.copy_(received[begin : begin + tensor.numel()].view(tensor.shape))

@@ -1,0 +1,58 @@
+"""What of a module takes part: its parameters and buffers, but for those that the module's owner has taken out.
+
+PyTorch's DistributedDataParallel leaves out the names in ``module._ddp_params_and_buffers_to_ignore``; so does ours.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from shoal.errors import ConfigurationError
+from shoal.torch.arena import NamedParameter, gradient_strides
+
+
+def parameters(module: torch.nn.Module) -> Iterator[NamedParameter]:
+    """With their names, in the order of registration."""
+    ignored = _ignored(module)
+    return (each for each in module.named_parameters() if each[0] not in ignored)
+
+
+def buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    ignored = _ignored(module)
+    return (each for each in module.named_buffers() if each[0] not in ignored)
+
+
+def trainable(module: torch.nn.Module) -> list[NamedParameter]:
+    """The parameters whose gradients are averaged."""
+    return [(name, parameter) for name, parameter in parameters(module) if parameter.requires_grad]
+
+
+def check(module: torch.nn.Module) -> None:
+    """Raises what the wrapper says of a module that it cannot wrap."""
+    if not trainable(module):
+        raise ValueError("no parameter of the module requires a gradient: there is nothing to average")
+    for name, tensor in [*parameters(module), *buffers(module)]:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise TypeError(f"{name} has no shape yet: run the module once before you wrap it")
+        if tensor.device.type != "cpu":
+            raise ConfigurationError(f"{name} is on {tensor.device}; only the CPU is supported yet: call module.cpu()")
+
+
+def describe(name: str, tensor: torch.Tensor) -> str:
+    """A parameter or buffer in one line: all that ranks must agree on."""
+    strides = gradient_strides(tensor)
+    order = "" if tensor.is_contiguous() else f" strides {list(strides)}"
+    return f"{name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{order}"
+
+
+def describe_all(module: torch.nn.Module) -> list[str]:
+    """The module in lines that all ranks must agree on."""
+    lines = [
+        f"parameter {describe(name, parameter)}{'' if parameter.requires_grad else ' frozen'}"
+        for name, parameter in parameters(module)
+    ]
+    return lines + [f"buffer {describe(name, buffer)}" for name, buffer in buffers(module)]
+
+
+def _ignored(module: torch.nn.Module) -> frozenset[str]:
+    return frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
