@@ -157,6 +157,29 @@ def callbacks_that_wait(rounds: int) -> float:
     return total
 
 
+def started_again(host: str, port: int, pause: float) -> tuple[float, float]:
+    """A job that meets in a store that others may have used before, as torchrun's does when it starts the ranks anew.
+
+    Rank 0 comes ``pause`` seconds late. A sum, which goes by Shoal, and what this rank gets from the one before it, by gloo.
+    """
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for name in ("SHOAL_RENDEZVOUS", "SHOAL_SECRET"):  # which the store carries too
+        os.environ.pop(name, None)
+    if rank == 0:
+        time.sleep(pause)
+    dist.init_process_group("shoal", store=dist.TCPStore(host, port), rank=rank, world_size=size)
+    everyone = dist.new_group()
+    total = torch.ones(1)
+    dist.all_reduce(total, group=everyone)
+    received = torch.empty(1)
+    sending = dist.isend(torch.tensor([float(rank)]), (rank + 1) % size, group=everyone)
+    dist.recv(received, (rank - 1) % size, group=everyone)
+    sending.wait()
+    dist.barrier()
+    dist.destroy_process_group()
+    return float(total), float(received)
+
+
 class Layers(torch.nn.Sequential):
     """Three layers of 1 MiB each."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import c10d_scenarios
 import pytest
+import torch.distributed as dist
 
 from shoal.testing import Cluster, run_ranks
 
@@ -42,6 +43,13 @@ def test_every_collective_gives_what_it_should() -> None:
 
 def test_groups_of_some_ranks_and_a_second_start_in_the_same_process() -> None:
     assert run_ranks(c10d_scenarios.subgroups, 4) == [(2.0, 3.0, 4), (4.0, 3.0, 4)] * 2
+
+
+def test_a_job_that_is_started_again_with_the_same_store() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for pause in (0.0, 1.0):
+        found = run_ranks(c10d_scenarios.started_again, RANKS, "127.0.0.1", store.port, pause)
+        assert found == [(3.0, 2.0), (3.0, 0.0), (3.0, 1.0)]
 
 
 def test_ranks_of_one_machine() -> None:
