@@ -47,7 +47,7 @@ def assert_same(found: list[str], expected: list[str]) -> None:
     ("name", "ranks"),
     [
         ("ddp", 2),
-        ("objects", 3),
+        pytest.param("objects", 3, marks=pytest.mark.slow),
         pytest.param("checkpoint", 2, marks=pytest.mark.slow),
         pytest.param("uneven_inputs", 3, marks=pytest.mark.slow),
         pytest.param("fsdp", 2, marks=pytest.mark.slow),
