@@ -124,8 +124,6 @@ class Settings:
     sockets: int | None = None
     trace: Path | None = None
     log: str | None = None
-    # How often torchrun has restarted the workers: tells the uses of its own store apart.
-    attempt: int = 0
 
     @property
     def rank(self) -> int:
@@ -194,7 +192,6 @@ class Settings:
         ``launch``: who this rank is, where the program knows it; the launcher's variables are not read then.
         """
         _refuse_unknown(environ)
-        attempt = _attempt(environ) if launch is None else 0
         launch = launch or read_launch(environ)
         settings = Settings(
             launch=launch,
@@ -219,7 +216,6 @@ class Settings:
             sockets=_read(environ, "SHOAL_SOCKETS", _socket_count, "a whole number from 1 to 64", None),
             trace=_read(environ, "SHOAL_TRACE", _path, "the path of a folder", None),
             log=_read(environ, "SHOAL_LOG", _log_level, "debug, info, warning, error or critical", None),
-            attempt=attempt,
         )
         _refuse_contradictions(settings)
         return settings
@@ -342,11 +338,6 @@ def _socket_count(text: str) -> int:
 
 def _log_level(text: str) -> str:
     return _one_of("debug", "info", "warning", "error", "critical")(text).upper()
-
-
-def _attempt(environ: Mapping[str, str]) -> int:
-    text = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
 
 
 def secret_folder(environ: Mapping[str, str]) -> Path:

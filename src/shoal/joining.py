@@ -79,8 +79,9 @@ async def join_job(
     Raises ShoalError, the same kind on every rank, when something is wrong on any of them.
     """
     if meeting.listener is None:
-        control = await Caller(settings, meeting, patience).reach_rank_zero()
-        return await _Node(settings, shared, meeting, control, patience).join()
+        caller = Caller(settings, meeting, patience)
+        control = await caller.reach_rank_zero()
+        return await _Node(settings, shared, caller.meeting, control, patience).join()
     ours, theirs = (links.watched(end) for end in socket.socketpair())
     rendezvous = Rendezvous(settings, overrides, shared, meeting.secret, meeting.listener, theirs, patience)
     return await _join_beside(rendezvous, _Node(settings, shared, meeting, ours, patience))
@@ -107,15 +108,16 @@ async def _join_beside(rendezvous: Rendezvous, node: "_Node") -> Joined:
 
 
 class Caller:
-    """Reaches rank 0 at the meeting place, however late it comes, and proves that this rank holds the secret."""
+    """Reaches rank 0 at the meeting place, however late it comes, and proves that this rank holds the secret.
+
+    ``meeting``: the one that has led there. Where it came from the launcher's store, that is asked again whenever nobody is there.
+    """
 
     def __init__(self, settings: Settings, meeting: Meeting, patience: Patience) -> None:
         self._rank = settings.rank
         self._limit = min(settings.timeout, patience.rendezvous)
-        self._address = meeting.address
-        self._secret = meeting.secret
+        self.meeting = meeting
         self._encrypts = settings.encrypts
-        self._sources = meeting.sources
         self._patience = patience
         self._silent_since: float | None = None
 
@@ -125,16 +127,24 @@ class Caller:
         began, pause, next_report = clock(), 0.02, self._patience.late
         while True:
             tried = clock()
-            client = Client(self._secret, Role.CONTROL, self._rank, encrypts=self._encrypts)
+            address = self.meeting.address
+            client = Client(self.meeting.secret, Role.CONTROL, self._rank, encrypts=self._encrypts)
             try:
-                return await links.connect_as(client, self._address, self._sources, self._patience.silence / 2)
+                return await links.connect_as(client, address, self.meeting.sources, self._patience.silence / 2)
             except HandshakeRefused as error:
-                raise refusal_error(error, f"rank {self._rank} called rank 0 at {self._address}") from None
+                if self._has_moved():
+                    continue
+                raise refusal_error(error, f"rank {self._rank} called rank 0 at {address}") from None
             except OSError as error:
                 failure = error
+            if self._has_moved():
+                self._silent_since = None
+                continue
             self._check_silence(failure, tried, clock())
             elapsed = clock() - began
-            problem = f"rank {self._rank} could not reach rank 0 at {self._address} for {elapsed:.0f} s ({links.why(failure)})"
+            problem = (
+                f"rank {self._rank} could not reach rank 0 at {address} for {elapsed:.0f} s ({links.why(failure)})"
+            )
             if elapsed >= self._limit:
                 raise Timeout(f"{problem}: {self._what_to_do()}")
             if elapsed >= next_report:
@@ -144,12 +154,19 @@ class Caller:
             pause = min(2 * pause, 1.0)
 
     def _what_to_do(self) -> str:
-        if is_unix(self._address.host):
+        if is_unix(self.meeting.address.host):
             return (
                 "see whether rank 0 runs, and has the same MASTER_ADDR and MASTER_PORT; if ranks of this machine run in containers "
                 "with networks of their own, set SHOAL_RENDEZVOUS=host:port"
             )
         return "see whether rank 0 runs, and whether SHOAL_RENDEZVOUS or MASTER_ADDR name its machine"
+
+    def _has_moved(self) -> bool:
+        """Whether the store says something else by now: what it said before was from an earlier start."""
+        if self.meeting.again is None:
+            return False
+        before, self.meeting = self.meeting, self.meeting.again()
+        return (before.address, before.secret) != (self.meeting.address, self.meeting.secret)
 
     def _check_silence(self, failure: OSError, tried: float, now: float) -> None:
         """An earlier job's listener leaves a few connections behind that end without a word; a port that only ever does
@@ -160,7 +177,7 @@ class Caller:
         self._silent_since = self._silent_since or tried
         if now - self._silent_since >= self._patience.silence:
             raise ConfigurationError(
-                f"rank {self._rank}: what listens at {self._address} is not rank 0 of this job, since it does not answer: if "
+                f"rank {self._rank}: what listens at {self.meeting.address} is not rank 0 of this job, since it does not answer: if "
                 "another program has this port, set SHOAL_RENDEZVOUS or MASTER_PORT to a free one on every rank"
             )
 

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,12 +43,17 @@ class Store(Protocol):
 
 @dataclass
 class Meeting:
-    """``listener``: on rank 0 only. ``sources``: this machine's addresses that SHOAL_INTERFACE allows, empty: all."""
+    """``listener``: on rank 0 only. ``sources``: this machine's addresses that SHOAL_INTERFACE allows, empty: all.
+
+    ``again``: asks the store once more, where there is one. What it held may be from an earlier start of the job: torchrun
+    keeps its store when it starts the ranks anew, and rank 0 may not have written to it yet.
+    """
 
     address: Address
     secret: bytes
     sources: list[str]
     listener: socket.socket | None = None
+    again: Callable[[], "Meeting"] | None = None
 
 
 def meet(settings: Settings, store: Store | None = None) -> Meeting:
@@ -63,7 +69,7 @@ def meet(settings: Settings, store: Store | None = None) -> Meeting:
         address = _known_address(settings)
         return _at(settings, address, _secret(settings, address), sources)
     _times_met[settings.rank] += 1
-    key = f"shoal/{settings.attempt}/{_times_met[settings.rank]}"
+    key = f"shoal/{_times_met[settings.rank]}"
     return _host(settings, store, key, sources) if settings.rank == 0 else _guest(settings, store, key, sources)
 
 
@@ -132,6 +138,11 @@ def _secret_for_store(settings: Settings, address: Address) -> tuple[bytes, str 
 
 
 def _guest(settings: Settings, store: Store, key: str, sources: list[str]) -> Meeting:
+    """Where rank 0 says that it is, or has said in an earlier start."""
+
+    def again() -> Meeting:
+        return _guest(settings, store, key, sources)
+
     try:
         found = store.get(key)
     except Exception as error:
@@ -143,8 +154,8 @@ def _guest(settings: Settings, store: Store, key: str, sources: list[str]) -> Me
     address = settings.rendezvous or address
     configured = keyring.configured_secrets(settings)
     if configured or secret is None:
-        return Meeting(address, _secret(settings, address), sources)
-    return Meeting(address, secret, sources)
+        secret = _secret(settings, address)
+    return Meeting(address, secret, sources, again=again)
 
 
 def _parse_stored(found: Any) -> tuple[Address, bytes | None]:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import shoal.torch
 from shoal.errors import Mismatch, ShoalError
 
 
@@ -157,6 +158,29 @@ def callbacks_that_wait(rounds: int) -> float:
     return total
 
 
+def started_again(host: str, port: int, pause: float) -> tuple[float, float]:
+    """A job that meets in a store that others may have used before, as torchrun's does when it starts the ranks anew.
+
+    Rank 0 comes ``pause`` seconds late. A sum, which goes by Shoal, and what this rank gets from the one before it, by gloo.
+    """
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for name in ("SHOAL_RENDEZVOUS", "SHOAL_SECRET"):  # which the store carries too
+        os.environ.pop(name, None)
+    if rank == 0:
+        time.sleep(pause)
+    dist.init_process_group("shoal", store=dist.TCPStore(host, port), rank=rank, world_size=size)
+    everyone = dist.new_group()
+    total = torch.ones(1)
+    dist.all_reduce(total, group=everyone)
+    received = torch.empty(1)
+    sending = dist.isend(torch.tensor([float(rank)]), (rank + 1) % size, group=everyone)
+    dist.recv(received, (rank - 1) % size, group=everyone)
+    sending.wait()
+    dist.barrier()
+    dist.destroy_process_group()
+    return float(total), float(received)
+
+
 class Layers(torch.nn.Sequential):
     """Three layers of 1 MiB each."""
 
@@ -193,7 +217,7 @@ def trained_with(hook: str, steps: int) -> str:
 
 def differs_in_shape(where: str) -> tuple[str, str, float]:
     """Rank 1 does not do as the others: what this rank gets to see, and after how many seconds."""
-    dist.init_process_group("shoal")
+    dist.init_process_group("gloo" if where == "Shoal's hook" else "shoal")
     odd_one = dist.get_rank() == 1
     dist.barrier()
     if where == "all_reduce":
@@ -203,15 +227,14 @@ def differs_in_shape(where: str) -> tuple[str, str, float]:
         return _outcome(lambda: work.get_future().then(lambda done: done.value()[0]).wait())
     # Buckets of other sizes: with this option PyTorch cuts them so from the beginning.
     model = DistributedDataParallel(Layers(), find_unused_parameters=True, bucket_cap_mb=4 if odd_one else 1)
-    if where == "fp16 hook":
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    _register(where, model)
     loss = model(torch.ones(2, 512)).sum()
     return _outcome(loss.backward)
 
 
 def killed(where: str, folder: str) -> tuple[str, str, float]:
     """Rank 1 is killed: what the others get to see, and how many seconds later."""
-    dist.init_process_group("shoal")
+    dist.init_process_group("gloo" if where == "Shoal's hook" else "shoal")
     rank = dist.get_rank()
     at = Path(folder) / "killed"
 
@@ -227,8 +250,7 @@ def killed(where: str, folder: str) -> tuple[str, str, float]:
         kind, text, _ = _outcome(lambda: [dist.all_reduce(torch.ones(1000)) for _ in range(10**6)])
     else:
         model = DistributedDataParallel(Layers(), bucket_cap_mb=1)
-        if where == "fp16 hook":
-            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        _register(where, model)
         for _ in range(3):
             model(torch.ones(2, 512)).sum().backward()
         if rank == 1:
@@ -251,6 +273,12 @@ def too_late(how: str) -> tuple[str, str, float]:
         outcome = _outcome(lambda: work.wait(timedelta(seconds=1)))
         work.wait()
     return outcome
+
+
+def _register(where: str, model: DistributedDataParallel) -> None:
+    hooks = {"fp16 hook": default_hooks.fp16_compress_hook, "Shoal's hook": shoal.torch.comm_hook}
+    if where in hooks:
+        model.register_comm_hook(None, hooks[where])
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[str, str, float]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import c10d_scenarios
 import pytest
+import torch.distributed as dist
 
 from shoal.testing import Cluster, run_ranks
 
@@ -42,6 +43,13 @@ def test_every_collective_gives_what_it_should() -> None:
 
 def test_groups_of_some_ranks_and_a_second_start_in_the_same_process() -> None:
     assert run_ranks(c10d_scenarios.subgroups, 4) == [(2.0, 3.0, 4), (4.0, 3.0, 4)] * 2
+
+
+def test_a_job_that_is_started_again_with_the_same_store() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for pause in (0.0, 1.0):
+        found = run_ranks(c10d_scenarios.started_again, 2, "127.0.0.1", store.port, pause)
+        assert found == [(2.0, 1.0), (2.0, 0.0)]
 
 
 def test_ranks_of_one_machine() -> None:
@@ -81,7 +89,12 @@ def test_a_thousand_steps_with_powersgd() -> None:
 
 @pytest.mark.parametrize(
     "where",
-    ["all_reduce", "backward pass", *(pytest.param(one, marks=pytest.mark.slow) for one in ("future", "fp16 hook"))],
+    [
+        "all_reduce",
+        "backward pass",
+        "Shoal's hook",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("future", "fp16 hook")),
+    ],
 )
 def test_a_shape_that_differs_is_raised_on_every_rank(where: str) -> None:
     with Cluster(RANKS) as cluster:
@@ -92,7 +105,9 @@ def test_a_shape_that_differs_is_raised_on_every_rank(where: str) -> None:
             assert seconds <= PROMPT
 
 
-@pytest.mark.parametrize("where", ["all_reduce", "backward pass", pytest.param("fp16 hook", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "where", ["all_reduce", "backward pass", "Shoal's hook", pytest.param("fp16 hook", marks=pytest.mark.slow)]
+)
 def test_a_killed_rank_is_raised_on_every_other(where: str, tmp_path: Path) -> None:
     with Cluster(RANKS) as cluster:
         outcomes = cluster.start(c10d_scenarios.killed, where, str(tmp_path)).wait()

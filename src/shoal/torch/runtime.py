@@ -1,22 +1,34 @@
 """Joining the job from PyTorch.
 
-Under torchrun the ranks share a store, which carries what Shoal needs to meet: no SHOAL_ variable has to be set.
+The ranks of a process group share a store, and so do those that torchrun starts. It carries what Shoal needs to meet: no SHOAL_
+variable has to be set.
 """
 
 import os
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
+
 import shoal
 from shoal.launchers import read_launch
+from shoal.torch.c10d import membership
 
 # How long a rank waits for torchrun's store, which was there before the rank was, and in it for rank 0.
 STORE_TIMEOUT = timedelta(seconds=300)
 
 
 def init() -> None:
-    """``shoal.init``, which meets through torchrun's store if there is one. Raises the same errors."""
-    shoal.init(None if shoal.is_initialized() else _launchers_store())
+    """``shoal.init`` for the ranks of PyTorch's default process group, if there is one; else for those that the launcher tells of.
+
+    They meet through the process group's store, or torchrun's. Raises the same errors.
+    """
+    if shoal.is_initialized():
+        shoal.init()
+    elif dist.is_available() and dist.is_initialized():
+        membership.join_default()
+    else:
+        shoal.init(_launchers_store())
 
 
 def _launchers_store() -> Any:

@@ -15,11 +15,15 @@ _THREADS = 2
 _Gloo: Any = ProcessGroupGloo
 
 
-def make(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """A backend of PyTorch's, with the same methods as a process group."""
+def make(store: Store, incarnation: bytes, rank: int, size: int, timeout: timedelta) -> Any:
+    """A backend of PyTorch's, with the same methods as a process group.
+
+    ``incarnation``: names the job. The store may hold the addresses of an earlier start, whose ranks are gone: torchrun keeps
+    it when it starts the ranks anew.
+    """
     options = _Gloo._Options()
     # One for each group: those whose ranks connect late tell groups on one device apart by nothing.
     options._devices = [_Gloo.create_default_device(lazy_init=True)]
     options._timeout = timeout
     options._threads = _THREADS
-    return _Gloo(PrefixStore("gloo", store), rank, size, options)
+    return _Gloo(PrefixStore(f"gloo {incarnation.hex()}", store), rank, size, options)

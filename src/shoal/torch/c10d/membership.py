@@ -8,6 +8,10 @@ import os
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import distributed_c10d
+
 from shoal import nodes, runtime
 from shoal.addresses import parse_host
 from shoal.errors import ConfigurationError
@@ -32,6 +36,12 @@ def join(store: Any, rank: int, size: int) -> bool:
             f"{size} for init_process_group: leave out shoal.init(), or call shoal.shutdown() before"
         )
     return False
+
+
+def join_default() -> bool:
+    """Joins a job of the ranks of PyTorch's default process group, whatever its backend, as ``join`` does."""
+    store = PrefixStore("shoal", distributed_c10d._get_default_store())
+    return join(store, dist.get_rank(), dist.get_world_size())
 
 
 def group_of(ranks: list[int], name: str, timeout: timedelta) -> Group:

@@ -53,7 +53,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         self._timeout: timedelta = timeout
         self._owns_job = owns_job
         self._program = Place(group.name)
-        self._gloo = gloo.make(store, rank, size, timeout)
+        self._gloo = gloo.make(store, group.session.incarnation, rank, size, timeout)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, self._gloo)
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
 

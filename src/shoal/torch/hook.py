@@ -1,0 +1,82 @@
+"""Shoal for the gradients of PyTorch's DistributedDataParallel, and its process group for everything else.
+
+model = torch.nn.parallel.DistributedDataParallel(model)
+model.register_comm_hook(None, shoal.torch.comm_hook)
+"""
+
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from shoal import collectives, operations, runtime
+from shoal.groups import Group
+from shoal.torch.c10d import membership
+from shoal.torch.c10d.places import Place
+from shoal.torch.c10d.work import OperationWork
+
+# The group of all ranks that is used where none is given. Not that of the program's own operations, which may be called by another
+# thread: operations without a name are matched by their order in their group.
+_everyone: Group | None = None
+
+# The operations of each group that hooks have used, for callbacks that follow them.
+_places: WeakKeyDictionary[Group, Place] = WeakKeyDictionary()
+
+
+def comm_hook(
+    state: Group | None,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook: the mean of the bucket's gradients over all ranks, or over ``state``, in the bucket's own memory.
+
+    Joins the job at the first bucket, if this process has not, through the store of the default process group.
+    ``state``: a ``shoal.Group`` of the ranks that have the model; None: all ranks of the default process group.
+
+    Every rank gets the same bits, those of ``shoal.allreduce(op="mean")``: 16-bit gradients are summed in float32. May be
+    wrapped, as by ``fp16_compress_wrapper``. What goes wrong on any rank is raised by ``loss.backward()`` on every rank; it is
+    a RuntimeError whose text has the kind of the error: Mismatch for buckets of different sizes or dtypes, PeerLost, Timeout.
+    Raises TypeError for a ``state`` that is no group and for gradients that are not on the CPU, ConfigurationError if this
+    process has joined another job than that of the process group.
+    """
+    group = _group(state)
+    gradients = bucket.buffer()
+    handle = collectives.submit(
+        f"averaging bucket {bucket.index()} of the gradients",
+        None,
+        group,
+        lambda _: operations.allreduce(gradients, "mean", in_place=True),
+    )
+    work = OperationWork([handle], [gradients], _place(group).operation())
+    mean: torch.futures.Future[torch.Tensor] = work.get_future().then(_first)
+    return mean
+
+
+def _first(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    return done.value()[0]
+
+
+def _group(state: Group | None) -> Group:
+    if state is None:
+        return _group_of_everyone()
+    if not isinstance(state, Group):
+        raise TypeError(
+            f"the state of shoal.torch.comm_hook is a shoal.Group, or None for all ranks, got {type(state).__name__}: call "
+            "shoal.torch.init(), then shoal.Group(ranks) on every rank"
+        )
+    return state
+
+
+def _group_of_everyone() -> Group:
+    global _everyone
+    membership.join_default()
+    session = runtime.current()
+    if _everyone is None or _everyone.session is not session:
+        _everyone = Group(range(session.size), name="comm_hook")
+    return _everyone
+
+
+def _place(group: Group) -> Place:
+    place = _places.get(group)
+    if place is None:
+        place = _places[group] = Place(f"hook {group}")
+    return place
