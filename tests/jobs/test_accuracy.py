@@ -45,7 +45,7 @@ def means(store: str) -> dict[str, tuple[bytes, bytes]]:
     return results
 
 
-@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("servers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_sixteen_bit_means_are_rounded_once(servers: int, tmp_path: Path) -> None:
     ranks = run_ranks(means, RANKS, str(tmp_path / "store"), servers=servers, timeout=120)
     assert all(rank == ranks[0] for rank in ranks)

@@ -73,7 +73,7 @@ def kill_many(cluster: Cluster, rounds: int, *, with_loader: bool, operations: S
     )
 
 
-@pytest.fixture(params=[0, 2], ids=["no servers", "two servers"])
+@pytest.fixture(params=[pytest.param(0, id="no servers", marks=pytest.mark.slow), pytest.param(2, id="two servers")])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with Cluster(RANKS, servers=request.param) as made:
         yield made

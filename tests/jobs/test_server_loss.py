@@ -91,7 +91,7 @@ def kill_servers(servers: int, kills: int, program: Program, seed: int) -> float
 
 @pytest.mark.parametrize(
     ("servers", "kills", "program"),
-    [(3, 2, every_operation), (1, 1, every_operation), (2, 2, training)],
+    [(3, 2, every_operation), (1, 1, every_operation), pytest.param(2, 2, training, marks=pytest.mark.slow)],
     ids=["two of three", "the only one", "all, in training"],
 )
 def test_killed_servers_change_no_bit(servers: int, kills: int, program: Program) -> None:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 import torch_training
 from test_killed_ranks import PROMPT
 
@@ -101,6 +102,7 @@ def train_and_look() -> tuple[str, bool]:
     return trained.digest, runtime.allocate(1) is not None
 
 
+@pytest.mark.slow
 def test_training_gives_the_bits_that_it_gives_with_servers() -> None:
     inside = run_ranks(train_and_look, RANKS, nodes=1)
     assert all(shared for _, shared in inside)
@@ -125,6 +127,7 @@ def sum_until_one_is_killed() -> tuple[int, float]:
     return lost, known
 
 
+@pytest.mark.slow
 def test_nothing_is_written_into_them_when_a_rank_was_killed() -> None:
     seed = random.randrange(1_000_000)
     chance = random.Random(seed)

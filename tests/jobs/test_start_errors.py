@@ -72,6 +72,7 @@ def test_a_server_that_is_something_else_is_named() -> None:
     assert_one_line(outcomes, shoal.ShoalError, f"127.0.0.1:{port}")
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_named() -> None:
     with listening() as port:
         outcomes = refused({"SHOAL_RENDEZVOUS": f"127.0.0.1:{port}"})

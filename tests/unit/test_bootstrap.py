@@ -562,7 +562,11 @@ def finished(handles: list[_native.Handle]) -> None:
 
 @pytest.mark.parametrize("tls", ["off", "psk"])
 def test_peers_connect_on_first_use(tls: str) -> None:
-    joined = sessions(run_job(3, tls=tls))
+    address = free_address()
+    # Nodes of their own: ranks of one send nothing.
+    ranks = [settings(rank, 3, address, tls=tls) for rank in range(3)]
+    apart = [dataclasses.replace(one, launch=dataclasses.replace(one.launch, local_rank=0)) for one in ranks]
+    joined = sessions(run_ranks(apart))
     finished([session.engine.submit(BARRIER, 0, "", 0, 0, [], [], 0, None, None, LIMIT) for session in joined])
     connected = joined[2].engine.statistics()["links"]
     blocks = [numpy.full((2, 50_000), session.rank, numpy.int32) for session in joined]
