@@ -250,6 +250,11 @@ def test_a_barrier_waits_for_every_member() -> None:
     run_ranks(one_comes_late, 2, servers=1, timeout=60)
 
 
+def rows_of_each(group: shoal.Group) -> list[int]:
+    """Of 200 rows, as a reduce-scatter cuts them."""
+    return [200 // group.size + (place < 200 % group.size) for place in range(group.size)]
+
+
 def overlapping_groups() -> None:
     shoal.init()
     rank = shoal.rank()
@@ -265,9 +270,14 @@ def overlapping_groups() -> None:
             handles.append((group, repeat, shoal.allgather_async(x, group=group)))
             root = group.ranks[-1]
             handles.append((group, repeat, shoal.broadcast_async(x, root, group=group)))
+            handles.append((group, repeat, shoal.reducescatter_async(x, op="sum", group=group)))
+            handles.append((group, repeat, shoal.alltoall_async(x, rows_of_each(group), group=group)))
     for index, (group, repeat, handle) in enumerate(handles):
         blocks = [given(r, (200, 30), "float32", seed=repeat) for r in group.ranks]
-        want = [sum(blocks), np.concatenate(blocks), blocks[-1]][index % 3]
+        ends = np.cumsum(rows_of_each(group))
+        own = slice(ends[group.rank] - rows_of_each(group)[group.rank], ends[group.rank])
+        received = np.concatenate([block[own] for block in blocks])
+        want = [sum(blocks), np.concatenate(blocks), blocks[-1], sum(blocks)[own], received][index % 5]
         check((group, repeat), handle.wait(), want)
     for group in groups:
         assert group.size == len(group.ranks)
