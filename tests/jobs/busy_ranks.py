@@ -47,7 +47,7 @@ OPERATIONS = (
 )
 
 # Those that ranks of one machine do in the memory that they share.
-INSIDE_NODE = ("small all-reduce", "large all-reduce", "all-reduce of shared arrays", "training")
+INSIDE_NODE = (*OPERATIONS, "all-reduce of shared arrays")
 
 
 def training_step() -> Step:
