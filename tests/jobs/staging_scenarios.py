@@ -133,6 +133,12 @@ def in_the_streams() -> dict[str, Any]:
         found[work_for] = seen
         later.wait()
         found[f"on the CPU, {work_for}"] = other.tolist()
+    # Held by nobody, waited for by nobody.
+    dist.all_reduce(gradients, async_op=True)
+    deadline = time.monotonic() + 10
+    while gradients.tolist() != [6.0] * 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    found["not waited for"] = gradients.tolist()
     dist.destroy_process_group()
     return found
 

@@ -91,6 +91,7 @@ def test_results_are_awaited_in_streams_and_nothing_else_waits() -> None:
             assert found[how] == [[3.0] * 4]
             assert found[f"on the CPU, {how}"] == [1.0] * 2
             assert found[f"seconds of the call, {how}"] < 0.05
+        assert found["not waited for"] == [6.0] * 4
         if rank == 0:
             assert not found["done when the program's stream is idle, wait"], "rank 1 had nothing to give yet"
 
