@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from shoal import operations, runtime
 from shoal.groups import Group
+from shoal.torch import accelerators
 from shoal.torch.c10d import membership
 from shoal.torch.c10d.places import Place
 from shoal.torch.c10d.tensors import Flat
@@ -44,7 +45,8 @@ def comm_hook(
     group = _group(state)
     place, submissions = _operations(group)
     gradients = bucket.buffer()
-    transfer = submissions.transfer([gradients])
+    device = accelerators.of([gradients])
+    transfer = None if device is None else submissions.transfer(device)
     flat = Flat(gradients, transfer)
     handle = submissions.submit(
         f"averaging bucket {bucket.index()} of the gradients",

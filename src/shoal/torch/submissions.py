@@ -9,17 +9,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import torch
 
 from shoal import collectives
 from shoal.errors import Timeout
 from shoal.groups import Group
 from shoal.handles import Handle
 from shoal.operations import Plan
-from shoal.torch import accelerators
 from shoal.torch.accelerators import Accelerator
 from shoal.torch.staging import Room, Transfer, Ways
 
@@ -39,15 +36,12 @@ class Submissions:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def transfer(self, tensors: Sequence[torch.Tensor], waits: bool = True) -> Transfer | None:
-        """For an operation on these tensors, before it is submitted. None if they are on the CPU.
+    def transfer(self, device: Accelerator, waits: bool = True) -> Transfer:
+        """For an operation on tensors of that device, before it is submitted.
 
         ``waits``: whether its caller waits while earlier operations have all of the pinned memory. Not to be done in a
         callback: on another rank the earlier ones may be waiting for what it calls.
         """
-        device = accelerators.of(tensors)
-        if device is None:
-            return None
         ways = self._ways.get(device)
         if ways is None:
             ways = self._ways[device] = Ways(device.stream(), device.stream())

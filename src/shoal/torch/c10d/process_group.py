@@ -326,7 +326,8 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
     def _transfer(self, tensors: Tensors) -> Transfer | None:
         """For an operation on these tensors; None if they are on the CPU."""
-        return self._submissions.transfer(tensors, waits=places.current() is None)
+        device = accelerators.of(tensors)
+        return None if device is None else self._submissions.transfer(device, waits=places.current() is None)
 
     def _start(
         self,
