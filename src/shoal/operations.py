@@ -37,6 +37,16 @@ class Plan(NamedTuple):
     input: _native.Array | None = None
     output: _native.Array | None = None
 
+    def then(self, finish: Callable[[], None]) -> "Plan":
+        """This, and after what it does with the result ``finish``."""
+
+        def both(handle: _native.Handle) -> Outcome:
+            outcome = self.finish(handle)
+            finish()
+            return outcome
+
+        return self._replace(finish=both)
+
 
 def barrier() -> Plan:
     return Plan(BARRIER, lambda _: Outcome())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shoal.errors import Mismatch
-from shoal.torch.c10d.tensors import Flat, divide, fill, joined
+from shoal.torch.c10d.tensors import Flat, count, divide, fill, joined
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ def test_what_is_written_to_the_elements_is_in_the_tensor(tensor: torch.Tensor) 
     target.elements.copy_(source.elements)
     target.finish()
     assert source.elements.dim() == 1
+    assert source.elements.numel() == count(tensor)
     assert source.elements.nbytes == tensor.nbytes
     assert target.elements.tolist() == source.elements.tolist() == Flat(target._tensor).elements.tolist()
 
@@ -52,8 +53,9 @@ def test_dtypes_are_not_joined() -> None:
 
 def test_blocks_of_another_size_are_a_mismatch() -> None:
     tensors = [torch.empty(2), torch.empty(2)]
+    flats = [Flat(tensor) for tensor in tensors]
     data = memoryview(bytearray(16))
-    fill(tensors, data, [8, 8])
+    fill(flats, data, [8, 8])
     assert [tensor.tolist() for tensor in tensors] == [[0.0, 0.0]] * 2
     with pytest.raises(Mismatch, match=r"\[4, 12\]"):
-        fill(tensors, data, [4, 12])
+        fill(flats, data, [4, 12])

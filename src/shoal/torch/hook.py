@@ -9,18 +9,21 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from shoal import collectives, operations, runtime
+from shoal import operations, runtime
 from shoal.groups import Group
+from shoal.torch import accelerators
 from shoal.torch.c10d import membership
 from shoal.torch.c10d.places import Place
+from shoal.torch.c10d.tensors import Flat
 from shoal.torch.c10d.work import OperationWork
+from shoal.torch.submissions import Submissions
 
 # The group of all ranks that is used where none is given. Not that of the program's own operations, which may be called by another
 # thread: operations without a name are matched by their order in their group.
 _everyone: Group | None = None
 
-# The operations of each group that hooks have used, for callbacks that follow them.
-_places: WeakKeyDictionary[Group, Place] = WeakKeyDictionary()
+# The operations of each group that hooks have used: for callbacks that follow them, and in their order.
+_used: WeakKeyDictionary[Group, tuple[Place, Submissions]] = WeakKeyDictionary()
 
 
 def comm_hook(
@@ -35,18 +38,25 @@ def comm_hook(
     Every rank gets the same bits, those of ``shoal.allreduce(op="mean")``: 16-bit gradients are summed in float32. May be
     wrapped, as by ``fp16_compress_wrapper``. What goes wrong on any rank is raised by ``loss.backward()`` on every rank; it is
     a RuntimeError whose text has the kind of the error: Mismatch for buckets of different sizes or dtypes, PeerLost, Timeout.
-    Raises TypeError for a ``state`` that is no group and for gradients that are not on the CPU, ConfigurationError if this
-    process has joined another job than that of the process group.
+    Gradients are on the CPU or a CUDA device; those go through pinned memory of the host, beside the backward pass.
+    Raises TypeError for a ``state`` that is no group and for gradients on any other device, ConfigurationError if this process
+    has joined another job than that of the process group.
     """
     group = _group(state)
+    place, submissions = _operations(group)
     gradients = bucket.buffer()
-    handle = collectives.submit(
+    device = accelerators.of([gradients])
+    transfer = None if device is None else submissions.transfer(device)
+    flat = Flat(gradients, transfer)
+    handle = submissions.submit(
         f"averaging bucket {bucket.index()} of the gradients",
         None,
         group,
-        lambda _: operations.allreduce(gradients, "mean", in_place=True),
+        lambda _: operations.allreduce(flat.elements, "mean", in_place=True).then(flat.finish),
+        None,
+        transfer,
     )
-    work = OperationWork([handle], [gradients], _place(group).operation())
+    work = OperationWork([handle], [gradients], place.operation())
     mean: torch.futures.Future[torch.Tensor] = work.get_future().then(_first)
     return mean
 
@@ -75,8 +85,8 @@ def _group_of_everyone() -> Group:
     return _everyone
 
 
-def _place(group: Group) -> Place:
-    place = _places.get(group)
-    if place is None:
-        place = _places[group] = Place(f"hook {group}")
-    return place
+def _operations(group: Group) -> tuple[Place, Submissions]:
+    found = _used.get(group)
+    if found is None:
+        found = _used[group] = (Place(f"hook {group}"), Submissions())
+    return found

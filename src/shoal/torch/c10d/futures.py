@@ -5,7 +5,7 @@ A ``torch.futures.Future`` differs in three ways from what is needed: an excepti
 told where its own callbacks belong. So ``then`` is done here, in Python, on such futures only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,16 +17,21 @@ from shoal.torch.c10d.untraced import untraced
 
 @untraced
 class OperationFuture(torch.futures.Future[Any]):
-    """``place``: of the operation, or of the callback, whose result this is."""
+    """``place``: of the operation, or of the callback, whose result this is.
 
-    def __init__(self, place: Place) -> None:
-        super().__init__()
+    ``devices``: those, but for the CPU, that tensors of the result are on. Whoever waits for the future, or is called by it, has
+    a current stream on each that goes on after what was in the current stream where the result was set.
+    """
+
+    def __init__(self, place: Place, devices: Sequence[torch.device] = ()) -> None:
+        super().__init__(devices=list(devices))
         self._place = place
+        self._devices = devices
 
     def then(self, callback: Callable[[Any], Any]) -> "OperationFuture":
         """What ``callback(self)`` returns, or raises, once this is done."""
         place = self._place.callback()
-        following = OperationFuture(place)
+        following = OperationFuture(place, self._devices)
 
         def follow(_: Any) -> None:
             try:

@@ -1,7 +1,8 @@
 """The process group: PyTorch's collectives in terms of Shoal's.
 
 What it does not override goes to a gloo group of the same ranks: PyTorch's base class hands it to the backend that is
-registered for the device. So do reductions in the cases that Shoal has not (sparse tensors, bitwise operators).
+registered for the device. So do reductions in the cases that Shoal has not (sparse tensors, bitwise operators). All of that
+is for tensors on the CPU; Shoal's own operations take those of a CUDA device too (shoal/torch/staging.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -21,16 +22,18 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
-from shoal import collectives, operations, runtime
+from shoal import operations, runtime
 from shoal.groups import Group
-from shoal.handles import Handle
 from shoal.operations import Plan
+from shoal.torch import accelerators
 from shoal.torch.c10d import gloo, membership, places
 from shoal.torch.c10d.arguments import Tensors, as_list, operator_of, options_of, single, split_sizes
 from shoal.torch.c10d.places import Place
-from shoal.torch.c10d.tensors import Flat, apart, divide, fill, joined
+from shoal.torch.c10d.tensors import Flat, apart, count, divide, fill, joined
 from shoal.torch.c10d.untraced import untraced
 from shoal.torch.c10d.work import OperationWork
+from shoal.torch.staging import Transfer
+from shoal.torch.submissions import Submissions
 
 NAME = "shoal"
 
@@ -43,7 +46,8 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
     """A process group of backend "shoal".
 
     Every method that starts an operation returns its ``Work`` at once; the arrays must be left alone until that is done. What
-    is wrong with the arguments on this rank is raised here, and the other ranks hear of it.
+    is wrong with the arguments on this rank is raised here, and the other ranks hear of it. Tensors of a CUDA device are
+    read as what is in the current stream by then has left them.
     """
 
     def __init__(self, store: Store, rank: int, size: int, group: Group, timeout: timedelta, owns_job: bool) -> None:
@@ -54,7 +58,9 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         self._owns_job = owns_job
         self._program = Place(group.name)
         self._gloo = gloo.make(store, group.session.incarnation, rank, size, timeout)
-        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, self._gloo)
+        self._submissions = Submissions()
+        for device in ("cpu", "cuda"):
+            self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, self._gloo)
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
 
     # --- What PyTorch asks of a process group ---
@@ -90,6 +96,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         options = options_of(AllreduceOptions, opts, op=op, timeout=timeout)
         operator = operator_of(tensors, options.reduceOp)
         if operator is None:
+            _on_cpu(f"all_reduce with {options.reduceOp}", tensors)
             return self._gloo.allreduce(tensors, options)
         return self._reduce_in_place("all_reduce", tensors, operator, options)
 
@@ -97,15 +104,19 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         options = options_of(AllreduceCoalescedOptions, opts)
         operator = operator_of(tensors, options.reduceOp)
         if operator is None:
+            _on_cpu(f"all_reduce_coalesced with {options.reduceOp}", tensors)
             return self._gloo.allreduce_coalesced(list(tensors), options)
         if len(tensors) == 1:
             return self._reduce_in_place("all_reduce_coalesced", list(tensors), operator, options)
-        together = joined(tensors)
+        transfer = self._transfer(tensors)
+        together = joined(tensors, transfer)
 
         def plan(_: Group) -> Plan:
-            return _then(operations.allreduce(together, operator, in_place=True), lambda: divide(together, tensors))
+            return operations.allreduce(together, operator, in_place=True).then(
+                lambda: divide(together, tensors, transfer)
+            )
 
-        return self._start("all_reduce_coalesced", options, list(tensors), plan)
+        return self._start("all_reduce_coalesced", options, list(tensors), plan, transfer)
 
     def reduce_scatter(
         self,
@@ -121,31 +132,37 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         options = options_of(ReduceScatterOptions, opts, op=op, timeout=timeout)
         operator = operator_of(inputs, options.reduceOp)
         if operator is None:
+            _on_cpu(f"reduce_scatter with {options.reduceOp}", inputs)
             return self._gloo.reduce_scatter(outputs, [inputs], options)
         output = single(outputs)
-        together = joined(inputs)
+        transfer = self._transfer([output, *inputs])
+        together = joined(inputs, transfer)
         if len({tensor.numel() for tensor in inputs}) == 1:
-            return self._scatter_reduced("reduce_scatter", output, together, operator, options)
+            return self._scatter_reduced("reduce_scatter", output, together, operator, options, transfer)
         begin = sum(tensor.numel() for tensor in inputs[: self.rank()])
         own = together[begin : begin + output.numel()]
 
         def plan(_: Group) -> Plan:
-            return _then(operations.allreduce(together, operator, in_place=True), lambda: divide(own, [output]))
+            return operations.allreduce(together, operator, in_place=True).then(lambda: divide(own, [output], transfer))
 
-        return self._start("reduce_scatter", options, [output], plan)
+        return self._start("reduce_scatter", options, [output], plan, transfer)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         options = options_of(ReduceScatterOptions, opts)
         operator = operator_of([input], options.reduceOp)
         if operator is None:
+            _on_cpu(f"reduce_scatter_tensor with {options.reduceOp}", [input])
             return self._gloo._reduce_scatter_base(output, input, options)
-        return self._scatter_reduced("reduce_scatter_tensor", output, Flat(input).elements, operator, options)
+        transfer = self._transfer([output, input])
+        elements = Flat(input, transfer).elements
+        return self._scatter_reduced("reduce_scatter_tensor", output, elements, operator, options, transfer)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         options = options_of(ReduceScatterOptions, opts)
         if operator_of(inputs, options.reduceOp) is None:
+            _on_cpu(f"reduce_scatter_tensor with {options.reduceOp}", inputs)
             return super().reduce_scatter_single_coalesced(outputs, inputs, options)
         return OperationWork.of_all(
             [self.reduce_scatter_single(*pair, options) for pair in zip(outputs, inputs, strict=True)]
@@ -160,13 +177,14 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
     ) -> Any:
         tensors = as_list(tensors)
         options = options_of(BroadcastOptions, opts, root=root, timeout=timeout)
-        flat = Flat(single(tensors))
+        transfer = self._transfer(tensors)
+        flat = Flat(single(tensors), transfer, read=options.rootRank == self.rank())
 
         def plan(group: Group) -> Plan:
             root_rank = group.ranks[options.rootRank]
-            return _then(operations.broadcast(group, flat.elements, root_rank, in_place=True), flat.finish)
+            return operations.broadcast(group, flat.elements, root_rank, in_place=True).then(flat.finish)
 
-        return self._start("broadcast", options, tensors, plan)
+        return self._start("broadcast", options, tensors, plan, transfer)
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
@@ -174,23 +192,26 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         outputs = output_tensors if isinstance(input_tensors, torch.Tensor) else single(output_tensors)
         given = single(as_list(input_tensors))
         options = options_of(AllgatherOptions, opts, timeout=timeout)
-        flat = Flat(given)
+        transfer = self._transfer([given, *outputs])
+        flat = Flat(given, transfer)
+        flats = [Flat(output, transfer, read=False) for output in outputs]
 
         def plan(_: Group) -> Plan:
-            return operations.allgather_by_blocks(flat.elements, lambda data, blocks: fill(outputs, data, blocks))
+            return operations.allgather_by_blocks(flat.elements, lambda data, blocks: fill(flats, data, blocks))
 
-        return self._start("all_gather", options, list(outputs), plan)
+        return self._start("all_gather", options, list(outputs), plan, transfer)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         """``output``: of as many elements as the inputs of all ranks together, in their order."""
-        flat = Flat(output)
+        transfer = self._transfer([output, input])
+        flat = Flat(output, transfer, read=False)
         # The input may be a part of the output.
-        given = apart(Flat(input).elements, flat.elements)
+        given = apart(Flat(input, transfer).elements, flat.elements)
 
         def plan(group: Group) -> Plan:
-            return _then(operations.allgather_into(group, given, flat.elements), flat.finish)
+            return operations.allgather_into(group, given, flat.elements).then(flat.finish)
 
-        return self._start("all_gather_into_tensor", options_of(AllgatherOptions, opts), [output], plan)
+        return self._start("all_gather_into_tensor", options_of(AllgatherOptions, opts), [output], plan, transfer)
 
     _allgather_base = all_gather_single
 
@@ -203,15 +224,16 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
         options = options_of(AllToAllOptions, opts, timeout=timeout)
-        outputs, inputs = list(output_tensors), joined(input_tensors)
-        splits = [Flat(tensor).elements.numel() for tensor in input_tensors]
+        outputs = list(output_tensors)
+        transfer = self._transfer([*outputs, *input_tensors])
+        inputs = joined(input_tensors, transfer)
+        splits = [count(tensor) for tensor in input_tensors]
+        flats = [Flat(output, transfer, read=False) for output in outputs]
 
         def plan(group: Group) -> Plan:
-            return operations.alltoall_by_blocks(
-                group, inputs, splits, lambda data, blocks: fill(outputs, data, blocks)
-            )
+            return operations.alltoall_by_blocks(group, inputs, splits, lambda data, blocks: fill(flats, data, blocks))
 
-        return self._start("all_to_all", options, outputs, plan)
+        return self._start("all_to_all", options, outputs, plan, transfer)
 
     def all_to_all_single(
         self,
@@ -223,36 +245,74 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         timeout: timedelta | None = None,
     ) -> Any:
         options = options_of(AllToAllOptions, opts, timeout=timeout)
-        flat = Flat(output)
-        given = apart(Flat(input).elements, flat.elements)
+        transfer = self._transfer([output, input])
+        flat = Flat(output, transfer, read=False)
+        given = apart(Flat(input, transfer).elements, flat.elements)
         splits = split_sizes(given, input, input_split_sizes, self.size())
         expected = split_sizes(flat.elements, output, output_split_sizes, self.size())
 
         def plan(group: Group) -> Plan:
-            return _then(operations.alltoall_into(group, given, splits, flat.elements, expected), flat.finish)
+            return operations.alltoall_into(group, given, splits, flat.elements, expected).then(flat.finish)
 
-        return self._start("all_to_all_single", options, [output], plan)
+        return self._start("all_to_all_single", options, [output], plan, transfer)
 
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         options = options_of(BarrierOptions, opts, timeout=timeout)
-        return self._start("barrier", options, [], lambda _: operations.barrier())
+        return self._start("barrier", options, [], lambda _: operations.barrier(), None)
+
+    # --- What gloo does, for tensors on the CPU ---
+
+    def send(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
+        _on_cpu("send", tensors)
+        return super().send(tensors, *args, **kwargs)
+
+    def recv(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
+        _on_cpu("recv", tensors)
+        return super().recv(tensors, *args, **kwargs)
+
+    def recv_anysource(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
+        _on_cpu("recv", tensors)
+        return super().recv_anysource(tensors, *args, **kwargs)
+
+    def reduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        _on_cpu("reduce", as_list(tensors))
+        return super().reduce(tensors, *args, **kwargs)
+
+    def gather(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        _on_cpu("gather", as_list(input_tensors))
+        return super().gather(output_tensors, input_tensors, *args, **kwargs)
+
+    def scatter(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        _on_cpu("scatter", as_list(output_tensors))
+        return super().scatter(output_tensors, input_tensors, *args, **kwargs)
+
+    def allgather_coalesced(self, output_lists: Any, input_list: Tensors, *args: Any, **kwargs: Any) -> Any:
+        _on_cpu("all_gather_coalesced", input_list)
+        return super().allgather_coalesced(output_lists, input_list, *args, **kwargs)
 
     # --- How they are done ---
 
     def _reduce_in_place(self, called: str, tensors: Tensors, operator: str, options: Any) -> OperationWork:
-        flat = Flat(single(tensors))
+        transfer = self._transfer(tensors)
+        flat = Flat(single(tensors), transfer)
 
         def plan(_: Group) -> Plan:
-            return _then(operations.allreduce(flat.elements, operator, in_place=True), flat.finish)
+            return operations.allreduce(flat.elements, operator, in_place=True).then(flat.finish)
 
-        return self._start(called, options, list(tensors), plan)
+        return self._start(called, options, list(tensors), plan, transfer)
 
     def _scatter_reduced(
-        self, called: str, output: torch.Tensor, elements: torch.Tensor, operator: str, options: Any
+        self,
+        called: str,
+        output: torch.Tensor,
+        elements: torch.Tensor,
+        operator: str,
+        options: Any,
+        transfer: Transfer | None,
     ) -> OperationWork:
-        flat = Flat(output)
+        flat = Flat(output, transfer, read=False)
 
         def plan(group: Group) -> Plan:
             if flat.elements.numel() * group.size != elements.numel():
@@ -260,12 +320,22 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
                     f"the input has {elements.numel()} elements, but the output {flat.elements.numel()}, which should be one "
                     f"of {group.size} equal parts"
                 )
-            return _then(operations.reducescatter_into(group, elements, flat.elements, operator), flat.finish)
+            return operations.reducescatter_into(group, elements, flat.elements, operator).then(flat.finish)
 
-        return self._start(called, options, [output], plan)
+        return self._start(called, options, [output], plan, transfer)
+
+    def _transfer(self, tensors: Tensors) -> Transfer | None:
+        """For an operation on these tensors; None if they are on the CPU."""
+        device = accelerators.of(tensors)
+        return None if device is None else self._submissions.transfer(device, waits=places.current() is None)
 
     def _start(
-        self, called: str, options: Any, results: list[torch.Tensor], plan: Callable[[Group], Plan]
+        self,
+        called: str,
+        options: Any,
+        results: list[torch.Tensor],
+        plan: Callable[[Group], Plan],
+        transfer: Transfer | None,
     ) -> OperationWork:
         caller = places.current()
         place = (caller or self._program).operation()
@@ -273,7 +343,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         if seconds <= 0:
             seconds = self._timeout.total_seconds()
         name = None if caller is None else str(place)
-        handle: Handle = collectives.submit(called, name, self._group, plan, seconds)
+        handle = self._submissions.submit(called, name, self._group, plan, seconds, transfer)
         return OperationWork([handle], results, place)
 
 
@@ -286,12 +356,10 @@ def create(options: Any, _: Any = None) -> ShoalProcessGroup:
     return ShoalProcessGroup(options.store, rank, size, group, options.timeout, owns_job)
 
 
-def _then(plan: Plan, finish: Callable[[], None]) -> Plan:
-    """The plan, and after what it does with the result ``finish``."""
-
-    def both(handle: Any) -> Any:
-        outcome = plan.finish(handle)
-        finish()
-        return outcome
-
-    return plan._replace(finish=both)
+def _on_cpu(called: str, tensors: Tensors) -> None:
+    """Raises TypeError for tensors that gloo, inside, is not given."""
+    if accelerators.of(tensors) is not None:
+        raise TypeError(
+            f'{called} of a tensor on {tensors[0].device}: a process group of backend "shoal" does that for tensors on the CPU '
+            'only: pass tensor.cpu(), or a group of another backend, such as new_group(backend="nccl")'
+        )

@@ -1,6 +1,9 @@
 """Tensors as the flat arrays that Shoal communicates: all elements in row order, in a dtype that it has.
 
 As with gloo, ranks have to agree on the number and the dtype of the elements, not on shapes or strides.
+
+``transfer``: that of the operation, for tensors of an accelerator. Their elements are in pinned memory then, where they arrive
+later; what is written there by the time that the operation is done is taken back.
 """
 
 from collections.abc import Sequence
@@ -9,6 +12,7 @@ import torch
 
 from shoal.arrays import DTYPES
 from shoal.errors import Mismatch
+from shoal.torch.staging import Transfer
 
 _KNOWN = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name))
 
@@ -17,17 +21,31 @@ class Flat:
     """``elements``: one dimension, in the tensor's own memory if that is contiguous, else in a copy.
 
     Complex numbers are pairs of real ones; what Shoal has no dtype for is bytes, which can be moved but not summed.
+    ``read``: False if the operation does not need the elements that the tensor of an accelerator has before it.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, transfer: Transfer | None = None, read: bool = True) -> None:
         self._tensor = tensor.detach()
-        self._whole = self._tensor.resolve_conj().resolve_neg().contiguous()
+        self._transfer = transfer
+        if transfer is None:
+            self._whole = self._tensor.resolve_conj().resolve_neg().contiguous()
+        else:
+            self._whole = transfer.mirror(self._tensor, read)
         self.elements = _known(self._whole).view(-1)
 
     def finish(self) -> None:
         """After ``elements`` were written to: the tensor has them."""
-        if self._whole.data_ptr() != self._tensor.data_ptr():
+        if self._transfer is not None:
+            self._transfer.take_back(self._tensor, self._whole)
+        elif self._whole.data_ptr() != self._tensor.data_ptr():
             self._tensor.copy_(self._whole)
+
+
+def count(tensor: torch.Tensor) -> int:
+    """How many ``elements`` a tensor has."""
+    if tensor.is_complex() and tensor.dtype != torch.complex32:
+        return 2 * tensor.numel()
+    return tensor.numel() if tensor.dtype in _KNOWN else tensor.nbytes
 
 
 def apart(given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -37,38 +55,43 @@ def apart(given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     return given.clone() if shared else given
 
 
-def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def joined(tensors: Sequence[torch.Tensor], transfer: Transfer | None = None) -> torch.Tensor:
     """The elements of all, one after the other. Raises ValueError if they are not of one dtype."""
     if len({tensor.dtype for tensor in tensors}) > 1:
         raise ValueError(f"the tensors must have one dtype, got {', '.join(str(tensor.dtype) for tensor in tensors)}")
-    return torch.cat([Flat(tensor).elements for tensor in tensors])
+    if transfer is None:
+        return torch.cat([Flat(tensor).elements for tensor in tensors])
+    memory = transfer.memory(sum(tensor.nbytes for tensor in tensors)).view(tensors[0].dtype)
+    parts = torch.split(memory, [tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        transfer.bring(part.view(tensor.shape), tensor.detach())
+    return _known(memory).view(-1)
 
 
-def divide(elements: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+def divide(elements: torch.Tensor, tensors: Sequence[torch.Tensor], transfer: Transfer | None = None) -> None:
     """Fills the tensors with what ``joined`` would have made."""
-    begin = 0
-    for tensor in tensors:
-        flat = Flat(tensor)
-        end = begin + flat.elements.numel()
-        flat.elements.copy_(elements[begin:end])
-        flat.finish()
-        begin = end
+    for tensor, part in zip(tensors, torch.split(elements, [count(tensor) for tensor in tensors]), strict=True):
+        if transfer is None:
+            flat = Flat(tensor)
+            flat.elements.copy_(part)
+            flat.finish()
+        else:
+            transfer.take_back(tensor.detach(), part.view(tensor.dtype).view(tensor.shape))
 
 
-def fill(tensors: Sequence[torch.Tensor], data: memoryview, blocks: Sequence[int]) -> None:
+def fill(flats: Sequence[Flat], data: memoryview, blocks: Sequence[int]) -> None:
     """Fills one tensor with what came from each member. ``blocks``: how many bytes that is.
 
     Raises Mismatch if a member has sent more or less than its tensor holds.
     """
-    expected = [Flat(tensor).elements.nbytes for tensor in tensors]
+    expected = [flat.elements.nbytes for flat in flats]
     if list(blocks) != expected:
         raise Mismatch(
             f"the members sent {list(blocks)} bytes, one number for each, but the tensors to be filled have {expected}"
         )
     if sum(expected):
         received = torch.frombuffer(data, dtype=torch.uint8)
-        for tensor, part in zip(tensors, torch.split(received, expected), strict=True):
-            flat = Flat(tensor)
+        for flat, part in zip(flats, torch.split(received, expected), strict=True):
             flat.elements.view(torch.uint8).copy_(part)
             flat.finish()
 

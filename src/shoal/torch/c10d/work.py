@@ -14,6 +14,7 @@ from shoal.handles import Handle
 from shoal.torch.c10d.futures import OperationFuture
 from shoal.torch.c10d.places import Place
 from shoal.torch.c10d.untraced import untraced
+from shoal.torch.submissions import LaterHandle
 
 # PyTorch's way to say that no timeout was given.
 NO_TIMEOUT = timedelta(0)
@@ -31,7 +32,7 @@ class OperationWork(Work):
 
     _waited = True
 
-    def __init__(self, handles: Sequence[Handle], results: list[torch.Tensor], place: Place) -> None:
+    def __init__(self, handles: Sequence[Handle | LaterHandle], results: list[torch.Tensor], place: Place) -> None:
         super().__init__()
         self._handles = handles
         self._results = results
@@ -50,6 +51,8 @@ class OperationWork(Work):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Returns True when the results are there. Raises what made an operation fail, and Timeout.
 
+        Tensors of an accelerator: waits for the network, and leaves it to the current stream to wait until the results have been
+        copied to the device.
         Without a ``timeout`` that of the operation, or else of the process group, is the limit.
         """
         seconds = timeout.total_seconds()
@@ -96,7 +99,8 @@ class OperationWork(Work):
         self._waited = True
         with self._lock:
             if self._future is None:
-                self._future = OperationFuture(self._place)
+                devices = [tensor.device for tensor in self._results if not tensor.is_cpu]
+                self._future = OperationFuture(self._place, devices)
                 if not self.is_completed():
                     self._handles[-1].call_when_done(self._complete)
         if self.is_completed():

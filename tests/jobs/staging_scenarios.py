@@ -1,0 +1,231 @@
+"""What the ranks of test_staging.py and test_cuda.py do."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from c10d_scenarios import trained_with
+from simulated_device import SimulatedDevice
+from torch.nn.parallel import DistributedDataParallel
+
+import shoal.torch
+from shoal.torch.staging import Room
+from shoal.torch.submissions import Submissions
+
+
+def collectives(device: str) -> dict[str, Any]:
+    """What every operation of Shoal's gives for tensors of that device."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    found: dict[str, Any] = {}
+
+    def keep(name: str, *tensors: torch.Tensor) -> None:
+        found[name] = [tensor.cpu().flatten().tolist() for tensor in tensors]
+
+    def ones(*shape: int) -> torch.Tensor:
+        return torch.full(shape, float(rank + 1), device=device)
+
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.complex64):
+        tensor = torch.arange(1000, device=device).to(dtype)
+        dist.all_reduce(tensor)
+        keep(f"all_reduce of {dtype}", tensor)
+    for op in (dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
+        tensor = ones(3)
+        dist.all_reduce(tensor, op)
+        keep(f"all_reduce {op}", tensor)
+    transposed = (torch.arange(6.0, device=device) * (rank + 1)).view(2, 3).t()
+    dist.all_reduce(transposed)
+    keep("not contiguous", transposed)
+    several = [ones(2), ones(3, 1)]
+    with dist._coalescing_manager():
+        for tensor in several:
+            dist.all_reduce(tensor)
+    keep("coalesced", *several)
+    numbers = [ones(2).to(torch.complex64), ones(1).to(torch.complex64)]
+    dist.all_reduce_coalesced(numbers)
+    keep("coalesced complex", *numbers)
+
+    for dtype in (torch.float32, torch.float8_e5m2):
+        tensor = ones(5).to(dtype)
+        dist.broadcast(tensor, 1)
+        keep(f"broadcast of {dtype}", tensor.float())
+    flag = torch.tensor(rank == 0, device=device)
+    dist.broadcast(flag, 0)
+    keep("broadcast of one bool", flag)
+    parts = [torch.empty(2, 3, device=device).t() for _ in range(size)]
+    dist.all_gather(parts, ones(3, 2))
+    keep("all_gather", *parts)
+    together = torch.empty(size * 4, device=device)
+    own = together[4 * rank : 4 * rank + 4].fill_(rank)
+    dist.all_gather_into_tensor(together, own)
+    keep("all_gather_into_tensor of a part", together)
+    part = torch.empty(2, device=device)
+    dist.reduce_scatter_tensor(part, torch.arange(2.0 * size, device=device))
+    keep("reduce_scatter_tensor", part)
+    dist.reduce_scatter(part, [ones(2) * other for other in range(size)])
+    keep("reduce_scatter", part)
+    uneven = torch.empty(rank + 1, device=device)
+    dist.reduce_scatter(uneven, [ones(other + 1) for other in range(size)])
+    keep("reduce_scatter of different sizes", uneven)
+    swapped = torch.empty(size, dtype=torch.int32, device=device)
+    dist.all_to_all_single(swapped, torch.arange(size, dtype=torch.int32, device=device) + 10 * rank)
+    keep("all_to_all_single", swapped)
+    columns = [torch.empty(rank + 1, device=device) for _ in range(size)]
+    dist.all_to_all(columns, [ones(other + 1) for other in range(size)])
+    keep("all_to_all", *columns)
+    with torch.inference_mode():
+        tensor = ones(2)
+        dist.all_reduce(tensor)
+    keep("inference mode", tensor)
+    dist.barrier()
+    return found
+
+
+def every_collective(device: str | None) -> list[str]:
+    """The operations that give something else for tensors of that device than on the CPU. None: of one that is simulated."""
+    dist.init_process_group("shoal")
+    expected = collectives("cpu")
+    if device is None:
+        simulated = SimulatedDevice(eager=True)
+        simulated.takes()
+    found = collectives(device or "cpu")
+    assert device is not None or simulated.copies > len(found), "nothing went through the device"
+    dist.destroy_process_group()
+    return [name for name in expected if found[name] != expected[name]]
+
+
+def in_the_streams() -> dict[str, Any]:
+    """Sums of what the program's stream has still to make, read in that stream; what it does meanwhile."""
+    dist.init_process_group("shoal")
+    device, rank = SimulatedDevice(pause=0.02), dist.get_rank()
+    gradients = torch.zeros(4)
+    device.takes(lambda tensor: tensor.data_ptr() == gradients.data_ptr())
+    found: dict[str, Any] = {}
+    for work_for in ("wait", "future"):
+        seen: list[list[float]] = []
+
+        def make() -> None:
+            time.sleep(0.1 * rank)
+            gradients.fill_(rank + 1.0)
+
+        def read(seen: list[list[float]] = seen) -> None:
+            seen.append(gradients.tolist())
+
+        device.launch(make)
+        begun = time.monotonic()
+        work = dist.all_reduce(gradients, async_op=True)
+        found[f"seconds of the call, {work_for}"] = time.monotonic() - begun
+        # The first operation of rank 0 is submitted by now, that of rank 1 is not: the next must not overtake it there.
+        time.sleep(0.06 * (1 - rank))
+        other = torch.full((2,), float(rank))
+        later = dist.all_reduce(other, async_op=True)
+        device.synchronize()
+        found[f"done when the program's stream is idle, {work_for}"] = work.is_completed()
+        if work_for == "wait":
+            work.wait()
+        else:
+            # As a future that knows its device does, a stream of its own follows the result before the callback.
+            work.get_future().then(lambda done: done.value()[0]).wait()
+            work.wait()
+        device.launch(read)
+        device.synchronize()
+        found[work_for] = seen
+        later.wait()
+        found[f"on the CPU, {work_for}"] = other.tolist()
+    # Held by nobody, waited for by nobody.
+    dist.all_reduce(gradients, async_op=True)
+    deadline = time.monotonic() + 10
+    while gradients.tolist() != [6.0] * 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    found["not waited for"] = gradients.tolist()
+    dist.destroy_process_group()
+    return found
+
+
+def wrong_arguments() -> list[str]:
+    """What ranks get to see of operations that are wrong on rank 1, and of those that follow."""
+    dist.init_process_group("shoal")
+    unknown = _outcome(lambda: dist.all_reduce(torch.ones(2, device="meta")))
+    SimulatedDevice(eager=True).takes()
+    # An operation that did not give its memory back, because it failed, would keep the next waiting.
+    dist.group.WORLD._submissions = Submissions(Room(limit=20))
+    odd_one = dist.get_rank() == 1
+    found = [
+        unknown,
+        _outcome(lambda: dist.all_reduce(torch.ones(5 if odd_one else 4))),
+        _outcome(lambda: dist.reduce_scatter_tensor(torch.empty(3 if odd_one else 2), torch.ones(4))),
+        _outcome(lambda: [work.wait() for work in [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(9)]]),
+        _outcome(lambda: dist.send(torch.ones(2), 1 - dist.get_rank())),
+        _outcome(lambda: dist.gather(torch.ones(2), None, dst=1 - dist.get_rank())),
+        _outcome(lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.BXOR)),
+    ]
+    dist.destroy_process_group()
+    return found
+
+
+def lost_while_it_is_staged() -> str:
+    """Rank 1 ends while rank 0's tensor is still on its way out."""
+    dist.init_process_group("shoal")
+    if dist.get_rank() == 1:
+        return ""
+    SimulatedDevice(pause=0.5, eager=True).takes()
+    future = dist.all_reduce(torch.ones(2), async_op=True).get_future()
+    return _outcome(future.wait)
+
+
+def trained_on_simulated_device(hook: str, steps: int) -> str:
+    """As ``trained_with``, whose tensors are on the CPU."""
+    SimulatedDevice(eager=True).takes()
+    return trained_with(hook, steps)
+
+
+def hooked_on_both() -> tuple[list[float], list[float]]:
+    """The same with ``shoal.torch.comm_hook`` and gloo."""
+    dist.init_process_group("gloo")
+    on_cpu = _hooked("cpu")
+    SimulatedDevice(eager=True).takes()
+    found = on_cpu, _hooked("cpu")
+    dist.destroy_process_group()
+    return found
+
+
+def trained_on(device: str, backend: str) -> tuple[list[float], list[float]]:
+    """The parameters after training on that device and on the CPU, with tensors of the device there."""
+    dist.init_process_group(backend)
+    found = _hooked(device), _hooked("cpu")
+    dist.destroy_process_group()
+    return found
+
+
+def _hooked(device: str) -> list[float]:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]).to(device)
+    model = DistributedDataParallel(module, bucket_cap_mb=0.02)
+    if dist.get_backend() != "shoal":
+        model.register_comm_hook(None, shoal.torch.comm_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64).to(device)).square().mean().backward()
+        optimizer.step()
+    return torch.cat([parameter.detach().cpu().flatten() for parameter in model.parameters()]).tolist()
+
+
+def asked_for_by_device() -> tuple[float, list[str]]:
+    """A sum on the CPU in a group that was asked for as one for CUDA devices, and which devices PyTorch says that it is for."""
+    dist.init_process_group("cuda:shoal")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    devices = sorted(device.type for device in dist.group.WORLD._device_types)
+    dist.destroy_process_group()
+    return tensor.item(), devices
+
+
+def _outcome(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
