@@ -114,7 +114,8 @@ def test_a_rank_that_is_lost_while_a_tensor_is_on_its_way() -> None:
     assert run_ranks(staging_scenarios.lost_while_it_is_staged, 2)[0].startswith("PeerLost")
 
 
-@pytest.mark.parametrize("hook", ["none", pytest.param("fp16_compress_hook", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("hook", ["none", "fp16_compress_hook"])
 def test_distributed_data_parallel_trains_as_on_the_cpu(hook: str) -> None:
     on_cpu = run_ranks(c10d_scenarios.trained_with, 2, hook, 5)
     assert run_ranks(staging_scenarios.trained_on_simulated_device, 2, hook, 5) == on_cpu
