@@ -9,13 +9,12 @@ itself: what torch.distributed adds to it is the difference.
 """
 
 import json
-import sys
 from pathlib import Path
 
 import click
-from common import beside_rivals, lined_up, verdict
+from common import beside_rivals, lined_up, run_at, verdict
 
-from shoal.bench import LocalPlace, Plan, Progress, Report, Variant, notes, run, variant_name
+from shoal.bench import LocalPlace, Plan, Report, Variant, notes, variant_name
 from shoal.bench.sizes import show_bytes
 
 KIB, MIB = 1024, 1024**2
@@ -41,13 +40,7 @@ def measure(ranks: int, one_machine: bool, quick: bool) -> Report:
         contestants=("shoal", "gloo"),
         variants={"c10d": Variant(c10d=True)},
     )
-    place = LocalPlace(ranks, one_machine=one_machine)
-    progress = Progress(sys.stderr)
-    try:
-        return run(plan, place, progress)
-    finally:
-        progress.end()
-        place.close()
+    return run_at(LocalPlace(ranks, one_machine=one_machine), plan)
 
 
 def tell(reports: dict[str, Report]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import click
 
 from shoal.bench import LabPlace, LabShape, Plan, Progress, Report, Variant, notes, print_table, run, shown_name
+from shoal.bench.places import Place
 from shoal.bench.sizes import show_bytes, show_seconds
 from shoal.bench.watch import foreign_load
 from shoal.errors import ShoalError
@@ -57,6 +58,16 @@ class Script:
     def main(self) -> None:
         """The command line of the script."""
         _command(self)()
+
+
+def run_at(place: Place, plan: Plan) -> Report:
+    """Runs the plan there, shows on standard error how far it is, and closes the place."""
+    progress = Progress(sys.stderr)
+    try:
+        return run(plan, place, progress)
+    finally:
+        progress.end()
+        place.close()
 
 
 def grid(credits: Sequence[int], segments: Sequence[int]) -> dict[str, Variant]:
@@ -147,13 +158,7 @@ def _await_quiet(seconds: float) -> None:
 
 def _measure(part: Part) -> Report:
     """Raises ConfigurationError where no lab can be made: it needs root."""
-    progress = Progress(sys.stderr)
-    place = LabPlace(LabShape.parse(part.lab))
-    try:
-        return run(part.plan, place, progress)
-    finally:
-        progress.end()
-        place.close()
+    return run_at(LabPlace(LabShape.parse(part.lab)), part.plan)
 
 
 def _tell(script: Script, runs: Runs, stem: Path) -> None:

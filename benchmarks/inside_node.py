@@ -13,16 +13,15 @@ show above all what the operating system needs to let each rank run once.
 import json
 import multiprocessing
 import statistics
-import sys
 import time
 from pathlib import Path
 
 import click
 import numpy as np
 import shared_arrays
-from common import beside_rivals, lined_up, verdict
+from common import beside_rivals, lined_up, run_at, verdict
 
-from shoal.bench import LocalPlace, Plan, Progress, Report, Variant, notes, run, shown_name, variant_name
+from shoal.bench import LocalPlace, Plan, Report, Variant, notes, shown_name, variant_name
 from shoal.bench.sizes import show_bytes, show_seconds
 from shoal.testing import run_ranks
 
@@ -37,13 +36,7 @@ def measure(ranks: int, quick: bool) -> Report:
         rounds=2 if quick else ROUNDS,
         variants={"shared": Variant(shared=True)},
     )
-    place = LocalPlace(ranks, one_machine=True)
-    progress = Progress(sys.stderr)
-    try:
-        return run(plan, place, progress)
-    finally:
-        progress.end()
-        place.close()
+    return run_at(LocalPlace(ranks, one_machine=True), plan)
 
 
 def seconds_of_copies(ranks: int) -> float:

@@ -11,7 +11,6 @@ they differ by rounding only. AdamW, one thread a rank, 10.8 M parameters (43 MB
 import json
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +46,10 @@ PLACES: dict[str, tuple[str, Callable[[], Place]]] = {
 def measure(place: Place, turns: int, steps: int) -> dict[str, Any]:
     facts = machine_facts() | {"other load, before": f"{foreign_load():.2f} processors", "torch threads a rank": "1"}
     with Teams(place) as teams:
-        done = {name: Steps() for name in TEAMS}
-        for name in TEAMS:
-            teams.start(name, TASK)
-        for turn in range(-1, turns):
-            for name in TEAMS:
-                count = FIRST_STEPS if turn < 0 else steps
-                done[name].take(teams.ask(name, {"do": "steps", "count": count}), counts=turn >= 0)
-        ends = {name: teams.ask(name, {"do": "digest"}) for name in TEAMS if name != ALONE}
-        versions = {TEAMS[name]: teams.versions[name] for name in TEAMS if name != ALONE}
-    return {
-        "facts": facts | versions,
-        "bytes": ends[SHOAL][0]["bytes"],
-        "steps": {name: asdict(one) for name, one in done.items()},
-        "digests": {name: sorted({one["digest"] for one in answers}) for name, answers in ends.items()},
-    }
+        done = teams.in_turns(list(TEAMS), TASK, turns, FIRST_STEPS, steps)
+        averaging = [name for name in TEAMS if name != ALONE]
+        versions = {TEAMS[name]: teams.versions[name] for name in averaging}
+        return {"facts": facts | versions, **teams.ends(done, averaging)}
 
 
 def tell(found: dict[str, Any]) -> list[str]:

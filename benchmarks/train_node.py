@@ -11,7 +11,6 @@ a rank; PyTorch's gradients are views into its buckets (gradient_as_bucket_view)
 
 import json
 import statistics
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +38,13 @@ FEW = 5
 def measure(turns: int, steps: int) -> dict[str, Any]:
     facts = machine_facts() | {"other load, before": f"{foreign_load():.2f} processors", "torch threads a rank": "1"}
     with Teams(LocalPlace(RANKS, one_machine=True)) as teams:
-        done = {name: Steps() for name in (*TEAMS, AGAIN)}
-        for name in TEAMS:
-            teams.start(name, TASK)
-        for turn in range(-1, turns):
-            for name in TEAMS:
-                count = FIRST_STEPS if turn < 0 else steps
-                done[name].take(teams.ask(name, {"do": "steps", "count": count}), counts=turn >= 0)
+        done = teams.in_turns(list(TEAMS), TASK, turns, FIRST_STEPS, steps)
         teams.start(AGAIN, TASK)
         all_steps = {"do": "steps", "count": len(done[SHOAL].losses)}
+        done[AGAIN] = Steps()
         done[AGAIN].take(teams.ask(AGAIN, all_steps), counts=False)
-        ends = {name: teams.ask(name, {"do": "digest"}) for name in (GLOO, SHOAL, AGAIN)}
         versions = {shown_name(name): teams.versions[name] for name in (GLOO, SHOAL)}
-    return {
-        "facts": facts | versions,
-        "bytes": ends[SHOAL][0]["bytes"],
-        "steps": {name: asdict(one) for name, one in done.items()},
-        "digests": {name: sorted({one["digest"] for one in answers}) for name, answers in ends.items()},
-    }
+        return {"facts": facts | versions, **teams.ends(done, (GLOO, SHOAL, AGAIN))}
 
 
 def tell(found: dict[str, Any]) -> list[str]:

@@ -96,6 +96,26 @@ class Teams:
             player.channel.send(message)
         return [self._answer(name, player.channel, player.rank) for player in self._players[name]]
 
+    def in_turns(self, names: Sequence[str], task: Task, turns: int, first: int, steps: int) -> dict[str, Steps]:
+        """Starts these teams, and has each do so many ``steps`` a turn, after ``first`` ones that do not count."""
+        done = {name: Steps() for name in names}
+        for name in names:
+            self.start(name, task)
+        for turn in range(-1, turns):
+            for name in names:
+                count = first if turn < 0 else steps
+                done[name].take(self.ask(name, {"do": "steps", "count": count}), counts=turn >= 0)
+        return done
+
+    def ends(self, done: Mapping[str, Steps], names: Sequence[str]) -> dict[str, Any]:
+        """What was done, for keeping, and what parameters these teams have come to."""
+        ends = {name: self.ask(name, {"do": "digest"}) for name in names}
+        return {
+            "bytes": ends[names[0]][0]["bytes"],
+            "steps": {name: asdict(one) for name, one in done.items()},
+            "digests": {name: sorted({one["digest"] for one in answers}) for name, answers in ends.items()},
+        }
+
     def _processes(self, name: str) -> list[Player]:
         if name == GLOO:
             return start_gloo(self._troupe)

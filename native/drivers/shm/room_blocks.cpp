@@ -4,6 +4,7 @@
 // How much each rank has for each other is in the openings, which all ranks see: so all cut the blocks alike.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 #include <vector>
 
@@ -56,6 +57,7 @@ bool Room::Impl::prepare_blocks(Operation& operation, Blocks& blocks) {
   Submission& s = operation.submission;
   blocks.outgoing.resize(ranks_);
   blocks.incoming.resize(ranks_);
+  blocks.origins.resize(ranks_);
   blocks.same = s.collective == Collective::broadcast || s.collective == Collective::all_gather;
   const auto own = static_cast<std::size_t>(std::find(order.begin(), order.end(), rank_) - order.begin());
   std::vector<std::uint64_t> sizes;
@@ -72,6 +74,7 @@ bool Room::Impl::prepare_blocks(Operation& operation, Blocks& blocks) {
     // Sums come to where the output begins, whoever they come from.
     const std::uint64_t begin = is_gather(s.collective) ? in : 0;
     blocks.incoming[order[place]] = {begin, begin + theirs[own].size()};
+    blocks.origins[order[place]] = theirs[own].begin;
     sizes.push_back(theirs[own].size());
     in += theirs[own].size();
   }
@@ -103,32 +106,22 @@ void Room::Impl::finish_small(Operation& operation) {
   if (!prepare_blocks(operation, blocks)) {
     return;
   }
-  const std::vector<std::uint32_t>& order = operation.group->here;
+  const auto from = [&](std::uint32_t rank) {
+    return (rank == rank_ ? s.input : operation.calls[rank].data.data()) + blocks.origins[rank];
+  };
   if (s.collective == Collective::reduce_scatter) {
-    const Range own = blocks.outgoing[rank_];
     std::vector<const std::byte*> sources;
-    for (std::uint32_t rank : order) {
-      sources.push_back((rank == rank_ ? s.input : operation.calls[rank].data.data()) + own.begin);
-    }
+    std::transform(operation.group->here.begin(), operation.group->here.end(), std::back_inserter(sources), from);
     // The output may be that part of the input.
-    wire::Bytes sum(own.size());
-    reduce(sum.data(), sources, own.size() / size_of(s.dtype), s.dtype, s.op, static_cast<double>(ranks_));
+    wire::Bytes sum(blocks.outgoing[rank_].size());
+    reduce(sum.data(), sources, sum.size() / size_of(s.dtype), s.dtype, s.op, static_cast<double>(ranks_));
     std::copy(sum.begin(), sum.end(), s.output);
     return end(operation, {});
   }
-  for (std::size_t place = 0; place < ranks_; ++place) {
-    const std::uint32_t rank = order[place];
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
     const Range to = blocks.incoming[rank];
-    const Call& call = operation.calls[rank];
-    const std::byte* from = s.input;
-    std::uint64_t begin = blocks.outgoing[rank_].begin;
-    if (rank != rank_) {
-      const auto own = static_cast<std::size_t>(std::find(order.begin(), order.end(), rank_) - order.begin());
-      from = call.data.data();
-      begin = blocks_from(call.same ? operation.opening : decoded(call.body), place, ranks_)[own].begin;
-    }
-    if (!to.empty() && s.output + to.begin != from + begin) {
-      std::memcpy(s.output + to.begin, from + begin, to.size());
+    if (!to.empty() && s.output + to.begin != from(rank)) {
+      std::memcpy(s.output + to.begin, from(rank), to.size());
     }
   }
   end(operation, {});

@@ -5,12 +5,14 @@ the graph wherever a bucket of its DistributedDataParallel would be full; it is 
 """
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type[Any])
 
 
 def _marked(function: _Function, inside: str) -> _Function:
@@ -25,6 +27,17 @@ def _marked(function: _Function, inside: str) -> _Function:
 def untraced(function: _Function) -> _Function:
     """The function is not compiled, and neither is what it calls. (``torch.compiler.disable`` would import the compiler.)"""
     return _marked(function, "SKIP")
+
+
+def untraced_class(cls: _Class) -> _Class:
+    """Neither the methods of the class nor what they call are compiled.
+
+    What PyTorch's own backends do is C++ to the compiler. Ours is Python, which it would translate wherever a compiled module calls it.
+    """
+    for method in vars(cls).values():
+        if isinstance(method, FunctionType):
+            untraced(method)
+    return cls
 
 
 def untraced_itself(function: _Function) -> _Function:

@@ -12,10 +12,10 @@ import torch
 
 from shoal.torch.c10d import places
 from shoal.torch.c10d.places import Place
-from shoal.torch.c10d.untraced import untraced
+from shoal.torch.compiled import untraced_class
 
 
-@untraced
+@untraced_class
 class OperationFuture(torch.futures.Future[Any]):
     """``place``: of the operation, or of the callback, whose result this is.
 

@@ -30,8 +30,8 @@ from shoal.torch.c10d import gloo, membership, places
 from shoal.torch.c10d.arguments import Tensors, as_list, operator_of, options_of, single, split_sizes
 from shoal.torch.c10d.places import Place
 from shoal.torch.c10d.tensors import Flat, apart, count, divide, fill, joined
-from shoal.torch.c10d.untraced import untraced
 from shoal.torch.c10d.work import OperationWork
+from shoal.torch.compiled import untraced_class
 from shoal.torch.staging import Transfer
 from shoal.torch.submissions import Submissions
 
@@ -41,7 +41,7 @@ NAME = "shoal"
 _Base: Any = ProcessGroup
 
 
-@untraced
+@untraced_class
 class ShoalProcessGroup(_Base):  # type: ignore[misc]
     """A process group of backend "shoal".
 

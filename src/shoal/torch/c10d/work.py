@@ -13,7 +13,7 @@ from torch.distributed import Work
 from shoal.handles import Handle
 from shoal.torch.c10d.futures import OperationFuture
 from shoal.torch.c10d.places import Place
-from shoal.torch.c10d.untraced import untraced
+from shoal.torch.compiled import untraced_class
 from shoal.torch.submissions import LaterHandle
 
 # PyTorch's way to say that no timeout was given.
@@ -26,7 +26,7 @@ _KEPT = 64
 _kept: deque["OperationWork"] = deque(maxlen=_KEPT)
 
 
-@untraced
+@untraced_class
 class OperationWork(Work):
     """``handles``: of the operations, done when all are. ``results``: the tensors that hold the results then."""
 
