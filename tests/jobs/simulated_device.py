@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shoal.torch import accelerators
 
@@ -87,6 +89,9 @@ class SimulatedDevice:
 
     def pinned(self, size: int) -> torch.Tensor:
         return torch.full((size,), GARBAGE, dtype=torch.uint8)
+
+    def pin(self, memory: NDArray[np.uint8]) -> None:
+        memory.fill(GARBAGE)
 
     def keep(self, tensor: torch.Tensor) -> None:
         """The copies hold their tensors."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -211,6 +212,95 @@ def _hooked(device: str) -> list[float]:
         model(torch.randn(8, 64).to(device)).square().mean().backward()
         optimizer.step()
     return torch.cat([parameter.detach().cpu().flatten() for parameter in model.parameters()]).tolist()
+
+
+def wrapped_everywhere() -> tuple[list[float], list[float], list[float], list[int]]:
+    """The parameters after training with our own wrapper: on the CPU, on a device, with those of one dtype only on one.
+
+    And how many copies to and from each device that took.
+    """
+    trained, copies = [_wrapped("cpu")], []
+    for owned in (lambda _: True, lambda tensor: tensor.dtype == torch.float64):
+        device = SimulatedDevice(eager=True)
+        device.takes(owned)
+        trained.append(_wrapped("cpu"))
+        copies.append(device.copies)
+    shoal.shutdown()
+    return trained[0], trained[1], trained[2], copies
+
+
+def wrapped_on(device: str) -> tuple[list[float], list[float]]:
+    """The same on that device, and on the CPU."""
+    found = _wrapped(device), _wrapped("cpu")
+    shoal.shutdown()
+    return found
+
+
+def _wrapped(device: str) -> list[float]:
+    torch.manual_seed(0)
+    module = InTwoDtypes().to(device)
+    model = shoal.torch.DistributedDataParallel(
+        module, fusion_mb=0.02, device_ids=[device] if device != "cpu" else None
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(shoal.rank())
+    for step in range(5):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+    return torch.cat([each.detach().cpu().double().flatten() for each in module.state_dict().values()]).tolist()
+
+
+class InTwoDtypes(torch.nn.Module):
+    """With buffers, too, that the ranks see differently."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 64))
+        self.second = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.second(self.first(x).double())
+        return made
+
+
+def made_in_two_streams() -> float:
+    """The mean of what a stream adds to a gradient late, while the rest of its buffer is made in another stream."""
+    device = SimulatedDevice(eager=True)
+    device.takes()
+    first, last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    model = shoal.torch.DistributedDataParallel(torch.nn.Sequential(first, last))
+
+    def go_on_in_another_stream(_: torch.Tensor) -> None:
+        def add() -> None:
+            time.sleep(0.1)
+            last.weight.grad += shoal.rank() * 2.0
+
+        device.launch(add)
+        elsewhere.enter_context(device.inside(device.stream()))
+
+    def watch(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        inputs[0].register_hook(go_on_in_another_stream)
+
+    model(torch.zeros(1, 4)).mul(0).sum().backward()
+    last.register_forward_pre_hook(watch)
+    with ExitStack() as elsewhere:
+        model(torch.zeros(1, 4)).mul(0).sum().backward()
+    found = float(last.weight.grad[0, 0])
+    shoal.shutdown()
+    return found
+
+
+def lost_while_gradients_are_staged() -> str:
+    """Rank 1 ends while rank 0's gradients are still on their way out."""
+    device = SimulatedDevice(eager=True)
+    device.takes()
+    model = shoal.torch.DistributedDataParallel(torch.nn.Linear(4, 4))
+    loss = model(torch.ones(1, 4)).sum()
+    if shoal.rank() == 1:
+        return ""
+    device.pause = 0.5
+    return _outcome(loss.backward)
 
 
 def asked_for_by_device() -> tuple[float, list[str]]:

@@ -13,6 +13,8 @@ import torch
 from simulated_device import SimulatedDevice
 
 from shoal.testing import run_ranks
+from shoal.torch import accelerators
+from shoal.torch.arena import GradientArenas
 from shoal.torch.staging import Room, Transfer, Ways
 
 PAUSE = 0.02
@@ -130,6 +132,36 @@ def test_callbacks_that_wait() -> None:
 def test_the_communication_hook_trains_as_on_the_cpu() -> None:
     for on_cpu, on_device in run_ranks(staging_scenarios.hooked_on_both, 2):
         assert on_cpu == on_device
+
+
+@pytest.mark.parametrize("where", [{"nodes": 1}, {"servers": 1}], ids=["one machine", "a server"])
+def test_our_wrapper_trains_as_on_the_cpu(where: dict[str, int]) -> None:
+    for on_cpu, on_device, on_both, copies in run_ranks(staging_scenarios.wrapped_everywhere, 2, **where):
+        assert on_cpu == on_device
+        assert on_cpu == on_both
+        assert 0 < copies[1] < copies[0], "fewer parameters are on the device where others are on the CPU"
+
+
+def test_each_device_has_arenas_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimulatedDevice()
+    named = [(f"p{index}", torch.nn.Parameter(torch.ones(40))) for index in range(4)]
+    there = {id(named[index][1]) for index in (1, 3)}
+    monkeypatch.setattr(accelerators, "of", lambda tensors: device if id(tensors[0]) in there else None)
+    arenas = GradientArenas(named, [3, 2, 1, 0], 200)
+    assert len({buffer.label for buffer in arenas.buffers}) == len(arenas.buffers) == 4
+    for buffer in arenas.buffers:
+        assert {arenas.device(index) for index in buffer.gradients} == ({None} if buffer.host is None else {device})
+        if buffer.host is not None:
+            assert (buffer.host.shape, buffer.host.dtype) == (buffer.memory.shape, buffer.memory.dtype)
+            assert buffer.host.data_ptr() != buffer.memory.data_ptr()
+
+
+def test_a_buffer_waits_for_all_streams_that_its_gradients_are_made_in() -> None:
+    assert run_ranks(staging_scenarios.made_in_two_streams, 2) == [1.0] * 2
+
+
+def test_a_rank_that_is_lost_while_our_wrappers_gradients_are_on_their_way() -> None:
+    assert run_ranks(staging_scenarios.lost_while_gradients_are_staged, 2)[0].startswith("PeerLost")
 
 
 def test_groups_are_for_the_cpu_and_cuda_devices() -> None:

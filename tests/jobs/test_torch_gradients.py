@@ -1,10 +1,14 @@
-"""What DistributedDataParallel promises, on 3 ranks with a server: the scenarios of torch_*.py in tests/jobs."""
+"""What DistributedDataParallel promises, on 3 ranks with a server: the scenarios of torch_*.py in tests/jobs.
+
+On the CPU, and with a simulated device in the place of the CPU.
+"""
 
 import pytest
 import torch_layers
 import torch_scenarios
 import torch_swapped
 import torch_uneven
+from simulated_device import SimulatedDevice
 
 import shoal
 from shoal.testing import Cluster, run_ranks
@@ -14,14 +18,16 @@ SUBJECTS = (torch_scenarios, torch_layers, torch_uneven, torch_swapped)
 SCENARIOS = {name: function for subject in SUBJECTS for name, function in subject.SCENARIOS.items()}
 
 
-def run_all() -> dict[str, str]:
+def run_all(device: str) -> dict[str, str]:
+    if device != "cpu":
+        SimulatedDevice(eager=True).takes()
     return torch_scenarios.run_each(SCENARIOS)
 
 
-@pytest.fixture(scope="module")
-def results() -> list[dict[str, str]]:
+@pytest.fixture(scope="module", params=["cpu", pytest.param("simulated device", marks=pytest.mark.slow)])
+def results(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     """One job for all scenarios: by rank, the traceback of each that failed."""
-    return run_ranks(run_all, RANKS, servers=1, environment={"SHOAL_TIMEOUT": "20"}, timeout=300)
+    return run_ranks(run_all, RANKS, request.param, servers=1, environment={"SHOAL_TIMEOUT": "20"}, timeout=300)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

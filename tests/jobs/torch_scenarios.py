@@ -265,7 +265,6 @@ def the_order_of_rank_0s_first_pass_becomes_that_of_the_arena() -> None:
     branch_loss(lambda _: order)(model, shoal.rank()).backward()
     address = {name: model.module.branches[name].weight.grad.data_ptr() for name in "abc"}
     assert sorted("abc", key=address.__getitem__) == ["a", "c", "b"]
-    assert min(parameter.grad.data_ptr() for parameter in model.parameters()) % 4096 == 0
 
 
 @scenario

@@ -157,8 +157,8 @@ def arguments_have_the_meaning_that_pytorch_gives_them() -> None:
 def arguments_that_have_no_meaning_here_are_refused_with_a_reason() -> None:
     weight = nn.Linear(6, 2)
     for given, text in (
-        ({"device_ids": [0]}, "only the CPU"),
-        ({"output_device": 0}, "only the CPU"),
+        ({"device_ids": [0]}, "this one is on cpu"),
+        ({"output_device": 0}, "this one is on cpu"),
         ({"dim": 1}, "leave it out"),
         ({"delay_all_reduce_named_params": [("weight", weight.weight)]}, "leave it out"),
         ({"param_to_hook_all_reduce": weight.weight}, "leave it out"),

@@ -44,5 +44,5 @@ def describe_values(parameters: Sequence[NamedParameter]) -> list[str]:
 
 
 def _digest(parameter: torch.nn.Parameter) -> str:
-    values = parameter.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    values = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return hashlib.blake2b(values, digest_size=DIGEST_BYTES).hexdigest()

@@ -1,8 +1,8 @@
-"""Gradient arenas: all gradients of a dtype in one flat memory, each ``param.grad`` a view into it.
+"""Gradient arenas: all gradients of a dtype and a device in one flat memory, each ``param.grad`` a view into it.
 
 What the backward pass wrote is what the network reads, and results land where the optimizer reads. A gradient is copied
-at most once, in ``place``: where the optimizer has set it to None, PyTorch hands over a fresh tensor. See
-docs/decisions/arena.md.
+at most once, in ``place``: where the optimizer has set it to None, PyTorch hands over a fresh tensor. An arena of an
+accelerator has a mirror in memory of the host, which is what the network reads and writes. See docs/decisions/arena.md.
 
 An arena has no values of its own to keep: its memory counts only where a ``param.grad`` is its view, and from the time a
 buffer is handed to an operation until that is done.
@@ -10,11 +10,15 @@ buffer is handed to an operation until that is done.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from shoal import runtime
 from shoal.layout import ArenaLayout, Item, lay_out
+from shoal.torch import accelerators
+from shoal.torch.accelerators import Accelerator
+from shoal.torch.devices import places_of
 
 PAGE = 4096
 
@@ -35,28 +39,40 @@ WIRE_DTYPES = {
 class Buffer:
     """A balanced fusion buffer: a window on an arena, in the dtype that is summed.
 
-    ``gradients``: the indices of the parameters whose gradients it holds bytes of.
+    ``gradients``: the indices of the parameters whose gradients it holds bytes of. ``host``: the same window on the mirror;
+    None where ``memory`` is the host's itself.
     """
 
     label: str
     memory: torch.Tensor
     gradients: tuple[int, ...]
+    host: torch.Tensor | None
+
+
+class Kind(NamedTuple):
+    """What the gradients of an arena have in common. ``place``: the number of their device among those of the parameters."""
+
+    place: int
+    dtype: torch.dtype
 
 
 class GradientArenas:
-    """The arenas of a list of parameters, one a dtype.
+    """The arenas of a list of parameters, one a dtype and device.
 
     ``parameters``: in the order of registration; they are known by their index in it. ``order``: these indices in the
     order in which the gradients lie. ``buffer_bytes``: the size of a buffer.
 
-    Raises TypeError for a dtype that has no arena.
+    Raises TypeError for a dtype or a device that has no arena.
     """
 
     def __init__(self, parameters: Sequence[NamedParameter], order: Sequence[int], buffer_bytes: int) -> None:
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
+        self._devices = [accelerators.of([parameter]) for parameter in self._parameters]
+        places = places_of(self._parameters)
+        self._kinds = [Kind(place, each.dtype) for place, each in zip(places, self._parameters, strict=True)]
         self._buffer_bytes = buffer_bytes
-        self._memory: dict[torch.dtype, torch.Tensor] = {}
+        self._memory: dict[Kind, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._lay_out(order)
 
     def reorder(self, order: Sequence[int]) -> None:
@@ -67,8 +83,8 @@ class GradientArenas:
         """
         before, places = self._orders, self._views
         self._lay_out(order)
-        for dtype, after in self._orders.items():
-            for moved in _permuted(before[dtype], after):
+        for kind, after in self._orders.items():
+            for moved in _permuted(before[kind], after):
                 self._move(moved, places)
 
     @property
@@ -78,17 +94,21 @@ class GradientArenas:
 
     @property
     def order(self) -> list[int]:
-        """The gradients in the order in which they lie, one dtype after the other."""
+        """The gradients in the order in which they lie, one arena after the other."""
         return [index for indices in self._orders.values() for index in indices]
 
     def changes_buffers(self, order: Sequence[int]) -> bool:
         """Whether a gradient would touch other buffers of its arena than now if they lay in this order."""
-        for dtype, indices in self._by_dtype(order).items():
-            now = dict(zip(self._orders[dtype], self._layouts[dtype].touched, strict=True))
-            then = dict(zip(indices, self._layout(dtype, indices).touched, strict=True))
+        for kind, indices in self._by_kind(order).items():
+            now = dict(zip(self._orders[kind], self._layouts[kind].touched, strict=True))
+            then = dict(zip(indices, self._layout(indices).touched, strict=True))
             if now != then:
                 return True
         return False
+
+    def device(self, index: int) -> Accelerator | None:
+        """That of a gradient; None for the CPU."""
+        return self._devices[index]
 
     def view(self, index: int) -> torch.Tensor:
         """The place of a gradient: of the parameter's shape, and of its strides where those are dense."""
@@ -132,40 +152,44 @@ class GradientArenas:
 
     def _lay_out(self, order: Sequence[int]) -> None:
         self._views: dict[int, torch.Tensor] = {}
-        self._orders = self._by_dtype(order)
-        self._layouts: dict[torch.dtype, ArenaLayout] = {}
+        self._orders = self._by_kind(order)
+        self._layouts: dict[Kind, ArenaLayout] = {}
         self.buffers: list[Buffer] = []
         self.touched: list[tuple[int, ...]] = [()] * len(self._parameters)
-        for dtype, indices in self._orders.items():
-            self._add_arena(dtype, indices)
+        for kind, indices in self._orders.items():
+            self._add_arena(kind, indices)
 
-    def _by_dtype(self, order: Sequence[int]) -> dict[torch.dtype, list[int]]:
-        orders: dict[torch.dtype, list[int]] = {}
+    def _by_kind(self, order: Sequence[int]) -> dict[Kind, list[int]]:
+        orders: dict[Kind, list[int]] = {}
         for index in order:
-            orders.setdefault(self._parameters[index].dtype, []).append(index)
+            orders.setdefault(self._kinds[index], []).append(index)
         return orders
 
-    def _layout(self, dtype: torch.dtype, indices: Sequence[int]) -> ArenaLayout:
-        items = [Item(self._names[index], self._parameters[index].numel(), dtype.itemsize) for index in indices]
-        return lay_out(items, self._buffer_bytes)
+    def _layout(self, indices: Sequence[int]) -> ArenaLayout:
+        parameters = [(self._names[index], self._parameters[index]) for index in indices]
+        return lay_out([Item(name, each.numel(), each.dtype.itemsize) for name, each in parameters], self._buffer_bytes)
 
-    def _add_arena(self, dtype: torch.dtype, indices: Sequence[int]) -> None:
+    def _add_arena(self, kind: Kind, indices: Sequence[int]) -> None:
+        dtype = kind.dtype
         wire = _wire_dtype(dtype, self._names[indices[0]])
-        layout = self._layouts[dtype] = self._layout(dtype, indices)
-        if dtype not in self._memory:
-            self._memory[dtype] = _memory(layout.size)
-        memory = self._memory[dtype]
-        elements, summed = memory.view(dtype), memory.view(wire)
+        layout = self._layouts[kind] = self._layout(indices)
+        if kind not in self._memory:
+            self._memory[kind] = _memory(layout.size, self._parameters[indices[0]], self._devices[indices[0]])
+        memory, mirror = self._memory[kind]
+        elements = memory.view(dtype)
         first_buffer = len(self.buffers)
         for index, extent, touched in zip(indices, layout.extents, layout.touched, strict=True):
             place = elements[extent.begin // dtype.itemsize : extent.end // dtype.itemsize]
             self._views[index] = _like(place, self._parameters[index])
             self.touched[index] = tuple(first_buffer + buffer for buffer in touched)
         name = str(dtype).removeprefix("torch.")
+        prefix = f"place{kind.place}." if kind.place else ""
         for number, (extent, needed) in enumerate(zip(layout.buffers, layout.needed, strict=True)):
-            window = summed[extent.begin // wire.itemsize : extent.end // wire.itemsize]
+            bytes_of_it = slice(extent.begin, extent.end)
+            window = memory[bytes_of_it].view(wire)
+            host = None if mirror is None else mirror[bytes_of_it].view(wire)
             gradients = tuple(indices[item] for item in needed)
-            self.buffers.append(Buffer(f"{name}.buffer{number}", window, gradients))
+            self.buffers.append(Buffer(f"{prefix}{name}.buffer{number}", window, gradients, host))
 
     def _move(self, moved: Sequence[int], places: dict[int, torch.Tensor]) -> None:
         """Gradients that together fill the same memory as before. ``places``: where they were."""
@@ -226,8 +250,20 @@ def _same_memory(gradient: torch.Tensor, view: torch.Tensor) -> bool:
     )
 
 
-def _memory(size: int) -> torch.Tensor:
-    """``size`` bytes of zeros that begin at a page; where the ranks of a machine share memory, in that."""
+def _memory(size: int, parameter: torch.Tensor, device: Accelerator | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``size`` bytes of zeros where the parameter is, and for an accelerator as many, pinned, of the host."""
+    if device is None:
+        return _host_memory(size), None
+    memory = torch.zeros(size, dtype=torch.uint8, device=parameter.device)
+    shared = runtime.allocate(size) if size > 0 else None
+    if shared is None:
+        return memory, device.pinned(size)
+    device.pin(shared)
+    return memory, torch.from_numpy(shared)
+
+
+def _host_memory(size: int) -> torch.Tensor:
+    """Begins at a page; where the ranks of a machine share memory, it is in that."""
     shared = runtime.allocate(size) if size > 0 else None
     if shared is not None:
         return torch.from_numpy(shared)

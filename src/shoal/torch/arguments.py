@@ -14,8 +14,6 @@ from shoal.groups import Group
 
 # Arguments without a meaning here: the only value that asks for nothing, and what to do instead.
 _REFUSED = {
-    "device_ids": (None, "only the CPU is supported yet: leave it out"),
-    "output_device": (None, "only the CPU is supported yet: leave it out"),
     "dim": (0, "inputs are not scattered over devices: leave it out"),
     "delay_all_reduce_named_params": (None, "every gradient is averaged with its buffer: leave it out"),
     "param_to_hook_all_reduce": (None, "every gradient is averaged with its buffer: leave it out"),

@@ -14,16 +14,17 @@ need, every buffer is opened by everybody, as failed.
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from shoal import trace
-from shoal.handles import Handle
+from shoal.torch.accelerators import Accelerator, Stream
 from shoal.torch.agreement import Statement
 from shoal.torch.arena import Buffer, GradientArenas
 from shoal.torch.channel import Channel
 from shoal.torch.needed import NEEDED, NeededBuffers
+from shoal.torch.submissions import AnyHandle
 
 LAYOUT, USED = "layout", "used"
 
@@ -46,7 +47,9 @@ class Averaging:
         self._unopened = set(self._numbers) if expected is None else {*self._numbers, USED}
         self._labels = sorted(self._unopened if expected is None else {*self._unopened, NEEDED})
         self._waiting: list[Buffer] = []
-        self._handles: dict[str, Handle] = {}
+        self._handles: dict[str, AnyHandle] = {}
+        # Where the gradients that are ready were made: autograd has a stream for each part of the graph that the program gave one.
+        self._streams: set[tuple[Accelerator, Stream]] = set()
         self._failed_because: str | None = None
         self.disagreed = False
         """After ``finish``: whether the ranks have found that their layouts differ."""
@@ -68,12 +71,12 @@ class Averaging:
         """Whether all bytes of the gradient are sent in this pass. May wait until the ranks have said what they need."""
         return self._needed is None or self._needed.includes(self._arenas.touched[gradient])
 
-    def handle(self, label: str) -> Handle | None:
+    def handle(self, label: str) -> AnyHandle | None:
         """The operation of that label, if it has been submitted."""
         return self._handles.get(label)
 
     @property
-    def sent(self) -> list[tuple[Buffer, Handle]]:
+    def sent(self) -> list[tuple[Buffer, AnyHandle]]:
         """The buffers that have been submitted, with their operations."""
         buffers = self._arenas.buffers
         return [(buffer, self._handles[buffer.label]) for buffer in buffers if buffer.label in self._handles]
@@ -90,9 +93,15 @@ class Averaging:
                 buffer.memory.mul_(factor)
 
     def ready(self, gradient: int) -> None:
-        """The gradient is in its place. Submits the buffers that it completes, and those now known to be needed."""
+        """The gradient is in its place, or will be in the order of the current stream of its device.
+
+        Submits the buffers that it completes, and those now known to be needed.
+        """
         if gradient not in self._ready:
             self._ready.add(gradient)
+            device = self._arenas.device(gradient)
+            if device is not None:
+                self._streams.add((device, device.current))
             for index in self._arenas.touched[gradient]:
                 self._unready[index] -= 1
                 if self._unready[index] == 0:
@@ -138,7 +147,7 @@ class Averaging:
     def _complete(self, index: int) -> None:
         buffer = self._arenas.buffers[index]
         if self._needed is None or self._needed.is_certain(index):
-            self._submit(buffer.label, buffer.memory, "mean")
+            self._submit_buffer(buffer)
         else:
             self._waiting.append(buffer)
 
@@ -148,7 +157,7 @@ class Averaging:
             needed = self._needed.answer()
             for buffer in self._waiting:
                 if self._numbers[buffer.label] in needed:
-                    self._submit(buffer.label, buffer.memory, "mean")
+                    self._submit_buffer(buffer)
             self._waiting.clear()
 
     def _open_needed(self) -> None:
@@ -173,10 +182,22 @@ class Averaging:
         )
         self._fail(self._unopened - maybe, reason)
 
-    def _submit(self, label: str, memory: torch.Tensor, op: str) -> None:
+    def _submit_buffer(self, buffer: Buffer) -> None:
+        device = self._arenas.device(buffer.gradients[0])
+        made_in = [stream for its_device, stream in self._streams if its_device is device and stream != device.current]
+        self._submit(buffer.label, buffer.memory, "mean", buffer.host, made_in)
+
+    def _submit(
+        self,
+        label: str,
+        memory: torch.Tensor,
+        op: str,
+        host: torch.Tensor | None = None,
+        made_in: Sequence[Stream] = (),
+    ) -> None:
         self._unopened.discard(label)
         self.submitted_ns = self.submitted_ns or time.monotonic_ns()
-        self._handles[label] = self._channel.allreduce(label, memory, op)
+        self._handles[label] = self._channel.allreduce(label, memory, op, host, made_in)
 
     def _disagreement(self) -> Exception | None:
         """Where the ranks' layouts differ: the error that says how, once every operation that a rank opened is failed."""

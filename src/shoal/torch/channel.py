@@ -1,18 +1,22 @@
 """The named operations of one wrapped module in its group.
 
 Every operation has a label, which is unique within the module; its name on the wire is the module's and the label. So
-ranks may submit them in whatever order their gradients become ready.
+ranks may submit them in whatever order their gradients become ready. Tensors of an accelerator go through memory of the host
+(staging.py), in a queue that those on the CPU do not wait in.
 """
 
+from collections.abc import Collection
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 import torch
 
-from shoal import collectives
+from shoal import collectives, operations
 from shoal.bootstrap import Session
 from shoal.groups import Group
-from shoal.handles import Handle
+from shoal.torch import accelerators
+from shoal.torch.accelerators import Stream
+from shoal.torch.submissions import AnyHandle, Submissions
 
 # How many modules each group of a job has wrapped: ranks that wrap the same modules in the same order mean the same ones.
 _wrapped: WeakKeyDictionary[Session, dict[tuple[str, tuple[int, ...]], int]] = WeakKeyDictionary()
@@ -29,6 +33,7 @@ class Channel:
         counts[group.name, group.ranks] = number + 1
         self.group = group
         self._prefix = f"ddp{number}"
+        self._submissions = Submissions()
 
     @property
     def is_root(self) -> bool:
@@ -46,13 +51,56 @@ class Channel:
         rank = self.group.ranks[index]
         return f"rank {rank} ({self.group.session.hosts[rank]})"
 
-    def allreduce(self, label: str, memory: torch.Tensor, op: str) -> Handle:
-        """Starts an all-reduce in place."""
-        return collectives.allreduce_async_(memory, op, self._name(label), self.group)
+    def allreduce(
+        self,
+        label: str,
+        memory: torch.Tensor,
+        op: str,
+        host: torch.Tensor | None = None,
+        made_in: Collection[Stream] = (),
+    ) -> AnyHandle:
+        """Starts an all-reduce in place.
 
-    def broadcast(self, label: str, memory: torch.Tensor, root: int = 0) -> Handle:
+        For memory of an accelerator: ``host`` is pinned memory of that size for it to go through, which is taken if there is
+        none; ``made_in``: the streams in which the values are made, beside the current one.
+        """
+        device = accelerators.of([memory])
+        if device is None:
+            return collectives.allreduce_async_(memory, op, self._name(label), self.group)
+        transfer = self._submissions.transfer(device)
+        transfer.follow_streams(made_in)
+        if host is None:
+            staged = transfer.mirror(memory, read=True)
+        else:
+            transfer.bring(host, memory)
+            staged = host
+        return self._submissions.submit(
+            "allreduce_",
+            self._name(label),
+            self.group,
+            lambda _: operations.allreduce(staged, op, in_place=True).then(lambda: transfer.take_back(memory, staged)),
+            None,
+            transfer,
+        )
+
+    def broadcast(self, label: str, memory: torch.Tensor, root: int = 0) -> AnyHandle:
         """Starts a broadcast in place, from the group's member ``root``."""
-        return collectives.broadcast_async_(memory, self.group.ranks[root], self._name(label), self.group)
+        device = accelerators.of([memory])
+        source = self.group.ranks[root]
+        if device is None:
+            return collectives.broadcast_async_(memory, source, self._name(label), self.group)
+        transfer = self._submissions.transfer(device)
+        staged = transfer.mirror(memory, read=self.group.rank == root)
+        return self._submissions.submit(
+            "broadcast_",
+            self._name(label),
+            self.group,
+            lambda group: operations.broadcast(group, staged, source, in_place=True).then(
+                lambda: transfer.take_back(memory, staged)
+            ),
+            None,
+            transfer,
+        )
 
     def allgather(self, label: str, memory: torch.Tensor) -> torch.Tensor:
         """The members' one-dimensional tensors one after the other."""

@@ -2,7 +2,7 @@
 
 import math
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from shoal import layout
 from shoal.errors import ShoalError
 from shoal.groups import Group
-from shoal.torch import arguments, checkpoints, compiled, graph, members, runtime
+from shoal.torch import arguments, checkpoints, compiled, devices, graph, members, runtime
 from shoal.torch.added import KnownParameters
 from shoal.torch.agreement import agree
 from shoal.torch.channel import Channel
@@ -44,11 +44,16 @@ class DistributedDataParallel(torch.nn.Module):
     ``static_graph``: the same parameters have a gradient in every step, in which nested backward passes may reach them
     several times. In the first step averaging does not overlap with the backward pass.
     ``gradient_as_bucket_view``, ``batched_grad_copy``, ``check_reduction``: without effect; gradients are views in any case.
-    ``device_ids`` and all others exist so that calls written for PyTorch's own class work: only the default is possible.
+    ``device_ids``: the CUDA device of a module that has one only; inputs are moved there.
+    All others exist so that calls written for PyTorch's own class work: only the default is possible.
+
+    The module may be on the CPU, on a CUDA device, or on several. Gradients of CUDA devices go through pinned memory of the
+    host while the backward pass goes on; ``loss.backward()`` returns when all have come back to the host, and what comes into the
+    caller's stream afterwards finds the means.
 
     ``param.grad`` is a view into a common memory. A reference to it that is kept sees the next step's values.
 
-    Raises Mismatch on every rank if the modules differ, ConfigurationError for parameters that are not on the CPU,
+    Raises Mismatch on every rank if the modules differ, ConfigurationError for parameters on other devices,
     TypeError for a dtype that cannot be averaged, ValueError if no parameter requires a gradient. ``loss.backward()``
     raises ShoalError on every rank if a gradient is missing on one, naming the parameter, Mismatch if parameters have
     been frozen or changed on some ranks only, PeerLost and Timeout as every operation does. After an error the gradients
@@ -60,8 +65,8 @@ class DistributedDataParallel(torch.nn.Module):
     def __init__(
         self,
         module: torch.nn.Module,
-        device_ids: None = None,
-        output_device: None = None,
+        device_ids: Sequence[int | str | torch.device] | None = None,
+        output_device: int | str | torch.device | None = None,
         dim: int = 0,
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
@@ -84,8 +89,6 @@ class DistributedDataParallel(torch.nn.Module):
     ) -> None:
         super().__init__()
         arguments.refuse(
-            device_ids=device_ids,
-            output_device=output_device,
             dim=dim,
             delay_all_reduce_named_params=delay_all_reduce_named_params,
             param_to_hook_all_reduce=param_to_hook_all_reduce,
@@ -97,6 +100,10 @@ class DistributedDataParallel(torch.nn.Module):
         )
         fusion_mb = arguments.one_of(("bucket_cap_mb", bucket_cap_mb), ("fusion_mb", fusion_mb))
         members.check(module)
+        self.device_ids, self.output_device = device_ids, output_device
+        self._inputs_device = devices.of_inputs(
+            device_ids, output_device, [parameter.device for _, parameter in members.parameters(module)]
+        )
         runtime.init()
         self.module = module
         self.broadcast_buffers = sync is None or bool(sync)
@@ -126,6 +133,8 @@ class DistributedDataParallel(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """``module(*args, **kwargs)``."""
         averages = self._before_forward()
+        if self._inputs_device is not None:
+            args, kwargs = devices.moved(self._inputs_device, (args, kwargs))
         before = compiled.cut_at_buffers(self)
         try:
             output = self.module(*args, **kwargs)
@@ -236,7 +245,14 @@ class DistributedDataParallel(torch.nn.Module):
     def _fingerprint(self) -> list[tuple[object, ...]]:
         """Whatever of the parameters the arenas were made for, as cheaply as it can be had."""
         return [
-            (id(parameter), parameter.requires_grad, parameter.dtype, parameter.shape, parameter.stride())
+            (
+                id(parameter),
+                parameter.requires_grad,
+                parameter.dtype,
+                parameter.device,
+                parameter.shape,
+                parameter.stride(),
+            )
             for _, parameter in members.parameters(self.module)
         ]
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from shoal.errors import ConfigurationError
+from shoal.torch.accelerators import DEVICE_TYPES
 from shoal.torch.arena import NamedParameter, gradient_strides
+from shoal.torch.devices import places_of
 
 
 def parameters(module: torch.nn.Module) -> Iterator[NamedParameter]:
@@ -34,24 +36,29 @@ def check(module: torch.nn.Module) -> None:
     for name, tensor in [*parameters(module), *buffers(module)]:
         if torch.nn.parameter.is_lazy(tensor):
             raise TypeError(f"{name} has no shape yet: run the module once before you wrap it")
-        if tensor.device.type != "cpu":
-            raise ConfigurationError(f"{name} is on {tensor.device}; only the CPU is supported yet: call module.cpu()")
+        if tensor.device.type not in DEVICE_TYPES:
+            known = " and ".join(DEVICE_TYPES)
+            raise ConfigurationError(
+                f"{name} is on {tensor.device}, and modules are averaged on {known} devices: call module.cpu()"
+            )
 
 
-def describe(name: str, tensor: torch.Tensor) -> str:
-    """A parameter or buffer in one line: all that ranks must agree on."""
+def describe(name: str, tensor: torch.Tensor, place: int) -> str:
+    """A parameter or buffer in one line: all that ranks must agree on. ``place``: the number of its device in the module."""
     strides = gradient_strides(tensor)
     order = "" if tensor.is_contiguous() else f" strides {list(strides)}"
-    return f"{name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{order}"
+    device = f" on device {place} of the module" if place else ""
+    return f"{name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{order}{device}"
 
 
 def describe_all(module: torch.nn.Module) -> list[str]:
     """The module in lines that all ranks must agree on."""
-    lines = [
-        f"parameter {describe(name, parameter)}{'' if parameter.requires_grad else ' frozen'}"
-        for name, parameter in parameters(module)
+    everything = [("parameter", *each) for each in parameters(module)] + [("buffer", *each) for each in buffers(module)]
+    places = places_of([tensor for _, _, tensor in everything])
+    return [
+        f"{kind} {describe(name, tensor, place)}{' frozen' if kind == 'parameter' and not tensor.requires_grad else ''}"
+        for (kind, name, tensor), place in zip(everything, places, strict=True)
     ]
-    return lines + [f"buffer {describe(name, buffer)}" for name, buffer in buffers(module)]
 
 
 def _ignored(module: torch.nn.Module) -> frozenset[str]:

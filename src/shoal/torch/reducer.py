@@ -15,6 +15,7 @@ belongs all the same.
 """
 
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,7 @@ from shoal.torch.arena import GradientArenas, NamedParameter
 from shoal.torch.averaging import Averaging
 from shoal.torch.channel import Channel
 from shoal.torch.compiled import untraced
+from shoal.torch.devices import places_of
 from shoal.torch.logging_data import DDPLoggingData, one_pass
 from shoal.torch.members import describe
 from shoal.torch.order import OrderWatch
@@ -90,6 +92,8 @@ class Reducer:
         self._ending: weakref.ref[_Ending] | None = None
         self._order = OrderWatch()
         self._error: Exception | None = None
+        # Autograd has a thread for each accelerator, and hooks are called in that of their gradient.
+        self._hooked = threading.RLock()
 
     def manage(self, parameters: Iterable[NamedParameter]) -> None:
         """From now on these are the parameters of the module. Gradients that they have are kept.
@@ -108,6 +112,7 @@ class Reducer:
         order = range(len(self._parameters))[::-1]
         self._arenas = GradientArenas(self._parameters, order, self._buffer_bytes(total))
         self._arenas.take_over()
+        self._places = places_of([parameter for _, parameter in self._parameters])
         self._order = OrderWatch()
         self._static = StaticGraph() if self._is_static else None
         self._state(order)
@@ -155,17 +160,19 @@ class Reducer:
 
     def reach_output(self) -> None:
         """The backward pass has reached an output of the module."""
-        self.begin()
-        if self.synchronise and self._averaging is None and self._error is None:
-            self._record_errors(self._look_ahead)
+        with self._hooked:
+            self.begin()
+            if self.synchronise and self._averaging is None and self._error is None:
+                self._record_errors(self._look_ahead)
 
     def arrive(self, index: int) -> None:
         """A parameter's gradient has been accumulated into ``param.grad``.
 
         What goes wrong is raised at the end of the pass: until then other ranks may need what this one has to give.
         """
-        self.begin()
-        self._record_errors(lambda: self._take(index))
+        with self._hooked:
+            self.begin()
+            self._record_errors(lambda: self._take(index))
 
     def finish(self) -> None:
         """The end of the backward pass. Raises what went wrong in it."""
@@ -337,7 +344,7 @@ class Reducer:
 
     def _describe(self, index: int) -> str:
         name, parameter = self._parameters[index]
-        return describe(name, parameter)
+        return describe(name, parameter, self._places[index])
 
     def _record_errors(self, part: Callable[[], None]) -> None:
         try:

@@ -11,7 +11,7 @@ as a whole is waited for by nobody. Both ways are streams of a group's own, of w
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -72,6 +72,14 @@ class Transfer:
 
     # --- Out: in the thread that calls the operation, but for waiting ---
 
+    def follow_streams(self, streams: Iterable[Stream]) -> None:
+        """What goes out from now on has been made in these too."""
+        for stream in streams:
+            with self._device.inside(stream):
+                made = self._device.event()
+            with self._device.inside(self._ways.out):
+                self._device.follow(made)
+
     def memory(self, size: int) -> torch.Tensor:
         """So many bytes of pinned memory, of any content. May wait for other operations."""
         self._room.take(size, self._held, self._waits)
@@ -86,7 +94,7 @@ class Transfer:
         return host
 
     def bring(self, host: torch.Tensor, tensor: torch.Tensor) -> None:
-        """``host``, a part of ``memory``, will have the elements of the tensor at "out"."""
+        """``host``, pinned memory, will have the elements of the tensor at "out"."""
         with self._device.inside(self._ways.out):
             self._device.keep(tensor)
             self._device.copy(host, tensor)

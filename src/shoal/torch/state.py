@@ -1,6 +1,6 @@
 """Parameters and buffers of a module, from one member of the group to all others.
 
-Tensors of a dtype travel together: a broadcast takes M bytes of every link however they are cut, and each has its cost.
+Tensors of a dtype and a device travel together: a broadcast takes M bytes of every link however they are cut, and each has its cost.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def _broadcast_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tenso
     if channel.group.rank == root:
         channel.broadcast(label, torch.cat([tensor.reshape(-1) for tensor in tensors]), root).wait()
         return
-    received = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
+    received = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=tensors[0].device)
     channel.broadcast(label, received, root).wait()
     begin = 0
     for tensor in tensors:
@@ -41,18 +41,19 @@ def _broadcast_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tenso
 
 
 def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """The tensors, those without elements left out, by dtype and in pieces of about CHUNK_BYTES."""
+    """The tensors, those without elements left out, by dtype and device and in pieces of about CHUNK_BYTES."""
     chunks: list[list[torch.Tensor]] = []
-    open_chunks: dict[torch.dtype, tuple[list[torch.Tensor], int]] = {}
+    open_chunks: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
     for tensor in tensors:
         if tensor.numel() == 0:
             continue
-        chunk, size = open_chunks.get(tensor.dtype, ([], 0))
+        kind = tensor.dtype, tensor.device
+        chunk, size = open_chunks.get(kind, ([], 0))
         if not chunk or size + tensor.nbytes > CHUNK_BYTES:
             chunk, size = [], 0
             chunks.append(chunk)
         chunk.append(tensor)
-        open_chunks[tensor.dtype] = (chunk, size + tensor.nbytes)
+        open_chunks[kind] = (chunk, size + tensor.nbytes)
     return chunks
 
 

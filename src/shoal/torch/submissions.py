@@ -55,7 +55,7 @@ class Submissions:
         plan: Callable[[Group], Plan],
         timeout: float | None,
         transfer: Transfer | None,
-    ) -> "Handle | LaterHandle":
+    ) -> "AnyHandle":
         """As ``collectives.submit``, at once if that can be, else when its tensors are there and its turn has come.
 
         What is wrong with the arguments is raised here in either case.
@@ -126,6 +126,12 @@ class LaterHandle:
             self._transfer.follow()
         return outcome
 
+    @property
+    def finished_ns(self) -> int:
+        """As ``Handle.finished_ns``."""
+        assert self._handle is not None, "it is to be asked of an operation that has been done"
+        return self._handle.finished_ns
+
     def call_when_done(self, callback: Callable[[], None]) -> None:
         """As ``Handle.call_when_done``. The callback's current stream is the one on which the results come back."""
         with self._lock:
@@ -192,6 +198,9 @@ class LaterHandle:
             threading.Thread(target=call, name="shoal-callbacks", daemon=True).start()
         else:
             self._handle.call_when_done(call)
+
+
+AnyHandle = Handle | LaterHandle
 
 
 class _Turn(NamedTuple):

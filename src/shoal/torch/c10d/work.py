@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
-from shoal.handles import Handle
 from shoal.torch.c10d.futures import OperationFuture
 from shoal.torch.c10d.places import Place
 from shoal.torch.compiled import untraced_class
-from shoal.torch.submissions import LaterHandle
+from shoal.torch.submissions import AnyHandle
 
 # PyTorch's way to say that no timeout was given.
 NO_TIMEOUT = timedelta(0)
@@ -32,7 +31,7 @@ class OperationWork(Work):
 
     _waited = True
 
-    def __init__(self, handles: Sequence[Handle | LaterHandle], results: list[torch.Tensor], place: Place) -> None:
+    def __init__(self, handles: Sequence[AnyHandle], results: list[torch.Tensor], place: Place) -> None:
         super().__init__()
         self._handles = handles
         self._results = results
