@@ -122,9 +122,9 @@ class Handle:
     def _settle(self, status: _native.Status) -> None:
         """Turns the status into the array or the error, the first time."""
         with self._lock:
-            if self._finish is None:
+            finish = self._finish
+            if finish is None:
                 return
-            finish, self._finish = self._finish, None
             code = status.code
             if trace.recording():
                 trace.operation_ended(
@@ -137,8 +137,12 @@ class Handle:
             if code:
                 message = f"{self._description}: {status.message}"
                 self._error = error_from_status(code, status.rank, message, self._description.hosts)
-                return
-            try:
-                self._outcome = finish(self._native)
-            except ShoalError as error:
-                self._error = type(error)(f"{self._description}: {error}")
+            else:
+                # What is no Exception, as KeyboardInterrupt, is no outcome: the next to wait tries again.
+                try:
+                    self._outcome = finish(self._native)
+                except ShoalError as error:
+                    self._error = type(error)(f"{self._description}: {error}")
+                except Exception as error:
+                    self._error = error
+            self._finish = None

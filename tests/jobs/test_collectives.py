@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import arrays
+from shoal import arrays, collectives, operations
 from shoal.config import Limits
 from shoal.operations import OPERATORS, chunk
 from shoal.testing import run_ranks
@@ -344,6 +344,33 @@ def bits_of_a_sum() -> bytes:
     result = shoal.allreduce(x)
     shoal.shutdown()
     return result.tobytes()
+
+
+def a_result_that_cannot_be_taken() -> list[str]:
+    """What each wait for it says."""
+    shoal.init()
+
+    def take() -> None:
+        raise tries.pop()
+
+    tries: list[BaseException] = [TypeError("this has no meaning"), KeyboardInterrupt()]
+    array = np.ones(3)
+    handle = collectives.submit(
+        "allreduce_", None, None, lambda _: operations.allreduce(array, "sum", in_place=True).then(take)
+    )
+    heard = []
+    for _ in range(3):
+        try:
+            handle.wait()
+        except (KeyboardInterrupt, Exception) as error:
+            heard.append(f"{type(error).__name__}: {error}")
+    shoal.shutdown()
+    return heard
+
+
+def test_every_wait_says_the_same_of_a_result_that_cannot_be_taken() -> None:
+    said = ["KeyboardInterrupt: ", *["TypeError: this has no meaning"] * 2]
+    assert run_ranks(a_result_that_cannot_be_taken, 2) == [said, said]
 
 
 def test_the_same_job_gives_the_same_bits_whatever_the_servers() -> None:

@@ -218,6 +218,19 @@ def test_signals_are_passed_on(launch: Callable[..., Launcher], script: Write, n
     assert sorted(out.splitlines()) == [f"[0] got {int(number)}", f"[1] got {int(number)}"]
 
 
+def test_a_hangup_that_is_ignored_is_ignored_for_the_job_too(launch: Callable[..., Launcher], script: Write) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        launcher = launch("-n", "2", script("print('ready', flush=True); time.sleep(1); print('trained')"))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    launcher.wait_for(2, "ready")
+    launcher.process.send_signal(signal.SIGHUP)
+    code, out, err = launcher.finish()
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == ["[0] trained", "[1] trained"]
+
+
 def test_a_signal_that_ends_the_ranks_is_the_exit_code(launch: Callable[..., Launcher], script: Write) -> None:
     launcher = launch("-n", "2", script("print('ready', flush=True); time.sleep(600)"))
     launcher.wait_for(2, "ready")

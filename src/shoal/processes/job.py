@@ -21,8 +21,7 @@ from shoal.processes.guard import Guard
 from shoal.processes.output import LINGER_SECONDS, Output, copy_lines
 from shoal.processes.process import Process, describe_exit
 from shoal.processes.servers import ServerFailed, ServerProcess, start_server
-
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from shoal.processes.signals import passed_on
 
 GRACE_SECONDS = 5.0
 # After a signal from outside ranks may be writing a checkpoint.
@@ -77,15 +76,8 @@ class LocalJob:
         """Runs the job to its end. The exit code: 0, or the first failure's, 128 + signal where it was a signal."""
         self._failed = asyncio.Event()
         self._stdout.broken = self._stderr.broken = lambda: self._fail(EXIT_OUTPUT_BROKEN)
-        loop = asyncio.get_running_loop()
-        for number in PASSED_ON:
-            loop.add_signal_handler(number, self._on_signal, number)
-        try:
-            with Guard() as guard:
-                await self._run(guard)
-        finally:
-            for number in PASSED_ON:
-                loop.remove_signal_handler(number)
+        with passed_on(self._on_signal), Guard() as guard:
+            await self._run(guard)
         return self._code or 0
 
     async def _run(self, guard: Guard) -> None:

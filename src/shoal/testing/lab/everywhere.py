@@ -10,13 +10,13 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.processes import Guard, Process, describe_exit
-from shoal.processes.job import EXIT_OUTPUT_BROKEN, GRACE_SECONDS, PASSED_ON, attend
+from shoal.processes.job import EXIT_OUTPUT_BROKEN, GRACE_SECONDS, attend
 from shoal.processes.output import Output
+from shoal.processes.signals import passed_on
 from shoal.testing.lab.hosts import Host
 from shoal.testing.lab.lab import Lab
 
@@ -51,7 +51,7 @@ class Everywhere:
         """The exit code: 0, or the first failure's, 128 + signal where it was a signal."""
         self._failed = asyncio.Event()
         self._stdout.broken = self._stderr.broken = lambda: self._fail(EXIT_OUTPUT_BROKEN)
-        with self._signals(), Guard() as guard:
+        with passed_on(self._on_signal), Guard() as guard:
             attendants = [asyncio.create_task(self._start(host, guard)) for host in self._lab.hosts]
             try:
                 await self._until_failed(attendants)
@@ -105,17 +105,6 @@ class Everywhere:
                 exits = [asyncio.wrap_future(process.exit) for process in running]
                 await asyncio.wait(exits, timeout=GRACE_SECONDS)
         await asyncio.wait(attendants)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in PASSED_ON:
-            loop.add_signal_handler(number, self._on_signal, number)
-        try:
-            yield
-        finally:
-            for number in PASSED_ON:
-                loop.remove_signal_handler(number)
 
     def _on_signal(self, number: int) -> None:
         self._received[number] += 1
