@@ -94,6 +94,11 @@ std::string problem_with(const JobConfig& config) {
   if (!nodes_exist) {
     return "a rank is said to be on the node of a rank that is not the first there";
   }
+  for (std::uint32_t rank = 0; rank < leaders.size(); ++rank) {
+    if (config.ring && leaders[rank] != rank) {
+      return "the ring is for jobs whose ranks share no memory";
+    }
+  }
   if (std::accumulate(config.weights.begin(), config.weights.end(), std::uint64_t{0}) == 0) {
     return "no server has a weight above zero";
   }

@@ -2,6 +2,7 @@
 #include "drivers/tcp/completions.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <numeric>
@@ -76,7 +77,16 @@ TEST(every_one_goes_to_one_of_many_threads) {
 
 TEST(nobody_waits_after_close) {
   const auto completions = std::make_shared<Completions>();
-  std::thread waiting([&completions] { CHECK(!completions->next(seconds(60)).has_value()); });
+  std::atomic<bool> waits{false};
+  std::thread waiting([&] {
+    waits = true;
+    const auto before = std::chrono::steady_clock::now();
+    CHECK(!completions->next(seconds(60)).has_value());
+    CHECK(std::chrono::steady_clock::now() - before < seconds(30));
+  });
+  while (!waits) {
+    std::this_thread::yield();
+  }
   completions->close();
   waiting.join();
   CHECK(completions->closed());

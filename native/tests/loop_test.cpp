@@ -12,6 +12,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 
@@ -221,6 +222,31 @@ TEST(a_stopped_loop_takes_no_tasks_and_says_so) {
     refused = true;
   }
   CHECK(refused);
+}
+
+TEST(what_was_to_follow_a_task_that_fails_is_told_that_it_never_will) {
+  Loop loop;
+  loop.start();
+  std::atomic<bool> both_are_there{false};
+  // In one batch with the next two.
+  loop.post([&] {
+    while (!both_are_there) {
+      std::this_thread::yield();
+    }
+  });
+  loop.post([] { throw std::runtime_error("no memory"); });
+  std::thread caller([&] {
+    bool ended = false;
+    try {
+      loop.call([] {});
+    } catch (const std::runtime_error&) {
+      ended = true;
+    }
+    CHECK(ended);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  both_are_there = true;
+  caller.join();
 }
 
 TEST(a_loop_that_fails_closes_its_links_and_tells) {

@@ -1,14 +1,18 @@
 // Ranks of a node for tests: as threads over one mapping, so that ThreadSanitizer sees them, or each in a process.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -33,25 +37,45 @@ inline JobConfig config_of(std::uint32_t ranks) {
   return config;
 }
 
-// One rank: a room, and what became of its handles.
+// A job of so many ranks of which the first ones are this node, and the others another.
+inline JobConfig config_of(std::uint32_t ranks, std::uint32_t here) {
+  JobConfig config = config_of(ranks);
+  for (std::uint32_t rank = 0; ranks > here && rank < ranks; ++rank) {
+    config.leaders.push_back(rank < here ? 0 : here);
+  }
+  return config;
+}
+
+// One rank: a room, and what became of its handles. `ranks`: of the job, if it has another node too.
 class Rank final : public RoomWorld {
  public:
-  Rank(std::shared_ptr<const Memory> memory, std::uint32_t rank)
-      : rank_(rank), room_(memory, config_of(memory->shape().ranks), rank, *this) {
-    std::vector<std::uint32_t> everyone(memory->shape().ranks);
-    for (std::uint32_t i = 0; i < everyone.size(); ++i) {
-      everyone[i] = i;
+  Rank(std::shared_ptr<const Memory> memory, std::uint32_t rank, std::uint32_t ranks = 0)
+      : rank_(rank),
+        room_(memory, config_of(std::max(ranks, memory->shape().ranks), memory->shape().ranks), rank, *this) {
+    const std::uint32_t here = memory->shape().ranks;
+    std::vector<std::uint32_t> everyone(std::max(ranks, here));
+    std::iota(everyone.begin(), everyone.end(), 0U);
+    std::optional<Uplink> uplink;
+    if (ranks > here) {
+      uplink = Uplink{1, ranks, std::max(here, ranks - here), 1};
     }
-    room_.add_group(0, world_group_id(memory->shape().ranks), everyone);
+    room_.add_group(0, world_group_id(static_cast<std::uint32_t>(everyone.size())), everyone, uplink);
     room_.start();
   }
   ~Rank() override { room_.close(); }
 
   void sending(std::uint64_t) override {}
   void finish(std::uint64_t handle, Status status) override {
-    const std::lock_guard lock(mutex_);
-    CHECK(!finished_.contains(handle));
-    finished_[handle] = std::move(status);
+    std::function<void()> next;
+    {
+      const std::lock_guard lock(mutex_);
+      CHECK(!finished_.contains(handle));
+      finished_[handle] = std::move(status);
+      next = std::exchange(on_finish, nullptr);
+    }
+    if (next) {
+      next();
+    }
   }
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
     const std::lock_guard lock(mutex_);
@@ -63,7 +87,11 @@ class Rank final : public RoomWorld {
   }
   void hand_over(Submission submission) override { finish(submission.handle, Status::error(Code::ok, "handed over")); }
   void warn(std::string) override {}
-  void send_up(Submission) override {}
+  void send_up(Submission submission) override {
+    if (network) {
+      network(std::move(submission));
+    }
+  }
   void contributed(std::uint64_t, Range) override {}
   void fail_job(const Status&) override {}
   void empty() override { left = true; }
@@ -126,6 +154,9 @@ class Rank final : public RoomWorld {
   Room& room() { return room_; }
   std::uint32_t rank() const { return rank_; }
 
+  // What the network does with what is sent up, and what is done when the next operation is finished.
+  std::function<void(Submission)> network;
+  std::function<void()> on_finish;
   std::atomic<bool> left{false};
   Time timeout = 60 * second;
 
@@ -138,12 +169,13 @@ class Rank final : public RoomWorld {
   Room room_;
 };
 
+// `in_all`: ranks of the job, if it has another node too.
 template <class Work>
-void on_ranks(std::uint32_t ranks, const Shape& shape, Work work) {
+void on_ranks(std::uint32_t ranks, const Shape& shape, Work work, std::uint32_t in_all = 0) {
   const auto memory = std::make_shared<Memory>(shape);
   std::vector<std::unique_ptr<Rank>> all;
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    all.push_back(std::make_unique<Rank>(memory, rank));
+    all.push_back(std::make_unique<Rank>(memory, rank, in_all));
   }
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {

@@ -384,11 +384,45 @@ TEST(goodbye_waits_for_what_is_open) {
   on_ranks(2, small_shape(2), [](Rank& rank) {
     std::vector<float> values(50'000, 1);
     if (rank.rank() == 1) {
-      std::this_thread::sleep_for(milliseconds(50));
+      std::this_thread::sleep_for(milliseconds(200));
     }
     const std::uint64_t handle = rank.submit("last", values);
     rank.room().leave();
+    if (rank.rank() == 0) {
+      std::this_thread::sleep_for(milliseconds(50));
+      CHECK(!rank.left || rank.done(handle));
+    }
     CHECK(rank.watch(handle).ok());
+    for (int i = 0; i < 1000 && !rank.left; ++i) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    CHECK(rank.left);
+  });
+}
+
+// The thread that waits is through with its operation just then, and takes no other.
+TEST(what_is_submitted_while_another_thread_ends_its_wait_is_not_left_lying) {
+  constexpr int rounds = 5;
+  on_ranks(2, small_shape(2), [](Rank& rank) {
+    Time longest = 0;
+    for (int round = 0; round < rounds; ++round) {
+      const std::string number = std::to_string(round);
+      std::vector<float> awaited(4, 1);
+      std::vector<float> other(4, 1);
+      std::uint64_t second_one = 0;
+      if (rank.rank() == 0) {
+        rank.on_finish = [&] { std::thread([&] { second_one = rank.submit("second" + number, other); }).join(); };
+        CHECK(rank.wait(rank.submit("first" + number, awaited)).ok());
+        CHECK(rank.watch(second_one).ok());
+      } else {
+        std::this_thread::sleep_for(milliseconds(20));  // rank 0 waits
+        CHECK(rank.wait(rank.submit("first" + number, awaited)).ok());
+        const auto before = std::chrono::steady_clock::now();
+        CHECK(rank.wait(rank.submit("second" + number, other)).ok());
+        longest += (std::chrono::steady_clock::now() - before).count();
+      }
+    }
+    CHECK(longest < rounds * second / 4);
   });
 }
 

@@ -146,10 +146,7 @@ void Room::Impl::run(Works may_work, Enough enough, std::uint32_t waiters_here) 
       more = round(works);
     } catch (const std::exception& error) {
       more = false;
-      give_up(Status::error(
-          Code::aborted,
-          "operations between the ranks of this machine failed on " + name_of(rank_) + ": " + error.what(),
-          in_job(rank_)));
+      give_up(failed_here(error));
     }
     wake_at_.store(next_check_);
     can_work_.store(flow_.ready() || delivery_.ready());
@@ -157,6 +154,8 @@ void Room::Impl::run(Works may_work, Enough enough, std::uint32_t waiters_here) 
     if (ended_ > 0 && desk_.waiting.load() > waiters_here) {
       ring(desk_);
     }
+    lock.unlock();
+    ask_network();
   } while ((more || submissions_.load() > 0) && !enough());
 }
 
@@ -168,8 +167,8 @@ void Room::Impl::submit(Submission submission) {
   }
   run([] { return false; }, [] { return false; });
   // What is left to do is for whoever waits next, or for the attendant.
-  if (desk_.waiting.load() == 0 && can_work_.load()) {
-    ring(desk_);
+  if (desk_.waiting.load() == 0 && (can_work_.load() || submissions_.load() > 0)) {
+    ring(desk_, true);
   }
 }
 
@@ -196,7 +195,10 @@ void Room::Impl::wait(const std::function<bool()>& done, nanoseconds longest) {
   }
   desk_.waiting.fetch_sub(1);
   // From here on others wake the attendant; what they did before may have been seen by nobody.
-  if (desk_.open.load() > 0 && (desk_.bell.load() != seen || can_work_.load())) {
+  const bool rung = desk_.bell.load() != seen;
+  if (submissions_.load() > 0 || unasked_.load() > 0 || (rung && others_are_blocked())) {
+    ring(desk_, true);
+  } else if (rung || can_work_.load()) {
     ring(desk_);
   }
 }
@@ -245,6 +247,51 @@ void Room::Impl::ring_others() {
   }
 }
 
+// Some of them may wait until this rank has read what they have written.
+bool Room::Impl::others_are_blocked() const {
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    if (rank != rank_ && memory_->desk(rank).blocked.load() != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void Room::Impl::ask(std::function<void()> question) {
+  const std::lock_guard lock(asking_);
+  questions_.push_back(std::move(question));
+  unasked_.fetch_add(1);
+}
+
+// Whoever finds another thread at it, or itself further up, leaves the rest to that one.
+void Room::Impl::ask_network() {
+  while (unasked_.load() > 0 && !asks_.exchange(true)) {
+    while (unasked_.load() > 0) {
+      std::function<void()> question;
+      {
+        const std::lock_guard lock(asking_);
+        question = std::move(questions_.front());
+        questions_.pop_front();
+        unasked_.fetch_sub(1);
+      }
+      try {
+        question();
+      } catch (const std::exception& error) {
+        const std::lock_guard lock(mutex_);
+        give_up(failed_here(error));
+      }
+    }
+    asks_.store(false);
+  }
+}
+
+Status Room::Impl::failed_here(const std::exception& error) const {
+  return Status::error(Code::aborted,
+                       "operations between the ranks of this machine failed on " + name_of(rank_) + ": " + error.what(),
+                       in_job(rank_));
+}
+
+// By the network's thread, which cannot be asked anything meanwhile: what comes up is for the next thread of a round.
 void Room::Impl::fail_all(const Status& why) {
   {
     const std::lock_guard lock(mutex_);

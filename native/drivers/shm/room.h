@@ -35,17 +35,21 @@
 
 namespace shoal::shm {
 
-// What a room asks of its engine. None of these may call the room back.
+// What a room asks of its engine.
 class RoomWorld {
  public:
   virtual ~RoomWorld() = default;
+
+  // None of these may call the room back.
   virtual void sending(std::uint64_t handle) = 0;
   virtual void finish(std::uint64_t handle, Status status) = 0;
   // Memory for what a gather brings, by member of the group. Null: there is none.
   virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;
-  // All ranks have called it with the same arguments: the rest is for the network.
-  virtual void hand_over(Submission submission) = 0;
   virtual void warn(std::string text) = 0;
+
+  // For the network. These may call the room back: no lock of its is held. One at a time, in the order in which they
+  // came up. All ranks have called it with the same arguments: the rest is for the network.
+  virtual void hand_over(Submission submission) = 0;
   // The first rank of a node among several: an all-reduce among the nodes. `received` and `averaged` tell what comes of
   // it, under the submission's handle.
   virtual void send_up(Submission submission) = 0;

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -79,6 +81,10 @@ struct Operation {
 // The name of operations without one, as in node_operations.cpp.
 inline constexpr const char* unnamed = "#";
 
+// The network waits so much longer than a room, so that whoever has not called is named by the room that knows it, and
+// not the first rank of its node by the servers.
+inline constexpr Time others_first = second;
+
 // What a record says. Both throw std::runtime_error for what cannot be.
 wire::Opening decoded(ConstBytes body);
 Status decoded_status(ConstBytes body);
@@ -120,6 +126,11 @@ class Room::Impl {
   void run(Works may_work, Enough enough, std::uint32_t waiters_here = 0);
   bool round(bool works);
   void ring_others();
+  bool others_are_blocked() const;
+  // What the network is to be asked is asked when the room's locks have been given back: it may answer from this
+  // thread.
+  void ask(std::function<void()> question);
+  void ask_network();
 
   // Operations (room_operations.cpp).
   void take_submissions();
@@ -163,6 +174,7 @@ class Room::Impl {
   // `network_is_done`: it uses no array any more.
   void end_all(const Status& why, bool network_is_done);
   void give_up(const Status& why);
+  Status failed_here(const std::exception& error) const;
   void say_goodbye_if_done();
   Operation& operation_of(const Hash128& key);
   Operation* find(const Hash128& key);
@@ -191,6 +203,7 @@ class Room::Impl {
   void time_out(Operation& operation, Time time);
   std::string stall_text(const Operation& operation, Time time) const;
   Time moved(const Operation& operation) const;
+  Time longest_wait(const Operation& operation) const;
   void check_by(Time when) { next_check_ = std::min(next_check_, when); }
 
   bool is_first() const { return rank_ == 0; }
@@ -217,6 +230,11 @@ class Room::Impl {
 
   mutable std::shared_mutex naming_;                        // guards groups_
   std::map<std::uint32_t, std::unique_ptr<Group>> groups_;  // nobody forgets one
+
+  std::mutex asking_;
+  std::deque<std::function<void()>> questions_;  // guarded by asking_
+  std::atomic<std::uint32_t> unasked_{0};        // how many those are
+  std::atomic<bool> asks_{false};                // a thread is at it
 
   std::mutex mutex_;  // held throughout a round; guards all that follows
   MailboxWriter writer_;

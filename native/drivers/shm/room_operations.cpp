@@ -64,6 +64,10 @@ Status Room::Impl::problem_with(const Submission& submission) const {
   if (!submission.failure.empty()) {
     return error(Code::failed_on_rank, submission.failure);
   }
+  if (submission.name == unnamed || submission.name.size() > limits::name_bytes) {
+    return error(Code::failed_on_rank,
+                 "a name has 1 to " + std::to_string(limits::name_bytes) + " bytes and is not '#'");
+  }
   if (submission.shape.size() > limits::dimensions) {
     return error(Code::failed_on_rank, "arrays have at most " + std::to_string(limits::dimensions) + " dimensions");
   }
@@ -151,18 +155,21 @@ void Room::Impl::write_calls() {
   }
 }
 
-// One that has ended here is written in any case: others wait for it.
+// One that has ended here is written in any case, without its data: others wait for it, and its arrays are no longer
+// ours to read.
 bool Room::Impl::write_call(Operation& operation) {
   const wire::Opening& opening = operation.opening;
+  const bool is_over = operation.state == Operation::State::over;
   const bool small = stays(opening.collective) && opening.bytes <= inline_bytes_;
-  operation.inlined = small && eager_ + opening.bytes <= std::max<std::size_t>(config_.eager, inline_bytes_);
+  const bool inlined =
+      !is_over && small && eager_ + opening.bytes <= std::max<std::size_t>(config_.eager, inline_bytes_);
   ConstBytes data;
-  if (operation.inlined && opening.bytes > 0 && contributes(operation)) {
+  if (inlined && opening.bytes > 0 && contributes(operation)) {
     data = {operation.submission.input, static_cast<std::size_t>(opening.bytes)};
   }
-  Kind kind = operation.inlined ? Kind::open_with_data : Kind::open;
+  Kind kind = inlined ? Kind::open_with_data : Kind::open;
   const std::optional<Place> place =
-      small || opening.collective != Collective::all_reduce ? std::nullopt : place_of(operation.submission);
+      is_over || small || opening.collective != Collective::all_reduce ? std::nullopt : place_of(operation.submission);
   if (place.has_value()) {
     kind = Kind::open_in_arena;
     data = std::as_bytes(std::span(&*place, 1));
@@ -170,16 +177,17 @@ bool Room::Impl::write_call(Operation& operation) {
   if (!writer_.write({kind, operation.key, operation.body, data})) {
     return false;
   }
-  if (operation.inlined) {
+  operation.inlined = inlined;
+  if (inlined) {
     eager_ += opening.bytes;
   }
   operation.round = rounds_;
   Call& own = operation.calls[rank_];
   own.opened = own.same = true;
-  own.has_data = operation.inlined;
+  own.has_data = inlined;
   own.place = place;
   ++operation.opened;
-  if (operation.state != Operation::State::over) {
+  if (!is_over) {
     world_.sending(operation.submission.handle);
   }
   if (opening.failed) {
@@ -316,8 +324,13 @@ void Room::Impl::proceed(Operation& operation) {
     return forget_if_done(Hash128(operation.key));
   }
   operation.state = Operation::State::complete;
-  // Whoever has called last sees that all have, and tells the others.
-  const bool last = operation.round == rounds_;
+  const bool small = stays(operation.opening.collective) && all_inlined(operation);
+  const bool is_firsts = stays(operation.opening.collective) && is_first() && (has_uplink_ || !small);
+  // Whoever has called last sees that all have, and tells the others before it does its own part. Where the first rank
+  // goes on alone, or says more, they wait for that.
+  if (operation.round == rounds_ && !is_firsts) {
+    ring_others();
+  }
   if (!stays(operation.opening.collective)) {
     operation.state = Operation::State::over;
     desk_.open.fetch_sub(1);
@@ -325,8 +338,8 @@ void Room::Impl::proceed(Operation& operation) {
     if (has_uplink_) {
       operation.submission.occurrence = operation.opening.occurrence;
     }
-    world_.hand_over(std::move(operation.submission));
-  } else if (all_inlined(operation)) {
+    ask([this, submission = std::move(operation.submission)]() mutable { world_.hand_over(std::move(submission)); });
+  } else if (small) {
     if (!has_uplink_) {
       finish_small(operation);
     } else if (is_first()) {
@@ -337,9 +350,6 @@ void Room::Impl::proceed(Operation& operation) {
     return flow(operation);
   } else {
     flow_admitted();
-  }
-  if (last) {
-    ring_others();
   }
   forget_if_done(Hash128(operation.key));
 }
@@ -418,7 +428,7 @@ void Room::Impl::flow(Operation& operation) {
 
 void Room::Impl::flow_on() {
   while (const auto collected = flow_.take_collected()) {
-    world_.contributed(collected->name, collected->range);
+    ask([this, part = *collected] { world_.contributed(part.name, part.range); });
   }
   while (const std::optional<std::uint64_t> handle = flow_.take_finished()) {
     const Hash128 key = moving_.at(*handle);
@@ -517,7 +527,7 @@ void Room::Impl::end_all(const Status& why, bool network_is_done) {
     moving_.clear();
   }
   if (has_uplink_ && !network_is_done) {
-    world_.fail_job(why);
+    ask([this, why] { world_.fail_job(why); });
   }
 }
 
@@ -541,7 +551,7 @@ void Room::Impl::say_goodbye_if_done() {
   // Where the mailbox is full, the others do not know yet.
   if (unsaid_.empty()) {
     is_empty_ = true;
-    world_.empty();
+    ask([this] { world_.empty(); });
   }
 }
 

@@ -29,6 +29,11 @@ Time Room::Impl::moved(const Operation& operation) const {
   return operation.state == Operation::State::flowing ? std::max(operation.moved, flowed_) : operation.moved;
 }
 
+// For what the first rank or the network says of it: the network's time-out, and the time to hear of it.
+Time Room::Impl::longest_wait(const Operation& operation) const {
+  return 2 * operation.submission.timeout + 3 * others_first;
+}
+
 void Room::Impl::look_at_the_time() {
   if (next_check_ == never || now() < next_check_) {
     return;
@@ -51,8 +56,8 @@ void Room::Impl::look_at_the_time() {
 
 void Room::Impl::check(Operation& operation, Time time) {
   const Time since = moved(operation);
-  const Time timeout = (has_uplink_ && (operation.overdue || operation.state != Operation::State::gathering) ? 2 : 1) *
-                       operation.submission.timeout;
+  const bool others_end_it = has_uplink_ && (operation.overdue || operation.state != Operation::State::gathering);
+  const Time timeout = others_end_it ? longest_wait(operation) : operation.submission.timeout;
   if (since + timeout <= time) {
     return time_out(operation, time);
   }
@@ -75,7 +80,7 @@ void Room::Impl::time_out(Operation& operation, Time time) {
   } else if (has_uplink_ && waits_here && !operation.overdue) {
     operation.overdue = true;
     say(Kind::overdue, operation.key, wire::encode(wire::Failure{why}));
-    check_by(moved(operation) + 2 * operation.submission.timeout);
+    check_by(moved(operation) + longest_wait(operation));
   } else {
     give_up(why);
   }

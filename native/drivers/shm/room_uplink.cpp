@@ -19,10 +19,6 @@ namespace shoal::shm {
 
 namespace {
 
-// The network waits so much longer than a room, so that whoever has not called is named by the room that knows it, and
-// not the first rank of its node by the servers.
-constexpr Time others_first = second;
-
 Time now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 wire::Bytes encoded(Range range) {
@@ -60,7 +56,7 @@ void Room::Impl::send_up(Operation& operation) {
   up.in_parts = true;
   operation.at_network = true;
   arrivals_.expect(up.handle, Chunks(up.output_bytes, memory_->shape().slot, operation.group->uplink->parts));
-  world_.send_up(std::move(up));
+  ask([this, up = std::move(up)]() mutable { world_.send_up(std::move(up)); });
 }
 
 void Room::Impl::average_small(Operation& operation) {
@@ -72,7 +68,7 @@ void Room::Impl::average_small(Operation& operation) {
   operation.at_network = true;
   moving_[s.handle] = operation.key;
   arrivals_.expect(s.handle, std::nullopt);
-  world_.send_up(for_network(operation));
+  ask([this, up = for_network(operation)]() mutable { world_.send_up(std::move(up)); });
 }
 
 void Room::Impl::received(std::uint64_t handle, Range range) {
@@ -183,10 +179,10 @@ void Room::Impl::tell_network(Operation& operation, Collective collective, const
     }
     if (collective != Collective::all_reduce) {
       failed.group = number;
-      world_.hand_over(std::move(failed));
+      ask([this, failed = std::move(failed)]() mutable { world_.hand_over(std::move(failed)); });
     } else if (is_first()) {
       failed.group = group->uplink->group;
-      world_.send_up(std::move(failed));
+      ask([this, failed = std::move(failed)]() mutable { world_.send_up(std::move(failed)); });
     }
     return;
   }

@@ -82,6 +82,8 @@ class Engine::Impl {
   void post(Loop::Task task);
   void connect_to_itself();
   std::shared_ptr<Operation> operation(std::uint64_t handle);
+  // Null if it is not open any more.
+  std::shared_ptr<Operation> find(std::uint64_t handle);
   bool is_shut_down(std::uint32_t group);
   Status refusal(std::uint32_t group);
   bool is_closed() const;
@@ -169,8 +171,9 @@ class Engine::Impl::Inside final : public shm::RoomWorld, public Helper {
     return engine_.operation(handle)->allocate_output(block_bytes);
   }
   void hand_over(Submission submission) override {
-    if (submission.handle != 0) {
-      engine_.operation(submission.handle)->release();
+    // close() may have been first.
+    if (const std::shared_ptr<Operation> operation = engine_.find(submission.handle); operation != nullptr) {
+      operation->release();
     }
     engine_.hand_to_node(std::move(submission));
   }
@@ -465,6 +468,12 @@ Status Engine::Impl::refusal(std::uint32_t group) {
 std::shared_ptr<Operation> Engine::Impl::operation(std::uint64_t handle) {
   const std::lock_guard lock(mutex_);
   return open_.at(handle);
+}
+
+std::shared_ptr<Operation> Engine::Impl::find(std::uint64_t handle) {
+  const std::lock_guard lock(mutex_);
+  const auto place = open_.find(handle);
+  return place == open_.end() ? nullptr : place->second;
 }
 
 void Engine::Impl::finish(std::uint64_t handle, Status status) {

@@ -132,12 +132,14 @@ void Loop::run() {
 
 void Loop::end(bool failed) {
   std::vector<Task> never_run;
+  std::vector<Task> rest_of_a_round;
   const std::lock_guard running(running_);
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;
     never_run.swap(tasks_);
   }
+  rest_of_a_round.swap(tasks_at_hand_);
   if (failed) {
     sockets_.clear();  // so that the others hear of it
   }

@@ -140,6 +140,9 @@ void Loop::wait_for(Link& link, bool room, int operation) {
 
 void Loop::lose_socket(LinkId link, Status why) {
   const auto end = sockets_.find(link);
+  if (end == sockets_.end()) {
+    return;  // a machine has closed it when it heard of the loss of another
+  }
   Machine* const machine = end->second.machine;
   // Tokens come after on_lost: follow-ups wait for this call to return.
   drop_socket(end);
