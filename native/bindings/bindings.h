@@ -1,5 +1,5 @@
 // What the files of this folder share. Bindings hold no logic: they convert, keep memory alive, and release the GIL
-// around everything that waits or copies.
+// around everything that waits, and what copies much.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -47,7 +47,8 @@ class Engine {
   // What came of the event connect_server: a link for each lane, all of them to this process, or none.
   void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process, Socket&& socket);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
-  // Before start(): the ranks of this node share this memory, for all-reduces.
+  // Before start(): the ranks of this node share this memory, for all operations of theirs if there is no other node,
+  // else for all-reduces.
   void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
   // Memory for this rank's arrays, all zero, in which an all-reduce needs no copies if those of all ranks lie in such
@@ -68,7 +69,7 @@ class Engine {
   bool serves() const;
   // Whether a rank or server is known to be lost, or this rank has ended with an error itself.
   bool has_losses() const;
-  // Takes at most a second.
+  // Waits a second at most for the others to hear of it.
   void abort(std::string reason);
   void close();
 

@@ -5,8 +5,8 @@
 // what is to be written. Nothing that a machine asks for calls it back from within its own call: what follows from
 // an action waits in `follow_ups_` until the machine has returned.
 //
-// Another thread that has a task for a loop that sleeps does such a round itself (do_or_post()), without looking at the
-// sockets: docs/decisions/callers.md. So the machines belong to whoever holds `running_`.
+// Another thread that has a task for a loop that sleeps does such a round itself (do_or_post()), without asking which
+// sockets have something: docs/decisions/callers.md. So the machines belong to whoever holds `running_`.
 //
 // A link belongs to one machine and has one of two forms: a socket, or one end of a pair in memory, for machines of one
 // process. Both keep the contract in protocol/machine.h. Tokens always come back, also for frames that were thrown

@@ -1,6 +1,6 @@
 // A submitted operation as the application holds it: not done yet, or done with a status and perhaps an output.
 //
-// finish() comes once, from the loop's thread; the rest may be called by any thread.
+// finish() comes once, from whichever thread finds that it is done; the rest may be called by any thread.
 #pragma once
 
 #include <atomic>
@@ -47,7 +47,7 @@ class Operation {
   // The loop alone makes it go on from now on.
   void release() { helped_.store(false, std::memory_order_release); }
 
-  // Before finish(), from the loop's thread: its first bytes are on their way.
+  // Before finish(), by one thread: its first bytes are on their way.
   void note_sending() { sent_at_ = std::chrono::steady_clock::now(); }
   // Before it is submitted: where an output of which nobody knows the size may go, if it is of this one.
   void offer_output(std::byte* memory, std::size_t bytes) {
