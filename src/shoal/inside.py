@@ -57,16 +57,19 @@ class Node:
 class Giver:
     """The first rank of a node: makes the memory and lets the other ranks in, until ``close``.
 
-    Raises OSError where there is no memory; the other ranks then find nobody.
+    ``memory`` is it. Where there is none, ``problem`` says why, and the other ranks are told that there is none. Raises OSError if it cannot
+    be called.
     """
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._callers: set[asyncio.Task[None]] = set()
+        self._memory: _native.SharedMemory | None = None
+        self.problem: OSError | None = None
         try:
-            self.memory = _native.SharedMemory(len(node.ranks), node.alone)
+            self._memory = _native.SharedMemory(len(node.ranks), node.alone)
         except RuntimeError as error:
-            raise OSError(str(error)) from None
+            self.problem = OSError(str(error))
         self._listener = links.watched(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             self._listener.bind(node.name())
@@ -75,6 +78,14 @@ class Giver:
             self._listener.close()
             raise
         self._giving = asyncio.create_task(self._give_all())
+
+    @property
+    def memory(self) -> "_native.SharedMemory":
+        """Raises ``problem``."""
+        if self._memory is None:
+            assert self.problem is not None, "it says why"
+            raise self.problem
+        return self._memory
 
     async def close(self) -> None:
         tasks = [*self._callers, self._giving]
@@ -104,7 +115,7 @@ class Giver:
             try:
                 _check_user(link)
                 await asyncio.wait_for(links.authenticate_server(link, server), node.patience.stranger)
-                socket.send_fds(link, [b"\0"], [self.memory.fileno()])
+                socket.send_fds(link, [b"\0"], [] if self._memory is None else [self._memory.fileno()])
                 await links.say_last_words(link, b"")
             except (OSError, asyncio.TimeoutError, HandshakeRefused) as error:
                 _log.warning("rank %d does not share memory with a process of this machine: %s", node.rank, error)

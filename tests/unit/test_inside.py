@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import resource
 import socket
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -69,6 +71,31 @@ def test_what_was_given_cannot_be_cut() -> None:
 def test_who_has_no_part_in_the_job_gets_nothing(client: Client) -> None:
     with pytest.raises(HandshakeRefused):
         asyncio.run(with_giver(call(client)))
+
+
+def test_where_no_memory_can_be_made_all_ranks_are_told_at_once() -> None:
+    async def receive() -> float:
+        begun = time.monotonic()
+        with pytest.raises(OSError, match="rank 0 has no memory to share"):
+            await inside.receive(node(1))
+        return time.monotonic() - begun
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        assert asyncio.run(with_giver(receive())) < PATIENCE.answer / 2
+        with pytest.raises(OSError, match="memory"):
+            asyncio.run(memory_of_a_giver())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+async def memory_of_a_giver() -> object:
+    giver = inside.Giver(node(0))
+    try:
+        return giver.memory
+    finally:
+        await giver.close()
 
 
 def test_a_rank_that_finds_nobody_says_so() -> None:
