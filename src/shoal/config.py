@@ -21,8 +21,9 @@ from shoal.launchers import Launch, read_launch
 
 _T = TypeVar("_T")
 
-# Shards begin at multiples of this, so segments are multiples of it (native/base/limits.h, as the two below).
 ALGORITHMS = ("server", "ring")
+
+# Shards begin at multiples of this, so segments are multiples of it (native/base/limits.h, as the two below).
 SEGMENT_ALIGNMENT = 64
 LARGEST_SEGMENT = 16 * 1024 * 1024
 LARGEST_SMALL = 1024 * 1024
