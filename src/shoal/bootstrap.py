@@ -4,11 +4,10 @@ The steps, each in a module of its own: where to meet and with which secret (mee
 every rank's side (joining), where a rank listens (door), and the life after it (session).
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import fields
 
-from shoal import _native, handshake, sizing
+from shoal import _native, handshake, logs, sizing
 from shoal.background import LoopThread
 from shoal.config import Limits, Settings, overrides_of
 from shoal.errors import ShoalError
@@ -18,8 +17,6 @@ from shoal.patience import DEFAULT, Patience
 from shoal.session import Session
 
 __all__ = ["Session", "join"]
-
-_log = logging.getLogger("shoal")
 
 
 def join(
@@ -35,7 +32,7 @@ def join(
     ``store``: what the launcher's ranks share (``set`` and a waiting ``get``), for the meeting place and the secret.
     Raises ConfigurationError, AuthenticationError, PeerLost, Timeout; what is wrong on one rank is raised on all.
     """
-    _configure_log(settings)
+    logs.configure(settings.log)
     try:
         return _start(settings, limits, store, patience)
     except ShoalError as error:
@@ -73,14 +70,3 @@ def _shared(settings: Settings, limits: Limits | Mapping[str, int]) -> dict[str,
     limit_texts = {f"limit '{entry.name}'": str(overrides.get(entry.name, "unset")) for entry in fields(Limits)}
     versions = {"the version of Shoal": _native.__version__, "the protocol's version": str(handshake.VERSION)}
     return {**settings.shared(), **limit_texts, **versions}
-
-
-def _configure_log(settings: Settings) -> None:
-    """SHOAL_LOG sets the level, and where the application has not said where logs go, they go to standard error."""
-    if settings.log is None:
-        return
-    _log.setLevel(settings.log)
-    if not _log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("shoal: %(levelname)s: %(message)s"))
-        _log.addHandler(handler)

@@ -1,7 +1,8 @@
 """The settings of this process: every environment variable that Shoal knows, read and checked here and nowhere else.
 
-``Settings.from_environment`` refuses what it does not understand, in one line that names the variable, its value and
-what is expected: a malformed value, and an unknown ``SHOAL_`` name together with the nearest one that exists.
+``Settings`` is what a rank reads, ``ServerSettings`` what a dedicated server does, which is less. Both refuse what they do not
+understand, in one line that names the variable, its value and what is expected: a malformed value, and an unknown ``SHOAL_`` name
+together with the nearest one that exists.
 Kubernetes' own variables for a service called shoal are ignored.
 """
 
@@ -51,6 +52,9 @@ NAMES = (
     "SHOAL_TRACE",
     "SHOAL_LOG",
 )
+
+# Those that concern a dedicated server. Whoever starts one for a job gives it these.
+SERVER_NAMES = ("SHOAL_SECRET", "SHOAL_SECRET_FILE", "SHOAL_TLS", "SHOAL_LOG")
 
 # What Kubernetes sets in every container for a service whose name begins with "shoal".
 _KUBERNETES_NAME = re.compile(
@@ -102,18 +106,43 @@ def overrides_of(limits: Limits | Mapping[str, int]) -> dict[str, int]:
     return dict(limits)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """What the environment says to a dedicated server, and to a rank as well: ``SERVER_NAMES``."""
+
+    secret: bytes | None = field(default=None, repr=False)
+    secret_file: Path | None = None
+    tls: str = "off"
+    log: str | None = None
+
+    @property
+    def encrypts(self) -> bool:
+        return self.tls == "psk"
+
+    @staticmethod
+    def from_environment(environ: Mapping[str, str] = os.environ) -> "ServerSettings":
+        """Reads what concerns a server, and refuses names that nobody reads. Raises ConfigurationError, as for a rank."""
+        _refuse_unknown(environ)
+        settings = ServerSettings(
+            secret=_read(environ, "SHOAL_SECRET", _secret, f"at least {SHORTEST_SECRET} characters", None),
+            secret_file=_read(environ, "SHOAL_SECRET_FILE", _path, "the path of a file", None),
+            tls=_read(environ, "SHOAL_TLS", _one_of("off", "psk"), "off or psk", "off"),
+            log=_read(environ, "SHOAL_LOG", _log_level, "debug, info, warning, error or critical", None),
+        )
+        if settings.secret is not None and settings.secret_file is not None:
+            raise ConfigurationError("SHOAL_SECRET and SHOAL_SECRET_FILE are both set: unset one of them")
+        return settings
+
+
 @dataclass(frozen=True)
-class Settings:
-    """What the environment says: docs/start.md lists the variables. Times in seconds."""
+class Settings(ServerSettings):
+    """What the environment says to a rank: docs/start.md lists the variables. Times in seconds."""
 
     launch: Launch
     servers: tuple[Address, ...] = ()
     colocated: str = "auto"
-    secret: bytes | None = field(default=None, repr=False)
-    secret_file: Path | None = None
     # Where the secret that ranks on one machine share is kept.
     secret_folder: Path = Path("~/.local/state/shoal")
-    tls: str = "off"
     job: str = ""
     rendezvous: Address | None = None
     port_range: tuple[int, int] | None = None
@@ -124,7 +153,6 @@ class Settings:
     peer_timeout: float = 15.0
     sockets: int | None = None
     trace: Path | None = None
-    log: str | None = None
 
     @property
     def rank(self) -> int:
@@ -141,10 +169,6 @@ class Settings:
     @property
     def local_size(self) -> int:
         return self.launch.local_size
-
-    @property
-    def encrypts(self) -> bool:
-        return self.tls == "psk"
 
     @property
     def lanes(self) -> int:
@@ -192,18 +216,19 @@ class Settings:
 
         ``launch``: who this rank is, where the program knows it; the launcher's variables are not read then.
         """
-        _refuse_unknown(environ)
+        as_a_server = ServerSettings.from_environment(environ)
         launch = launch or read_launch(environ)
         settings = Settings(
+            secret=as_a_server.secret,
+            secret_file=as_a_server.secret_file,
+            tls=as_a_server.tls,
+            log=as_a_server.log,
             launch=launch,
             servers=_read(environ, "SHOAL_SERVERS", _addresses, "host:port,host:port", ()),
             colocated=_read(
                 environ, "SHOAL_COLOCATED", _one_of("auto", "always", "never"), "auto, always, never", "auto"
             ),
-            secret=_read(environ, "SHOAL_SECRET", _secret, f"at least {SHORTEST_SECRET} characters", None),
-            secret_file=_read(environ, "SHOAL_SECRET_FILE", _path, "the path of a file", None),
             secret_folder=secret_folder(environ),
-            tls=_read(environ, "SHOAL_TLS", _one_of("off", "psk"), "off or psk", "off"),
             job=_read(environ, "SHOAL_JOB", _label, "up to 256 printable characters", launch.job),
             rendezvous=_read(environ, "SHOAL_RENDEZVOUS", parse_address, "host:port", None),
             port_range=_read(environ, "SHOAL_PORT_RANGE", _port_range, "first-last, ports from 1 to 65535", None),
@@ -216,7 +241,6 @@ class Settings:
             ),
             sockets=_read(environ, "SHOAL_SOCKETS", _socket_count, "a whole number from 1 to 64", None),
             trace=_read(environ, "SHOAL_TRACE", _path, "the path of a folder", None),
-            log=_read(environ, "SHOAL_LOG", _log_level, "debug, info, warning, error or critical", None),
         )
         _refuse_contradictions(settings)
         return settings
@@ -245,8 +269,6 @@ def _refuse_contradictions(settings: Settings) -> None:
         raise ConfigurationError(
             f"SHOAL_RENDEZVOUS={str(settings.rendezvous)!r} is no address to connect to: name rank 0's machine"
         )
-    if settings.secret is not None and settings.secret_file is not None:
-        raise ConfigurationError("SHOAL_SECRET and SHOAL_SECRET_FILE are both set: unset one of them")
     if settings.colocated == "never" and not settings.servers:
         raise ConfigurationError(
             "SHOAL_COLOCATED=never leaves nobody to average, since SHOAL_SERVERS is not set: set it, or unset the first"

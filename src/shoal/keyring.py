@@ -12,7 +12,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from shoal.config import SHORTEST_SECRET, Settings
+from shoal.config import SHORTEST_SECRET, ServerSettings
 from shoal.errors import ConfigurationError
 
 _log = logging.getLogger("shoal")
@@ -26,7 +26,7 @@ HOW_TO_MAKE_ONE = (
 )
 
 
-def configured_secrets(settings: Settings) -> list[bytes]:
+def configured_secrets(settings: ServerSettings) -> list[bytes]:
     """What SHOAL_SECRET or SHOAL_SECRET_FILE hold; empty if neither is set. A file may hold several, one a line.
 
     A rank uses the first; a server takes them all. Raises ConfigurationError if the file cannot be used.

@@ -21,6 +21,8 @@ class Patience:
     server: float = 10.0
     # For late ranks to hear why the job was refused.
     farewell: float = 5.0
+    # For a missing rank to come after all, when another process has used its number with a secret that is not the job's.
+    doubt: float = 4.0
     # For a peer to answer a connection, when its rank is known to be alive.
     peer: float = 15.0
     # For a rank to connect to all lanes of a server that may be back; rank 0 gives all of them three times as long.

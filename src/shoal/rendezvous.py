@@ -2,7 +2,8 @@
 
 Waits until every rank has joined with equal settings, has all links measured, tells all who is in the job and who averages
 how much, waits until all are connected, and says ``go``. Whatever is wrong with one rank ends the attempt for all, and all hear why; ranks that come later than that
-still hear it for a moment. Strangers are dropped and cost nothing more.
+still hear it for a moment. Strangers are dropped and cost nothing more; those who say that they are a rank that is missing are
+remembered, as what may explain it (doubts).
 """
 
 import asyncio
@@ -17,8 +18,8 @@ from typing import NoReturn
 from shoal import links, messages, sizing
 from shoal.addresses import Address
 from shoal.config import Settings
+from shoal.doubts import EXPLAINING, Doubts
 from shoal.errors import (
-    AuthenticationError,
     ConfigurationError,
     PeerLost,
     ShoalError,
@@ -80,7 +81,16 @@ class _Said:
     message: Message | ShoalError
 
 
-_Event = _Joining | _Said | ShoalError
+@dataclass
+class _Quiet:
+    """``Patience.doubt`` seconds have passed since so many had joined, and so many numbers of missing ranks were used without a
+    proof. If it still is as many, nothing has happened since."""
+
+    joined: int
+    doubted: int
+
+
+_Event = _Joining | _Said | _Quiet | ShoalError
 
 
 class Rendezvous:
@@ -109,6 +119,7 @@ class Rendezvous:
         self._own = own
         self._patience = patience
         self._refusals = Refusals("rank 0")
+        self._doubts = Doubts(settings.tls)
         self._id = os.urandom(16)
         self._incarnation = os.urandom(16)
         self._members: dict[int, Member] = {}
@@ -161,13 +172,8 @@ class Rendezvous:
         try:
             hello = await links.authenticate_server(link, server)
         except HandshakeRefused as error:
-            if error.refusal in (Refusal.WRONG_SECRET, Refusal.ENCRYPTION) and server.hello is not None:
-                self._tell(server.hello.rank)
-                rank = server.hello.rank
-                if error.refusal == Refusal.WRONG_SECRET:
-                    self._events.put_nowait(_wrong_secret(rank, caller))
-                else:
-                    self._events.put_nowait(_other_encryption(rank, caller, self._settings.tls))
+            if error.refusal in EXPLAINING and server.hello is not None and server.hello.role == Role.CONTROL:
+                self._doubt(server.hello.rank, error.refusal, caller)
             raise
         proven()
         try:
@@ -175,6 +181,21 @@ class Rendezvous:
         except MessageError as error:
             self._events.put_nowait(ShoalError(f"rank {hello.rank} at {caller}: {error}"))
             raise
+
+    def _doubt(self, rank: int, refusal: Refusal, caller: str) -> None:
+        """Somebody says that it is this rank, without a proof: of interest only while that rank is missing."""
+        if rank >= self._settings.size or rank in self._members:
+            return
+        known = len(self._doubts.ranks())
+        self._doubts.note(rank, refusal, caller)
+        if self._refusal is not None:
+            self._tell(rank)
+        elif len(self._doubts.ranks()) > known:
+            self._await_quiet()
+
+    def _await_quiet(self) -> None:
+        quiet = _Quiet(len(self._members), len(self._doubts.ranks()))
+        asyncio.get_running_loop().call_later(self._patience.doubt, self._events.put_nowait, quiet)
 
     async def _listen_to(self, member: Member) -> None:
         """What a member says from now on, in order, until its connection ends."""
@@ -196,22 +217,42 @@ class Rendezvous:
     async def _gather(self) -> None:
         clock = _Clock(self._patience, self._patience_limit())
         while len(self._members) < self._settings.size:
-            event = await clock.next(self._events, self._who_is_missing)
+            try:
+                event = await clock.next(self._events, self._who_is_missing)
+            except _GaveUp as gave_up:
+                raise self._explanation() or gave_up from None
             if isinstance(event, _Joining):
                 self._add(self._checked(event))
+            elif isinstance(event, _Quiet):
+                self._reconsider(event)
             else:
                 raise _failure(event)
+
+    def _reconsider(self, quiet: _Quiet) -> None:
+        """Raises the explanation, if nobody has come for a while and each rank that is missing has one."""
+        doubted = self._doubts.ranks()
+        unchanged = quiet == _Quiet(len(self._members), len(doubted))
+        if unchanged and doubted.issuperset(self._missing()) and (explanation := self._explanation()) is not None:
+            raise explanation
+
+    def _explanation(self) -> ShoalError | None:
+        missing = self._missing()
+        return self._doubts.explanation(missing, f"{_list_of(missing)} did not join")
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(self._settings.size) if rank not in self._members]
 
     def _patience_limit(self) -> float:
         return min(self._settings.timeout, self._patience.rendezvous)
 
     def _who_is_missing(self) -> str:
-        missing = [rank for rank in range(self._settings.size) if rank not in self._members]
-        return f"{_list_of(missing)} of {self._settings.size} to join at {links.local_address(self._listener)}"
+        return f"{_list_of(self._missing())} of {self._settings.size} to join at {links.local_address(self._listener)}"
 
     def _add(self, member: Member) -> None:
         self._members[member.rank] = member
         self._readers.append(asyncio.create_task(self._listen_to(member)))
+        if self._doubts.ranks():
+            self._await_quiet()
 
     def _checked(self, joining: _Joining) -> Member:
         member = self._parsed(joining)
@@ -333,7 +374,7 @@ class Rendezvous:
                 self._checked(event)  # a rank too many: there is none that fits
             elif isinstance(event, _Said) and isinstance(event.message, Message) and event.message.kind == kind:
                 heard[event.member.rank] = event.message
-            elif not _is_late(event):
+            elif not isinstance(event, _Quiet) and not _is_late(event):
                 raise _failure(event)
         return heard
 
@@ -383,7 +424,7 @@ class Rendezvous:
         packed = messages.pack_refused(error)
         everyone = self._everyone()
         await asyncio.gather(*(links.say_last_words(link, packed) for _, link in everyone))
-        for rank, _ in everyone:
+        for rank in [*self._doubts.ranks(), *(rank for rank, _ in everyone)]:
             self._tell(rank)
         while not self._events.empty():
             event = self._events.get_nowait()
@@ -447,7 +488,7 @@ def _is_late(event: _Event) -> bool:
     return isinstance(event, _Said) and isinstance(event.message, Message) and event.message.kind in _OF_MEASURING
 
 
-def _failure(event: _Event) -> ShoalError:
+def _failure(event: _Joining | _Said | ShoalError) -> ShoalError:
     """The error that an event other than the one waited for stands for."""
     if isinstance(event, ShoalError):
         return event
@@ -465,20 +506,6 @@ def _refusal_before_joining(joining: _Joining) -> ShoalError:
     error = messages.error_of(joining.message)
     return error_from_name(
         name_of(error), f"rank {joining.rank} at {links.peer_name(joining.link)} could not join: {error}"
-    )
-
-
-def _wrong_secret(rank: int, where: str) -> AuthenticationError:
-    return AuthenticationError(
-        f"the secret of rank {rank} at {where} is not rank 0's: set SHOAL_SECRET or SHOAL_SECRET_FILE to the same on every "
-        "rank and server"
-    )
-
-
-def _other_encryption(rank: int, where: str, ours: str) -> ConfigurationError:
-    theirs = "off" if ours == "psk" else "psk"
-    return ConfigurationError(
-        f"SHOAL_TLS differs: {ours} on rank 0, {theirs} on rank {rank} at {where}; it must be the same on every rank and server"
     )
 
 

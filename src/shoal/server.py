@@ -2,7 +2,8 @@
 
 A caller that does not prove within a few seconds that it holds a secret is dropped. What a ``job`` message says is checked
 field by field before anything is made for it; docs/protocol.md, section 3. Any number of jobs, at once or one after
-another; nothing is kept of one that has ended but its incarnation.
+another; nothing is kept of one that has ended but its incarnation. A job belongs to the secret that its first connection
+has proven: who holds another one can neither join nor end it.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal import _native, encryption, keyring, links, measuring, messages
 from shoal.addresses import Address, is_loopback
@@ -72,6 +73,8 @@ class _Job:
     """A job that this server takes part in."""
 
     terms: JobTerms
+    # The one that its first connection has proven.
+    secret: bytes = field(repr=False)
     # Of rank 0's process; None until it has connected.
     owner: bytes | None = None
     # Connections that have been let in and are not with the core yet.
@@ -125,7 +128,8 @@ class Front:
             return
         message = await asyncio.wait_for(links.receive_message(link), self._patience.answer)
         try:
-            request = self._checked(hello, message)
+            assert server.secret is not None, "a handshake that is done has proven a secret"
+            request = self._checked(hello, message, server.secret)
         except MessageError as error:
             _log.warning("refused rank %d at %s: %s", hello.rank, links.peer_name(link), error)
             await links.say_last_words(link, messages.pack_refused(error))
@@ -139,8 +143,8 @@ class Front:
         finally:
             job.arriving -= 1
 
-    def _checked(self, hello: Hello, message: messages.Message) -> JobRequest:
-        """Raises MessageError. Ends the jobs that this one replaces."""
+    def _checked(self, hello: Hello, message: messages.Message, secret: bytes) -> JobRequest:
+        """``secret``: the one that the caller has proven. Raises MessageError. Ends the jobs that this one replaces."""
         request = parse_job(message)
         if hello.rank >= request.terms.size:
             raise MessageError(f"rank {hello.rank} does not fit into a job of {request.terms.size} ranks")
@@ -148,13 +152,17 @@ class Front:
             raise MessageError("this job has ended: its rank 0 has begun another")
         self._forget_finished()
         job = self._jobs.get(hello.incarnation)
+        if job is not None and job.secret != secret:
+            raise MessageError(
+                "this job belongs to another secret that this server holds: set SHOAL_SECRET to the job's"
+            )
         if job is not None and (difference := job.terms.difference(request.terms)):
             raise MessageError(f"the field '{difference}' is not what the job's first rank said")
         if job is None:
-            self._jobs[hello.incarnation] = job = _Job(request.terms)
+            self._jobs[hello.incarnation] = job = _Job(request.terms, secret)
             _log.info("a job of %d ranks begins: %s", request.terms.size, hello.incarnation.hex())
         if hello.rank == 0 and job.owner is None:
-            self._end_older(request.owner)
+            self._end_older(request.owner, secret)
             job.owner = request.owner
         return request
 
@@ -177,9 +185,13 @@ class Front:
         for incarnation in gone:
             del self._jobs[incarnation]
 
-    def _end_older(self, owner: bytes) -> None:
-        """A process is rank 0 of one job at a time: its older ones are over, whatever their other ranks believe."""
-        for older in [known for known, job in self._jobs.items() if job.owner == owner]:
+    def _end_older(self, owner: bytes, secret: bytes) -> None:
+        """A process is rank 0 of one job at a time: its older ones are over, whatever their other ranks believe.
+
+        Who it is, is not secret on the wire: only jobs that the caller could have taken part in are ended.
+        """
+        older_ones = [known for known, job in self._jobs.items() if (job.owner, job.secret) == (owner, secret)]
+        for older in older_ones:
             del self._jobs[older]
             self._ended[older] = None
             while len(self._ended) > _ENDED_REMEMBERED:

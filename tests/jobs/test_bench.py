@@ -60,6 +60,12 @@ def test_all_take_part_on_loopback(tmp_path: Path) -> None:
     assert figure.with_suffix(".html").exists()
 
 
+def test_variables_are_for_ranks_and_servers(tmp_path: Path) -> None:
+    """Servers that do not encrypt refuse ranks that do."""
+    command = [*BENCH, "--local", "n=2,servers=1", "--contestants", "shoal", "--set", "SHOAL_TLS=psk"]
+    assert_complete(measured(command, tmp_path / "report.json"), ["shoal"], ranks=2, servers=1)
+
+
 @needs_lab
 def test_all_take_part_in_a_lab_beside_flows_of_somebody_else(tmp_path: Path) -> None:
     shape = "nodes=2,servers=1,rate=200mbit,queue=128kb,slow=2:160mbit"
@@ -105,6 +111,7 @@ def test_variants_of_shoal_take_turns_with_settings_of_their_own() -> None:
         "ring": Variant(environment={"SHOAL_ALGORITHM": "ring"}),
         "in windows": Variant(window=100_000),
         "with 1 proxy": Variant(proxies=1),
+        "encrypted": Variant(environment={"SHOAL_TLS": "psk"}),
         "through torch": Variant(c10d=True),
     }
     place = LocalPlace(2, servers=1)
@@ -114,8 +121,8 @@ def test_variants_of_shoal_take_turns_with_settings_of_their_own() -> None:
         started = len(place.pids)
     finally:
         place.close()
-    # Six times two ranks, and one server for all but the one that asks for another.
-    assert started == 6 * 2 + 2
+    # Seven times two ranks, and one server for all but the two that cannot use it.
+    assert started == 7 * 2 + 3
     assert_complete(report, ["shoal", *(f"shoal {name}" for name in variants)], ranks=2, servers=1)
     assert (report.limits["shoal small"]["segment"], report.limits["shoal small"]["credit"]) == (4096, 8192)
     assert report.limits["shoal ring"] == report.limits["shoal"]

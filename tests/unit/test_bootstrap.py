@@ -31,7 +31,8 @@ from shoal.session import _sessions
 
 SECRET = b"the secret of the bootstrap's tests"
 # As the default, but for what the tests wait for.
-HASTY = Patience(stranger=1.0, answer=5.0, late=0.3, rendezvous=20.0, silence=1.0, server=0.6, farewell=1.0)
+HASTY = Patience(stranger=1.0, answer=5.0, late=0.3, rendezvous=20.0, silence=1.0, server=0.6, farewell=1.0, doubt=0.7)
+OTHER_SECRET = b"not the secret of these tests"
 LIMIT = 30.0
 
 # docs/protocol.md, section 4.
@@ -226,7 +227,7 @@ def test_a_configured_secret_does_not_go_into_the_store() -> None:
 @pytest.mark.parametrize("tls", ["off", "psk"])
 def test_a_wrong_secret_is_an_error_on_every_rank_within_seconds(tls: str) -> None:
     address = free_address()
-    secrets = [SECRET, SECRET, b"not the secret of these tests", SECRET]
+    secrets = [SECRET, SECRET, OTHER_SECRET, SECRET]
     began = time.monotonic()
     outcomes = run_ranks([settings(rank, 4, address, secret=secret, tls=tls) for rank, secret in enumerate(secrets)])
     errors(outcomes, AuthenticationError, "SHOAL_SECRET", "rank 2")
@@ -265,9 +266,17 @@ def test_ranks_that_come_after_a_refusal_still_hear_why() -> None:
 
     thread = threading.Thread(target=come_late)
     thread.start()
-    outcomes = run_ranks([settings(0, 3, address), settings(1, 3, address, secret=b"not the secret of these tests")])
+    outcomes = run_ranks([settings(0, 3, address), settings(1, 3, address, fusion_mb=50.0)])
     thread.join(LIMIT)
-    errors([*outcomes, *late], AuthenticationError, "SHOAL_SECRET")
+    errors([*outcomes, *late], ConfigurationError, "SHOAL_FUSION_MB")
+
+
+def test_a_wrong_secret_explains_a_rank_that_never_comes_also_where_others_do_not() -> None:
+    address = free_address()
+    ranks = [settings(0, 4, address, timeout=2.5), settings(2, 4, address, secret=OTHER_SECRET)]
+    outcomes = run_ranks([*ranks, settings(3, 4, address)])
+    errors(outcomes, AuthenticationError, "SHOAL_SECRET", "rank 2")
+    errors([outcomes[0], outcomes[2]], AuthenticationError, "ranks 1, 2 did not join")
 
 
 def test_settings_that_differ_are_named_with_both_ranks_and_values() -> None:
@@ -449,6 +458,60 @@ def test_strangers_are_dropped_and_the_job_begins_all_the_same() -> None:
 
     outcomes = beside_rank_zero(address, 2, bother)
     assert max(ends) < HASTY.stranger + 2
+    leave_all(sessions([*outcomes, *others]))
+
+
+@pytest.mark.parametrize(
+    ("tls", "of_the_others", "said"),
+    [
+        ("off", {"secret": OTHER_SECRET}, "SHOAL_SECRET"),
+        ("psk", {"secret": OTHER_SECRET, "tls": "psk"}, "SHOAL_SECRET"),
+        ("off", {"tls": "psk"}, "SHOAL_TLS"),
+        ("psk", {"tls": "off"}, "SHOAL_TLS"),
+    ],
+)
+def test_ranks_of_another_job_that_call_here_are_refused_and_the_job_begins_all_the_same(
+    tls: str, of_the_others: dict[str, str | bytes], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Twice: while ranks are missing, and when all have joined and wait for a server. One has a number that is none here."""
+    address, server = free_address(), free_address()
+    patience = dataclasses.replace(HASTY, server=10.0)
+    strangers: list[Outcome] = []
+    others: list[Outcome] = []
+
+    def come(ranks: list[int]) -> threading.Thread:
+        ours = [settings(rank, 3, address, tls=tls, servers=(server,)) for rank in ranks]
+        thread = threading.Thread(target=lambda: others.extend(run_ranks(ours, patience=patience)))
+        thread.start()
+        return thread
+
+    def call_all() -> None:
+        strangers.extend(run_ranks([settings(rank, 6, address, **of_the_others) for rank in (1, 2, 5)]))
+
+    threads = [come([0])]
+    call_all()
+    threads.append(come([1, 2]))
+    time.sleep(0.5)
+    call_all()
+    time.sleep(1.5 * patience.doubt)
+    with running(server.port, encrypts=tls == "psk"):
+        for thread in threads:
+            thread.join(LIMIT)
+        leave_all(sessions(others))
+    errors(strangers, ShoalError, "called rank 0", said)
+    assert "rank 0 refused a connection" in caplog.text
+
+
+def test_a_rank_may_come_long_after_others_have_used_its_number_if_one_is_missing_that_they_did_not_use() -> None:
+    address = free_address()
+    others: list[Outcome] = []
+
+    def bother() -> None:
+        errors(run_ranks([settings(1, 3, address, secret=OTHER_SECRET)]), AuthenticationError, "SHOAL_SECRET")
+        time.sleep(2 * HASTY.doubt)
+        others.extend(run_ranks([settings(rank, 3, address) for rank in (1, 2)]))
+
+    outcomes = beside_rank_zero(address, 3, bother)
     leave_all(sessions([*outcomes, *others]))
 
 

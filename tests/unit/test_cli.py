@@ -1,5 +1,13 @@
 """What the command line refuses, and in which words."""
 
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -67,3 +75,51 @@ def test_a_server_beyond_loopback_needs_a_secret() -> None:
     result = shoal("server", "--host", "0.0.0.0", "--port", "0")
     assert result.exit_code == 1
     assert "SHOAL_SECRET" in result.output
+
+
+@contextlib.contextmanager
+def serving(**variables: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A ``shoal server`` with these variables of Shoal and no others, and its port."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
+    command = [sys.executable, "-m", "shoal.cli", "server", "--port", "0"]
+    with subprocess.Popen(
+        command,
+        env={**environment, "SHOAL_SECRET": "the secret of the test", "PYTHONUNBUFFERED": "1", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        watchdog = threading.Timer(30, server.kill)
+        watchdog.start()
+        try:
+            assert server.stdout is not None
+            listening = server.stdout.readline()
+            assert "listening on 127.0.0.1:" in listening, server.communicate()
+            yield server, int(listening.split("127.0.0.1:")[1].split(",")[0])
+        finally:
+            watchdog.cancel()
+            with contextlib.suppress(ProcessLookupError):
+                server.kill()
+
+
+@pytest.mark.parametrize(
+    "variables", [{"SHOAL_COLOCATED": "never"}, {"SHOAL_FUSION_MB": "many"}, {"RANK": "3", "WORLD_SIZE": "2"}]
+)
+def test_a_server_starts_whatever_is_said_to_ranks(variables: dict[str, str]) -> None:
+    with serving(**variables) as (server, _):
+        server.send_signal(signal.SIGTERM)
+        assert server.communicate(timeout=10)[1] == ""
+        assert server.returncode == 0
+
+
+@pytest.mark.parametrize(("level", "said"), [("info", True), ("warning", False)])
+def test_what_a_server_logs_is_said_by_the_variable(level: str, said: bool) -> None:
+    with serving(SHOAL_LOG=level) as (server, port):
+        with socket.create_connection(("127.0.0.1", port), 5) as browser:
+            browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: a browser\r\nAccept: */*\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert browser.recv(1) == b""
+        server.send_signal(signal.SIGTERM)
+        output = server.communicate(timeout=10)[1]
+        assert ("shoal: INFO: the server at 127.0.0.1" in output and "not_shoal" in output) == said, output
+        assert bool(output) == said

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.addresses import Address, interface_addresses, is_loopback, is_unix, parse_address, resolve, unix_address
-from shoal.config import NAMES, Limits, Settings, overrides_of
+from shoal.config import NAMES, SERVER_NAMES, Limits, ServerSettings, Settings, overrides_of
 from shoal.errors import ConfigurationError
 
 EVERYTHING = {
@@ -140,6 +140,30 @@ def test_what_kubernetes_sets_for_a_service_called_shoal_is_ignored() -> None:
 def test_encryption_is_asked_for_by_name() -> None:
     assert Settings.from_environment({"SHOAL_TLS": "psk"}).encrypts
     assert not Settings.from_environment({}).encrypts
+
+
+def test_a_server_reads_what_concerns_it_as_a_rank_does() -> None:
+    environ = {**EVERYTHING, "SHOAL_TLS": "psk"}
+    ours, ranks = ServerSettings.from_environment(environ), Settings.from_environment(environ)
+    assert (ours.secret, ours.tls, ours.log) == (ranks.secret, ranks.tls, ranks.log)
+    assert (ours.secret, ours.encrypts, ours.log) == (b"correct horse battery", True, "DEBUG")
+    assert ServerSettings.from_environment({"SHOAL_SECRET_FILE": "/x"}).secret_file == Path("/x")
+    assert "horse" not in repr(ours)
+    for name in SERVER_NAMES:
+        with pytest.raises(ConfigurationError, match=f"{name} is set but empty"):
+            ServerSettings.from_environment({name: ""})
+    with pytest.raises(ConfigurationError, match="unset one"):
+        ServerSettings.from_environment({"SHOAL_SECRET": "x" * 16, "SHOAL_SECRET_FILE": "/x"})
+    with pytest.raises(ConfigurationError, match="did you mean SHOAL_SERVERS"):
+        ServerSettings.from_environment({"SHOAL_SERVRES": "a:1"})
+
+
+def test_a_server_has_nothing_to_say_to_what_concerns_ranks_alone() -> None:
+    of_ranks = {name: "" for name in NAMES if name not in SERVER_NAMES}
+    assert ServerSettings.from_environment(of_ranks) == ServerSettings()
+    for environ in ({"SHOAL_COLOCATED": "never"}, {"RANK": "7", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "many"}):
+        refusal(environ)
+        assert ServerSettings.from_environment(environ) == ServerSettings()
 
 
 def test_contradictions() -> None:

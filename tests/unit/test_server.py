@@ -24,6 +24,7 @@ from shoal.messages import Message
 from shoal.server import Front, serve
 from shoal.terms import JobTerms
 
+OTHER_SECRET = b"the secret of another job here"
 INCARNATION = bytes(range(16))
 OWNER = bytes(range(50, 66))
 TERMS = JobTerms((0, 0, 1), ("a", "b"), Limits())
@@ -40,10 +41,15 @@ def exactly(link: socket.socket, count: int) -> bytes:
 
 
 def call(
-    address: Address, rank: int = 0, *, incarnation: bytes = INCARNATION, role: Role = Role.SERVER
+    address: Address,
+    rank: int = 0,
+    *,
+    incarnation: bytes = INCARNATION,
+    role: Role = Role.SERVER,
+    secret: bytes = SECRET,
 ) -> socket.socket:
     link = socket.create_connection(address, 5)
-    client = Client(SECRET, role, rank, incarnation=incarnation)
+    client = Client(secret, role, rank, incarnation=incarnation)
     link.sendall(client.start())
     while client.expects:
         link.sendall(client.feed(exactly(link, client.expects)))
@@ -132,6 +138,30 @@ def test_a_rank_0_that_begins_another_job_ends_its_older_one() -> None:
             wait_for(lambda: front._core.jobs() == [newer])
             with call(front.address, 1) as late:
                 assert "has ended" in refusal(say(late, "job", TERMS.job_fields(bytes(16), 2)))
+
+
+def test_a_holder_of_another_secret_cannot_end_a_job_with_its_owner() -> None:
+    theirs = bytes(16)
+    with running(0, SECRET, 1.0, OTHER_SECRET) as front, call(front.address, 0) as ours:
+        assert say(ours, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
+        with call(front.address, 0, incarnation=theirs, secret=OTHER_SECRET) as link:
+            assert say(link, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
+            wait_for(lambda: sorted(front._core.jobs()) == sorted([INCARNATION, theirs]))
+            assert not ended(ours, limit=0.3)
+        with call(front.address, 1) as late:
+            assert say(late, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
+
+
+def test_a_holder_of_another_secret_cannot_take_a_rank_of_a_job() -> None:
+    with running(0, SECRET, 1.0, OTHER_SECRET) as front, call(front.address, 0) as ours:
+        assert say(ours, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
+        for rank in (0, 1):
+            with call(front.address, rank, secret=OTHER_SECRET) as link:
+                assert "another secret" in refusal(say(link, "job", TERMS.job_fields(OWNER, 2)))
+                assert ended(link)
+        assert not ended(ours, limit=0.3)
+        with call(front.address, 1) as ours_too:
+            assert say(ours_too, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
 
 
 def test_two_jobs_of_different_processes_live_side_by_side() -> None:

@@ -41,7 +41,7 @@ class Plan:
 
     ``contestants``: empty for all that are there. ``variants``: by name, and not in a job that a launcher has started; they
     take part after the contestants, as ``shoal NAME``. ``limits``: overrides of ``shoal.config.Limits``. ``environment``: added
-    to that of Shoal's ranks (and servers). ``background``: the congestion control of one bulk flow of somebody else on every
+    to that of Shoal's ranks, and of the servers that are started for them as far as it concerns servers. ``background``: the congestion control of one bulk flow of somebody else on every
     link of a lab, in each direction. ``turn_seconds``: how long a turn is made to last at least by repeating the
     operation. ``patience``: seconds after which a turn that has not ended is given up.
 

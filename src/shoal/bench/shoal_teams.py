@@ -1,21 +1,23 @@
 """Starting Shoal's dedicated servers and its ranks: once as it is, and once for each variant of a plan.
 
 Ranks of several variants use the same servers, which serve any number of jobs; only variants that ask for another number of
-proxies get servers of their own, on the same hosts. Whoever has no turn waits and costs nothing.
+proxies, or change a variable that concerns servers, get servers of their own, on the same hosts. Whoever has
+no turn waits and costs nothing.
 """
 
 import secrets
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from shoal.bench.conductor import BenchError, Player
 from shoal.bench.naming import SHOAL, variant_name
 from shoal.bench.plan import Plan, Variant
 from shoal.bench.teams import START_SECONDS, Troupe, base_environment, hosts_of_ranks
+from shoal.processes import server_environment
 
-_SERVERS_OWN = ("SHOAL_SECRET", "SHOAL_LOG")
+# How the servers of a variant are started: their proxies and their environment.
+_Kind = tuple[int | None, frozenset[tuple[str, str]]]
 
 
 class ShoalTeams:
@@ -26,8 +28,8 @@ class ShoalTeams:
         self._troupe = troupe
         self._plan = plan
         self._secret = secrets.token_hex(32)
-        # By the number of their proxies: their addresses.
-        self._servers: dict[int | None, list[str]] = {}
+        # Their addresses.
+        self._servers: dict[_Kind, list[str]] = {}
 
     def start(self, name: str | None = None) -> list[Player]:
         """The ranks of the variant of that name, or of Shoal as the plan has it. Raises BenchError."""
@@ -35,7 +37,7 @@ class ShoalTeams:
         variant = Variant() if name is None else plan.variants[name]
         contestant = SHOAL if name is None else variant_name(name)
         environment = self._environment(variant)
-        servers = self._servers_with(variant.proxies)
+        servers = self._servers_of(contestant, variant.proxies, server_environment(environment))
         meeting = f"{place.address(0)}:{place.free_ports(0, 1)}"
         hosts = hosts_of_ranks(place)
         store = {"host": place.address(0), "port": place.free_ports(0, 1), "size": len(hosts)} if variant.c10d else None
@@ -61,23 +63,22 @@ class ShoalTeams:
     def _environment(self, variant: Variant) -> dict[str, str]:
         return base_environment() | {"SHOAL_SECRET": self._secret, **self._plan.environment, **variant.environment}
 
-    def _servers_with(self, proxies: int | None) -> list[str]:
-        if proxies not in self._servers:
-            self._servers[proxies] = self._start_servers(proxies, self._environment(Variant()))
-        return self._servers[proxies]
+    def _servers_of(self, contestant: str, proxies: int | None, environment: dict[str, str]) -> list[str]:
+        """Those that run already, if some were started in the same way."""
+        kind = proxies, frozenset(environment.items())
+        if kind not in self._servers:
+            self._servers[kind] = self._start_servers(contestant, proxies, environment)
+        return self._servers[kind]
 
-    def _start_servers(self, proxies: int | None, environment: Mapping[str, str]) -> list[str]:
+    def _start_servers(self, contestant: str, proxies: int | None, environment: dict[str, str]) -> list[str]:
         place = self._troupe.place
-        own = {
-            name: value for name, value in environment.items() if not name.startswith("SHOAL_") or name in _SERVERS_OWN
-        }
         many = [] if proxies is None else ["--proxies", str(proxies)]
         names = []
         for index in range(place.servers):
             host = place.nodes + index
             command = [sys.executable, "-m", "shoal.cli", "server", "--host", place.address(host), "--port", "0", *many]
-            names.append(f"server {index}" if proxies is None else f"server {index} with {proxies} proxies")
-            self.pids.append(self._troupe.start(host, names[-1], command, own).pid)
+            names.append(f"{contestant.replace('/', '-')} server {index}")
+            self.pids.append(self._troupe.start(host, names[-1], command, environment).pid)
         return [self._listening_at(name) for name in names]
 
     def _listening_at(self, name: str) -> str:

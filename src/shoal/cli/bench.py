@@ -36,7 +36,11 @@ def bench() -> None:
 )
 @click.option("--limits", metavar="LIST", help="For Shoal's ranks: segment=16384,credit=65536 and others.")
 @click.option(
-    "--set", "variables", metavar="NAME=VALUE", multiple=True, help="A variable for Shoal's ranks and servers."
+    "--set",
+    "variables",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A variable for Shoal's ranks and the servers started for them.",
 )
 @click.option(
     "--background",

@@ -4,7 +4,8 @@ import os
 
 import click
 
-from shoal.config import Settings
+from shoal import logs
+from shoal.config import ServerSettings
 from shoal.errors import ShoalError
 from shoal.keyring import configured_secrets
 from shoal.server import serve
@@ -19,7 +20,7 @@ def server(host: str, port: int, proxies: int | None, ready_fd: int | None) -> N
     """Averages for any number of jobs, at once or one after another, until SIGTERM or Ctrl-C.
 
     Who may use it is said by the secret in SHOAL_SECRET or SHOAL_SECRET_FILE (which may hold several, one a line). On
-    loopback, without either, it is this user alone.
+    loopback, without either, it is this user alone. Of the other variables it reads SHOAL_TLS and SHOAL_LOG.
     """
     threads = proxies or min(4, os.cpu_count() or 1)
 
@@ -31,7 +32,8 @@ def server(host: str, port: int, proxies: int | None, ready_fd: int | None) -> N
                 launcher.write(f"{bound_host} {bound_port}\n")
 
     try:
-        settings = Settings.from_environment()
+        settings = ServerSettings.from_environment()
+        logs.configure(settings.log)
         serve(host, port, threads, configured_secrets(settings), ready, encrypts=settings.encrypts)
     except ShoalError as error:
         raise click.ClickException(f"shoal server: {error}") from None

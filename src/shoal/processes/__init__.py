@@ -5,7 +5,13 @@ that was started here does not outlive the one that started it, nor do that proc
 either was (see shim.py and guard.py for how).
 """
 
-from shoal.processes.environment import free_master_port, rank_environment, spread, with_secret
+from shoal.processes.environment import (
+    free_master_port,
+    rank_environment,
+    server_environment,
+    spread,
+    with_secret,
+)
 from shoal.processes.guard import Guard
 from shoal.processes.job import JobDescription, LocalJob
 from shoal.processes.output import for_terminal
@@ -23,6 +29,7 @@ __all__ = [
     "for_terminal",
     "free_master_port",
     "rank_environment",
+    "server_environment",
     "spread",
     "start_server",
     "with_secret",

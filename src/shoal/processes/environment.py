@@ -1,4 +1,4 @@
-"""What a rank on this machine finds in its environment, and the ports that go into it."""
+"""What a rank or server finds in its environment, and the ports that go into it."""
 
 import random
 import secrets
@@ -6,6 +6,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from shoal.config import SERVER_NAMES
 
 HOST = "127.0.0.1"
 
@@ -56,6 +58,12 @@ def rank_environment(
     # Output goes through a pipe, where Python would hold it back until 8 KiB have come together.
     environment.setdefault("PYTHONUNBUFFERED", "1")
     return environment
+
+
+def server_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a dedicated server of a job whose ranks have ``base``: of Shoal's variables those that concern it."""
+    own = {name: value for name, value in base.items() if not name.startswith("SHOAL_") or name in SERVER_NAMES}
+    return {**own, "PYTHONUNBUFFERED": "1"}
 
 
 def with_secret(base: Mapping[str, str]) -> dict[str, str]:

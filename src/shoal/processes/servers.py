@@ -7,12 +7,11 @@ import sys
 import time
 from collections.abc import Mapping
 
-from shoal.processes.environment import HOST
+from shoal.processes.environment import HOST, server_environment
 from shoal.processes.guard import Guard
 from shoal.processes.process import Process, Stream, describe_exit
 
 START_SECONDS = 60.0
-_VARIABLES = ("SHOAL_SECRET", "SHOAL_SECRET_FILE", "SHOAL_TLS", "SHOAL_LOG")
 
 
 class ServerFailed(RuntimeError):
@@ -86,5 +85,4 @@ def start_server(
     port: int = 0,
 ) -> ServerProcess:
     """Starts a server, at any free port if it is 0; ``wait_ready`` tells where it listens. Of Shoal's variables it gets those that concern it."""
-    own = {name: value for name, value in environment.items() if not name.startswith("SHOAL_") or name in _VARIABLES}
-    return ServerProcess(index, {**own, "PYTHONUNBUFFERED": "1"}, guard, stdout, stderr, port)
+    return ServerProcess(index, server_environment(environment), guard, stdout, stderr, port)
