@@ -198,7 +198,7 @@ void Room::Impl::wait(const std::function<bool()>& done, nanoseconds longest) {
   const bool rung = desk_.bell.load() != seen;
   if (submissions_.load() > 0 || unasked_.load() > 0 || (rung && others_are_blocked())) {
     ring(desk_, true);
-  } else if (rung || can_work_.load()) {
+  } else if (desk_.open.load() > 0 && (rung || can_work_.load())) {
     ring(desk_);
   }
 }
