@@ -40,6 +40,9 @@ inline constexpr std::size_t runs = 1024 * 1024;
 // What all nodes together may be allowed to have unanswered toward one server where windows grow.
 inline constexpr std::size_t port_bytes = 64 * 1024 * 1024;
 
+// The longest peer timeout of a job, in seconds. The kernel is told a third of it, and counts to 32767.
+inline constexpr std::uint32_t peer_timeout_seconds = 24 * 60 * 60;
+
 // The largest segment, and the largest contribution that may travel inside an opening.
 inline constexpr std::size_t segment_bytes = 16 * 1024 * 1024;
 inline constexpr std::size_t inline_bytes = 1024 * 1024;

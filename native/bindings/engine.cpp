@@ -39,7 +39,7 @@ using ArraysInFlight = std::unordered_map<std::uint64_t, std::pair<nb::object, n
 
 class Session {
  public:
-  Session(std::uint32_t rank, const JobConfig& config, int peer_timeout) : engine_(rank, config, peer_timeout) {}
+  Session(std::uint32_t rank, const JobConfig& config) : engine_(rank, config) {}
   ~Session() {
     const nb::gil_scoped_release released;
     engine_.close();
@@ -265,7 +265,8 @@ void finish_at_exit(nb::handle self, std::string reason) {
 JobConfig make_config(std::vector<std::string> hosts, std::vector<std::string> server_names,
                       std::vector<std::int32_t> server_ranks, std::vector<std::uint32_t> weights, std::uint32_t segment,
                       std::uint32_t credit, std::uint32_t eager, std::uint32_t small, std::uint32_t open_limit,
-                      bool ring, std::uint64_t rate, bool standby, std::vector<std::uint32_t> leaders) {
+                      std::uint32_t peer_timeout, bool ring, std::uint64_t rate, bool standby,
+                      std::vector<std::uint32_t> leaders) {
   JobConfig config{std::move(hosts),
                    std::move(server_names),
                    std::move(server_ranks),
@@ -278,7 +279,8 @@ JobConfig make_config(std::vector<std::string> hosts, std::vector<std::string> s
                    ring,
                    rate,
                    standby,
-                   std::move(leaders)};
+                   std::move(leaders),
+                   peer_timeout};
   if (const std::string problem = problem_with(config); !problem.empty()) {
     throw std::invalid_argument(problem);
   }
@@ -313,11 +315,11 @@ void bind_engine(nb::module_& module) {
 
   nb::class_<JobConfig>(module, "JobConfig")
       .def(nb::new_(&make_config), nb::kw_only(), "hosts"_a, "server_names"_a, "server_ranks"_a, "weights"_a,
-           "segment"_a, "credit"_a, "eager"_a, "small"_a, "open_limit"_a, "ring"_a = false, "rate"_a = 0,
-           "standby"_a = false, "leaders"_a = std::vector<std::uint32_t>());
+           "segment"_a, "credit"_a, "eager"_a, "small"_a, "open_limit"_a, "peer_timeout"_a, "ring"_a = false,
+           "rate"_a = 0, "standby"_a = false, "leaders"_a = std::vector<std::uint32_t>());
 
   nb::class_<Session>(module, "Engine")
-      .def(nb::init<std::uint32_t, const JobConfig&, int>(), "rank"_a, "config"_a, "peer_timeout"_a = 15)
+      .def(nb::init<std::uint32_t, const JobConfig&>(), "rank"_a, "config"_a)
       .def("attach_coordinator", without_gil(&tcp::Engine::attach_coordinator), "socket"_a)
       .def("attach_control", without_gil(&tcp::Engine::attach_control), "rank"_a, "socket"_a)
       .def("attach_server", without_gil(&tcp::Engine::attach_server), "index"_a, "socket"_a)

@@ -99,8 +99,7 @@ constexpr std::size_t coordinator_actor = ranks + servers;
 
 class Job {
  public:
-  explicit Job(Input& input)
-      : input_(input), config_(config_of(input)), coordinator_(config_, 15 * second, coordinator_actions_) {
+  explicit Job(Input& input) : input_(input), config_(config_of(input)), coordinator_(config_, coordinator_actions_) {
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
       nodes_.push_back(std::make_unique<Node>(config_, rank, node_actions_[rank], pool_));
       machines_.push_back(nodes_.back().get());

@@ -215,7 +215,7 @@ class CoordinatorSite final : public Site {
 
   const JobConfig config_ = make_config();
   World world_{*this};
-  Coordinator coordinator_{config_, second, world_};
+  Coordinator coordinator_{config_, world_};
 };
 
 // Links 0 and 1 go to its servers or, link 1, to another node; link 2 to the coordinator.

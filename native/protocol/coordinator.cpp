@@ -26,9 +26,9 @@ Status refused(std::string what) { return Status::error(Code::protocol, std::mov
 
 }  // namespace
 
-Coordinator::Impl::Impl(const JobConfig& config, Time peer_timeout, CoordinatorWorld& world)
+Coordinator::Impl::Impl(const JobConfig& config, CoordinatorWorld& world)
     : config_(config),
-      probation_(std::max(shortest_probation, peer_timeouts_of_probation * peer_timeout)),
+      probation_(std::max(shortest_probation, peer_timeouts_of_probation * config.peer_timeout * second)),
       world_(world),
       members_(config.size()) {}
 
@@ -204,8 +204,8 @@ void Coordinator::Impl::tell(const Member& member, Type type, std::uint32_t epoc
   }
 }
 
-Coordinator::Coordinator(const JobConfig& config, Time peer_timeout, CoordinatorWorld& world)
-    : impl_(std::make_unique<Impl>(config, peer_timeout, world)) {}
+Coordinator::Coordinator(const JobConfig& config, CoordinatorWorld& world)
+    : impl_(std::make_unique<Impl>(config, world)) {}
 Coordinator::~Coordinator() = default;
 void Coordinator::attach_node(LinkId link, std::uint32_t rank) { impl_->attach_node(link, rank); }
 Placement Coordinator::on_header(LinkId link, const Header& header) { return impl_->on_header(link, header); }

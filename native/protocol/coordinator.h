@@ -14,8 +14,7 @@ namespace shoal {
 
 class Coordinator final : public Machine {
  public:
-  // `peer_timeout`: how long a host may be silent before it counts as lost (SHOAL_PEER_TIMEOUT).
-  Coordinator(const JobConfig& config, Time peer_timeout, CoordinatorWorld& world);
+  Coordinator(const JobConfig& config, CoordinatorWorld& world);
   ~Coordinator() override;
 
   // The control link of a rank's node, rank 0's own among them.

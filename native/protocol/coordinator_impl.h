@@ -20,7 +20,7 @@ namespace shoal {
 
 class Coordinator::Impl {
  public:
-  Impl(const JobConfig& config, Time peer_timeout, CoordinatorWorld& world);
+  Impl(const JobConfig& config, CoordinatorWorld& world);
 
   void attach_node(LinkId link, std::uint32_t rank);
   Placement on_header(LinkId link, const wire::Header& header);

@@ -117,6 +117,10 @@ std::string problem_with(const JobConfig& config) {
   if (config.open_limit == 0) {
     return "open_limit must be at least 1";
   }
+  if (config.peer_timeout == 0 || config.peer_timeout > limits::peer_timeout_seconds) {
+    return "the peer timeout must be 1 to " + std::to_string(limits::peer_timeout_seconds) + " s, not " +
+           std::to_string(config.peer_timeout) + " s";
+  }
   return "";
 }
 

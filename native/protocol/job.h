@@ -24,6 +24,7 @@ struct JobConfig {
                                            // as known; 0: windows stay as they are. Nodes only
   bool standby = false;                  // co-located servers of weight 0 have links too, and average when no other can
   std::vector<std::uint32_t> leaders{};  // by rank: the first rank of its node; empty: every rank is a node of its own
+  std::uint32_t peer_timeout = 15;       // seconds of silence from a host after which it counts as lost
 
   // What one server averages in proportion to its weight, it also moves in pieces of that proportion, so that the parts
   // of an operation end together and no link is full of one server's bytes while another server waits.

@@ -47,8 +47,7 @@ JobConfig config_of(std::uint32_t first, std::uint32_t second, std::uint32_t of_
 }
 
 struct Job {
-  explicit Job(const JobConfig& job, Time peer_timeout = 15 * second)
-      : config(job), coordinator(config, peer_timeout, world) {
+  explicit Job(const JobConfig& job) : config(job), coordinator(config, world) {
     for (std::uint32_t rank = 0; rank < config.size(); ++rank) {
       coordinator.attach_node(rank + 1, rank);
     }
@@ -259,8 +258,10 @@ TEST(a_dedicated_server_without_a_share_that_returns_while_others_average_change
 }
 
 // How long after its second loss a server is tried that was back for so long.
-Time second_wait(Time peer_timeout, Time back_for) {
-  Job job(config_of(1, 1, 0), peer_timeout);
+Time second_wait(std::uint32_t peer_timeout, Time back_for) {
+  JobConfig config = config_of(1, 1, 0);
+  config.peer_timeout = peer_timeout;
+  Job job(config);
   job.reports(1, 0);
   job.comes_back(0);
   job.passes(back_for);
@@ -269,11 +270,11 @@ Time second_wait(Time peer_timeout, Time back_for) {
 }
 
 TEST(how_soon_is_soon_again_grows_with_the_peer_timeout) {
-  CHECK_EQ(second_wait(15 * second, 59 * second), 2 * second);
-  CHECK_EQ(second_wait(15 * second, 61 * second), second);
-  CHECK_EQ(second_wait(second, 59 * second), 2 * second);
-  CHECK_EQ(second_wait(60 * second, 239 * second), 2 * second);
-  CHECK_EQ(second_wait(60 * second, 241 * second), second);
+  CHECK_EQ(second_wait(15, 59 * second), 2 * second);
+  CHECK_EQ(second_wait(15, 61 * second), second);
+  CHECK_EQ(second_wait(1, 59 * second), 2 * second);
+  CHECK_EQ(second_wait(60, 239 * second), 2 * second);
+  CHECK_EQ(second_wait(60, 241 * second), second);
 }
 
 TEST(a_rank_that_averages_from_the_start_and_cannot_be_reached_is_lost) {

@@ -2,6 +2,8 @@
 
 #include "drivers/tcp/engine.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,6 +20,7 @@
 #include "drivers/shm/memory.h"
 #include "drivers/tcp/dedicated.h"
 #include "tests/check.h"
+#include "tests/tcp_sides.h"
 
 namespace {
 
@@ -54,7 +57,7 @@ struct Job {
     config.small = 1024;
     config.open_limit = 1000;
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-      engines.push_back(std::make_unique<Engine>(rank, config, 15));
+      engines.push_back(std::make_unique<Engine>(rank, config));
     }
     connect();
     share_memory();
@@ -448,12 +451,56 @@ TEST(a_dedicated_server_refuses_links_that_do_not_fit) {
   JobConfig other = config;
   other.credit = 8192;
   CHECK(!attach(0, 1, other));
+  for (const std::uint32_t seconds : {0U, 60U, 86'401U, 1'000'000'000U}) {
+    other = config;
+    other.peer_timeout = seconds;
+    CHECK(!attach(0, 1, other));
+  }
   CHECK(attach(0, 1, config));
   CHECK_EQ(server.jobs().size(), 1u);
   server.end_job("job");
   char byte;
   CHECK_EQ(::recv(ours.front(), &byte, 1, 0), 0);
   CHECK_EQ(::recv(ours.back(), &byte, 1, 0), 0);
+  for (const int descriptor : ours) {
+    ::close(descriptor);
+  }
+}
+
+int tcp_option(int socket, int option) {
+  int value = 0;
+  socklen_t size = sizeof value;
+  CHECK_EQ(::getsockopt(socket, IPPROTO_TCP, option, &value, &size), 0);
+  return value;
+}
+
+TEST(a_dedicated_server_has_the_patience_of_each_job_on_its_links) {
+  JobConfig config;
+  config.hosts = {"a"};
+  config.server_names = {"s"};
+  config.server_ranks = {-1};
+  config.weights = {1};
+  config.segment = 4096;
+  config.credit = 4096;
+  config.open_limit = 10;
+  DedicatedServer server(1);
+  std::map<std::uint32_t, int> links;  // by peer timeout: the server's end
+  std::vector<int> ours;
+  for (const std::uint32_t seconds : {6U, 60U, 86'400U}) {
+    const auto [near, far] = tests::tcp_pair();
+    config.peer_timeout = seconds;
+    server.attach("job of " + std::to_string(seconds), 0, 0, 0, far, config);
+    ours.push_back(near);
+    links[seconds] = far;
+  }
+  while (server.statistics().at("links") < links.size()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (const auto& [seconds, link] : links) {
+    CHECK_EQ(tcp_option(link, TCP_KEEPIDLE), static_cast<int>(seconds / 3));
+    CHECK_EQ(tcp_option(link, TCP_KEEPINTVL), static_cast<int>(seconds / 6));
+    CHECK_EQ(tcp_option(link, TCP_KEEPCNT), 4);
+  }
   for (const int descriptor : ours) {
     ::close(descriptor);
   }

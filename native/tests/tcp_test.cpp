@@ -1,5 +1,6 @@
 // The TCP driver's links with stand-in machines: every promise of protocol/machine.h that a driver gives.
 
+#include <linux/filter.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -253,6 +254,51 @@ TEST(detached_memory_is_not_read_any_more) {
   CHECK(std::equal(expected.begin(), expected.end(), payload));
   CHECK(std::equal(expected.begin(), expected.begin() + 100, received.end() - 100));
   side.until([&] { return side.machine.sent == (std::vector<Token>{9, 10}); });
+}
+
+// From now on the kernel throws away what comes to this socket, as if the cable to its host were cut.
+void cut(int socket) {
+  sock_filter drop_all{BPF_RET | BPF_K, 0, 0, 0};
+  const sock_fprog program{1, &drop_all};
+  CHECK_EQ(::setsockopt(socket, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
+}
+
+void mend(int socket) {
+  const int ignored = 0;
+  CHECK_EQ(::setsockopt(socket, SOL_SOCKET, SO_DETACH_FILTER, &ignored, sizeof ignored), 0);
+}
+
+TEST(each_link_of_a_loop_has_its_own_patience_with_a_silent_host) {
+  Side side;
+  const auto [hasty, hasty_peer] = tcp_pair();
+  const auto [patient, patient_peer] = tcp_pair();
+  const LinkId hasty_link = side.loop.add_socket(side.machine, Descriptor(hasty), {1, false});
+  const LinkId patient_link = side.loop.add_socket(side.machine, Descriptor(patient), {3600, false});
+  side.loop.start();
+  cut(hasty_peer);
+  cut(patient_peer);
+  const Bytes payload = pattern(1000, 3);
+  const auto began = std::chrono::steady_clock::now();
+  side.loop.call([&] {
+    side.machine.send(hasty_link, {}, payload, 1);
+    side.machine.send(patient_link, {}, payload, 2);
+  });
+  side.until([&] { return !side.machine.lost.empty(); });
+  const auto waited = std::chrono::steady_clock::now() - began;
+  CHECK(waited > std::chrono::milliseconds(900));
+  CHECK(waited < std::chrono::seconds(5));
+  CHECK_EQ(side.machine.lost.size(), 1u);
+  CHECK_EQ(side.machine.lost[0].first, hasty_link);
+  CHECK_EQ(side.machine.lost[0].second.message, "its host has not answered for 1 s (SHOAL_PEER_TIMEOUT)");
+
+  // What was sent into the silence arrives after it.
+  mend(patient_peer);
+  Bytes received(wire::header_bytes + payload.size());
+  CHECK_EQ(::recv(patient_peer, received.data(), received.size(), MSG_WAITALL), static_cast<ssize_t>(received.size()));
+  CHECK(std::equal(payload.begin(), payload.end(), received.begin() + wire::header_bytes));
+  CHECK_EQ(side.loop.call([&] { return side.machine.lost.size(); }), 1u);
+  ::close(hasty_peer);
+  ::close(patient_peer);
 }
 
 TEST(frames_in_memory_keep_order_and_give_tokens_back) {

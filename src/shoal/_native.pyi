@@ -119,6 +119,7 @@ class JobConfig:
         eager: int,
         small: int,
         open_limit: int,
+        peer_timeout: int,
         ring: bool = False,
         rate: int = 0,
         standby: bool = False,
@@ -126,6 +127,7 @@ class JobConfig:
     ) -> None:
         """``hosts`` by rank; the other lists by server index (lanes included). ``server_ranks``: the rank whose process holds it, or -1.
 
+        ``peer_timeout``: seconds of silence from a host's kernel after which it counts as lost.
         ``rate``: bytes per second of an operation of all ranks that the links allow; 0: windows stay as they are.
         ``standby``: co-located servers of weight 0 have links too, and average when no other can.
         ``leaders``: by rank, the first rank of its node, where nodes share memory; empty: they do not.
@@ -190,9 +192,7 @@ class Engine:
     engine owns them from then on. Links of a process to itself need no socket and are not attached.
     """
 
-    def __init__(self, rank: int, config: JobConfig, peer_timeout: int = 15) -> None:
-        """``peer_timeout``: seconds of silence from a host's kernel after which it counts as lost."""
-
+    def __init__(self, rank: int, config: JobConfig) -> None: ...
     def attach_coordinator(self, socket: Socket | int) -> None:
         """This node's control link to rank 0."""
 

@@ -24,10 +24,11 @@ _T = TypeVar("_T")
 
 ALGORITHMS = ("server", "ring")
 
-# Shards begin at multiples of this, so segments are multiples of it (native/base/limits.h, as the two below).
+# Shards begin at multiples of this, so segments are multiples of it (native/base/limits.h, as the three below).
 SEGMENT_ALIGNMENT = 64
 LARGEST_SEGMENT = 16 * 1024 * 1024
 LARGEST_SMALL = 1024 * 1024
+LONGEST_PEER_TIMEOUT = 24 * 60 * 60
 
 _LARGEST_UNSIGNED = 2**32 - 1
 
@@ -150,7 +151,8 @@ class Settings(ServerSettings):
     algorithm: str = "server"
     fusion_mb: float | None = None
     timeout: float = 1800.0
-    peer_timeout: float = 15.0
+    # Whole seconds, which the kernel counts.
+    peer_timeout: int = 15
     sockets: int | None = None
     trace: Path | None = None
 
@@ -207,6 +209,7 @@ class Settings(ServerSettings):
             "SHOAL_TLS": self.tls,
             "SHOAL_ALGORITHM": self.algorithm,
             "SHOAL_FUSION_MB": "unset" if self.fusion_mb is None else f"{self.fusion_mb:g}",
+            "SHOAL_PEER_TIMEOUT": str(self.peer_timeout),
             "SHOAL_SOCKETS": "unset" if self.sockets is None else str(self.sockets),
         }
 
@@ -237,7 +240,11 @@ class Settings(ServerSettings):
             fusion_mb=_read(environ, "SHOAL_FUSION_MB", _positive, "a number of megabytes above 0", None),
             timeout=_read(environ, "SHOAL_TIMEOUT", _positive, "a number of seconds above 0", 1800.0),
             peer_timeout=_read(
-                environ, "SHOAL_PEER_TIMEOUT", _peer_timeout, "a number of seconds above 0, at most 86400", 15.0
+                environ,
+                "SHOAL_PEER_TIMEOUT",
+                _peer_timeout,
+                f"a number of seconds above 0, at most {LONGEST_PEER_TIMEOUT}",
+                15,
             ),
             sockets=_read(environ, "SHOAL_SOCKETS", _socket_count, "a whole number from 1 to 64", None),
             trace=_read(environ, "SHOAL_TRACE", _path, "the path of a folder", None),
@@ -345,10 +352,9 @@ def _positive(text: str) -> float:
     return number
 
 
-def _peer_timeout(text: str) -> float:
-    """What the kernel can count: its limit for a third of it is 32767 seconds."""
-    number = _positive(text)
-    if number > 86400:
+def _peer_timeout(text: str) -> int:
+    number = math.ceil(_positive(text))
+    if number > LONGEST_PEER_TIMEOUT:
         raise ValueError
     return number
 

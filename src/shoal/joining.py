@@ -65,7 +65,16 @@ def join_alone(settings: Settings, overrides: Mapping[str, int]) -> Joined:
     host = socket.gethostname()
     places = tuple(server_places([host], settings.servers, settings.colocated))
     limits = sizing.limits_for(None, settings.lanes, overrides)
-    welcome = Welcome(os.urandom(16), (host,), (Address("127.0.0.1", 1),), (0,), places, settings.lanes, limits)
+    welcome = Welcome(
+        incarnation=os.urandom(16),
+        hosts=(host,),
+        addresses=(Address("127.0.0.1", 1),),
+        leaders=(0,),
+        servers=places,
+        lanes=settings.lanes,
+        limits=limits,
+        peer_timeout=settings.peer_timeout,
+    )
     return Joined(0, b"", welcome, [])
 
 

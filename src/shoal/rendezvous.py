@@ -391,6 +391,7 @@ class Rendezvous:
             servers=tuple(servers),
             lanes=self._settings.lanes,
             limits=sizing.limits_for(nodes, len(set(leaders)) * self._settings.lanes, self._overrides),
+            peer_timeout=self._settings.peer_timeout,
             algorithm=self._settings.algorithm,
             network=network,
             rate=0 if nodes is None or "credit" in self._overrides else round(rate_of(averaging, nodes)),

@@ -229,5 +229,6 @@ def _core_config(terms: JobTerms, address: Address) -> _native.JobConfig:
         eager=terms.limits.eager,
         small=terms.limits.small,
         open_limit=terms.limits.open_limit,
+        peer_timeout=terms.peer_timeout,
         ring=terms.algorithm == "ring",
     )

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import errno
 import logging
-import math
 import os
 import socket
 import threading
@@ -61,6 +60,7 @@ def native_config(joined: Joined) -> _native.JobConfig:
         eager=welcome.limits.eager,
         small=welcome.limits.small,
         open_limit=welcome.limits.open_limit,
+        peer_timeout=welcome.peer_timeout,
         ring=welcome.terms.algorithm == "ring",
         rate=welcome.rate,
         standby=welcome.standby,
@@ -68,9 +68,9 @@ def native_config(joined: Joined) -> _native.JobConfig:
     )
 
 
-def start_engine(joined: Joined, settings: Settings) -> _native.Engine:
+def start_engine(joined: Joined) -> _native.Engine:
     """An engine that owns all sockets of ``joined`` from here on."""
-    engine = _native.Engine(joined.rank, native_config(joined), math.ceil(settings.peer_timeout))
+    engine = _native.Engine(joined.rank, native_config(joined))
     try:
         if joined.coordinator is not None:
             engine.attach_coordinator(hand_over(joined.coordinator))
@@ -119,7 +119,7 @@ class Session:
         self._handed_over = False
         self._ended = threading.Event()
         self._finishing = threading.Lock()
-        self._engine = start_engine(joined, settings)
+        self._engine = start_engine(joined)
         if joined.door is not None:
             link_thread.run(self._receive_peers())
         self._events = threading.Thread(target=self._serve, name="shoal-events", daemon=True)

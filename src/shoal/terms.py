@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from shoal.addresses import Address
-from shoal.config import ALGORITHMS, Limits
+from shoal.config import ALGORITHMS, LONGEST_PEER_TIMEOUT, Limits
 from shoal.errors import ConfigurationError
 from shoal.launchers import MOST_RANKS
 from shoal.messages import Fields, Message, MessageError
@@ -41,11 +41,13 @@ os.register_at_fork(after_in_child=_draw_owner)
 
 @dataclass(frozen=True)
 class JobTerms:
-    """What a server must know of a job. ``weights`` by server index, lanes included; ``hosts`` by rank."""
+    """What a server must know of a job. ``weights`` by server index, lanes included; ``hosts`` by rank; ``peer_timeout`` in
+    seconds: a server has the patience of each job on that job's links."""
 
     weights: tuple[int, ...]
     hosts: tuple[str, ...]
     limits: Limits
+    peer_timeout: int
     algorithm: str = "server"
 
     @property
@@ -64,15 +66,15 @@ class JobTerms:
             "hosts": self.hosts,
             "algorithm": self.algorithm,
             **_limits_fields(self.limits),
+            "peer_timeout": self.peer_timeout,
         }
 
     def difference(self, other: "JobTerms") -> str:
         """The name of a field in which two differ, "" if they are equal."""
         if self.limits != other.limits:
             return next(f.name for f in fields(Limits) if getattr(self.limits, f.name) != getattr(other.limits, f.name))
-        return next(
-            (name for name in ("weights", "hosts", "algorithm") if getattr(self, name) != getattr(other, name)), ""
-        )
+        names = ("weights", "hosts", "peer_timeout", "algorithm")
+        return next((name for name in names if getattr(self, name) != getattr(other, name)), "")
 
 
 @dataclass(frozen=True)
@@ -95,14 +97,14 @@ def parse_job(message: Message) -> JobRequest:
         raise MessageError("message 'job': the field 'weights' has no server above zero, or too many servers")
     index = message.integer("index", 0, len(weights) - 1)
     hosts = tuple(message.texts("hosts", count=size))
-    terms = JobTerms(weights, hosts, _parse_limits(message), _parse_algorithm(message))
+    terms = JobTerms(weights, hosts, _parse_limits(message), _parse_peer_timeout(message), _parse_algorithm(message))
     attempt = message.integer("attempt", 0, _LARGEST_UNSIGNED)
     return JobRequest(message.identity("owner"), index, attempt, terms)
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """Everything that the coordinator decided. ``addresses``: where each rank listens, by rank."""
+    """Everything that the coordinator decided. ``addresses``: where each rank listens, by rank. ``peer_timeout`` in seconds."""
 
     incarnation: bytes
     hosts: tuple[str, ...]
@@ -112,6 +114,7 @@ class Welcome:
     servers: tuple[ServerPlace, ...]
     lanes: int
     limits: Limits
+    peer_timeout: int
     algorithm: str = "server"
     # None if nothing was measured.
     network: Network | None = None
@@ -136,7 +139,7 @@ class Welcome:
     @property
     def terms(self) -> JobTerms:
         weights = tuple(server.weight for server in self.servers for _ in range(self.lanes))
-        return JobTerms(weights, self.hosts, self.limits, self.algorithm)
+        return JobTerms(weights, self.hosts, self.limits, self.peer_timeout, self.algorithm)
 
     def server_names(self) -> list[str]:
         """By server index, lanes included: for messages, and to know the lanes of a server, which have one name."""
@@ -167,6 +170,7 @@ class Welcome:
             "leaders": self.leaders,
             "standby": self.standby,
             **_limits_fields(self.limits),
+            "peer_timeout": self.peer_timeout,
         }
 
 
@@ -183,6 +187,7 @@ def parse_welcome(message: Message, size: int) -> Welcome:
         servers=servers,
         lanes=message.integer("lanes", 1, MOST_LANES),
         limits=_parse_limits(message),
+        peer_timeout=_parse_peer_timeout(message),
         algorithm=_parse_algorithm(message),
         network=None if message.is_null("network") else _parse_network(message.message("network"), size, servers),
         rate=message.integer("rate", 0, _LARGEST_RATE),
@@ -235,6 +240,10 @@ def _parse_limits(message: Message) -> Limits:
         return Limits(**values)
     except ConfigurationError as error:
         raise MessageError(f"message '{message.kind}': {error}") from None
+
+
+def _parse_peer_timeout(message: Message) -> int:
+    return message.integer("peer_timeout", 1, LONGEST_PEER_TIMEOUT)
 
 
 def _parse_algorithm(message: Message) -> str:

@@ -21,7 +21,7 @@ from shoal.terms import JobTerms
 
 SECRET = b"the secret of the front's fuzzer"
 INCARNATION = bytes(range(16))
-JOB = {"type": "job", **JobTerms((1, 1), ("a", "b"), Limits()).job_fields(bytes(16), 0)}
+JOB = {"type": "job", **JobTerms((1, 1), ("a", "b"), Limits(), 15).job_fields(bytes(16), 0)}
 
 # What has been said is all there is: nobody waits for more.
 _PATIENCE = Patience(stranger=0.5, answer=0.5)

@@ -15,7 +15,7 @@ from shoal.server import _core_config
 from shoal.shares import server_places
 from shoal.terms import JobTerms, Welcome, parse_job, parse_welcome
 
-TERMS = JobTerms((2, 2, 1), ("a", "b"), Limits())
+TERMS = JobTerms((2, 2, 1), ("a", "b"), Limits(), 15)
 WELCOME = Welcome(
     incarnation=bytes(range(16)),
     hosts=("a", "b"),
@@ -24,6 +24,7 @@ WELCOME = Welcome(
     servers=tuple(server_places(("a", "b"), (Address("10.0.0.3", 7077),), "always")),
     lanes=2,
     limits=Limits(),
+    peer_timeout=15,
     network=Network((10**9, 10**9), (10**9,), 0.0001),
 )
 JOB = {"type": "job", **TERMS.job_fields(bytes(16), 2)}

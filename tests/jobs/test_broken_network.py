@@ -37,6 +37,22 @@ def test_a_cut_of_five_seconds_costs_time_and_nothing_else(servers: int) -> None
         assert job.wait(60) == [0] * RANKS, job.everything()
 
 
+def test_a_cut_that_is_shorter_than_the_peer_timeout_is_so_for_a_server_too() -> None:
+    """And longer than the default, which is nobody's here."""
+    with lab_job(RANKS, "work_for(45)", servers=1, SHOAL_PEER_TIMEOUT="60") as job:
+        server = job.lab.hosts[-1]
+        time.sleep(1)
+        server.cut()
+        time.sleep(18)
+        steps = job.output(0).count("step")
+        mended = time.monotonic()
+        server.mend()
+        job.wait_for(lambda: job.output(0).count("step") > steps + 3, 30)
+        print(f"went on {time.monotonic() - mended:.2f} s after the link was mended")
+        assert job.wait(60) == [0] * RANKS, job.everything()
+        assert "is lost" not in job.everything()
+
+
 def break_for_good(job: LabJob, how: Callable[[list[Host]], None]) -> list[Failure]:
     """Breaks something; each rank's error, which came neither early nor late, and after which the rank has ended."""
     time.sleep(0.5)

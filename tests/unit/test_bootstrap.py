@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 import pytest
-from local_front import running
+from local_front import keepalive_of_ends_at, running
 
 from shoal import _native, handshake, messages
 from shoal.addresses import Address
@@ -148,6 +148,16 @@ def test_encrypted_with_servers_and_lanes() -> None:
         leave_all(joined)
 
 
+def test_a_server_has_the_patience_of_the_job_with_its_links() -> None:
+    with running() as front:
+        joined = sessions(run_job(2, servers=(front.address,), colocated="never", peer_timeout=60))
+        end = time.monotonic() + 5
+        while front.statistics()["links"] < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert keepalive_of_ends_at(front.address) == [(20, 10, 4)] * 2
+        leave_all(joined)
+
+
 def test_a_job_can_follow_another_at_the_same_address() -> None:
     address = free_address()
     for _ in range(3):
@@ -244,6 +254,15 @@ def test_a_rank_that_alone_encrypts_or_does_not_is_named_on_every_rank(ours: str
     errors(outcomes[:2], ConfigurationError, f"{ours} on rank 0", f"{theirs} on rank 2")
     errors(outcomes[2:], ConfigurationError, "rank 2 called rank 0")
     assert time.monotonic() - began < 5
+
+
+def test_a_rank_with_another_peer_timeout_is_named_on_every_rank() -> None:
+    address = free_address()
+    every = [settings(rank, 3, address, peer_timeout=60 if rank == 2 else 15) for rank in range(3)]
+    for message in errors(
+        run_ranks(every), ConfigurationError, "SHOAL_PEER_TIMEOUT differs: 15 on rank 0", "60 on rank 2"
+    ):
+        assert "must be the same on every rank" in message
 
 
 @pytest.mark.parametrize("server_encrypts", [True, False])

@@ -50,7 +50,7 @@ def test_every_variable_is_read() -> None:
     assert settings.meeting_place() == Address("head", 7000)
     assert settings.port_range == (7100, 7199)
     assert settings.interfaces == ("eth0", "10.0.0.3")
-    assert (settings.fusion_mb, settings.timeout, settings.peer_timeout) == (12.5, 60.0, 4.5)
+    assert (settings.fusion_mb, settings.timeout, settings.peer_timeout) == (12.5, 60.0, 5)
     assert (settings.sockets, settings.lanes) == (4, 4)
     assert settings.trace == Path("/tmp/timelines")
     assert settings.log == "DEBUG"
@@ -59,7 +59,7 @@ def test_every_variable_is_read() -> None:
 def test_defaults() -> None:
     settings = Settings.from_environment({})
     assert (settings.servers, settings.colocated, settings.tls, settings.algorithm) == ((), "auto", "off", "server")
-    assert (settings.timeout, settings.peer_timeout, settings.lanes) == (1800.0, 15.0, 1)
+    assert (settings.timeout, settings.peer_timeout, settings.lanes) == (1800.0, 15, 1)
     assert settings.secret is None
     assert settings.fusion_mb is None
 
@@ -186,9 +186,10 @@ def test_the_secret_folder_follows_xdg() -> None:
 
 
 def test_settings_that_must_agree_are_those_that_ranks_could_differ_in() -> None:
-    ours = Settings.from_environment({"SHOAL_FUSION_MB": "25"}).shared()
-    theirs = Settings.from_environment({"SHOAL_FUSION_MB": "25.0", "SHOAL_TIMEOUT": "5"}).shared()
-    assert ours == theirs
+    ours = Settings.from_environment({"SHOAL_FUSION_MB": "25", "SHOAL_PEER_TIMEOUT": "5"}).shared()
+    theirs = {"SHOAL_FUSION_MB": "25.0", "SHOAL_PEER_TIMEOUT": "4.5", "SHOAL_TIMEOUT": "5"}
+    assert Settings.from_environment(theirs).shared() == ours
+    assert Settings.from_environment({**theirs, "SHOAL_PEER_TIMEOUT": "6"}).shared() != ours
 
 
 @pytest.mark.parametrize(

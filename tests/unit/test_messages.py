@@ -18,7 +18,7 @@ from shoal.shares import server_places
 from shoal.terms import JobTerms, Welcome, parse_job, parse_welcome
 
 OWNER = bytes(range(16))
-TERMS = JobTerms((2, 2, 0), ("a", "b"), Limits())
+TERMS = JobTerms((2, 2, 0), ("a", "b"), Limits(), 15)
 
 
 def over_the_wire(kind: str, fields: messages.Fields) -> Message:
@@ -99,6 +99,11 @@ def test_a_job_comes_back_as_it_was() -> None:
         ("eager", 2**32),
         ("small", 262145),
         ("open_limit", 0),
+        ("peer_timeout", 0),
+        ("peer_timeout", 86401),
+        ("peer_timeout", 10**9),
+        ("peer_timeout", 15.0),
+        ("peer_timeout", None),
     ],
 )
 def test_every_field_of_a_job_is_checked(field: str, value: Any) -> None:
@@ -107,9 +112,10 @@ def test_every_field_of_a_job_is_checked(field: str, value: Any) -> None:
 
 
 def test_what_differs_between_two_jobs_is_named() -> None:
-    assert JobTerms((2, 2, 0), ("a", "c"), Limits()).difference(TERMS) == "hosts"
-    assert JobTerms((2, 1, 0), ("a", "b"), Limits()).difference(TERMS) == "weights"
-    assert JobTerms((2, 2, 0), ("a", "b"), Limits(eager=0)).difference(TERMS) == "eager"
+    assert JobTerms((2, 2, 0), ("a", "c"), Limits(), 15).difference(TERMS) == "hosts"
+    assert JobTerms((2, 1, 0), ("a", "b"), Limits(), 15).difference(TERMS) == "weights"
+    assert JobTerms((2, 2, 0), ("a", "b"), Limits(eager=0), 15).difference(TERMS) == "eager"
+    assert JobTerms((2, 2, 0), ("a", "b"), Limits(), 60).difference(TERMS) == "peer_timeout"
 
 
 def test_a_welcome_comes_back_as_it_was() -> None:
@@ -121,6 +127,7 @@ def test_a_welcome_comes_back_as_it_was() -> None:
         servers=tuple(server_places(["a", "b"], (Address("s", 7077),), "auto")),
         lanes=2,
         limits=Limits(small=64),
+        peer_timeout=60,
         network=Network((50_000_000, 25_000_000), (50_000_000,), 60e-6),
         rate=25_000_000,
         standby=True,
@@ -137,6 +144,7 @@ def test_a_welcome_comes_back_as_it_was() -> None:
         "s:7077",
     ]
     assert found.terms.weights == (1, 1, 1, 1, 2, 2)
+    assert found.terms.peer_timeout == 60
     assert json.dumps(found.as_fields()) == json.dumps(welcome.as_fields())
 
 

@@ -1,6 +1,7 @@
 """server.py: who gets in at a dedicated server, and what a job message must say."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import time
 from typing import Any
 
 import pytest
-from local_front import SECRET, running
+from local_front import SECRET, keepalive_of_ends_at, running
 
 from shoal import messages
 from shoal.addresses import Address
@@ -27,7 +28,7 @@ from shoal.terms import JobTerms
 OTHER_SECRET = b"the secret of another job here"
 INCARNATION = bytes(range(16))
 OWNER = bytes(range(50, 66))
-TERMS = JobTerms((0, 0, 1), ("a", "b"), Limits())
+TERMS = JobTerms((0, 0, 1), ("a", "b"), Limits(), 15)
 
 
 def exactly(link: socket.socket, count: int) -> bytes:
@@ -97,9 +98,26 @@ def wait_for(condition: Any) -> None:
 def test_a_second_job_message_must_say_the_same() -> None:
     with running() as front, call(front.address, 0) as first, call(front.address, 1) as second:
         assert say(first, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
-        other = JobTerms(TERMS.weights, TERMS.hosts, Limits(credit=524288)).job_fields(OWNER, 2)
+        other = JobTerms(TERMS.weights, TERMS.hosts, Limits(credit=524288), 15).job_fields(OWNER, 2)
         assert "'credit'" in refusal(say(second, "job", other))
         assert ended(second)
+
+
+def test_each_job_has_its_own_peer_timeout_at_a_server() -> None:
+    with running() as front, call(front.address) as first, call(front.address, incarnation=bytes(16)) as second:
+        for link, owner, seconds in ((first, OWNER, 60), (second, bytes(16), 6)):
+            terms = dataclasses.replace(TERMS, peer_timeout=seconds)
+            assert say(link, "job", terms.job_fields(owner, 2)).kind == "ready"
+        wait_for(lambda: front._core.statistics()["links"] == 2)
+        assert sorted(keepalive_of_ends_at(front.address)) == [(2, 1, 4), (20, 10, 4)]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 86401, 10**9])
+def test_a_job_that_asks_for_a_senseless_peer_timeout_is_refused(seconds: int) -> None:
+    with running() as front, call(front.address) as link:
+        said = refusal(say(link, "job", {**TERMS.job_fields(OWNER, 2), "peer_timeout": seconds}))
+        assert said == "message 'job': the field 'peer_timeout' is not a whole number from 1 to 86400"
+        assert front._core.jobs() == []
 
 
 @pytest.mark.parametrize("changes", [{"index": 7}, {"size": 3}, {"owner": None}, {"segment": 1}, {"weights": [0]}])

@@ -136,7 +136,7 @@ Cluster::ServerHost& Cluster::make_server(std::uint32_t index, std::uint32_t att
 void Cluster::make_coordinator(Application& application) {
   coordinator_seat_ = &network_.add_seat(nodes_[0].actor, "coordinator");
   coordinator_world_ = std::make_unique<SimulatedCoordinatorWorld>(network_, *coordinator_seat_, application);
-  coordinator_ = std::make_unique<Coordinator>(plan_.config, peer_timeout, *coordinator_world_);
+  coordinator_ = std::make_unique<Coordinator>(plan_.config, *coordinator_world_);
   coordinator_seat_->machine = coordinator_.get();
 }
 

@@ -50,6 +50,7 @@ JobConfig make_config(const Shape& shape, std::vector<std::uint32_t>& server_pro
   config.eager = 256;
   config.small = 128;
   config.open_limit = 1;
+  config.peer_timeout = peer_timeout / second;
   return config;
 }
 

@@ -126,7 +126,8 @@ void DedicatedServer::Impl::attach_on(Proxy& proxy, const Key& key, std::uint32_
     hosted = std::make_unique<Hosted>(config, key.index, proxy.loop);
   }
   hosted->ranks.insert(rank);
-  hosted->machine.attach_node(proxy.loop.add_socket(hosted->machine, std::move(socket)), rank);
+  // Other jobs of this server may have more patience, or less.
+  hosted->machine.attach_node(proxy.loop.add_socket(hosted->machine, std::move(socket), LinkOptions::of(config)), rank);
 }
 
 void DedicatedServer::Impl::end_job(const std::string& incarnation) {

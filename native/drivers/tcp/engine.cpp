@@ -46,7 +46,7 @@ Status closed_status() {
 // Invariant: an operation is in `open_` from submit() until it is finished, so that none is forgotten.
 class Engine::Impl {
  public:
-  Impl(std::uint32_t rank, JobConfig config, int peer_timeout);
+  Impl(std::uint32_t rank, JobConfig config);
   ~Impl() { close(); }
 
   void attach_coordinator(Socket socket);
@@ -214,8 +214,8 @@ void Engine::Impl::World::finish(std::uint64_t handle, Status status) {
 
 // --- Making and connecting the machines ---
 
-Engine::Impl::Impl(std::uint32_t rank, JobConfig config, int peer_timeout)
-    : rank_(rank), config_(std::move(config)), loop_(LinkOptions{peer_timeout, false}) {
+Engine::Impl::Impl(std::uint32_t rank, JobConfig config)
+    : rank_(rank), config_(std::move(config)), loop_(LinkOptions::of(config_)) {
   if (const std::string problem = problem_with(config_); !problem.empty()) {
     throw std::invalid_argument(problem);
   }
@@ -232,7 +232,7 @@ Engine::Impl::Impl(std::uint32_t rank, JobConfig config, int peer_timeout)
   }
   if (rank == 0) {
     coordinator_world_ = std::make_unique<DecidingWorld>(*this, loop_);
-    coordinator_ = std::make_unique<Coordinator>(config_, peer_timeout * second, *coordinator_world_);
+    coordinator_ = std::make_unique<Coordinator>(config_, *coordinator_world_);
     coordinator_world_->bind(*coordinator_);
     loop_.add(*coordinator_);
   }
@@ -633,8 +633,7 @@ std::map<std::string, std::uint64_t> Engine::Impl::statistics() const {
 
 // --- The engine as others see it ---
 
-Engine::Engine(std::uint32_t rank, JobConfig config, int peer_timeout)
-    : impl_(std::make_unique<Impl>(rank, std::move(config), peer_timeout)) {}
+Engine::Engine(std::uint32_t rank, JobConfig config) : impl_(std::make_unique<Impl>(rank, std::move(config))) {}
 Engine::~Engine() = default;
 
 void Engine::attach_coordinator(Socket&& socket) { impl_->attach_coordinator(std::move(socket)); }

@@ -32,8 +32,7 @@ struct Event {
 class Engine {
  public:
   // Throws std::invalid_argument for a configuration that cannot be worked with.
-  // `peer_timeout`: seconds of silence from a host's kernel after which it counts as lost.
-  Engine(std::uint32_t rank, JobConfig config, int peer_timeout);
+  Engine(std::uint32_t rank, JobConfig config);
   ~Engine();
 
   // Sockets are connected, authenticated and non-blocking, owned by the engine from here on, also when it throws

@@ -64,7 +64,11 @@ void configure(int socket, const LinkOptions& options) {
 }  // namespace
 
 Link::Link(LinkId id, Socket socket, const LinkOptions& options)
-    : id_(id), socket_(std::move(socket.descriptor)), tls_(std::move(socket.tls)), reader_(id) {
+    : id_(id),
+      socket_(std::move(socket.descriptor)),
+      tls_(std::move(socket.tls)),
+      peer_timeout_seconds_(options.peer_timeout_seconds),
+      reader_(id) {
   configure(socket_.number(), options);
   if (tls_ != nullptr) {
     tls_->read_ahead();
@@ -235,7 +239,7 @@ void Link::close(std::vector<Token>& unsent) {
 
 // A stopped process whose buffers are full is not silent: its kernel acknowledges, and answers probes of its window. So
 // this can be asked where data flows, and the kernel's own limits for data (TCP_USER_TIMEOUT) cannot.
-bool Link::is_silent(Time now, Time longest) {
+bool Link::is_silent(Time now) {
   tcp_info info{};
   socklen_t size = sizeof info;
   if (std::exchange(heard_, false) || ::getsockopt(socket_.number(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
@@ -247,7 +251,7 @@ bool Link::is_silent(Time now, Time longest) {
   if (owed_since_ == 0 || quiet < now - owed_since_) {
     owed_since_ = now;
   }
-  return now - owed_since_ >= longest;
+  return now - owed_since_ >= peer_timeout_seconds_ * second;
 }
 
 int Link::unsent_bytes() const {

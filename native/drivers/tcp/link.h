@@ -19,6 +19,7 @@
 #include "base/status.h"
 #include "drivers/tcp/socket.h"
 #include "protocol/frame_reader.h"
+#include "protocol/job.h"
 #include "protocol/machine.h"
 #include "wire/frame.h"
 
@@ -33,6 +34,8 @@ struct LinkOptions {
   // Whether that holds for sent data that is not acknowledged, too. Not where payloads flow: the kernel counts a full
   // receive buffer of a stopped process as silence.
   bool judges_unacknowledged_data = false;
+
+  static LinkOptions of(const JobConfig& config) { return {static_cast<int>(config.peer_timeout), false}; }
 };
 
 struct LinkCounters {
@@ -85,9 +88,10 @@ class Link {
   // connection is on its way, so that no answer will come, it would wait for 200 ms.
   void push() const;
 
-  // Whether the other side's kernel owes an answer and has given none for so long. Asked about often, since the kernel
-  // only tells when the last answer came, not since when one is owed.
-  bool is_silent(Time now, Time longest);
+  // Whether the other side's kernel owes an answer and has given none for the peer timeout. Asked about often, since
+  // the kernel only tells when the last answer came, not since when one is owed.
+  bool is_silent(Time now);
+  int peer_timeout_seconds() const { return peer_timeout_seconds_; }
 
   // Whether the loop waits for room in the kernel's buffer.
   bool waits_for_room = false;
@@ -117,6 +121,7 @@ class Link {
   LinkId id_;
   Descriptor socket_;
   std::shared_ptr<Tls> tls_;  // null: bytes travel as they are
+  const int peer_timeout_seconds_;
   Status why_;
 
   std::deque<Frame> queue_;

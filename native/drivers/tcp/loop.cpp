@@ -299,6 +299,7 @@ LinkId Loop::add_socket(Machine& machine, Socket socket, const LinkOptions& opti
   const LinkId id = ++last_link_;
   auto link = std::make_unique<Link>(id, std::move(socket), options);
   wait_for(*link, false, EPOLL_CTL_ADD);
+  look_within(options.peer_timeout_seconds, now());
   const bool holds_bytes = link->holds_bytes();
   sockets_.emplace(id, SocketEnd{&machine, std::move(link)});
   if (holds_bytes) {

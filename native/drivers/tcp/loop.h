@@ -144,6 +144,7 @@ class Loop final : private Receiver {
   void list(Link& link);
   void push_backlog();
   void drop_silent_links();
+  void look_within(int peer_timeout_seconds, Time time);
   void lose_socket(LinkId link, Status why);  // by value: it may be the link's own
   void lose_memory(LinkId link, const Status& why);
   std::unordered_map<LinkId, SocketEnd>::iterator drop_socket(std::unordered_map<LinkId, SocketEnd>::iterator end);
@@ -181,7 +182,7 @@ class Loop final : private Receiver {
   std::vector<LinkId> to_flush_;
   std::vector<LinkId> backlogged_;  // links whose bytes the kernel has taken and not sent
   Time next_push_ = 0;
-  Time next_look_ = 0;  // for links whose other host is silent
+  Time next_look_ = never;  // for links whose other host is silent
   LinkId last_link_ = 0;
   std::uint64_t links_gone_ = 0;
   Machine* receiving_ = nullptr;  // whose socket is being read

@@ -113,19 +113,24 @@ void Loop::drop_silent_links() {
   if (time < next_look_) {
     return;
   }
-  // Often enough that the time of a loss is right to a tenth.
-  next_look_ = time + std::clamp<Time>(options_.peer_timeout_seconds * second / 20, second / 10, second);
-  std::vector<LinkId> silent;
+  next_look_ = never;
+  std::vector<std::pair<LinkId, int>> silent;
   for (const auto& [id, end] : sockets_) {
-    if (end.link->is_silent(time, options_.peer_timeout_seconds * second)) {
-      silent.push_back(id);
+    look_within(end.link->peer_timeout_seconds(), time);
+    if (end.link->is_silent(time)) {
+      silent.emplace_back(id, end.link->peer_timeout_seconds());
     }
   }
-  for (LinkId id : silent) {
-    lose_socket(id, Status::error(Code::peer_lost, "its host has not answered for " +
-                                                       std::to_string(options_.peer_timeout_seconds) +
+  for (const auto& [id, seconds] : silent) {
+    lose_socket(id, Status::error(Code::peer_lost, "its host has not answered for " + std::to_string(seconds) +
                                                        " s (SHOAL_PEER_TIMEOUT)"));
   }
+}
+
+// Often enough that the time of a loss is right to a tenth, also that of the link with the least patience.
+void Loop::look_within(int peer_timeout_seconds, Time time) {
+  const Time interval = std::clamp<Time>(peer_timeout_seconds * second / 20, second / 10, second);
+  next_look_ = std::min(next_look_, time + interval);
 }
 
 void Loop::wait_for(Link& link, bool room, int operation) {

@@ -75,9 +75,6 @@ class RatedNodeWorld final : public World<NodeWorld> {
   std::uint32_t rank_;
 };
 
-// Nobody is lost here.
-constexpr Time silence = 15 * second;
-
 struct NodeHost {
   Process* process = nullptr;
   std::unique_ptr<NodeWorld> world;
@@ -165,7 +162,7 @@ void Run::make_nodes() {
 void Run::make_coordinator() {
   Process& process = processes_.add(0, "the coordinator");
   coordinator_world_ = std::make_unique<RatedCoordinatorWorld>(process);
-  coordinator_ = std::make_unique<Coordinator>(setup_.config, silence, *coordinator_world_);
+  coordinator_ = std::make_unique<Coordinator>(setup_.config, *coordinator_world_);
   process.set_machine(coordinator_.get());
   for (std::uint32_t rank = 0; rank < nodes_.size(); ++rank) {
     const auto [near, far] = processes_.join(*nodes_[rank].process, process);
