@@ -2,6 +2,7 @@
 
 #include "drivers/tcp/engine.h"
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -504,6 +505,34 @@ TEST(a_dedicated_server_has_the_patience_of_each_job_on_its_links) {
   for (const int descriptor : ours) {
     ::close(descriptor);
   }
+}
+
+TEST(a_connection_that_cannot_be_watched_costs_a_dedicated_server_nothing_else) {
+  JobConfig config;
+  config.hosts = {"a", "b"};
+  config.server_names = {"s"};
+  config.server_ranks = {-1};
+  config.weights = {1};
+  config.segment = 4096;
+  config.credit = 4096;
+  config.open_limit = 10;
+  DedicatedServer server(1);
+  const auto [near, far] = tests::tcp_pair();
+  server.attach("a job", 0, 0, 1, far, config);
+  server.attach("a job", 0, 0, 0, ::open("/dev/null", O_RDWR | O_CLOEXEC), config);
+  server.attach("another", 0, 0, 0, ::open("/dev/null", O_RDWR | O_CLOEXEC), config);
+  while (server.jobs().size() > 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK_EQ(server.statistics().at("links"), 1U);
+  // Its place is free again.
+  const auto [near_again, far_again] = tests::tcp_pair();
+  server.attach("a job", 0, 0, 0, far_again, config);
+  while (server.statistics().at("links") < 2) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ::close(near);
+  ::close(near_again);
 }
 
 TEST(a_forked_child_can_neither_use_nor_harm_the_engine) {

@@ -67,6 +67,7 @@ class DedicatedServer::Impl {
   };
 
   void attach_on(Proxy& proxy, const Key& key, std::uint32_t rank, Socket socket, const JobConfig& config);
+  void detach_from(Proxy& proxy, std::map<Key, std::unique_ptr<Hosted>>::iterator place, std::uint32_t rank);
   void after_round(Proxy& proxy);
   std::map<Key, std::unique_ptr<Hosted>>::iterator forget(Proxy& proxy,
                                                           std::map<Key, std::unique_ptr<Hosted>>::iterator place);
@@ -121,13 +122,33 @@ void DedicatedServer::Impl::attach(const std::string& incarnation, std::uint32_t
 
 void DedicatedServer::Impl::attach_on(Proxy& proxy, const Key& key, std::uint32_t rank, Socket socket,
                                       const JobConfig& config) {
-  std::unique_ptr<Hosted>& hosted = proxy.hosted[key];
+  const auto place = proxy.hosted.try_emplace(key).first;
+  std::unique_ptr<Hosted>& hosted = place->second;
   if (hosted == nullptr) {
     hosted = std::make_unique<Hosted>(config, key.index, proxy.loop);
   }
   hosted->ranks.insert(rank);
-  // Other jobs of this server may have more patience, or less.
-  hosted->machine.attach_node(proxy.loop.add_socket(hosted->machine, std::move(socket), LinkOptions::of(config)), rank);
+  LinkId link = 0;
+  try {
+    // Other jobs of this server may have more patience, or less.
+    link = proxy.loop.add_socket(hosted->machine, std::move(socket), LinkOptions::of(config));
+  } catch (const std::exception&) {
+    // The rank sees its connection closed, and takes this server for lost. The other jobs go on.
+    return detach_from(proxy, place, rank);
+  }
+  hosted->machine.attach_node(link, rank);
+}
+
+void DedicatedServer::Impl::detach_from(Proxy& proxy, std::map<Key, std::unique_ptr<Hosted>>::iterator place,
+                                        std::uint32_t rank) {
+  if (proxy.loop.links_of(place->second->machine) == 0) {
+    forget(proxy, place);
+    return;
+  }
+  const auto& [incarnation, index, attempt] = place->first;
+  place->second->ranks.erase(rank);
+  const std::lock_guard lock(mutex_);
+  jobs_[incarnation].links.erase({index, attempt, rank});
 }
 
 void DedicatedServer::Impl::end_job(const std::string& incarnation) {
