@@ -3,7 +3,16 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/limits.h"
+
 namespace shoal {
+
+std::string problem_with_name(const std::string& name) {
+  if (name == unnamed || name.size() > limits::name_bytes) {
+    return "a name has 1 to " + std::to_string(limits::name_bytes) + " bytes and is not '" + unnamed + "'";
+  }
+  return {};
+}
 
 Hash128 group_id(const std::vector<std::uint32_t>& ranks, const std::string& name, std::uint64_t made) {
   Hasher hasher;

@@ -15,9 +15,6 @@ using wire::Type;
 
 namespace {
 
-// The name of operations without one. No user's operation may have it.
-constexpr const char* unnamed = "#";
-
 std::uint64_t rows_of(const Submission& submission) {
   return submission.shape.empty() ? 0 : static_cast<std::uint64_t>(submission.shape[0]);
 }
@@ -126,8 +123,8 @@ Status Node::Impl::problem_with(const Submission& submission) const {
   if (submission.group >= groups_.size()) {
     return wrong("there is no group " + std::to_string(submission.group));
   }
-  if (submission.name == unnamed || submission.name.size() > limits::name_bytes) {
-    return wrong("a name has 1 to " + std::to_string(limits::name_bytes) + " bytes and is not '#'");
+  if (std::string problem = problem_with_name(submission.name); !problem.empty()) {
+    return wrong(std::move(problem));
   }
   if (submission.group >= limits::groups) {
     return Status::error(
@@ -197,7 +194,7 @@ void Node::Impl::submit(Submission submission) {
     ++failed_here_;
   } else {
     take_arguments(opening, s);
-    check_again(operation, now_ + std::min(s.timeout, node::first_late));
+    check_again(operation, now_ + std::min(s.timeout, first_late));
   }
   if (s.in_parts && !operation.failed_here) {
     in_parts_.emplace(s.handle, operation.number);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "protocol/keys.h"
 #include "protocol/node_impl.h"
 #include "wire/late.h"
 
@@ -22,13 +23,8 @@ constexpr std::size_t most_questions = 256;
 // Operations that a warning names.
 constexpr std::size_t most_named = 8;
 
-std::string seconds_text(Time time) {
-  const auto tenths = static_cast<std::uint64_t>(time / (second / 10));
-  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
-}
-
 std::string call_text(Collective collective, const std::string& name) {
-  return std::string(name_of(collective)) + (name == "#" ? " without a name" : " '" + name + "'");
+  return std::string(name_of(collective)) + (name == unnamed ? " without a name" : " '" + name + "'");
 }
 
 // What the server says of a late rank that has heard of it last; whichever operation it was asked about.
@@ -84,7 +80,7 @@ void Node::Impl::check_progress(Operation& operation) {
   }
   const Time moved = last_move(operation);
   if (moved != std::exchange(operation.still_since, moved)) {
-    operation.late_after = node::first_late;
+    operation.late_after = first_late;
   }
   if (moved + timeout <= now_) {
     operation.timing_out = true;

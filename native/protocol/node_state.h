@@ -16,6 +16,7 @@
 #include "protocol/layout.h"
 #include "protocol/machine.h"
 #include "protocol/node.h"
+#include "protocol/stalls.h"
 #include "wire/epoch.h"
 #include "wire/late.h"
 
@@ -128,9 +129,6 @@ struct Ring {
   std::uint64_t processed = 0;
   std::deque<Piece> pieces;
 };
-
-// Without progress for so long, an operation is worth a warning.
-inline constexpr Time first_late = 10 * second;
 
 // Questions to servers about operations that do not move, and the answers until now.
 struct Inquiry {

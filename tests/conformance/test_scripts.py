@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = Path(__file__).parent / "scripts"
 
 # What is summed in another order differs in the last bits, and training makes more of it.
@@ -47,21 +49,20 @@ def assert_same(found: list[str], expected: list[str]) -> None:
     ("name", "ranks"),
     [
         ("ddp", 2),
-        pytest.param("objects", 3, marks=pytest.mark.slow),
-        pytest.param("checkpoint", 2, marks=pytest.mark.slow),
-        pytest.param("uneven_inputs", 3, marks=pytest.mark.slow),
-        pytest.param("fsdp", 2, marks=pytest.mark.slow),
-        pytest.param("distributed_checkpoint", 4, marks=pytest.mark.slow),
-        pytest.param("subgroups", 4, marks=pytest.mark.slow),
-        pytest.param("compiled", 2, marks=pytest.mark.slow),
-        pytest.param("fabric", 2, marks=pytest.mark.slow),
+        ("objects", 3),
+        ("checkpoint", 2),
+        ("uneven_inputs", 3),
+        ("fsdp", 2),
+        ("distributed_checkpoint", 4),
+        ("subgroups", 4),
+        ("compiled", 2),
+        ("fabric", 2),
     ],
 )
 def test_a_script_prints_the_same_with_shoal_as_with_gloo(name: str, ranks: int) -> None:
     assert_same(run(name, "shoal", ranks), run(name, "gloo", ranks))
 
 
-@pytest.mark.slow
 def test_a_job_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
     disturbed = run("elastic", "shoal", 3, "--folder", str(tmp_path / "shoal"), "--kill", "7")
     assert "resumed from step 6" in disturbed

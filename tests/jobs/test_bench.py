@@ -66,6 +66,7 @@ def test_variables_are_for_ranks_and_servers(tmp_path: Path) -> None:
     assert_complete(measured(command, tmp_path / "report.json"), ["shoal"], ranks=2, servers=1)
 
 
+@pytest.mark.slow
 @needs_lab
 def test_all_take_part_in_a_lab_beside_flows_of_somebody_else(tmp_path: Path) -> None:
     shape = "nodes=2,servers=1,rate=200mbit,queue=128kb,slow=2:160mbit"
@@ -85,7 +86,7 @@ def test_all_take_part_in_a_lab_beside_flows_of_somebody_else(tmp_path: Path) ->
     "launcher",
     [
         ["-m", "shoal.cli", "run", "-n", "2", "--nodes", "2", "--servers", "1"],
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+        pytest.param(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], marks=pytest.mark.slow),
     ],
     ids=["shoal run", "torchrun"],
 )
@@ -105,6 +106,7 @@ def test_an_mpi_takes_part_in_the_job_that_it_started(name: str, tmp_path: Path)
     assert_complete(report, ["shoal", "gloo", name], ranks=2, servers=0)
 
 
+@pytest.mark.slow
 def test_variants_of_shoal_take_turns_with_settings_of_their_own() -> None:
     variants = {
         "small": Variant(limits={"segment": 4096, "credit": 8192}),

@@ -57,7 +57,10 @@ def test_ranks_of_one_machine() -> None:
         assert cluster.start(c10d_scenarios.subgroups).results() == [(2.0, 3.0, 4), (4.0, 3.0, 4)] * 2
 
 
-@pytest.mark.parametrize(("nodes", "elements"), [(1, 3), (1, 100_000), (3, 100_000)])
+@pytest.mark.parametrize(
+    ("nodes", "elements"),
+    [(1, 100_000), *(pytest.param(*job, marks=pytest.mark.slow) for job in ((1, 3), (3, 100_000)))],
+)
 def test_gathers_fill_arrays_that_are_there(nodes: int, elements: int) -> None:
     for rank, found in enumerate(run_ranks(c10d_scenarios.into_arrays_that_are_there, RANKS, elements, nodes=nodes)):
         assert found["its own part"] == [0.0, 1.0, 2.0]
@@ -76,7 +79,9 @@ def test_callbacks_may_wait_for_operations_that_come_in_another_order_on_each_ra
     assert run_ranks(c10d_scenarios.callbacks_that_wait, 2, rounds) == [expected] * 2
 
 
-@pytest.mark.parametrize("hook", ["none", "allreduce_hook", "fp16_compress_hook"])
+@pytest.mark.parametrize(
+    "hook", ["allreduce_hook", *(pytest.param(hook, marks=pytest.mark.slow) for hook in ("none", "fp16_compress_hook"))]
+)
 def test_distributed_data_parallel_with_pytorchs_hooks(hook: str) -> None:
     assert len(set(run_ranks(c10d_scenarios.trained_with, 2, hook, 10))) == 1
 
@@ -106,7 +111,12 @@ def test_a_shape_that_differs_is_raised_on_every_rank(where: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["all_reduce", "backward pass", "Shoal's hook", pytest.param("fp16 hook", marks=pytest.mark.slow)]
+    "where",
+    [
+        "all_reduce",
+        "backward pass",
+        *(pytest.param(where, marks=pytest.mark.slow) for where in ("Shoal's hook", "fp16 hook")),
+    ],
 )
 def test_a_killed_rank_is_raised_on_every_other(where: str, tmp_path: Path) -> None:
     with Cluster(RANKS) as cluster:
@@ -120,7 +130,7 @@ def test_a_killed_rank_is_raised_on_every_other(where: str, tmp_path: Path) -> N
         assert seconds <= PROMPT
 
 
-@pytest.mark.parametrize("how", ["group", "wait"])
+@pytest.mark.parametrize("how", ["wait", pytest.param("group", marks=pytest.mark.slow)])
 def test_timeouts_are_those_that_were_asked_for(how: str) -> None:
     first, _, third = run_ranks(c10d_scenarios.too_late, RANKS, how)
     for kind, text, seconds in (first, third):

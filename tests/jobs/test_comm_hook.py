@@ -22,6 +22,7 @@ def test_two_ranks() -> None:
         assert found["no group"].startswith("TypeError: the state of shoal.torch.comm_hook is a shoal.Group")
 
 
+@pytest.mark.slow
 def test_three_ranks() -> None:
     for rank, found in enumerate(run_ranks(comm_hook_scenarios.three_ranks, 3, servers=1)):
         for dtype in ("torch.float32", "torch.bfloat16"):
@@ -36,6 +37,7 @@ def test_ranks_with_other_numbers_in_the_job_are_refused() -> None:
         assert f"rank {rank} of 2 in the job" in text
 
 
+@pytest.mark.slow
 def test_processes_that_the_program_starts_itself_join_by_the_hook(tmp_path: Path) -> None:
     script = tmp_path / "spawn.py"
     script.write_text(

@@ -128,7 +128,7 @@ def test_under_shoal_run_the_exit_code_is_that_of_the_rank_that_failed(how: str,
 
 
 @pytest.mark.parametrize(
-    "how", ["raise", "SIGTERM", *(pytest.param(how, marks=pytest.mark.slow) for how in ("exit", "SIGINT"))]
+    "how", ["raise", *(pytest.param(how, marks=pytest.mark.slow) for how in ("exit", "SIGINT", "SIGTERM"))]
 )
 def test_under_torchrun_the_rank_that_failed_is_the_root_cause(how: str, nothing_left: list[Job]) -> None:
     pytest.importorskip("torch")

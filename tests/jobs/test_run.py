@@ -185,6 +185,7 @@ def test_other_ranks_have_time_for_last_words(launch: Callable[..., Launcher], s
     assert (code, out) == (3, "[0] last words\n")
 
 
+@pytest.mark.slow
 def test_a_rank_that_ignores_sigterm_is_killed(launch: Callable[..., Launcher], script: Write) -> None:
     path = script("""
         signal.signal(signal.SIGTERM, lambda *_: print("not yet", flush=True))

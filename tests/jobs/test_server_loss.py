@@ -130,7 +130,7 @@ def kill_and_restart(cluster: Cluster, job: ClusterJob, times: int) -> None:
     wait_until(job, lambda: averaged_by(cluster, 0) > used + 5)
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_server_that_is_started_again_is_used_again(servers: int) -> None:
     """Killed twice in one job; the second time it has to wait longer, since it was lost soon after it was back."""
     with Cluster(RANKS, servers=servers, environment={"SHOAL_SOCKETS": "2"}) as cluster:
@@ -149,6 +149,7 @@ def test_a_server_that_is_started_again_is_used_again(servers: int) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_server_that_is_back_with_another_secret_is_refused_and_that_is_said_once() -> None:
     with Cluster(RANKS, servers=1) as cluster:
         job = cluster.start(until_told, str(cluster.folder))

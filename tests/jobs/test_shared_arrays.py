@@ -93,6 +93,7 @@ def with_few_addresses() -> None:
     shoal.shutdown()
 
 
+@pytest.mark.slow
 def test_a_rank_without_enough_addresses_takes_ordinary_memory() -> None:
     run_ranks(with_few_addresses, RANKS, nodes=1)
 

@@ -134,7 +134,10 @@ def test_the_communication_hook_trains_as_on_the_cpu() -> None:
         assert on_cpu == on_device
 
 
-@pytest.mark.parametrize("where", [{"nodes": 1}, {"servers": 1}], ids=["one machine", "a server"])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param({"nodes": 1}, id="one machine"), pytest.param({"servers": 1}, id="a server", marks=pytest.mark.slow)],
+)
 def test_our_wrapper_trains_as_on_the_cpu(where: dict[str, int]) -> None:
     for on_cpu, on_device, on_both, copies in run_ranks(staging_scenarios.wrapped_everywhere, 2, **where):
         assert on_cpu == on_device

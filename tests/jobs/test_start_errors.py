@@ -60,6 +60,7 @@ def test_a_malformed_value_is_named(name: str, value: str) -> None:
     assert_one_line(refused({name: value}), shoal.ConfigurationError, name, value, "expected")
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_named() -> None:
     server = f"127.0.0.1:{closed_port()}"
     assert_one_line(refused({"SHOAL_SERVERS": server}), shoal.ConfigurationError, server, "shoal server")

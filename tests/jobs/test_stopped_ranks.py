@@ -121,7 +121,9 @@ def one_does_not_call(stop: bool) -> None:
         raise
 
 
-@pytest.mark.parametrize("stop", [False, True], ids=["busy", "stopped"])
+@pytest.mark.parametrize(
+    "stop", [pytest.param(False, id="busy", marks=pytest.mark.slow), pytest.param(True, id="stopped")]
+)
 def test_a_timeout_tells_who_did_not_call_and_what_it_did_last(stop: bool) -> None:
     with Cluster(RANKS, servers=1, environment={"SHOAL_TIMEOUT": "2", "SHOAL_COLOCATED": "never"}) as cluster:
         job = cluster.start(one_does_not_call, stop)

@@ -50,6 +50,7 @@ def test_averaging_overlaps_the_backward_pass() -> None:
     assert results == [(True, True, True)] * RANKS
 
 
+@pytest.mark.slow
 def test_the_example_trains_digits_and_matches_a_single_process() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "shoal.cli", "run", "-n", "4", "--nodes", "4", "--servers", "2", "examples/digits.py"],

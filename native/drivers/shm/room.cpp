@@ -35,8 +35,6 @@ std::vector<std::uint32_t> every_rank(const JobConfig& config) {
   return ranks;
 }
 
-Time now() { return std::chrono::steady_clock::now().time_since_epoch() / nanoseconds(1); }
-
 // How often a thread that waits lets others run before it sleeps: what it waits for is mostly their next step, and
 // where ranks have a core each it is there before a sleeper would be woken (docs/decisions/inside-the-node.md).
 constexpr int most_yields = 20;

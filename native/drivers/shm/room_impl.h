@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -78,8 +79,7 @@ struct Operation {
   bool overdue = false;  // which the first rank has been told
 };
 
-// The name of operations without one, as in node_operations.cpp.
-inline constexpr const char* unnamed = "#";
+inline Time now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 // The network waits so much longer than a room, so that whoever has not called is named by the room that knows it, and
 // not the first rank of its node by the servers.

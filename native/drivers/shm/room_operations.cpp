@@ -9,15 +9,12 @@
 #include "drivers/shm/room_impl.h"
 #include "protocol/agreement.h"
 #include "protocol/keys.h"
+#include "protocol/stalls.h"
 #include "reduce/reduce.h"
 
 namespace shoal::shm {
 
 namespace {
-
-constexpr Time first_late = 10 * second;
-
-Time now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 bool is_same(const wire::Bytes& a, ConstBytes b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
@@ -64,9 +61,8 @@ Status Room::Impl::problem_with(const Submission& submission) const {
   if (!submission.failure.empty()) {
     return error(Code::failed_on_rank, submission.failure);
   }
-  if (submission.name == unnamed || submission.name.size() > limits::name_bytes) {
-    return error(Code::failed_on_rank,
-                 "a name has 1 to " + std::to_string(limits::name_bytes) + " bytes and is not '#'");
+  if (std::string problem = problem_with_name(submission.name); !problem.empty()) {
+    return error(Code::failed_on_rank, std::move(problem));
   }
   if (submission.shape.size() > limits::dimensions) {
     return error(Code::failed_on_rank, "arrays have at most " + std::to_string(limits::dimensions) + " dimensions");

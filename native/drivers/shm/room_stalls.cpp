@@ -10,19 +10,9 @@
 
 #include "drivers/shm/room_impl.h"
 #include "protocol/agreement.h"
+#include "protocol/stalls.h"
 
 namespace shoal::shm {
-
-namespace {
-
-Time now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
-
-std::string seconds_text(Time time) {
-  const auto tenths = static_cast<std::uint64_t>(time / (second / 10));
-  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
-}
-
-}  // namespace
 
 // What is behind others waits for its turn: their progress counts.
 Time Room::Impl::moved(const Operation& operation) const {

@@ -14,12 +14,11 @@
 
 #include "drivers/shm/partial.h"
 #include "drivers/shm/room_impl.h"
+#include "protocol/keys.h"
 
 namespace shoal::shm {
 
 namespace {
-
-Time now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 wire::Bytes encoded(Range range) {
   wire::Bytes body(sizeof range);
