@@ -48,7 +48,9 @@ class RoomWorld {
   virtual void warn(std::string text) = 0;
 
   // For the network. These may call the room back: no lock of its is held. One at a time, in the order in which they
-  // came up. All ranks have called it with the same arguments: the rest is for the network.
+  // came up.
+
+  // All ranks have called it with the same arguments: the rest is for the network.
   virtual void hand_over(Submission submission) = 0;
   // The first rank of a node among several: an all-reduce among the nodes. `received` and `averaged` tell what comes of
   // it, under the submission's handle.

@@ -13,8 +13,8 @@ from itertools import zip_longest
 import torch
 
 from shoal.errors import Mismatch
+from shoal.handles import Handle
 from shoal.torch.channel import Channel
-from shoal.torch.submissions import AnyHandle
 
 DIGEST_BYTES = 32
 
@@ -41,7 +41,7 @@ class Comparison:
     statement: Statement
     label: str
     channel: Channel
-    handle: AnyHandle
+    handle: Handle
     votes: torch.Tensor
 
     def agreed(self) -> bool:

@@ -110,6 +110,10 @@ class GradientArenas:
         """That of a gradient; None for the CPU."""
         return self._devices[index]
 
+    def device_number(self, index: int) -> int:
+        """The number of a gradient's device among those of all."""
+        return self._kinds[index].place
+
     def view(self, index: int) -> torch.Tensor:
         """The place of a gradient: of the parameter's shape, and of its strides where those are dense."""
         return self._views[index]
@@ -251,22 +255,22 @@ def _same_memory(gradient: torch.Tensor, view: torch.Tensor) -> bool:
 
 
 def _memory(size: int, parameter: torch.Tensor, device: Accelerator | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``size`` bytes of zeros where the parameter is, and for an accelerator as many, pinned, of the host."""
-    if device is None:
-        return _host_memory(size), None
-    memory = torch.zeros(size, dtype=torch.uint8, device=parameter.device)
+    """``size`` bytes of zeros where the parameter is, and for an accelerator as many, pinned, of the host.
+
+    What is the host's lies in the memory that the ranks of a machine share, where they do.
+    """
     shared = runtime.allocate(size) if size > 0 else None
+    if device is None:
+        return _pages(size) if shared is None else torch.from_numpy(shared), None
+    memory = torch.zeros(size, dtype=torch.uint8, device=parameter.device)
     if shared is None:
         return memory, device.pinned(size)
     device.pin(shared)
     return memory, torch.from_numpy(shared)
 
 
-def _host_memory(size: int) -> torch.Tensor:
-    """Begins at a page; where the ranks of a machine share memory, it is in that."""
-    shared = runtime.allocate(size) if size > 0 else None
-    if shared is not None:
-        return torch.from_numpy(shared)
+def _pages(size: int) -> torch.Tensor:
+    """``size`` bytes of zeros that begin at a page."""
     memory = torch.zeros(size + PAGE, dtype=torch.uint8)
     begin = -memory.data_ptr() % PAGE
     return memory[begin : begin + size]

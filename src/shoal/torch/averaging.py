@@ -14,7 +14,7 @@ need, every buffer is opened by everybody, as failed.
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
@@ -111,7 +111,8 @@ class Averaging:
 
     def exchange_used(self, used: torch.Tensor) -> None:
         """``used``: uint8 by gradient, 1 where this rank had one. Holds what any rank had after ``finish``."""
-        self._submit(USED, used, "max")
+        self._opens(USED)
+        self._handles[USED] = self._channel.allreduce(USED, used, "max")
 
     def abandon(self, reason: str) -> None:
         """Opens what is not open yet as failed. Does not wait: what may not be needed follows when that is known."""
@@ -183,21 +184,19 @@ class Averaging:
         self._fail(self._unopened - maybe, reason)
 
     def _submit_buffer(self, buffer: Buffer) -> None:
+        label, memory, host = buffer.label, buffer.memory, buffer.host
+        self._opens(label)
+        if host is None:
+            self._handles[label] = self._channel.allreduce(label, memory, "mean")
+            return
         device = self._arenas.device(buffer.gradients[0])
+        assert device is not None, "what has a mirror is on a device"
         made_in = [stream for its_device, stream in self._streams if its_device is device and stream != device.current]
-        self._submit(buffer.label, buffer.memory, "mean", buffer.host, made_in)
+        self._handles[label] = self._channel.allreduce_through(host, label, memory, "mean", made_in)
 
-    def _submit(
-        self,
-        label: str,
-        memory: torch.Tensor,
-        op: str,
-        host: torch.Tensor | None = None,
-        made_in: Sequence[Stream] = (),
-    ) -> None:
+    def _opens(self, label: str) -> None:
         self._unopened.discard(label)
         self.submitted_ns = self.submitted_ns or time.monotonic_ns()
-        self._handles[label] = self._channel.allreduce(label, memory, op, host, made_in)
 
     def _disagreement(self) -> Exception | None:
         """Where the ranks' layouts differ: the error that says how, once every operation that a rank opened is failed."""

@@ -5,7 +5,7 @@ ranks may submit them in whatever order their gradients become ready. Tensors of
 (staging.py), in a queue that those on the CPU do not wait in.
 """
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
@@ -14,6 +14,7 @@ import torch
 from shoal import collectives, operations
 from shoal.bootstrap import Session
 from shoal.groups import Group
+from shoal.handles import Handle
 from shoal.torch import accelerators
 from shoal.torch.accelerators import Stream
 from shoal.torch.submissions import AnyHandle, Submissions
@@ -51,34 +52,27 @@ class Channel:
         rank = self.group.ranks[index]
         return f"rank {rank} ({self.group.session.hosts[rank]})"
 
-    def allreduce(
-        self,
-        label: str,
-        memory: torch.Tensor,
-        op: str,
-        host: torch.Tensor | None = None,
-        made_in: Collection[Stream] = (),
-    ) -> AnyHandle:
-        """Starts an all-reduce in place.
+    def allreduce(self, label: str, memory: torch.Tensor, op: str) -> Handle:
+        """Starts an all-reduce in place of memory of the host."""
+        return collectives.allreduce_async_(memory, op, self._name(label), self.group)
 
-        For memory of an accelerator: ``host`` is pinned memory of that size for it to go through, which is taken if there is
-        none; ``made_in``: the streams in which the values are made, beside the current one.
+    def allreduce_through(
+        self, host: torch.Tensor, label: str, memory: torch.Tensor, op: str, made_in: Iterable[Stream]
+    ) -> AnyHandle:
+        """Starts an all-reduce in place of memory of an accelerator, which goes through pinned memory of the same shape.
+
+        ``made_in``: the streams in which the values are made, beside the current one.
         """
         device = accelerators.of([memory])
-        if device is None:
-            return collectives.allreduce_async_(memory, op, self._name(label), self.group)
+        assert device is not None, "memory of the host goes nowhere"
         transfer = self._submissions.transfer(device)
         transfer.follow_streams(made_in)
-        if host is None:
-            staged = transfer.mirror(memory, read=True)
-        else:
-            transfer.bring(host, memory)
-            staged = host
+        transfer.bring(host, memory)
         return self._submissions.submit(
             "allreduce_",
             self._name(label),
             self.group,
-            lambda _: operations.allreduce(staged, op, in_place=True).then(lambda: transfer.take_back(memory, staged)),
+            lambda _: operations.allreduce(host, op, in_place=True).then(lambda: transfer.take_back(memory, host)),
             None,
             transfer,
         )

@@ -32,7 +32,6 @@ from shoal.torch.arena import GradientArenas, NamedParameter
 from shoal.torch.averaging import Averaging
 from shoal.torch.channel import Channel
 from shoal.torch.compiled import untraced
-from shoal.torch.devices import places_of
 from shoal.torch.logging_data import DDPLoggingData, one_pass
 from shoal.torch.members import describe
 from shoal.torch.order import OrderWatch
@@ -112,7 +111,6 @@ class Reducer:
         order = range(len(self._parameters))[::-1]
         self._arenas = GradientArenas(self._parameters, order, self._buffer_bytes(total))
         self._arenas.take_over()
-        self._places = places_of([parameter for _, parameter in self._parameters])
         self._order = OrderWatch()
         self._static = StaticGraph() if self._is_static else None
         self._state(order)
@@ -344,7 +342,7 @@ class Reducer:
 
     def _describe(self, index: int) -> str:
         name, parameter = self._parameters[index]
-        return describe(name, parameter, self._places[index])
+        return describe(name, parameter, self._arenas.device_number(index))
 
     def _record_errors(self, part: Callable[[], None]) -> None:
         try:
