@@ -380,6 +380,16 @@ TEST(an_operation_that_needs_who_has_left_fails_and_says_so) {
   });
 }
 
+TEST(a_name_that_is_none_ends_alone_and_what_follows_goes_on) {
+  on_ranks(2, small_shape(2), [](Rank& rank) {
+    std::vector<float> values(4, 1);
+    for (const std::string& name : {std::string("#"), std::string(10 << 20, 'x')}) {
+      CHECK(rank.wait(rank.submit(name, values)).code == Code::failed_on_rank);
+    }
+    CHECK(rank.wait(rank.submit("a name", values)).ok());
+  });
+}
+
 TEST(goodbye_waits_for_what_is_open) {
   on_ranks(2, small_shape(2), [](Rank& rank) {
     std::vector<float> values(50'000, 1);

@@ -135,6 +135,7 @@ class Room::Impl {
   // Operations (room_operations.cpp).
   void take_submissions();
   void call(Submission submission);
+  void end_unopened(const Submission& submission, Status why);
   Status problem_with(const Submission& submission) const;
   bool write_sayings();
   void write_calls();

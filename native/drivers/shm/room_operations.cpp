@@ -61,9 +61,6 @@ Status Room::Impl::problem_with(const Submission& submission) const {
   if (!submission.failure.empty()) {
     return error(Code::failed_on_rank, submission.failure);
   }
-  if (std::string problem = problem_with_name(submission.name); !problem.empty()) {
-    return error(Code::failed_on_rank, std::move(problem));
-  }
   if (submission.shape.size() > limits::dimensions) {
     return error(Code::failed_on_rank, "arrays have at most " + std::to_string(limits::dimensions) + " dimensions");
   }
@@ -74,11 +71,18 @@ Status Room::Impl::problem_with(const Submission& submission) const {
   return {};
 }
 
+// Nobody else hears of it.
+void Room::Impl::end_unopened(const Submission& submission, Status why) {
+  world_.finish(submission.handle, std::move(why));
+  ++ended_;
+}
+
 void Room::Impl::call(Submission submission) {
   if (!broken_.ok()) {
-    world_.finish(submission.handle, broken_);
-    ++ended_;
-    return;
+    return end_unopened(submission, broken_);
+  }
+  if (const std::string problem = problem_with_name(submission.name); !problem.empty()) {
+    return end_unopened(submission, Status::error(Code::failed_on_rank, problem, in_job(rank_)));
   }
   const Group* group = nullptr;
   {
@@ -88,11 +92,9 @@ void Room::Impl::call(Submission submission) {
   const std::string name = submission.name.empty() ? unnamed : submission.name;
   const Hash128 first_key = operation_key(group->id, name, 0);
   if (occurrences_.size() >= limits::names && !occurrences_.contains(first_key)) {
-    world_.finish(submission.handle,
-                  Status::error(Code::limit, "operations have had more than " + std::to_string(limits::names) +
-                                                 " different names: use the same names in every step"));
-    ++ended_;
-    return;
+    return end_unopened(submission,
+                        Status::error(Code::limit, "operations have had more than " + std::to_string(limits::names) +
+                                                       " different names: use the same names in every step"));
   }
   const std::uint32_t occurrence = occurrences_[first_key]++;
   Operation& operation = operation_of(operation_key(group->id, name, occurrence));
