@@ -16,6 +16,7 @@
 #include <numeric>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "drivers/shm/memory.h"
@@ -475,15 +476,20 @@ int tcp_option(int socket, int option) {
   return value;
 }
 
-TEST(a_dedicated_server_has_the_patience_of_each_job_on_its_links) {
+JobConfig one_server_for(std::vector<std::string> hosts) {
   JobConfig config;
-  config.hosts = {"a"};
+  config.hosts = std::move(hosts);
   config.server_names = {"s"};
   config.server_ranks = {-1};
   config.weights = {1};
   config.segment = 4096;
   config.credit = 4096;
   config.open_limit = 10;
+  return config;
+}
+
+TEST(a_dedicated_server_has_the_patience_of_each_job_on_its_links) {
+  JobConfig config = one_server_for({"a"});
   DedicatedServer server(1);
   std::map<std::uint32_t, int> links;  // by peer timeout: the server's end
   std::vector<int> ours;
@@ -508,14 +514,7 @@ TEST(a_dedicated_server_has_the_patience_of_each_job_on_its_links) {
 }
 
 TEST(a_connection_that_cannot_be_watched_costs_a_dedicated_server_nothing_else) {
-  JobConfig config;
-  config.hosts = {"a", "b"};
-  config.server_names = {"s"};
-  config.server_ranks = {-1};
-  config.weights = {1};
-  config.segment = 4096;
-  config.credit = 4096;
-  config.open_limit = 10;
+  JobConfig config = one_server_for({"a", "b"});
   DedicatedServer server(1);
   const auto [near, far] = tests::tcp_pair();
   server.attach("a job", 0, 0, 1, far, config);
