@@ -55,12 +55,13 @@ class Operand:
     ``memory`` holds the elements in C order: the array itself, or a temporary where it is not contiguous.
     """
 
-    __slots__ = ("_elements", "_native", "array", "dtype", "library", "memory", "origin", "shape")
+    __slots__ = ("array", "dtype", "library", "memory", "native", "origin", "shape")
 
     def __init__(
         self,
         array: Any,
         memory: Any,
+        native: _native.Array,
         library: "Library",
         dtype: int,
         shape: tuple[int, ...],
@@ -68,18 +69,11 @@ class Operand:
     ) -> None:
         self.array = array
         self.memory = memory
+        self.native = native
         self.library = library
         self.dtype = dtype
         self.shape = shape
         self.origin = array if origin is None else origin
-        self._native: _native.Array | None = None
-        self._elements: NumPyArray | None = None
-
-    @property
-    def native(self) -> _native.Array:
-        if self._native is None:
-            self._native = self.library.native(self.memory, self.dtype)
-        return self._native
 
     @property
     def itemsize(self) -> int:
@@ -93,11 +87,9 @@ class Operand:
     @property
     def elements(self) -> NumPyArray:
         """The memory as one dimension of storage elements (bfloat16 as uint16), without a copy."""
-        if self._elements is None:
-            storage = _STORAGE[self.dtype]
-            empty = prod(self.shape) == 0
-            self._elements = np.empty(0, storage) if empty else np.asarray(_Exposed(self.native, storage))
-        return self._elements
+        storage = _STORAGE[self.dtype]
+        empty = prod(self.shape) == 0
+        return np.empty(0, storage) if empty else np.asarray(_Exposed(self.native, storage))
 
     def part(self, begin: int, end: int) -> _native.Array:
         """Bytes [begin, end) of the memory, both at element boundaries."""
@@ -111,7 +103,7 @@ class Operand:
 
     def finish(self) -> Any:
         """The array for the caller, with everything that was written to the memory."""
-        return self.library.finish(self)
+        return self.memory if self.memory is self.array else self.library.finish(self)
 
     def rows(self, begin: int, end: int) -> Any:
         """Rows [begin, end) of the finished array, as a view where the library has views."""
@@ -119,7 +111,9 @@ class Operand:
 
     def empty(self, shape: tuple[int, ...]) -> "Operand":
         """A new array of the same library and dtype. Its elements have no value yet."""
-        return Operand(None, self.library.empty(self, shape), self.library, self.dtype, shape, self.origin)
+        memory = self.library.empty(self, shape)
+        native = self.library.native(memory, self.dtype)
+        return Operand(None, memory, native, self.library, self.dtype, shape, self.origin)
 
     def copy(self) -> "Operand":
         """A new array with the same elements."""
@@ -137,8 +131,8 @@ class Library(ABC):
     """What differs between the libraries that arrays come from."""
 
     @abstractmethod
-    def owns(self, array: Any) -> bool:
-        """Whether ``array`` is one of this library's."""
+    def owns(self, kind: type) -> bool:
+        """Whether arrays of this type are this library's."""
 
     @abstractmethod
     def source(self, array: Any) -> Operand:
@@ -158,7 +152,7 @@ class Library(ABC):
 
     @abstractmethod
     def finish(self, operand: Operand) -> Any:
-        """The caller's array once the memory holds the result."""
+        """The caller's array once the memory, which is not that array, holds the result."""
 
     @abstractmethod
     def adopt(self, like: Operand, data: NumPyArray) -> Any:
@@ -168,15 +162,15 @@ class Library(ABC):
 class _NumPy(Library):
     """NumPy, and what NumPy can read: Python numbers and lists, for operations that return a new array."""
 
-    def owns(self, array: Any) -> bool:
-        return isinstance(array, (np.ndarray, np.generic, bool, int, float, list, tuple))
+    def owns(self, kind: type) -> bool:
+        return issubclass(kind, (np.ndarray, np.generic, bool, int, float, list, tuple))
 
     def source(self, array: Any) -> Operand:
         if isinstance(array, np.ma.MaskedArray):
             raise TypeError("a masked array would lose its mask: pass x.filled(value) or x.data")
         data: NumPyArray = array if type(array) is np.ndarray else np.asarray(array)
-        dtype = _number_of(data.dtype)
-        return Operand(array, _aligned(data), self, dtype, data.shape)
+        dtype, memory = _number_of(data.dtype), _aligned(data)
+        return Operand(array, memory, _numpy_native(memory, dtype), self, dtype, data.shape)
 
     def target(self, array: Any) -> Operand:
         if not isinstance(array, np.ndarray):
@@ -195,7 +189,7 @@ class _NumPy(Library):
     def finish(self, operand: Operand) -> Any:
         if operand.array is None:
             return operand.memory
-        if operand.memory is not operand.array and not np.may_share_memory(operand.memory, operand.array):
+        if not np.may_share_memory(operand.memory, operand.array):
             np.copyto(operand.array, operand.memory)
         return operand.array
 
@@ -206,26 +200,24 @@ class _NumPy(Library):
 class _Torch(Library):
     """PyTorch. Autograd is left out: inputs are detached, results need no gradient."""
 
-    def owns(self, array: Any) -> bool:
+    def owns(self, kind: type) -> bool:
         tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-        return tensor is not None and isinstance(array, tensor)
+        return tensor is not None and issubclass(kind, tensor)
 
     def source(self, array: Any) -> Operand:
         torch: Any = sys.modules["torch"]
         if array.layout != torch.strided:
             raise TypeError(f"a tensor with layout {array.layout} is not supported: pass x.to_dense()")
-        if array.is_quantized:
-            raise TypeError("a quantised tensor is not supported: pass x.dequantize() or x.int_repr()")
-        if array.device.type != "cpu":
+        if not array.is_cpu:
             raise TypeError(f"the tensor is on {array.device}; only CPU tensors are supported yet: pass x.cpu()")
         dtype = _number_of_torch(array.dtype)
         plain = array.is_contiguous() and not array.requires_grad and not array.is_neg()
         memory = array if plain else array.detach().resolve_neg().contiguous()
-        return Operand(array, memory, self, dtype, tuple(array.shape))
+        return Operand(array, memory, self.native(memory, dtype), self, dtype, array.shape)
 
     def target(self, array: Any) -> Operand:
         operand = self.source(array)
-        if array.numel() and any(n > 1 and step == 0 for n, step in zip(array.shape, array.stride(), strict=True)):
+        if operand.memory is not array and _is_expanded(array):
             raise TypeError("an expanded tensor has elements that share memory: pass x.contiguous()")
         return operand
 
@@ -240,7 +232,7 @@ class _Torch(Library):
     def finish(self, operand: Operand) -> Any:
         if operand.array is None:
             return operand.memory
-        if operand.memory is not operand.array and operand.memory.data_ptr() != operand.array.data_ptr():
+        if operand.memory.data_ptr() != operand.array.data_ptr():
             operand.array.detach().copy_(operand.memory)
         return operand.array
 
@@ -259,7 +251,7 @@ class _Foreign(Library):
     arrays.
     """
 
-    def owns(self, array: Any) -> bool:
+    def owns(self, kind: type) -> bool:
         return True
 
     def source(self, array: Any) -> Operand:
@@ -270,13 +262,14 @@ class _Foreign(Library):
         except TypeError as error:
             if hasattr(array, "__array__"):
                 data: NumPyArray = np.asarray(array)
-                return Operand(array, _aligned(data), self, _number_of(data.dtype), data.shape)
+                dtype, aligned = _number_of(data.dtype), _aligned(data)
+                return Operand(array, aligned, _numpy_native(aligned, dtype), self, dtype, data.shape)
             raise TypeError(
                 f"a {_type_name(array)} is not an array that Shoal can read: pass a NumPy array, a PyTorch "
                 "tensor or any CPU array with __dlpack__"
             ) from error
         memory = native if native.contiguous else _aligned(np.from_dlpack(array))
-        return Operand(array, memory, self, native.dtype, native.shape)
+        return Operand(array, memory, self.native(memory, native.dtype), self, native.dtype, native.shape)
 
     def target(self, array: Any) -> Operand:
         raise TypeError(
@@ -320,6 +313,9 @@ class _Exposed:
 
 _LIBRARIES: tuple[Library, ...] = (_NumPy(), _Torch(), _Foreign())
 
+# As far as types have been asked for.
+_library_of_type: dict[type, Library] = {}
+
 
 def source(array: Any) -> Operand:
     """``array`` to read from: of any library, or Python numbers. Copied only if it is not contiguous."""
@@ -335,10 +331,11 @@ def target(array: Any) -> Operand:
 
 
 def _library_of(array: Any) -> Library:
-    for library in _LIBRARIES:
-        if library.owns(array):
-            return library
-    raise AssertionError("the last library owns every array")
+    kind = type(array)
+    library = _library_of_type.get(kind)
+    if library is None:
+        library = _library_of_type[kind] = next(library for library in _LIBRARIES if library.owns(kind))
+    return library
 
 
 # Both remember: making the name takes longer than all else that a small operation does here.
@@ -365,9 +362,18 @@ def _unsupported_dtype(name: str) -> str:
     hint = "convert it to one of " + ", ".join(DTYPES)
     if name.startswith("complex"):
         hint = "pass its real and imaginary parts (x.view(float), torch.view_as_real(x))"
+    elif name.startswith(("qint", "quint")):
+        hint = "pass x.dequantize() or x.int_repr()"
     elif name == "object" or name.startswith(("str", "bytes")):
         hint = "only numbers can be communicated"
     return f"dtype {name} is not supported: {hint}"
+
+
+def _is_expanded(tensor: Any) -> bool:
+    """Whether elements of it are the same memory."""
+    return bool(tensor.numel()) and any(
+        n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _aligned(data: NumPyArray) -> NumPyArray:

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from shoal import _native, operations, runtime
+from shoal import operations, runtime, trace
 from shoal.errors import ShoalError
 from shoal.groups import Group, world
-from shoal.handles import Description, Handle
+from shoal.handles import Handle, described
 from shoal.operations import Plan
 
 # In bytes of UTF-8 (native/base/limits.h).
@@ -36,22 +36,22 @@ def allreduce(x: Any, op: str = "mean", name: str | None = None, group: Group | 
     ``x``: same shape and dtype on every member, of any dimensions. ``op``: mean (floating dtypes), sum (not bool), min,
     max or product. 16-bit types are summed in float32. The result has the same bits on every member and in every run.
     """
-    return allreduce_async(x, op, name, group).wait()
+    return submit("allreduce", name, group, operations.allreduce, x, op, False).wait()
 
 
 def allreduce_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
     """``allreduce`` in place: fills ``x`` and returns it."""
-    return allreduce_async_(x, op, name, group).wait()
+    return submit("allreduce_", name, group, operations.allreduce, x, op, True).wait()
 
 
 def allreduce_async(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
     """``allreduce`` that does not wait."""
-    return submit("allreduce", name, group, lambda _: operations.allreduce(x, op, in_place=False))
+    return submit("allreduce", name, group, operations.allreduce, x, op, False)
 
 
 def allreduce_async_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
     """``allreduce_`` that does not wait."""
-    return submit("allreduce_", name, group, lambda _: operations.allreduce(x, op, in_place=True))
+    return submit("allreduce_", name, group, operations.allreduce, x, op, True)
 
 
 def reducescatter(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
@@ -73,12 +73,12 @@ def reducescatter_(x: Any, op: str = "mean", name: str | None = None, group: Gro
 
 def reducescatter_async(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
     """``reducescatter`` that does not wait."""
-    return submit("reducescatter", name, group, lambda g: operations.reducescatter(g, x, op, in_place=False))
+    return submit("reducescatter", name, group, operations.reducescatter, x, op, False)
 
 
 def reducescatter_async_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
     """``reducescatter_`` that does not wait."""
-    return submit("reducescatter_", name, group, lambda g: operations.reducescatter(g, x, op, in_place=True))
+    return submit("reducescatter_", name, group, operations.reducescatter, x, op, True)
 
 
 def broadcast(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Any:
@@ -97,12 +97,12 @@ def broadcast_(x: Any, root: int = 0, name: str | None = None, group: Group | No
 
 def broadcast_async(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Handle:
     """``broadcast`` that does not wait."""
-    return submit("broadcast", name, group, lambda g: operations.broadcast(g, x, root, in_place=False))
+    return submit("broadcast", name, group, operations.broadcast, x, root, False)
 
 
 def broadcast_async_(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Handle:
     """``broadcast_`` that does not wait."""
-    return submit("broadcast_", name, group, lambda g: operations.broadcast(g, x, root, in_place=True))
+    return submit("broadcast_", name, group, operations.broadcast, x, root, True)
 
 
 def allgather(x: Any, name: str | None = None, group: Group | None = None) -> Any:
@@ -124,12 +124,12 @@ def allgather_(x: Any, name: str | None = None, group: Group | None = None) -> A
 
 def allgather_async(x: Any, name: str | None = None, group: Group | None = None) -> Handle:
     """``allgather`` that does not wait."""
-    return submit("allgather", name, group, lambda _: operations.allgather(x))
+    return submit("allgather", name, group, operations.allgather, x)
 
 
 def allgather_async_(x: Any, name: str | None = None, group: Group | None = None) -> Handle:
     """``allgather_`` that does not wait."""
-    return submit("allgather_", name, group, lambda g: operations.allgather_in_place(g, x))
+    return submit("allgather_", name, group, operations.allgather_in_place, x)
 
 
 def alltoall(x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None) -> Any:
@@ -151,14 +151,14 @@ def alltoall_async(
     x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None
 ) -> Handle:
     """``alltoall`` that does not wait."""
-    return submit("alltoall", name, group, lambda g: operations.alltoall(g, x, splits, in_place=False))
+    return submit("alltoall", name, group, operations.alltoall, x, splits, False)
 
 
 def alltoall_async_(
     x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None
 ) -> Handle:
     """``alltoall_`` that does not wait."""
-    return submit("alltoall_", name, group, lambda g: operations.alltoall(g, x, splits, in_place=True))
+    return submit("alltoall_", name, group, operations.alltoall, x, splits, True)
 
 
 def barrier(name: str | None = None, group: Group | None = None) -> None:
@@ -168,7 +168,7 @@ def barrier(name: str | None = None, group: Group | None = None) -> None:
 
 def barrier_async(name: str | None = None, group: Group | None = None) -> Handle:
     """``barrier`` that does not wait."""
-    return submit("barrier", name, group, lambda _: operations.barrier())
+    return submit("barrier", name, group, operations.barrier)
 
 
 def fail(reason: str, name: str | None = None, group: Group | None = None) -> None:
@@ -176,68 +176,64 @@ def fail(reason: str, name: str | None = None, group: Group | None = None) -> No
 
     For callers that find out before they submit that they cannot.
     """
-    chosen = world() if group is None else group
-    number = _number_in_current_job(chosen)
-    chosen.session.engine.submit_failed(number, _checked_name(name), reason)
+    chosen = world() if group is None else _of_current_job(group)
+    chosen.session.engine.submit_failed(chosen.number, "" if name is None else _checked_name(name), reason)
 
 
 def submit(
-    operation: str, name: str | None, group: Group | None, plan: Callable[[Group], Plan], timeout: float | None = None
+    operation: str,
+    name: str | None,
+    group: Group | None,
+    plan: Callable[..., Plan],
+    *arguments: Any,
+    timeout: float | None = None,
 ) -> Handle:
-    """Submits what ``plan`` makes for the group. If it cannot, the other members hear why.
+    """Submits what ``plan`` makes of the group and the arguments. If it cannot, the other members hear why.
 
     ``operation``: what it is called in messages. ``timeout``: as the group's, for this operation alone.
     """
-    chosen = world() if group is None else group
-    number = _number_in_current_job(chosen)
-    wire_name = _checked_name(name)
-    session = chosen.session
-    description = Description(operation, name, session.rank, session.hosts)
+    chosen = world() if group is None else _of_current_job(group)
+    session, number = chosen.session, chosen.number
+    wire_name = "" if name is None else _checked_name(name)
     try:
-        planned = plan(chosen)
+        planned = plan(chosen, *arguments)
     except Exception as error:
         with suppress(RuntimeError):
             session.engine.submit_failed(number, wire_name, f"{operation}: {type(error).__name__}: {error}")
         if isinstance(error, (TypeError, ValueError)):
             # Not its own type, which may want other arguments.
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{description}: {error}") from error
+            raise kind(f"{described(operation, name, session)}: {error}") from error
         raise
-    submitted_ns = time.monotonic_ns()
+    submitted_ns = time.monotonic_ns() if trace.recording() else 0
     try:
-        native = _hand_over(session.engine, number, wire_name, planned, chosen.timeout if timeout is None else timeout)
+        native = session.engine.submit(
+            planned.collective,
+            number,
+            wire_name,
+            planned.op,
+            planned.dtype,
+            planned.shape,
+            planned.splits,
+            planned.root,
+            planned.input,
+            planned.output,
+            chosen.timeout if timeout is None else timeout,
+        )
     except RuntimeError as error:
-        raise ShoalError(f"{description}: {error}") from error
-    return Handle(native, description, planned.finish, submitted_ns)
+        raise ShoalError(f"{described(operation, name, session)}: {error}") from error
+    return Handle(native, operation, name, session, planned, submitted_ns)
 
 
-def _hand_over(engine: _native.Engine, group: int, name: str, plan: Plan, timeout: float) -> _native.Handle:
-    return engine.submit(
-        plan.collective,
-        group,
-        name,
-        plan.op,
-        plan.dtype,
-        plan.shape,
-        plan.splits,
-        plan.root,
-        plan.input,
-        plan.output,
-        timeout,
-    )
-
-
-def _number_in_current_job(group: Group) -> int:
+def _of_current_job(group: Group) -> Group:
     if not isinstance(group, Group):
         raise TypeError(f"group must be a shoal.Group, got {type(group).__name__}: make one with shoal.Group(ranks)")
     if group.session is not runtime.current():
         raise ShoalError(f"{group} was made before the last shoal.shutdown(): make it again after shoal.init()")
-    return group.number
+    return group
 
 
-def _checked_name(name: str | None) -> str:
-    if name is None:
-        return ""
+def _checked_name(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"a name is a text, got {type(name).__name__}: pass str(...) of it")
     if not name or name.startswith("#"):

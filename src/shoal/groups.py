@@ -41,10 +41,13 @@ class Group:
     def _fill(
         self, session: "Session", members: tuple[int, ...], name: str, timeout: float | None, number: int | None
     ) -> None:
-        self._session = session
+        # Not by way of a property, since every operation reads them.
+        self.session = session
+        """The job that the group belongs to."""
+        self.timeout = session.settings.timeout if timeout is None else timeout
+        """Seconds without progress after which an operation fails."""
         self._members = members
         self._name = name
-        self._timeout = timeout
         self._number = number
 
     @property
@@ -60,7 +63,7 @@ class Group:
     @property
     def rank(self) -> int | None:
         """This process's index among the members, None if it is not one."""
-        rank = self._session.rank
+        rank = self.session.rank
         return self._members.index(rank) if rank in self._members else None
 
     @property
@@ -68,21 +71,11 @@ class Group:
         return self._name
 
     @property
-    def timeout(self) -> float:
-        """Seconds without progress after which an operation fails."""
-        return self._session.settings.timeout if self._timeout is None else self._timeout
-
-    @property
-    def session(self) -> "Session":
-        """The job that the group belongs to."""
-        return self._session
-
-    @property
     def number(self) -> int:
         """The engine's number of the group. Raises ValueError on a rank that is not a member."""
         if self._number is None:
             raise ValueError(
-                f"rank {self._session.rank} is not a member of {self}: only members may call its operations"
+                f"rank {self.session.rank} is not a member of {self}: only members may call its operations"
             )
         return self._number
 

@@ -1,42 +1,25 @@
 """Handles: operations that have been submitted, and what comes of them."""
 
+import math
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from shoal import _native, callbacks, trace
 from shoal.errors import ShoalError, Timeout, error_from_status
 
-# The longest single wait in the native core; it looks for signals more often than that.
-_WAIT_SECONDS = 3600.0
+if TYPE_CHECKING:
+    from shoal.operations import Plan
+    from shoal.session import Session
 
 _numbers = count(1)
 
 
-# One of each of these is made for every operation: named tuples, since frozen dataclasses take several times as long.
-class Description(NamedTuple):
-    """Which operation this is, for messages and the timeline."""
-
-    operation: str
-    name: str | None
-    rank: int
-    hosts: Sequence[str]
-
-    def __str__(self) -> str:
-        name = f" of {self.name!r}" if self.name else ""
-        return f"{self.operation}{name} on rank {self.rank} ({self.hosts[self.rank]})"
-
-
-class Outcome(NamedTuple):
-    """What an operation gives to the caller of ``wait``."""
-
-    array: Any = None
-    splits: tuple[int, ...] | None = None
-
-
-_NOTHING = Outcome()
+def described(operation: str, name: str | None, session: "Session") -> str:
+    """Which operation it is, and where: for messages."""
+    of_name = f" of {name!r}" if name else ""
+    return f"{operation}{of_name} on rank {session.rank} ({session.hosts[session.rank]})"
 
 
 class Handle:
@@ -47,23 +30,43 @@ class Handle:
     contents of an array that was given to an in-place form are unspecified. May be used from any thread.
     """
 
-    __slots__ = ("__weakref__", "_description", "_error", "_finish", "_lock", "_native", "_number", "_outcome")
+    __slots__ = (
+        "__weakref__",
+        "_array",
+        "_error",
+        "_finish",
+        "_lock",
+        "_name",
+        "_native",
+        "_number",
+        "_operation",
+        "_row_bytes",
+        "_session",
+    )
 
     def __init__(
         self,
         native: _native.Handle,
-        description: Description,
-        finish: Callable[[_native.Handle], Outcome],
+        operation: str,
+        name: str | None,
+        session: "Session",
+        plan: "Plan",
         submitted_ns: int,
     ) -> None:
+        """``operation``: what it is called in messages. ``submitted_ns``: when, for the timeline; 0 where there is none."""
         self._native = native
-        self._description = description
-        self._finish: Callable[[_native.Handle], Outcome] | None = finish
-        self._outcome = _NOTHING
+        self._operation = operation
+        self._name = name
+        self._session = session
+        self._finish: Callable[[_native.Handle], Any] | None = plan.finish
+        self._row_bytes = plan.row_bytes
+        self._array: Any = None
         self._error: Exception | None = None
         self._lock = threading.Lock()
-        self._number = next(_numbers)
-        trace.operation_began(self._number, description.operation, submitted_ns, tensor=description.name)
+        self._number = 0
+        if submitted_ns:
+            self._number = next(_numbers)
+            trace.operation_began(self._number, operation, submitted_ns, tensor=name)
 
     def done(self) -> bool:
         """Whether ``wait`` would return, or raise, at once."""
@@ -78,15 +81,20 @@ class Handle:
         Raises Timeout when a timeout has passed, Mismatch if ranks disagree about the operation, PeerLost if a rank that
         it needs is gone, ShoalError for whatever else made it fail. KeyboardInterrupt comes through.
         """
-        status = self._wait_native(timeout)
+        seconds = math.inf if timeout is None else timeout
+        try:
+            status = self._native.wait(seconds)
+        except RuntimeError as error:  # in a forked child
+            raise ShoalError(f"{self._described()}: {error}") from None
         if status is None:
             raise Timeout(
-                f"{self._description} is not done after {timeout:g} s; it goes on, so wait again or look who is late"
+                f"{self._described()} is not done after {seconds:g} s; it goes on, so wait again or look who is late"
             )
-        self._settle(status)
+        if self._finish is not None:
+            self._settle(status)
         if self._error is not None:
             raise self._error.with_traceback(None)
-        return self._outcome.array
+        return self._array
 
     def call_when_done(self, callback: Callable[[], None]) -> None:
         """Calls ``callback`` once the operation is done, on a thread of Shoal's own; it may wait for other operations.
@@ -103,21 +111,15 @@ class Handle:
     @property
     def splits(self) -> tuple[int, ...] | None:
         """After an all-to-all: the rows received from each member, in the group's order. None before ``wait``."""
-        return self._outcome.splits
+        if not self._row_bytes or self._finish is not None or self._error is not None:
+            return None
+        return tuple(block // self._row_bytes for block in self._native.blocks())
 
     def __repr__(self) -> str:
-        return f"<Handle: {self._description}, {'done' if self.done() else 'open'}>"
+        return f"<Handle: {self._described()}, {'done' if self.done() else 'open'}>"
 
-    def _wait_native(self, timeout: float | None) -> _native.Status | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = _WAIT_SECONDS if deadline is None else deadline - time.monotonic()
-            try:
-                status = self._native.wait(max(0.0, min(left, _WAIT_SECONDS)))
-            except RuntimeError as error:  # in a forked child
-                raise ShoalError(f"{self._description}: {error}") from None
-            if status is not None or left <= 0:
-                return status
+    def _described(self) -> str:
+        return described(self._operation, self._name, self._session)
 
     def _settle(self, status: _native.Status) -> None:
         """Turns the status into the array or the error, the first time."""
@@ -126,23 +128,23 @@ class Handle:
             if finish is None:
                 return
             code = status.code
-            if trace.recording():
+            if self._number:
                 trace.operation_ended(
                     self._number,
-                    self._description.operation,
+                    self._operation,
                     sent_ns=self._native.sent_at(),
                     done_ns=self._native.finished_at(),
                     status=code,
                 )
             if code:
-                message = f"{self._description}: {status.message}"
-                self._error = error_from_status(code, status.rank, message, self._description.hosts)
+                message = f"{self._described()}: {status.message}"
+                self._error = error_from_status(code, status.rank, message, self._session.hosts)
             else:
                 # What is no Exception, as KeyboardInterrupt, is no outcome: the next to wait tries again.
                 try:
-                    self._outcome = finish(self._native)
+                    self._array = finish(self._native)
                 except ShoalError as error:
-                    self._error = type(error)(f"{self._description}: {error}")
+                    self._error = type(error)(f"{self._described()}: {error}")
                 except Exception as error:
                     self._error = error
             self._finish = None

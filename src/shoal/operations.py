@@ -12,7 +12,6 @@ from shoal import _native, arrays
 from shoal.arrays import BOOL, DTYPE_NAMES, FLOATING, Operand
 from shoal.errors import Mismatch
 from shoal.groups import Group
-from shoal.handles import Outcome
 
 # The numbers of docs/protocol.md, section 4.
 ALL_REDUCE, REDUCE_SCATTER, BROADCAST, ALL_GATHER, ALL_TO_ALL, BARRIER = 1, 2, 3, 4, 5, 6
@@ -25,44 +24,50 @@ Take = Callable[[memoryview, list[int]], None]
 
 
 class Plan(NamedTuple):
-    """One submission. ``splits`` are bytes, ``root`` is an index into the group."""
+    """One submission.
 
+    ``finish``: makes of the operation, once it has ended well, what its caller gets. ``root``: an index into the group.
+    ``splits``: bytes. ``row_bytes``: of what comes in as many rows as members send, 0 where that is known before.
+    """
+
+    finish: Callable[[_native.Handle], Any]
     collective: int
-    finish: Callable[[_native.Handle], Outcome]
     op: int = 0
     dtype: int = 0
     shape: tuple[int, ...] = ()
-    splits: tuple[int, ...] = ()
-    root: int = 0
     input: _native.Array | None = None
     output: _native.Array | None = None
+    root: int = 0
+    splits: tuple[int, ...] = ()
+    row_bytes: int = 0
 
     def then(self, finish: Callable[[], None]) -> "Plan":
         """This, and after what it does with the result ``finish``."""
 
-        def both(handle: _native.Handle) -> Outcome:
-            outcome = self.finish(handle)
+        def both(handle: _native.Handle) -> Any:
+            array = self.finish(handle)
             finish()
-            return outcome
+            return array
 
         return self._replace(finish=both)
 
 
-def barrier() -> Plan:
-    return Plan(BARRIER, lambda _: Outcome())
+def barrier(_: Group) -> Plan:
+    return Plan(lambda _: None, BARRIER)
 
 
-def allreduce(x: Any, op: str, in_place: bool) -> Plan:
+def allreduce(_: Group, x: Any, op: str, in_place: bool) -> Plan:
     given = arrays.target(x) if in_place else arrays.source(x)
     result = given if in_place else given.empty(given.shape)
+    # By their order, which is faster: this is what training calls most.
     return Plan(
+        lambda _: result.finish(),
         ALL_REDUCE,
-        lambda _: Outcome(result.finish()),
-        op=_operator(op, given.dtype),
-        dtype=given.dtype,
-        shape=given.shape,
-        input=given.native,
-        output=result.native,
+        _operator(op, given.dtype),
+        given.dtype,
+        given.shape,
+        given.native,
+        result.native,
     )
 
 
@@ -73,8 +78,8 @@ def broadcast(group: Group, x: Any, root: int, in_place: bool) -> Plan:
     given = arrays.target(x) if in_place else arrays.source(x)
     result = given if in_place else given.copy() if index == group.rank else given.empty(given.shape)
     return Plan(
+        lambda _: result.finish(),
         BROADCAST,
-        lambda _: Outcome(result.finish()),
         dtype=given.dtype,
         shape=given.shape,
         root=index,
@@ -93,8 +98,8 @@ def reducescatter(group: Group, x: Any, op: str, in_place: bool) -> Plan:
         result = given.empty((end - begin, *given.shape[1:]))
         output = result.native
     return Plan(
+        lambda _: given.rows(begin, end) if in_place else result.finish(),
         REDUCE_SCATTER,
-        lambda _: Outcome(given.rows(begin, end) if in_place else result.finish()),
         op=_operator(op, given.dtype),
         dtype=given.dtype,
         shape=given.shape,
@@ -113,8 +118,8 @@ def reducescatter_into(group: Group, x: Any, output: Any, op: str) -> Plan:
             f"{DTYPE_NAMES[given.dtype]} [{end - begin}]"
         )
     return Plan(
+        lambda _: result.finish(),
         REDUCE_SCATTER,
-        lambda _: Outcome(result.finish()),
         op=_operator(op, given.dtype),
         dtype=given.dtype,
         shape=given.shape,
@@ -123,24 +128,24 @@ def reducescatter_into(group: Group, x: Any, output: Any, op: str) -> Plan:
     )
 
 
-def allgather(x: Any) -> Plan:
+def allgather(_: Group, x: Any) -> Plan:
     given = arrays.source(x)
     _rows(given)
     row_bytes = _row_bytes(given)
 
-    def finish(handle: _native.Handle) -> Outcome:
+    def finish(handle: _native.Handle) -> Any:
         rows = sum(handle.blocks()) // row_bytes
-        return Outcome(given.adopt(handle.output(), (rows, *given.shape[1:])))
+        return given.adopt(handle.output(), (rows, *given.shape[1:]))
 
-    return Plan(ALL_GATHER, finish, dtype=given.dtype, shape=given.shape, input=given.native)
+    return Plan(finish, ALL_GATHER, dtype=given.dtype, shape=given.shape, input=given.native)
 
 
-def allgather_by_blocks(x: Any, take: Take) -> Plan:
+def allgather_by_blocks(_: Group, x: Any, take: Take) -> Plan:
     """Hands the members' elements to ``take``."""
     given = arrays.source(x)
     return Plan(
-        ALL_GATHER,
         lambda handle: _taken(handle, take),
+        ALL_GATHER,
         dtype=given.dtype,
         shape=given.shape,
         input=given.native,
@@ -157,8 +162,8 @@ def allgather_into(group: Group, x: Any, output: Any) -> Plan:
         )
     expected = [_rows(given) * given.itemsize] * group.size
     return Plan(
-        ALL_GATHER,
         lambda handle: _filled(group, handle, result, expected),
+        ALL_GATHER,
         dtype=given.dtype,
         shape=given.shape,
         input=given.native,
@@ -174,14 +179,14 @@ def allgather_in_place(group: Group, x: Any) -> Plan:
     share = rows // group.size * row_bytes
     own = _index(group) * share
 
-    def finish(handle: _native.Handle) -> Outcome:
+    def finish(handle: _native.Handle) -> Any:
         _check_blocks(group, handle.blocks(), [share] * group.size, row_bytes)
         given.read(handle.output())
-        return Outcome(given.finish())
+        return given.finish()
 
     return Plan(
-        ALL_GATHER,
         finish,
+        ALL_GATHER,
         dtype=given.dtype,
         shape=(rows // group.size, *given.shape[1:]),
         input=given.part(own, own + share),
@@ -193,25 +198,26 @@ def alltoall(group: Group, x: Any, splits: Sequence[int] | None, in_place: bool)
     rows, row_bytes = _rows(given), _row_bytes(given)
     counts = _equal_splits(rows, group) if splits is None else _checked_splits(splits, rows, group)
 
-    def finish(handle: _native.Handle) -> Outcome:
-        received = tuple(block // row_bytes for block in handle.blocks())
+    def finish(handle: _native.Handle) -> Any:
+        received = [block // row_bytes for block in handle.blocks()]
         if not in_place:
-            return Outcome(given.adopt(handle.output(), (sum(received), *given.shape[1:])), received)
+            return given.adopt(handle.output(), (sum(received), *given.shape[1:]))
         if sum(received) != rows:
             raise Mismatch(
-                f"the members {list(group.ranks)} sent {list(received)} rows, {sum(received)} in all, but the array that "
+                f"the members {list(group.ranks)} sent {received} rows, {sum(received)} in all, but the array that "
                 f"they should replace has {rows}: use alltoall, which returns a new array"
             )
         given.read(handle.output())
-        return Outcome(given.finish(), received)
+        return given.finish()
 
     return Plan(
-        ALL_TO_ALL,
         finish,
+        ALL_TO_ALL,
         dtype=given.dtype,
         shape=given.shape,
-        splits=tuple(count * row_bytes for count in counts),
         input=given.native,
+        splits=tuple(count * row_bytes for count in counts),
+        row_bytes=row_bytes,
     )
 
 
@@ -220,8 +226,8 @@ def alltoall_by_blocks(group: Group, x: Any, splits: Sequence[int], take: Take) 
     given = arrays.source(x)
     counts = _checked_splits(splits, _rows(given), group)
     return Plan(
-        ALL_TO_ALL,
         lambda handle: _taken(handle, take),
+        ALL_TO_ALL,
         dtype=given.dtype,
         shape=given.shape,
         splits=tuple(count * given.itemsize for count in counts),
@@ -236,8 +242,8 @@ def alltoall_into(group: Group, x: Any, splits: Sequence[int], output: Any, expe
     if result.dtype != given.dtype:
         raise ValueError(f"the output has {DTYPE_NAMES[result.dtype]}, but the input {DTYPE_NAMES[given.dtype]}")
     return Plan(
-        ALL_TO_ALL,
         lambda handle: _filled(group, handle, result, [place * given.itemsize for place in places]),
+        ALL_TO_ALL,
         dtype=given.dtype,
         shape=given.shape,
         splits=tuple(count * given.itemsize for count in counts),
@@ -253,19 +259,18 @@ def chunk(rows: int, members: int, index: int) -> tuple[int, int]:
     return begin, begin + each + (1 if index < more else 0)
 
 
-def _taken(handle: _native.Handle, take: Take) -> Outcome:
+def _taken(handle: _native.Handle, take: Take) -> None:
     take(handle.output(), handle.blocks())
-    return Outcome()
 
 
-def _filled(group: Group, handle: _native.Handle, result: Operand, expected: list[int]) -> Outcome:
+def _filled(group: Group, handle: _native.Handle, result: Operand, expected: list[int]) -> Any:
     """``result``, into which the core has put what came, if it was as much from each as was expected."""
     if handle.blocks() != expected:
         raise Mismatch(
             f"the members {list(group.ranks)} sent {handle.blocks()} bytes, one number for each, but the array to be filled "
             f"expects {expected}"
         )
-    return Outcome(result.finish())
+    return result.finish()
 
 
 def reducible(op: str, dtype: int) -> bool:

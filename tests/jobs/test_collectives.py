@@ -356,7 +356,7 @@ def a_result_that_cannot_be_taken() -> list[str]:
     tries: list[BaseException] = [TypeError("this has no meaning"), KeyboardInterrupt()]
     array = np.ones(3)
     handle = collectives.submit(
-        "allreduce_", None, None, lambda _: operations.allreduce(array, "sum", in_place=True).then(take)
+        "allreduce_", None, None, lambda group: operations.allreduce(group, array, "sum", in_place=True).then(take)
     )
     heard = []
     for _ in range(3):

@@ -72,7 +72,9 @@ class Channel:
             "allreduce_",
             self._name(label),
             self.group,
-            lambda _: operations.allreduce(host, op, in_place=True).then(lambda: transfer.take_back(memory, host)),
+            lambda group: operations.allreduce(group, host, op, in_place=True).then(
+                lambda: transfer.take_back(memory, host)
+            ),
             None,
             transfer,
         )

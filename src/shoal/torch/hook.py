@@ -52,7 +52,7 @@ def comm_hook(
         f"averaging bucket {bucket.index()} of the gradients",
         None,
         group,
-        lambda _: operations.allreduce(flat.elements, "mean", in_place=True).then(flat.finish),
+        lambda group: operations.allreduce(group, flat.elements, "mean", in_place=True).then(flat.finish),
         None,
         transfer,
     )

@@ -61,7 +61,7 @@ class Submissions:
         What is wrong with the arguments is raised here in either case.
         """
         if transfer is None and not self._turns:
-            return collectives.submit(called, name, group, plan, timeout)
+            return collectives.submit(called, name, group, plan, timeout=timeout)
         handle = LaterHandle(called, transfer)
         try:
             planned = plan(group)
@@ -215,7 +215,7 @@ class _Turn(NamedTuple):
 
     def take(self) -> None:
         try:
-            begun = collectives.submit(self.called, self.name, self.group, self._plan, self.timeout)
+            begun = collectives.submit(self.called, self.name, self.group, self._plan, timeout=self.timeout)
         except Exception as error:
             self.handle.fail(error)
         else:

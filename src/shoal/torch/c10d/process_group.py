@@ -111,8 +111,8 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         transfer = self._transfer(tensors)
         together = joined(tensors, transfer)
 
-        def plan(_: Group) -> Plan:
-            return operations.allreduce(together, operator, in_place=True).then(
+        def plan(group: Group) -> Plan:
+            return operations.allreduce(group, together, operator, in_place=True).then(
                 lambda: divide(together, tensors, transfer)
             )
 
@@ -142,8 +142,10 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         begin = sum(tensor.numel() for tensor in inputs[: self.rank()])
         own = together[begin : begin + output.numel()]
 
-        def plan(_: Group) -> Plan:
-            return operations.allreduce(together, operator, in_place=True).then(lambda: divide(own, [output], transfer))
+        def plan(group: Group) -> Plan:
+            return operations.allreduce(group, together, operator, in_place=True).then(
+                lambda: divide(own, [output], transfer)
+            )
 
         return self._start("reduce_scatter", options, [output], plan, transfer)
 
@@ -196,8 +198,8 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         flat = Flat(given, transfer)
         flats = [Flat(output, transfer, read=False) for output in outputs]
 
-        def plan(_: Group) -> Plan:
-            return operations.allgather_by_blocks(flat.elements, lambda data, blocks: fill(flats, data, blocks))
+        def plan(group: Group) -> Plan:
+            return operations.allgather_by_blocks(group, flat.elements, lambda data, blocks: fill(flats, data, blocks))
 
         return self._start("all_gather", options, list(outputs), plan, transfer)
 
@@ -260,7 +262,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         options = options_of(BarrierOptions, opts, timeout=timeout)
-        return self._start("barrier", options, [], lambda _: operations.barrier(), None)
+        return self._start("barrier", options, [], operations.barrier, None)
 
     # --- What gloo does, for tensors on the CPU ---
 
@@ -298,8 +300,8 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         transfer = self._transfer(tensors)
         flat = Flat(single(tensors), transfer)
 
-        def plan(_: Group) -> Plan:
-            return operations.allreduce(flat.elements, operator, in_place=True).then(flat.finish)
+        def plan(group: Group) -> Plan:
+            return operations.allreduce(group, flat.elements, operator, in_place=True).then(flat.finish)
 
         return self._start(called, options, list(tensors), plan, transfer)
 
