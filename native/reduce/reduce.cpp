@@ -9,6 +9,7 @@
 #include <string>
 
 #include "reduce/backends.h"
+#include "reduce/environment.h"
 
 namespace shoal {
 
@@ -86,6 +87,7 @@ void reduce(std::byte* destination, std::span<const std::byte* const> sources, s
                                 name_of(dtype) + " with operator " + name_of(op) +
                                 "; check with reducible() before, and give at least one source");
   }
+  const reduction::DefaultEnvironment environment;
   chosen_backend().reduce({destination, sources.data(), sources.size(), count, dtype, op, divisor});
 }
 

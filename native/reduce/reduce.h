@@ -6,6 +6,7 @@
 //   * float16 and bfloat16 accumulate in float32 and are rounded once, to nearest even.
 //   * `destination` may be one of the sources; apart from that they do not overlap. No alignment is needed beyond the
 //     element's own.
+//   * Nor do the caller's thread's rounding mode and its treatment of small numbers change anything.
 //   * min and max give NaN if any contribution is NaN. Integers wrap. bool: min is and, max is or, product is and.
 #pragma once
 

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cfenv>
 #include <chrono>
 #include <functional>
 #include <future>
@@ -181,17 +180,6 @@ TEST(tasks_of_many_threads_run_in_order_whoever_does_them) {
   for (const auto& list : ran) {
     CHECK(std::is_sorted(list.begin(), list.end()));
   }
-}
-
-TEST(a_callers_rounding_is_not_the_sums_and_is_its_own_again_afterwards) {
-  Side side;
-  side.loop.start();
-  CHECK_EQ(std::fesetround(FE_UPWARD), 0);
-  int rounding = -1;
-  do_here(side.loop, [&] { rounding = std::fegetround(); });
-  CHECK_EQ(rounding, FE_TONEAREST);
-  CHECK_EQ(std::fegetround(), FE_UPWARD);
-  CHECK_EQ(std::fesetround(FE_TONEAREST), 0);
 }
 
 TEST(a_loop_fails_by_what_a_caller_did_for_it) {

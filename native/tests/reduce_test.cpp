@@ -1,7 +1,13 @@
 // The sums against a plain reference, to the bit, for every instruction set that this machine has.
 #include "reduce/reduce.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
+#include <array>
+#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -478,6 +484,36 @@ TEST(what_is_not_reducible_is_refused_by_name) {
   }
   CHECK(message.find("bool") != std::string::npos && message.find("mean") != std::string::npos);
 }
+
+TEST(a_callers_rounding_is_not_the_sums_and_is_its_own_again_afterwards) {
+  const std::array<float, 2> values{1.0F, 0x1p-30F};
+  const std::array<const std::byte*, 2> sources{reinterpret_cast<const std::byte*>(&values[0]),
+                                                reinterpret_cast<const std::byte*>(&values[1])};
+  float sum = 0;
+  CHECK_EQ(std::fesetround(FE_UPWARD), 0);
+  shoal::reduce(reinterpret_cast<std::byte*>(&sum), sources, 1, DType::float32, Operator::sum, 1);
+  const int rounding = std::fegetround();
+  CHECK_EQ(std::fesetround(FE_TONEAREST), 0);
+  CHECK_EQ(sum, 1.0F);
+  CHECK_EQ(rounding, FE_UPWARD);
+}
+
+#if defined(__x86_64__)
+TEST(small_numbers_are_summed_where_the_caller_flushes_them_to_zero) {
+  const float smallest = std::numeric_limits<float>::denorm_min();
+  const std::array<const std::byte*, 2> sources{reinterpret_cast<const std::byte*>(&smallest),
+                                                reinterpret_cast<const std::byte*>(&smallest)};
+  std::uint32_t sum = 0;
+  constexpr unsigned int flush_both = 0x8040;
+  const unsigned int before = _mm_getcsr();
+  _mm_setcsr(before | flush_both);
+  shoal::reduce(reinterpret_cast<std::byte*>(&sum), sources, 1, DType::float32, Operator::sum, 1);
+  const unsigned int after = _mm_getcsr();
+  _mm_setcsr(before);
+  CHECK_EQ(sum, 2U);  // the bits of twice the smallest number
+  CHECK_EQ(after & flush_both, flush_both);
+}
+#endif
 
 TEST(the_fastest_usable_backend_is_chosen) {
   const auto backends = shoal::reduction::usable_backends();

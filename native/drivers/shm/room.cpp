@@ -5,7 +5,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <cfenv>
 #include <exception>
 #include <numeric>
 #include <thread>
@@ -46,21 +45,6 @@ bool yield_until_rung(const Desk& desk, std::uint32_t seen) {
   }
   return desk.bell.load() != seen;
 }
-
-// Sums are made as an engine's own thread makes them, whatever the caller has set.
-class DefaultEnvironment {
- public:
-  DefaultEnvironment() {
-    std::fegetenv(&callers_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  DefaultEnvironment(const DefaultEnvironment&) = delete;
-  DefaultEnvironment& operator=(const DefaultEnvironment&) = delete;
-  ~DefaultEnvironment() { std::fesetenv(&callers_); }
-
- private:
-  std::fenv_t callers_{};
-};
 
 }  // namespace
 
@@ -123,7 +107,6 @@ bool Room::Impl::serves(std::uint32_t group) const {
 
 template <class Works, class Enough>
 void Room::Impl::run(Works may_work, Enough enough, std::uint32_t waiters_here) {
-  const DefaultEnvironment environment;
   bool more = true;
   do {
     const bool works = may_work();

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cfenv>
 #include <chrono>
 #include <csignal>
 #include <system_error>
@@ -115,9 +114,6 @@ void Loop::wake() {
 
 void Loop::run() {
   ::pthread_setname_np(::pthread_self(), "shoal");
-  // A thread inherits its maker's floating-point environment, and frameworks can be told to flush denormals to zero:
-  // sums must not depend on that.
-  std::fesetenv(FE_DFL_ENV);
   std::string failure;
   try {
     run_rounds();
@@ -238,12 +234,7 @@ bool Loop::do_or_post(Task task) {
       return false;
     }
   }
-  // As the loop's own thread has it: see run().
-  std::fenv_t callers;
-  std::fegetenv(&callers);
-  std::fesetenv(FE_DFL_ENV);
   do_now(task);
-  std::fesetenv(&callers);
   return true;
 }
 
