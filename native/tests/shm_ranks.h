@@ -64,7 +64,11 @@ class Rank final : public RoomWorld {
   }
   ~Rank() override { room_.close(); }
 
-  void sending(std::uint64_t) override {}
+  void sending(std::uint64_t) override {
+    if (const auto next = std::exchange(on_sending, nullptr)) {
+      next();
+    }
+  }
   void finish(std::uint64_t handle, Status status) override {
     std::function<void()> next;
     {
@@ -154,8 +158,10 @@ class Rank final : public RoomWorld {
   Room& room() { return room_; }
   std::uint32_t rank() const { return rank_; }
 
-  // What the network does with what is sent up, and what is done when the next operation is finished.
+  // What the network does with what is sent up, and what is done when the next call has been written and when the next
+  // operation is finished.
   std::function<void(Submission)> network;
+  std::function<void()> on_sending;
   std::function<void()> on_finish;
   std::atomic<bool> left{false};
   Time timeout = 60 * second;

@@ -102,12 +102,11 @@ def wait_for_one_that_does_not_come() -> None:
         time.sleep(3.0)
     with pytest.raises(shoal.Timeout, match=r"'gradient' .* rank 1 "):
         shoal.allreduce(np.ones(100_000), name="gradient", group=everyone)
-    with pytest.raises(shoal.Timeout, match=r"'gradient' .* rank 1 "):
-        shoal.allreduce(1.0, op="sum", name="next")
+    assert shoal.allreduce(1.0, op="sum", name="next") == 3.0
     shoal.shutdown()
 
 
-def test_who_is_late_is_named_to_all_and_nothing_goes_on() -> None:
+def test_who_is_late_is_named_to_all_and_the_job_goes_on() -> None:
     run_ranks(wait_for_one_that_does_not_come, 3, nodes=1)
 
 

@@ -22,12 +22,17 @@ enum class Kind : std::uint32_t {
   leave = 4,           // the rank calls nothing more
   broken = 5,          // the rank can do nothing more in here; the body is a status
   // From the first rank, of an operation that goes over the network:
-  part = 6,    // a part of the result is in the next slot for results; the body is its range
-  done = 7,    // it has ended well; the data is the result of a small one
-  failed = 8,  // it has failed; the body is a status
+  part = 6,  // a part of the result is in the next slot for results; the body is its range
+  done = 7,  // it has ended well; the data is the result of a small one
+  // From the first rank, of any: it has failed; the body is a status.
+  failed = 8,
   // From another rank: the operation's time is out there; the body is a status.
   overdue = 9,
   open_in_arena = 10,  // as open; the data says where the arrays lie in the rank's region (arena.h)
+  // From the first rank, of an operation whose time is out (room_stalls.cpp): nobody begins with it until the first
+  // rank has said that it has failed, or that it goes on.
+  withhold = 11,
+  go_on = 12,
 };
 
 using ConstBytes = std::span<const std::byte>;

@@ -163,15 +163,16 @@ void Room::Impl::wait(const std::function<bool()>& done, nanoseconds longest) {
     if (done()) {
       break;
     }
-    const Time left = deadline - now();
-    if (left <= 0) {
+    const Time time = now();
+    if (deadline <= time) {
       break;
     }
     if (yield_until_rung(desk_, seen)) {
       continue;
     }
     desk_.asleep.fetch_add(1);
-    sleep_on(desk_.bell, seen, std::min(nanoseconds(left), longest_sleep), waiters);
+    sleep_on(desk_.bell, seen, nanoseconds(std::min({deadline, wake_at_.load(), time + longest_sleep.count()}) - time),
+             waiters);
     desk_.asleep.fetch_sub(1);
   }
   desk_.waiting.fetch_sub(1);
@@ -207,6 +208,7 @@ bool Room::Impl::round(bool works) {
   read_all();  // first, since others may have ended what is called here now
   write_calls();
   read_all();
+  begin_complete();
   bool worked = false;
   // Results do not hold up what others wait for.
   if (works && broken_.ok() && (flow_.step() || delivery_.step())) {
@@ -216,6 +218,7 @@ bool Room::Impl::round(bool works) {
     worked = true;
   }
   look_at_the_time();
+  worked = settle_doubts() || worked;
   say_goodbye_if_done();
   return worked;
 }

@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "drivers/shm/arena.h"
@@ -76,7 +77,8 @@ struct Operation {
   std::size_t parts = 0;
   Time moved = 0;
   Time late_after = 0;
-  bool overdue = false;  // which the first rank has been told
+  bool overdue = false;   // which the first rank has been told
+  bool withheld = false;  // the first rank is about to say whether it fails
 };
 
 inline Time now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
@@ -141,11 +143,14 @@ class Room::Impl {
   void write_calls();
   bool write_call(Operation& operation);
   void read_all();
+  void read_mailbox(std::uint32_t rank);
   void read(std::uint32_t rank, const Record& record);
   void read_opening(std::uint32_t rank, const Record& record);
   void judge(Operation& operation, std::uint32_t rank);
   void judge_all(Operation& operation);
   void proceed(Operation& operation);
+  void begin_complete();
+  void begin(Operation& operation);
   bool all_inlined(const Operation& operation) const;
   // Whether operations of this kind are carried out here, or left to the network.
   bool stays(Collective collective) const { return !has_uplink_ || collective == Collective::all_reduce; }
@@ -202,6 +207,8 @@ class Room::Impl {
   void look_at_the_time();
   void check(Operation& operation, Time time);
   void time_out(Operation& operation, Time time);
+  void withhold(Operation& operation, const Status& why);
+  bool settle_doubts();
   std::string stall_text(const Operation& operation, Time time) const;
   Time moved(const Operation& operation) const;
   Time longest_wait(const Operation& operation) const;
@@ -245,8 +252,10 @@ class Room::Impl {
   std::unordered_map<Hash128, std::unique_ptr<Operation>> operations_;
   std::unordered_map<std::uint64_t, Hash128> moving_;  // by handle: those that flow or are away
   std::unordered_map<Hash128, std::uint32_t> occurrences_;
-  std::deque<Hash128> unwritten_;  // calls, in order
-  std::deque<Hash128> admitted_;   // by the first rank, in order, and not flowing yet
+  std::deque<Hash128> unwritten_;                   // calls, in order
+  std::deque<Hash128> complete_;                    // all have called them, and nobody here has begun with them
+  std::deque<std::pair<Hash128, Status>> doubted_;  // withheld by this rank, the first, with what they would fail with
+  std::deque<Hash128> admitted_;                    // by the first rank, in order, and not flowing yet
   std::deque<Saying> unsaid_;
   std::vector<bool> left_;  // by rank
   std::size_t eager_ = 0;   // bytes beside openings of operations that are open

@@ -198,13 +198,16 @@ bool Room::Impl::write_call(Operation& operation) {
 
 void Room::Impl::read_all() {
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
-    if (rank == rank_) {
-      continue;
+    if (rank != rank_) {
+      read_mailbox(rank);
     }
-    while (const std::optional<Record> record = readers_[rank].next()) {
-      read(rank, *record);
-      readers_[rank].done();
-    }
+  }
+}
+
+void Room::Impl::read_mailbox(std::uint32_t rank) {
+  while (const std::optional<Record> record = readers_[rank].next()) {
+    read(rank, *record);
+    readers_[rank].done();
   }
 }
 
@@ -229,6 +232,8 @@ void Room::Impl::read(std::uint32_t rank, const Record& record) {
     case Kind::done:
     case Kind::failed:
     case Kind::overdue:
+    case Kind::withhold:
+    case Kind::go_on:
       return hear(record);
     case Kind::skip:
       break;
@@ -321,6 +326,28 @@ void Room::Impl::proceed(Operation& operation) {
   if (operation.opened < ranks_ || !gathers || operation.disputed) {
     return forget_if_done(Hash128(operation.key));
   }
+  complete_.push_back(operation.key);
+}
+
+void Room::Impl::begin_complete() {
+  while (!complete_.empty()) {
+    const std::deque<Hash128> next = std::exchange(complete_, {});
+    // Whoever has called last may have done so after the first rank had given up waiting: its word comes first
+    // (room_stalls.cpp).
+    if (!is_first()) {
+      read_mailbox(0);
+    }
+    for (const Hash128& key : next) {
+      Operation* const operation = find(key);
+      if (operation != nullptr && operation->state == Operation::State::gathering && !operation->withheld) {
+        begin(*operation);
+      }
+    }
+  }
+}
+
+// All have called it.
+void Room::Impl::begin(Operation& operation) {
   operation.state = Operation::State::complete;
   const bool small = stays(operation.opening.collective) && all_inlined(operation);
   const bool is_firsts = stays(operation.opening.collective) && is_first() && (has_uplink_ || !small);
@@ -521,6 +548,8 @@ void Room::Impl::end_all(const Status& why, bool network_is_done) {
     }
   }
   unwritten_.clear();
+  complete_.clear();
+  doubted_.clear();
   if (network_is_done) {
     moving_.clear();
   }

@@ -1,12 +1,19 @@
 // What a room does about operations that do not move: whom they wait for is said in a warning after 10 s, then at
-// doubling intervals, and in the error when an operation's time is out. Then all that is open fails on every rank, and
-// all that is called later: one that called it at that moment may have seen all openings, and nobody can say any more
-// who has what. A wrong number would be worse.
+// doubling intervals, and in the error when an operation's time is out. Then what not all ranks of the node have called
+// fails on all of them, and the job goes on. The first rank decides it, whoever's time is out.
 //
-// With an uplink the first rank decides, and the job goes on: what not all ranks of the node have called fails on all
-// nodes when its time is out on any rank. What has gone up fails when the network says so. Only a rank that does not
-// do its part in time ends everything.
+// Without an uplink, ranks begin with small operations as soon as they see that all have called them, and ask nobody.
+// So the first rank may not say that one has failed while somebody begins with it. It says first that the operation is
+// withheld, then looks who has called it: if all have, it goes on, else it fails. A rank that sees that all have called
+// it reads what the first rank has said, once more, before it begins. The order of these steps is the same for all
+// (they are sequentially consistent), so whoever saw a call that the first rank did not see finds that it is withheld.
+//
+// With an uplink it fails on all nodes. What has gone up fails when the network says so.
+//
+// A rank that does not do its part in time ends everything, and so does a first rank that does not answer: nobody can
+// say any more who has what, and a wrong number would be worse.
 #include <algorithm>
+#include <utility>
 
 #include "drivers/shm/room_impl.h"
 #include "protocol/agreement.h"
@@ -46,7 +53,8 @@ void Room::Impl::look_at_the_time() {
 
 void Room::Impl::check(Operation& operation, Time time) {
   const Time since = moved(operation);
-  const bool others_end_it = has_uplink_ && (operation.overdue || operation.state != Operation::State::gathering);
+  const bool gathers = operation.state == Operation::State::gathering;
+  const bool others_end_it = operation.overdue || (has_uplink_ && !gathers);
   const Time timeout = others_end_it ? longest_wait(operation) : operation.submission.timeout;
   if (since + timeout <= time) {
     return time_out(operation, time);
@@ -65,15 +73,52 @@ void Room::Impl::time_out(Operation& operation, Time time) {
                         "; see what is late there (py-spy dump), or raise the timeout of this group, or SHOAL_TIMEOUT",
                     in_job(rank_));
   const bool waits_here = operation.state == Operation::State::gathering;
-  if (has_uplink_ && waits_here && is_first()) {
+  if (waits_here && is_first() && has_uplink_) {
     fail_everywhere(operation, operation.opening.collective, why);
-  } else if (has_uplink_ && waits_here && !operation.overdue) {
+  } else if (waits_here && is_first()) {
+    withhold(operation, why);
+  } else if (waits_here && !operation.overdue) {
     operation.overdue = true;
     say(Kind::overdue, operation.key, wire::encode(wire::Failure{why}));
     check_by(moved(operation) + longest_wait(operation));
   } else {
     give_up(why);
   }
+}
+
+// On the first rank.
+void Room::Impl::withhold(Operation& operation, const Status& why) {
+  if (!std::exchange(operation.withheld, true)) {
+    say(Kind::withhold, operation.key);
+    doubted_.emplace_back(operation.key, why);
+  }
+}
+
+// Once the others can read that they are withheld. Whether there were any.
+bool Room::Impl::settle_doubts() {
+  const bool any = !doubted_.empty() && unsaid_.empty();
+  while (!doubted_.empty() && unsaid_.empty()) {
+    const auto [key, why] = std::move(doubted_.front());
+    doubted_.pop_front();
+    read_all();
+    Operation* const operation = find(key);
+    if (!broken_.ok() || operation == nullptr) {
+      continue;
+    }
+    operation->withheld = false;
+    // What has failed meanwhile for what others have called fails so on every rank.
+    if (operation->opened == ranks_ || operation->state != Operation::State::gathering) {
+      say(Kind::go_on, key);
+      proceed(*operation);
+      continue;
+    }
+    say(Kind::failed, key, wire::encode(wire::Failure{why}));
+    operation->verdict = why;
+    if (operation->called) {
+      end(*operation, why);
+    }
+  }
+  return any;
 }
 
 std::string Room::Impl::stall_text(const Operation& operation, Time time) const {

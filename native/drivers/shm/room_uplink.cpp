@@ -188,7 +188,12 @@ void Room::Impl::tell_network(Operation& operation, Collective collective, const
 }
 
 void Room::Impl::hear_overdue(Operation& operation, const Status& why) {
-  if (operation.state == Operation::State::gathering && operation.opened < ranks_ && !operation.told) {
+  if (operation.state != Operation::State::gathering || operation.opened == ranks_ || operation.told) {
+    return;
+  }
+  if (!has_uplink_) {
+    withhold(operation, why);
+  } else {
     fail_everywhere(operation, collective_of(operation).value_or(Collective::all_reduce), why);
   }
 }
@@ -209,6 +214,16 @@ void Room::Impl::hear(const Record& record) {
       return hear_part(operation, record.body);
     case Kind::done:
       return hear_verdict(operation, {}, record.data);
+    case Kind::withhold:
+      operation.withheld = true;
+      return;
+    case Kind::go_on:
+      operation.withheld = false;
+      if (operation.opened == 0) {
+        operations_.erase(Hash128(operation.key));  // over here, or not begun
+        return;
+      }
+      return proceed(operation);
     default: {
       const Status why = decoded_status(record.body);
       if (!record.data.empty()) {
