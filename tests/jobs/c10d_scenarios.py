@@ -67,6 +67,12 @@ def every_collective() -> dict[str, Any]:
         for tensor in several:
             dist.all_reduce(tensor)
     found["coalesced"] = [tensor.flatten().tolist() for tensor in several]
+    for operator in (dist.ReduceOp.SUM, dist.ReduceOp.BOR):
+        parts = [torch.empty(1, dtype=torch.int32) for _ in range(2)]
+        with dist._coalescing_manager():
+            for part in parts:
+                dist.reduce_scatter_tensor(part, torch.arange(size, dtype=torch.int32) + rank, operator)
+        found[f"coalesced parts, {operator}"] = [int(part) for part in parts]
 
     objects: list[Any] = [None] * size
     dist.all_gather_object(objects, {"rank": rank})
@@ -198,6 +204,9 @@ def trained_with(hook: str, steps: int) -> str:
     if hook == "PowerSGD":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=5)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif hook in dist.BuiltinCommHookType.__members__:
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.__members__[hook])
+        assert model._get_ddp_logging_data()["comm_hook"] == f"BuiltinCommHookType.{hook}"
     elif hook != "none":
         model.register_comm_hook(None, getattr(default_hooks, hook))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

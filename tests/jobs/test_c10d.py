@@ -35,6 +35,8 @@ def test_every_collective_gives_what_it_should() -> None:
             "all_to_all_single": [rank, rank + 10, rank + 20],
             "all_to_all of different sizes": [0.0] * (rank + 1) + [1.0] * (rank + 1) + [2.0] * (rank + 1),
             "coalesced": [[3.0, 3.0], [3.0, 3.0, 3.0]],
+            "coalesced parts, RedOpType.SUM": [3 * rank + 3] * 2,
+            "coalesced parts, RedOpType.BOR": [rank | (rank + 1) | (rank + 2)] * 2,
             "objects": [{"rank": 0}, {"rank": 1}, {"rank": 2}],
             "received": [[0.0], [0.0], [2.0]][rank],
             "gathered": [0.0, 1.0, 2.0] if rank == 0 else None,
@@ -84,6 +86,12 @@ def test_callbacks_may_wait_for_operations_that_come_in_another_order_on_each_ra
 )
 def test_distributed_data_parallel_with_pytorchs_hooks(hook: str) -> None:
     assert len(set(run_ranks(c10d_scenarios.trained_with, 2, hook, 10))) == 1
+
+
+def test_pytorchs_hooks_in_cpp_train_as_those_in_python() -> None:
+    for built_in, in_python in (("ALLREDUCE", "allreduce_hook"), ("FP16_COMPRESS", "fp16_compress_hook")):
+        found = [run_ranks(c10d_scenarios.trained_with, 2, hook, 5) for hook in (built_in, in_python)]
+        assert found[0] == found[1]
 
 
 @pytest.mark.slow

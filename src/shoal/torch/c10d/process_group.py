@@ -26,7 +26,7 @@ from shoal import operations, runtime
 from shoal.groups import Group
 from shoal.operations import Plan
 from shoal.torch import accelerators
-from shoal.torch.c10d import gloo, membership, places
+from shoal.torch.c10d import builtin_hooks, gloo, membership, places
 from shoal.torch.c10d.arguments import Tensors, as_list, operator_of, options_of, single, split_sizes
 from shoal.torch.c10d.places import Place
 from shoal.torch.c10d.tensors import Flat, apart, count, divide, fill, joined
@@ -170,8 +170,6 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
             [self.reduce_scatter_single(*pair, options) for pair in zip(outputs, inputs, strict=True)]
         )
 
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
     # --- Copies ---
 
     def broadcast(
@@ -219,8 +217,6 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         return OperationWork.of_all([self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)])
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None
@@ -347,6 +343,9 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         name = None if caller is None else str(place)
         handle = self._submissions.submit(called, name, self._group, plan, seconds, transfer)
         return OperationWork([handle], results, place)
+
+
+builtin_hooks.replace_for(ShoalProcessGroup)
 
 
 def create(options: Any, _: Any = None) -> ShoalProcessGroup:
