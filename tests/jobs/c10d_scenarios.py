@@ -1,5 +1,6 @@
 """What the ranks of test_c10d.py do."""
 
+import importlib
 import os
 import signal
 import time
@@ -108,6 +109,45 @@ def subgroups() -> tuple[float, float, int]:
     dist.all_reduce(again)
     dist.destroy_process_group()
     return float(tensor), float(first), int(again)
+
+
+def by_device(backends: str, device: str) -> dict[str, Any]:
+    """Collectives on tensors of a device: what kind of Work they return, and on the CPU, the results."""
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # which makes the backend "fake" known
+    dist.init_process_group(backends)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    reversed_group = dist.new_group(list(reversed(range(size))), sort_ranks=False)
+    kinds, found = set(), {}
+
+    def done(called: str, work: Any, tensors: list[torch.Tensor]) -> None:
+        kinds.add(type(work).__name__)
+        work.wait()
+        if device == "cpu":
+            found[called] = [value for tensor in tensors for value in tensor.flatten().tolist()]
+
+    own = torch.full((1,), float(rank), device=device)
+    everyone = [torch.empty(1, device=device) for _ in range(size)]
+    together = torch.empty(size, device=device)
+    done("all_gather", dist.all_gather(everyone, own, async_op=True), everyone)
+    done("all_gather_into_tensor", dist.all_gather_into_tensor(together, own, async_op=True), [together])
+    done("all_to_all_single", dist.all_to_all_single(together, together + rank, async_op=True), [together])
+    done("all_reduce", dist.all_reduce(together, async_op=True), [together])
+    done("reduce_scatter_tensor", dist.reduce_scatter_tensor(own, together, async_op=True), [own])
+    done("broadcast", dist.broadcast(own, group_src=0, group=reversed_group, async_op=True), [own])
+    done("gather", dist.gather(own, everyone if rank == 0 else None, async_op=True), everyone if rank == 0 else [])
+    found["kinds"] = sorted(kinds)
+    dist.barrier()
+    if device == "cpu":
+        # From C++.
+        model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+        model(torch.full((1, 2), float(rank))).sum().backward()
+        found["gradient"] = model.module.weight.grad.flatten().tolist()
+    try:
+        dist.send(torch.empty(1, device="meta"), 1 - rank)
+    except TypeError:
+        found["send of another device"] = "TypeError"
+    dist.destroy_process_group()
+    return found
 
 
 def into_arrays_that_are_there(elements: int) -> dict[str, Any]:

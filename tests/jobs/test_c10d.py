@@ -47,6 +47,30 @@ def test_groups_of_some_ranks_and_a_second_start_in_the_same_process() -> None:
     assert run_ranks(c10d_scenarios.subgroups, 4) == [(2.0, 3.0, 4), (4.0, 3.0, 4)] * 2
 
 
+@pytest.mark.parametrize(
+    ("backends", "kinds"), [("cpu:gloo,cuda:shoal", ["Work"]), ("cpu:shoal,meta:fake", ["OperationWork", "Work"])]
+)
+def test_each_device_has_the_backend_that_was_asked_for(backends: str, kinds: list[str]) -> None:
+    for rank, found in enumerate(run_ranks(c10d_scenarios.by_device, 2, backends, "cpu")):
+        assert found == {
+            "all_gather": [0.0, 1.0],
+            "all_gather_into_tensor": [0.0, 1.0],
+            "all_to_all_single": [float(rank), rank + 1.0],
+            "all_reduce": [1.0, 3.0],
+            "reduce_scatter_tensor": [[2.0], [6.0]][rank],
+            "broadcast": [6.0],
+            "gather": [6.0, 6.0] if rank == 0 else [],
+            "gradient": [0.5, 0.5],
+            "kinds": kinds,  # gather is gloo's in any case
+            "send of another device": "TypeError",
+        }
+
+
+def test_tensors_of_a_device_of_another_backend_do_not_go_by_shoal() -> None:
+    found = run_ranks(c10d_scenarios.by_device, 2, "cpu:shoal,meta:fake", "meta")
+    assert found == [{"kinds": ["FakeWork"], "send of another device": "TypeError"}] * 2
+
+
 def test_a_job_that_is_started_again_with_the_same_store() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for pause in (0.0, 1.0):

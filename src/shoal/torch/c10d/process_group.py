@@ -2,7 +2,8 @@
 
 What it does not override goes to a gloo group of the same ranks: PyTorch's base class hands it to the backend that is
 registered for the device. So do reductions in the cases that Shoal has not (sparse tensors, bitwise operators). All of that
-is for tensors on the CPU; Shoal's own operations take those of a CUDA device too (shoal/torch/staging.py).
+is for tensors on the CPU; Shoal's own operations take those of a CUDA device too (shoal/torch/staging.py). Devices that the
+program wants another backend for have that (by_device.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from torch._C._distributed_c10d import (
     AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
+    PrefixStore,
     ProcessGroup,
     ReduceScatterOptions,
     Store,
@@ -28,14 +30,13 @@ from shoal.operations import Plan
 from shoal.torch import accelerators
 from shoal.torch.c10d import builtin_hooks, gloo, membership, places
 from shoal.torch.c10d.arguments import Tensors, as_list, operator_of, options_of, single, split_sizes
+from shoal.torch.c10d.by_device import NAME, Others, by_device
 from shoal.torch.c10d.places import Place
 from shoal.torch.c10d.tensors import Flat, apart, count, divide, fill, joined
 from shoal.torch.c10d.work import OperationWork
 from shoal.torch.compiled import untraced_class
 from shoal.torch.staging import Transfer
 from shoal.torch.submissions import Submissions
-
-NAME = "shoal"
 
 # PyTorch describes these methods by overloads, which differ between its versions.
 _Base: Any = ProcessGroup
@@ -59,6 +60,13 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         self._program = Place(group.name)
         self._gloo = gloo.make(store, group.session.incarnation, rank, size, timeout)
         self._submissions = Submissions()
+        self.others = Others(
+            PrefixStore(f"others {group.session.incarnation.hex()}", store),
+            rank,
+            list(group.ranks),
+            timeout,
+            self._gloo,
+        )
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, self._gloo)
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
@@ -73,10 +81,12 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
+        self.others.set_timeout(timeout)
         super().set_timeout(timeout)
 
     def shutdown(self) -> None:
         """Leaves the job if this process group has joined it, once this rank's operations are done."""
+        self.others.shutdown()
         super().shutdown()
         if self._owns_job:
             self._owns_job = False
@@ -84,6 +94,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
     def abort(self) -> None:
         """Ends the job for all ranks if this process group has joined it."""
+        self.others.abort()
         super().abort()
         if self._owns_job:
             self._owns_job = False
@@ -91,6 +102,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
     # --- Reductions ---
 
+    @by_device
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Any:
         tensors = as_list(tensors)
         options = options_of(AllreduceOptions, opts, op=op, timeout=timeout)
@@ -100,6 +112,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
             return self._gloo.allreduce(tensors, options)
         return self._reduce_in_place("all_reduce", tensors, operator, options)
 
+    @by_device
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         options = options_of(AllreduceCoalescedOptions, opts)
         operator = operator_of(tensors, options.reduceOp)
@@ -118,6 +131,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
         return self._start("all_reduce_coalesced", options, list(tensors), plan, transfer)
 
+    @by_device
     def reduce_scatter(
         self,
         output_tensors: Any,
@@ -149,6 +163,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
         return self._start("reduce_scatter", options, [output], plan, transfer)
 
+    @by_device
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         options = options_of(ReduceScatterOptions, opts)
         operator = operator_of([input], options.reduceOp)
@@ -161,6 +176,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @by_device
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         options = options_of(ReduceScatterOptions, opts)
         if operator_of(inputs, options.reduceOp) is None:
@@ -172,6 +188,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
     # --- Copies ---
 
+    @by_device
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Any:
@@ -186,6 +203,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
         return self._start("broadcast", options, tensors, plan, transfer)
 
+    @by_device
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
@@ -201,6 +219,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
         return self._start("all_gather", options, list(outputs), plan, transfer)
 
+    @by_device
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         """``output``: of as many elements as the inputs of all ranks together, in their order."""
         transfer = self._transfer([output, input])
@@ -215,9 +234,11 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
     _allgather_base = all_gather_single
 
+    @by_device
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         return OperationWork.of_all([self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)])
 
+    @by_device
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
@@ -233,6 +254,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
         return self._start("all_to_all", options, outputs, plan, transfer)
 
+    @by_device
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -274,18 +296,22 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         _on_cpu("recv", tensors)
         return super().recv_anysource(tensors, *args, **kwargs)
 
+    @by_device
     def reduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         _on_cpu("reduce", as_list(tensors))
         return super().reduce(tensors, *args, **kwargs)
 
+    @by_device
     def gather(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> Any:
         _on_cpu("gather", as_list(input_tensors))
         return super().gather(output_tensors, input_tensors, *args, **kwargs)
 
+    @by_device
     def scatter(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> Any:
         _on_cpu("scatter", as_list(output_tensors))
         return super().scatter(output_tensors, input_tensors, *args, **kwargs)
 
+    @by_device
     def allgather_coalesced(self, output_lists: Any, input_list: Tensors, *args: Any, **kwargs: Any) -> Any:
         _on_cpu("all_gather_coalesced", input_list)
         return super().allgather_coalesced(output_lists, input_list, *args, **kwargs)
