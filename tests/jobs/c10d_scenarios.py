@@ -38,12 +38,20 @@ def every_collective() -> dict[str, Any]:
     transposed = torch.arange(6.0).view(2, 3).t() * (rank + 1)
     dist.all_reduce(transposed)
     found["not contiguous"] = transposed.flatten().tolist()
+    expanded = torch.full((1, 2), float(rank)).expand(3, 2)
+    dist.all_reduce(expanded)
+    found["expanded"] = expanded.flatten().tolist()
     number = torch.tensor([complex(rank, 1)])
     dist.all_reduce(number)
     found["complex"] = number.tolist()
     flags = torch.tensor([rank == 0])
     dist.broadcast(flags, size - 1)
     found["broadcast"] = flags.tolist()
+
+    try:
+        dist.broadcast(flags, size)
+    except ValueError as error:
+        found["wrong root"] = str(error).rpartition(": ")[2]
 
     parts = [torch.empty(2) for _ in range(size)]
     dist.all_gather(parts, torch.full((2,), float(rank)))
@@ -56,6 +64,9 @@ def every_collective() -> dict[str, Any]:
     found["reduce_scatter_tensor"] = part.tolist()
     dist.reduce_scatter(part, [torch.full((2,), float(other)) for other in range(size)])
     found["reduce_scatter"] = part.tolist()
+    uneven = torch.empty(rank + 1, dtype=torch.complex64)
+    dist.reduce_scatter(uneven, [torch.full((other + 1,), complex(other, 1)) for other in range(size)])
+    found["reduce_scatter of different sizes"] = uneven.tolist()
     swapped = torch.empty(size, dtype=torch.int32)
     dist.all_to_all_single(swapped, torch.arange(size, dtype=torch.int32) + 10 * rank)
     found["all_to_all_single"] = swapped.tolist()
@@ -184,6 +195,22 @@ def into_arrays_that_are_there(elements: int) -> dict[str, Any]:
         found["uneven"] = "Mismatch"
     dist.destroy_process_group()
     return found
+
+
+def scattered_into_the_input(whose: int) -> int:
+    """How many elements are wrong where the output of a reduce-scatter is a part of its input, ``whose`` ranks after the own."""
+    dist.init_process_group("shoal")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    given = (torch.arange(size * 2**21) % 1000).float()
+    expected = (size * given + sum(range(size))).view(size, -1)[rank]
+    wrong = 0
+    for _ in range(3):
+        parts = (given + rank).view(size, -1)
+        output = parts[(rank + whose) % size]
+        dist.reduce_scatter_tensor(output, parts.view(-1))
+        wrong += int((output != expected).sum())
+    dist.destroy_process_group()
+    return wrong
 
 
 def callbacks_that_wait(rounds: int) -> float:

@@ -26,12 +26,15 @@ def test_every_collective_gives_what_it_should() -> None:
             "max": [3.0, 5.0],
             "bitwise or": [3.0, 7.0],
             "not contiguous": [0.0, 18.0, 6.0, 24.0, 12.0, 30.0],
+            "expanded": [3.0] * 6,
             "complex": [3 + 3j],
             "broadcast": [False],
+            "wrong root": "the root has rank 3, but the group only 3 ranks",
             "all_gather": [0.0, 0.0, 1.0, 1.0, 2.0, 2.0],
             "all_gather_into_tensor": [0.0, 0.0, 1.0, 1.0, 2.0, 2.0],
             "reduce_scatter_tensor": [6.0 * rank, 6.0 * rank + 3],
             "reduce_scatter": [3.0 * rank] * 2,
+            "reduce_scatter of different sizes": [3 * rank + 3j] * (rank + 1),
             "all_to_all_single": [rank, rank + 10, rank + 20],
             "all_to_all of different sizes": [0.0] * (rank + 1) + [1.0] * (rank + 1) + [2.0] * (rank + 1),
             "coalesced": [[3.0, 3.0], [3.0, 3.0, 3.0]],
@@ -97,6 +100,11 @@ def test_gathers_fill_arrays_that_are_there(nodes: int, elements: int) -> None:
         else:
             assert found["misfit"] == [0.0, 1.0, 2.0]
         assert found["uneven"] == "Mismatch"
+
+
+@pytest.mark.parametrize("whose", [0, 1], ids=["its own", "another's"])
+def test_reduce_scatters_into_a_part_of_the_input(whose: int) -> None:
+    assert run_ranks(c10d_scenarios.scattered_into_the_input, 2, whose, nodes=2) == [0, 0]
 
 
 def test_callbacks_may_wait_for_operations_that_come_in_another_order_on_each_rank() -> None:

@@ -153,8 +153,8 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         together = joined(inputs, transfer)
         if len({tensor.numel() for tensor in inputs}) == 1:
             return self._scatter_reduced("reduce_scatter", output, together, operator, options, transfer)
-        begin = sum(tensor.numel() for tensor in inputs[: self.rank()])
-        own = together[begin : begin + output.numel()]
+        begin = sum(count(tensor) for tensor in inputs[: self.rank()])
+        own = together[begin : begin + count(output)]
 
         def plan(group: Group) -> Plan:
             return operations.allreduce(group, together, operator, in_place=True).then(
@@ -198,8 +198,10 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         flat = Flat(single(tensors), transfer, read=options.rootRank == self.rank())
 
         def plan(group: Group) -> Plan:
-            root_rank = group.ranks[options.rootRank]
-            return operations.broadcast(group, flat.elements, root_rank, in_place=True).then(flat.finish)
+            if options.rootRank not in range(group.size):
+                raise ValueError(f"the root has rank {options.rootRank}, but the group only {group.size} ranks")
+            root = group.ranks[options.rootRank]
+            return operations.broadcast(group, flat.elements, root, in_place=True).then(flat.finish)
 
         return self._start("broadcast", options, tensors, plan, transfer)
 
@@ -337,12 +339,16 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         transfer: Transfer | None,
     ) -> OperationWork:
         flat = Flat(output, transfer, read=False)
+        part = flat.elements.numel()
+        # The output may be this rank's part of the input; any other is read after results have come.
+        if flat.elements.data_ptr() != elements[self.rank() * part :].data_ptr():
+            elements = apart(elements, flat.elements)
 
         def plan(group: Group) -> Plan:
-            if flat.elements.numel() * group.size != elements.numel():
+            if part * group.size != elements.numel():
                 raise ValueError(
-                    f"the input has {elements.numel()} elements, but the output {flat.elements.numel()}, which should be one "
-                    f"of {group.size} equal parts"
+                    f"the input has {elements.numel()} elements, but the output {part}, which should be one of {group.size} "
+                    "equal parts"
                 )
             return operations.reducescatter_into(group, elements, flat.elements, operator).then(flat.finish)
 

@@ -36,9 +36,10 @@ class Flat:
     def finish(self) -> None:
         """After ``elements`` were written to: the tensor has them."""
         if self._transfer is not None:
-            self._transfer.take_back(self._tensor, self._whole)
+            self._transfer.take_back(*_once(self._tensor, self._whole))
         elif self._whole.data_ptr() != self._tensor.data_ptr():
-            self._tensor.copy_(self._whole)
+            written, source = _once(self._tensor, self._whole)
+            written.copy_(source)
 
 
 def count(tensor: torch.Tensor) -> int:
@@ -94,6 +95,14 @@ def fill(flats: Sequence[Flat], data: memoryview, blocks: Sequence[int]) -> None
         for flat, part in zip(flats, torch.split(received, expected), strict=True):
             flat.elements.view(torch.uint8).copy_(part)
             flat.finish()
+
+
+def _once(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both without the repetitions of what has been expanded, whose elements have one place and are not to be written twice."""
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dimension] > 1:
+            tensor, whole = tensor.narrow(dimension, 0, 1), whole.narrow(dimension, 0, 1)
+    return tensor, whole
 
 
 def _known(tensor: torch.Tensor) -> torch.Tensor:
