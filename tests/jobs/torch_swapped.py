@@ -15,7 +15,7 @@ from torch_scenarios import TINY_MB, expected_gradients, inputs, loss_of, mlp, s
 
 import shoal
 import shoal.torch
-from shoal.torch import DistributedDataParallel
+from shoal.torch import DistributedDataParallel, members
 
 SCENARIOS: dict[str, Callable[[], None]] = {}
 
@@ -176,9 +176,10 @@ def arguments_that_have_no_meaning_here_are_refused_with_a_reason() -> None:
 @scenario
 def names_that_the_owner_has_taken_out_are_left_alone() -> None:
     module = normalised()
-    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-        module, ["0.weight", "1.running_mean"]
-    )
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["0.weight", "1.running_mean"])
+    by_pytorch = normalised()
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(by_pytorch, ["0.weight"])
+    assert "0.weight" not in dict(members.parameters(by_pytorch))
     before = copy.deepcopy(module)
     model = DistributedDataParallel(module)
     assert torch.equal(module[0].weight, before[0].weight)

@@ -62,6 +62,9 @@ class DistributedDataParallel(torch.nn.Module):
 
     module: torch.nn.Module
 
+    # By its name in PyTorch, which scripts call it by before they wrap a module: these parameters and buffers take no part.
+    _set_params_and_buffers_to_ignore_for_model = staticmethod(members.ignore)
+
     def __init__(
         self,
         module: torch.nn.Module,

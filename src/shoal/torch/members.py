@@ -3,7 +3,7 @@
 PyTorch's DistributedDataParallel leaves out the names in ``module._ddp_params_and_buffers_to_ignore``; so does ours.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -27,6 +27,11 @@ def buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def trainable(module: torch.nn.Module) -> list[NamedParameter]:
     """The parameters whose gradients are averaged."""
     return [(name, parameter) for name, parameter in parameters(module) if parameter.requires_grad]
+
+
+def ignore(module: torch.nn.Module, names: Iterable[str]) -> None:
+    """Takes parameters and buffers out, by their names in ``module``, which is to be wrapped later."""
+    module._ddp_params_and_buffers_to_ignore = list(names)  # type: ignore[assignment]
 
 
 def check(module: torch.nn.Module) -> None:
