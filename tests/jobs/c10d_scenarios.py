@@ -301,6 +301,12 @@ def differs_in_shape(where: str) -> tuple[str, str, float]:
     if where == "future":
         work = dist.all_reduce(torch.ones(5 if odd_one else 4), async_op=True)
         return _outcome(lambda: work.get_future().then(lambda done: done.value()[0]).wait())
+    if where == "split sizes":
+        splits = [1] * dist.get_world_size()
+        return _outcome(
+            lambda: dist.all_to_all_single(torch.empty(3), torch.ones(3), splits, [4] if odd_one else splits),
+            (RuntimeError, ValueError),
+        )
     # Buckets of other sizes: with this option PyTorch cuts them so from the beginning.
     model = DistributedDataParallel(Layers(), find_unused_parameters=True, bucket_cap_mb=4 if odd_one else 1)
     _register(where, model)
@@ -357,13 +363,11 @@ def _register(where: str, model: DistributedDataParallel) -> None:
         model.register_comm_hook(None, hooks[where])
 
 
-def _outcome(call: Callable[[], Any]) -> tuple[str, str, float]:
+def _outcome(call: Callable[[], Any], errors: tuple[type[Exception], ...] = (RuntimeError,)) -> tuple[str, str, float]:
     began = time.monotonic()
     try:
         call()
-    except RuntimeError as error:
-        kind = next(
-            each.__name__ for each in type(error).__mro__ if each is RuntimeError or issubclass(each, ShoalError)
-        )
+    except errors as error:
+        kind = next(each.__name__ for each in type(error).__mro__ if each in errors or issubclass(each, ShoalError))
         return kind, str(error), time.monotonic() - began
     return "no error", "", time.monotonic() - began

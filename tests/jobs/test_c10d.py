@@ -150,6 +150,17 @@ def test_a_shape_that_differs_is_raised_on_every_rank(where: str) -> None:
             assert seconds <= PROMPT
 
 
+def test_split_sizes_that_are_wrong_on_one_rank_are_raised_on_every_rank() -> None:
+    with Cluster(RANKS) as cluster:
+        for rank, (kind, text, seconds) in enumerate(
+            cluster.start(c10d_scenarios.differs_in_shape, "split sizes").results()
+        ):
+            assert kind == ("ValueError" if rank == 1 else "ShoalError"), text
+            assert "rank 1" in text, text
+            assert "split sizes" in text, text
+            assert seconds <= PROMPT
+
+
 @pytest.mark.parametrize(
     "where",
     [

@@ -270,10 +270,10 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         transfer = self._transfer([output, input])
         flat = Flat(output, transfer, read=False)
         given = apart(Flat(input, transfer).elements, flat.elements)
-        splits = split_sizes(given, input, input_split_sizes, self.size())
-        expected = split_sizes(flat.elements, output, output_split_sizes, self.size())
 
         def plan(group: Group) -> Plan:
+            splits = split_sizes(given, input, input_split_sizes, group.size)
+            expected = split_sizes(flat.elements, output, output_split_sizes, group.size)
             return operations.alltoall_into(group, given, splits, flat.elements, expected).then(flat.finish)
 
         return self._start("all_to_all_single", options, [output], plan, transfer)
