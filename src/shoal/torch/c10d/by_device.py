@@ -34,7 +34,7 @@ def by_device(method: _Method) -> _Method:
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        other = self.others.group_for(self, args, kwargs)
+        other = None if self.others.are_none else self.others.group_for(self, args, kwargs)
         return method(self, *args, **kwargs) if other is None else getattr(other, name)(*args, **kwargs)
 
     return call  # type: ignore[return-value]
@@ -43,7 +43,7 @@ def by_device(method: _Method) -> _Method:
 class Others:
     """The process groups of the other devices. ``ranks``: in the default group; ``gloo``: a backend between them.
 
-    ``store``: of this start of the job alone.
+    ``store``: of this start of the job alone. ``are_none``: it is known that all devices are Shoal's.
     """
 
     def __init__(self, store: Store, rank: int, ranks: list[int], timeout: timedelta, gloo: Any) -> None:
@@ -55,6 +55,7 @@ class Others:
         self._lock = threading.Lock()
         self._backends: dict[str, str] | None = None
         self._groups: dict[str, Any] = {}
+        self.are_none = False
 
     def group_for(self, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The process group that a collective of ``owner`` with these arguments is handed to; None if it is Shoal's own.
@@ -63,8 +64,7 @@ class Others:
         """
         if self._backends is None:
             self._backends = self._asked_for(owner)
-        if not self._backends:
-            return None
+            self.are_none = not self._backends
         device = _device_of([*args, *kwargs.values()])
         if device not in self._backends:
             return None
