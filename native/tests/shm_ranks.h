@@ -57,7 +57,7 @@ class Rank final : public RoomWorld {
     std::iota(everyone.begin(), everyone.end(), 0U);
     std::optional<Uplink> uplink;
     if (ranks > here) {
-      uplink = Uplink{1, ranks, std::max(here, ranks - here), 1};
+      uplink = Uplink{1, ranks, std::max(here, ranks - here), 2};
     }
     room_.add_group(0, world_group_id(static_cast<std::uint32_t>(everyone.size())), everyone, uplink);
     room_.start();
@@ -96,7 +96,11 @@ class Rank final : public RoomWorld {
       network(std::move(submission));
     }
   }
-  void contributed(std::uint64_t, Range) override {}
+  void contributed(std::uint64_t handle, Range range) override {
+    if (on_contributed) {
+      on_contributed(handle, range);
+    }
+  }
   void fail_job(const Status&) override {}
   void empty() override { left = true; }
 
@@ -158,9 +162,10 @@ class Rank final : public RoomWorld {
   Room& room() { return room_; }
   std::uint32_t rank() const { return rank_; }
 
-  // What the network does with what is sent up, and what is done when the next call has been written and when the next
-  // operation is finished.
+  // What the network does with what is sent up, and as it grows, and what is done when the next call has been written
+  // and when the next operation is finished.
   std::function<void(Submission)> network;
+  std::function<void(std::uint64_t handle, Range range)> on_contributed;
   std::function<void()> on_sending;
   std::function<void()> on_finish;
   std::atomic<bool> left{false};

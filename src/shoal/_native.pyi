@@ -221,7 +221,7 @@ class Engine:
 
     def start(self) -> None: ...
     def allocate(self, nbytes: int) -> NDArray[numpy.uint8] | None:
-        """Memory for this rank's arrays, all zero, in which an all-reduce needs no copies. None where there is none of the kind.
+        """Memory for this rank's arrays, all zero, in which an all-reduce needs no slots. None where there is none of the kind.
 
         Lives as long as an array needs it. Raises RuntimeError if the machine has not so much memory."""
 

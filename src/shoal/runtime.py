@@ -120,9 +120,9 @@ def local_size() -> int:
 
 
 def allocate(size: int) -> NDArray[np.uint8] | None:
-    """``size`` bytes, all zero, for arrays that the ranks of this machine sum without copies: all ranks' must lie in such memory.
+    """``size`` bytes, all zero, for arrays that the ranks of this machine sum without staging: all ranks' must lie in such memory.
 
-    None where there is none: other machines take part, or the ranks share no memory. It lives as long as an array uses it,
+    None where there is none: the ranks share no memory. It lives as long as an array uses it,
     also after ``shutdown``. Raises ShoalError where the machine has not so much memory.
     """
     if _session is None or _session.size == 1:

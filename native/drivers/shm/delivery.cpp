@@ -5,12 +5,50 @@
 
 namespace shoal::shm {
 
+namespace {
+
+std::optional<Delivery::Part> first_of(std::deque<Delivery::Part>& parts) {
+  if (parts.empty()) {
+    return std::nullopt;
+  }
+  const Delivery::Part part = parts.front();
+  parts.pop_front();
+  return part;
+}
+
+}  // namespace
+
 std::uint64_t Delivery::least_taken() const {
   std::uint64_t least = moved_;
   for (std::uint32_t other = 1; other < memory_.shape().ranks; ++other) {
     least = std::min(least, memory_.desk(other).delivered.load());
   }
   return least;
+}
+
+void Delivery::add(const Part& part) {
+  parts_.push_back(part);
+  lend();
+}
+
+std::size_t Delivery::drop(std::uint64_t name) {
+  const std::size_t dropped = std::erase_if(parts_, [name](const Part& part) { return part.name == name; });
+  lend();
+  return dropped;
+}
+
+// There is nothing to be done for them but to say so.
+void Delivery::lend() {
+  while (own_ == 0 && !parts_.empty() && parts_.front().lent != nullptr) {
+    const Part part = *first_of(parts_);
+    note_moved(part);
+    lent_.push_back({part, moved_});
+  }
+}
+
+void Delivery::note_moved(const Part& part) {
+  done_.push_back(part);
+  memory_.desk(own_).delivered.store(++moved_);
 }
 
 bool Delivery::ready() const {
@@ -21,29 +59,45 @@ bool Delivery::step() {
   if (!ready()) {
     return false;
   }
-  const Part part = parts_.front();
-  parts_.pop_front();
-  std::byte* const slot = memory_.result(moved_);
+  const Part part = *first_of(parts_);
+  std::byte* const array = part.array + part.range.begin;
   if (own_ == 0) {
-    std::memcpy(slot, part.array + part.range.begin, part.range.size());
-  } else {
-    std::memcpy(part.array + part.range.begin, slot, part.range.size());
+    std::memcpy(memory_.result(moved_), array, part.range.size());
+    note_moved(part);
+    lend();
+    return true;
   }
-  done_.push_back(part);
-  memory_.desk(own_).delivered.store(++moved_);
-  if (own_ != 0 && least_taken() == moved_) {
-    ring(memory_.desk(0));  // it may wait for the slot
+  std::memcpy(array, part.lent != nullptr ? part.lent + part.range.begin : memory_.result(moved_), part.range.size());
+  note_moved(part);
+  if (part.lent != nullptr && memory_.desk(0).withdrawn.load() != 0) {
+    done_.pop_back();  // who knows what that was
+  }
+  if (least_taken() == moved_) {
+    ring(memory_.desk(0));  // it may wait for the slot, or for its array
   }
   return true;
 }
 
-std::optional<Delivery::Part> Delivery::take_done() {
-  if (done_.empty()) {
+std::optional<Delivery::Part> Delivery::take_done() { return first_of(done_); }
+
+std::optional<Delivery::Part> Delivery::take_returned() {
+  if (lent_.empty() || least_taken() < lent_.front().end) {
     return std::nullopt;
   }
-  const Part part = done_.front();
-  done_.pop_front();
+  const Part part = lent_.front().part;
+  lent_.pop_front();
   return part;
+}
+
+std::vector<std::uint32_t> Delivery::late() const {
+  const std::uint64_t least = least_taken();
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t other = 1; other < memory_.shape().ranks; ++other) {
+    if (memory_.desk(other).delivered.load() <= least) {
+      ranks.push_back(other);
+    }
+  }
+  return ranks;
 }
 
 }  // namespace shoal::shm

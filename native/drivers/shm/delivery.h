@@ -1,14 +1,21 @@
-// Results that came over the network, from the first rank to the others of its node: chunk by chunk through slots of
-// their own, so that they do not hold up what still goes the other way.
+// Results that came over the network, from the first rank to the others of its node: chunk by chunk, so that they do
+// not hold up what still goes the other way.
 //
-//   (the first rank's) put ≤ (the least of the others') taken + slots
+// Through slots of their own: the first rank puts a part in, the others take it out.
 //
-// Which chunk of what a slot holds, the first rank says in its mailbox, in the order of the slots.
+//   (the first rank's) handed out ≤ (the least of the others') taken + slots
+//
+// Straight, where the arrays of all ranks lie in the shared memory: the others copy a part from the first rank's
+// output, which it *lends* them: its operation does not end before all have taken what they were told of. Should
+// everything end before, it says so (`withdrawn`), and what is copied later does not count.
+//
+// What a part is of, and where, the first rank says in its mailbox. One number after the other counts both kinds.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <vector>
 
 #include "base/range.h"
 #include "drivers/shm/memory.h"
@@ -18,28 +25,43 @@ namespace shoal::shm {
 class Delivery {
  public:
   struct Part {
-    std::uint64_t name = 0;      // of the operation, the caller's
-    std::byte* array = nullptr;  // all of it
-    Range range;
+    std::uint64_t name = 0;           // of the operation, the caller's
+    std::byte* array = nullptr;       // all of this rank's output
+    Range range;                      // of it
+    const std::byte* lent = nullptr;  // all of the first rank's output; null: through a slot
   };
 
   Delivery(const Memory& memory, std::uint32_t own) : memory_(memory), own_(own) {}
 
-  // The first rank: this part of the result is to be put into a slot. Another rank: it is in the next slot.
-  void add(const Part& part) { parts_.push_back(part); }
+  // The first rank: this part of the result is for the others. Another rank: it is in the next slot, or lent.
+  void add(const Part& part);
+  // Those parts of an operation that have not been handed out never will be. How many they were.
+  std::size_t drop(std::uint64_t name);
   // Whether step() would do something, and that: one part.
   bool ready() const;
   bool step();
-  // The next part that was put, or taken.
+  // The next part that was handed out, or taken.
   std::optional<Part> take_done();
+  // The next lent one that all others have taken: on the first rank.
+  std::optional<Part> take_returned();
+  // The ranks that have taken the least.
+  std::vector<std::uint32_t> late() const;
 
  private:
+  struct Lent {
+    Part part;
+    std::uint64_t end;  // the least taken when it is returned
+  };
+
+  void lend();
+  void note_moved(const Part& part);
   std::uint64_t least_taken() const;
 
   const Memory& memory_;
   std::uint32_t own_;
   std::deque<Part> parts_;
   std::deque<Part> done_;
+  std::deque<Lent> lent_;
   std::uint64_t moved_ = 0;  // parts
 };
 

@@ -9,14 +9,23 @@
 
 namespace shoal::shm {
 
+namespace {
+
+// How many chunks that need no slot a rank may be ahead of others where the network waits for them: it can send none
+// before the last rank has done its share, and its threads want the cores too.
+constexpr std::uint64_t most_ahead = 2;
+
+}  // namespace
+
 Flow::Flow(const Memory& memory, std::uint32_t own) : memory_(memory), own_(own) {}
 
-void Flow::admit(Transfer transfer) {
+Chunks Flow::admit(Transfer transfer) {
   // Of the blocks of an operation each chunk has a part.
   const std::uint64_t bytes = transfer.blocks ? transfer.blocks->largest : transfer.bytes;
   const Chunks chunks(bytes, chunk_bytes(transfer), transfer.parts);
   transfers_.push_back({std::move(transfer), admitted_, chunks});
   admitted_ += chunks.count();
+  return chunks;
 }
 
 const Flow::Admitted& Flow::admitted(std::uint64_t number) const {
@@ -67,7 +76,10 @@ bool Flow::can_reduce() const {
     return false;
   }
   const Admitted& next = admitted(reduced_);
-  return next.direct() || next.transfer.only_copies() || least(&Desk::contributed) > reduced_;
+  if (next.direct()) {
+    return !next.transfer.up || reduced_ < least(&Desk::reduced) + most_ahead;
+  }
+  return next.transfer.only_copies() || least(&Desk::contributed) > reduced_;
 }
 
 bool Flow::can_collect() const {
@@ -75,7 +87,7 @@ bool Flow::can_collect() const {
     return false;
   }
   const Admitted& next = admitted(collected_);
-  return least(&Desk::reduced) >= (next.direct() ? next.end() : collected_ + 1);
+  return least(&Desk::reduced) >= (next.collects_each(own_) ? collected_ + 1 : next.end());
 }
 
 bool Flow::can_contribute() const {
@@ -86,7 +98,9 @@ bool Flow::can_contribute() const {
 bool Flow::ready() const { return can_reduce() || can_collect() || can_contribute(); }
 
 bool Flow::step() {
-  if (can_reduce()) {
+  // What is ready for the network costs nothing more here, and is wanted there.
+  const bool sends = collected_ < reduced_ && admitted(collected_).direct() && can_collect();
+  if (!sends && can_reduce()) {
     reduce_one();
   } else if (can_collect()) {
     collect_one();
@@ -121,7 +135,7 @@ void Flow::reduce_one() {
   const Chunk next = chunk(reduced_);
   if (const Admitted& whole = admitted(reduced_); whole.direct()) {
     reduce_direct(next);
-    if (++reduced_ == whole.end()) {
+    if (++reduced_ == whole.end() || whole.transfer.up) {
       publish(&Desk::reduced, reduced_);
     }
     return;
@@ -151,7 +165,8 @@ void Flow::reduce_one() {
 }
 
 void Flow::collect_one() {
-  if (const Admitted& whole = admitted(collected_); whole.direct()) {
+  const Admitted& whole = admitted(collected_);
+  if (!whole.collects_each(own_)) {
     const std::uint64_t chunks = whole.chunks.count();
     collected_ += chunks;
     finish_first();
@@ -161,7 +176,7 @@ void Flow::collect_one() {
   if (next.transfer->blocks) {
     collect_blocks(next);
   }
-  const bool takes_shares = takes(*next.transfer) && !next.transfer->blocks;
+  const bool takes_shares = takes(*next.transfer) && !next.transfer->blocks && !whole.direct();
   for (std::uint32_t rank = 0; rank < memory_.shape().ranks && takes_shares; ++rank) {
     if (rank == own_) {
       continue;
@@ -185,9 +200,11 @@ void Flow::finish_first() {
 }
 
 std::vector<std::uint32_t> Flow::late() const {
-  const auto done_by = [this](std::uint32_t rank) {
+  // Of a chunk without slots nobody waits until somebody has collected it, and some collect it sooner than others.
+  const bool direct = !transfers_.empty() && transfers_.front().direct();
+  const auto done_by = [&](std::uint32_t rank) {
     const Desk& desk = memory_.desk(rank);
-    return desk.contributed.load() + desk.reduced.load() + desk.collected.load();
+    return desk.contributed.load() + desk.reduced.load() + (direct ? 0 : desk.collected.load());
   };
   std::vector<std::uint32_t> ranks;
   std::uint64_t lowest = done_by(own_);

@@ -15,6 +15,10 @@
 // since all ranks have called the operation before it flows; it is done when all have reduced their shares of all
 // chunks. Steps: 1. Bytes of M that a rank reads: M; that it writes: M.
 //
+// Straight and up: each writes its share into the first rank's output alone, which sends each chunk from there as soon
+// as all have reduced it, and nobody is far ahead of the others. A share is read in all inputs before it is written, so
+// that output may be an input. Steps per chunk: 1. Bytes of M that a rank reads: M; that it writes: M/n.
+//
 // Operations that have different bytes for each rank go through slots too (flow_blocks.cpp): 2 steps a chunk.
 #pragma once
 
@@ -32,10 +36,12 @@
 
 namespace shoal::shm {
 
-// One rank's arrays.
-struct Sides {
-  const std::byte* input = nullptr;
-  std::byte* output = nullptr;  // may be the input
+// What all ranks can reach; empty if not all of it lies in the shared memory.
+struct Arrays {
+  std::vector<const std::byte*> inputs;  // in the order in which they are added
+  std::vector<std::byte*> outputs;       // where the sum goes: one may be one of the inputs
+
+  bool empty() const { return inputs.empty(); }
 };
 
 struct Transfer {
@@ -48,8 +54,8 @@ struct Transfer {
   std::vector<std::uint32_t> order;  // the ranks, as their contributions are added
   double divisor = 1;                // of a mean
   bool up = false;
-  std::uint32_t parts = 1;    // chunks.h
-  std::vector<Sides> arrays;  // of all ranks, in this order, if all lie in the shared memory; otherwise none
+  std::uint32_t parts = 1;  // chunks.h
+  Arrays arrays;            // of all ranks; outputs of the first alone if it goes up
   // Of all but all-reduces. With an operator each rank gets the sum of its block, without one it gets copies.
   std::optional<Blocks> blocks;
 
@@ -61,8 +67,8 @@ class Flow {
  public:
   Flow(const Memory& memory, std::uint32_t own);
 
-  // The next operation, the same on every rank.
-  void admit(Transfer transfer);
+  // The next operation, the same on every rank. Into which chunks it is cut.
+  Chunks admit(Transfer transfer);
   // One step of one chunk, if there is one to be done. Whether there was.
   bool step();
   // Whether step() would do something.
@@ -86,6 +92,8 @@ class Flow {
 
     std::uint64_t end() const { return first + chunks.count(); }
     bool direct() const { return !transfer.arrays.empty(); }
+    // Whether this rank has something to do with each chunk that is reduced, and not with all of them at once.
+    bool collects_each(std::uint32_t rank) const { return !direct() || (transfer.up && rank == 0); }
   };
   struct Chunk {
     const Transfer* transfer;

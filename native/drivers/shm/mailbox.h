@@ -22,7 +22,7 @@ enum class Kind : std::uint32_t {
   leave = 4,           // the rank calls nothing more
   broken = 5,          // the rank can do nothing more in here; the body is a status
   // From the first rank, of an operation that goes over the network:
-  part = 6,  // a part of the result is in the next slot for results; the body is its range
+  part = 6,  // a part of the result is in the next slot for results, or lent (delivery.h); the body is its range
   done = 7,  // it has ended well; the data is the result of a small one
   // From the first rank, of any: it has failed; the body is a status.
   failed = 8,

@@ -57,12 +57,14 @@ struct Desk {
   std::atomic<std::uint32_t> blocked;
   // It reads nothing any more: nobody waits for it.
   std::atomic<std::uint32_t> gone;
+  // Its arrays may be its program's again, although others have not copied what they need (delivery.h).
+  std::atomic<std::uint32_t> withdrawn;
 
   // Chunks of large operations since the beginning (flow.h): put into slots, reduced, taken out again.
   alignas(64) std::atomic<std::uint64_t> contributed;
   std::atomic<std::uint64_t> reduced;
   std::atomic<std::uint64_t> collected;
-  // Parts of results from the network (delivery.h): put into slots by the first rank, taken out by the others.
+  // Parts of results from the network (delivery.h): handed out by the first rank, taken by the others.
   std::atomic<std::uint64_t> delivered;
 
   // Bytes that it has read of each other rank's mailbox.

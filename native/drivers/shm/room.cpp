@@ -214,8 +214,10 @@ bool Room::Impl::round(bool works) {
   if (works && broken_.ok() && (flow_.step() || delivery_.step())) {
     flowed_ = now();
     flow_on();
-    deliver_on();
     worked = true;
+  }
+  if (broken_.ok()) {
+    deliver_on();
   }
   look_at_the_time();
   worked = settle_doubts() || worked;

@@ -2,8 +2,8 @@
 // share.
 //
 // Where the job has other nodes too, an all-reduce is the first rank's to take to the network for all of them
-// (room_uplink.cpp): it sends their sum as it grows, and what comes back goes to all. Every other operation is left to
-// the network once all ranks of the node have called it with the same arguments.
+// (room_uplink.cpp): it sends their sum from its own array as it grows, and what comes back there goes to all. Every
+// other operation is left to the network once all ranks of the node have called it with the same arguments.
 //
 // Promises:
 //   * Operations are matched by their keys, as on servers: ranks may call them in different orders. Those that disagree
@@ -85,7 +85,8 @@ class Room {
   bool serves(std::uint32_t group) const;
 
   // Memory for arrays of this rank's: an all-reduce of arrays that all lie in such memory is done straight from one to
-  // the other. Zero; null where there is none of the kind. May be kept longer than the room. Throws std::system_error.
+  // the other, and straight from the first rank's to the network and back where there are other nodes. Zero; null where
+  // there is none of the kind. May be kept longer than the room. Throws std::system_error.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
   void submit(Submission submission);

@@ -20,9 +20,10 @@ std::optional<Place> Room::Impl::place_of(const Submission& submission) const {
   return Place{static_cast<std::uint64_t>(input - region), static_cast<std::uint64_t>(output - region)};
 }
 
-// All ranks have read the same, so all come to the same.
-std::vector<Sides> Room::Impl::arrays_of(const Operation& operation) const {
-  std::vector<Sides> arrays;
+// All ranks have read the same, so all come to the same. What goes on to the network, goes from the first rank's
+// output.
+Arrays Room::Impl::arrays_of(const Operation& operation) const {
+  Arrays arrays;
   for (std::uint32_t rank : operation.group->here) {
     const std::optional<Place>& place = operation.calls[rank].place;
     if (!place.has_value()) {
@@ -34,13 +35,21 @@ std::vector<Sides> Room::Impl::arrays_of(const Operation& operation) const {
       throw std::runtime_error("the node's shared memory is damaged");
     }
     std::byte* const region = memory_->region(rank);
-    arrays.push_back({region + place->input, region + place->output});
+    arrays.inputs.push_back(region + place->input);
+    if (!has_uplink_ || rank == 0) {
+      arrays.outputs.push_back(region + place->output);
+    }
   }
   return arrays;
 }
 
-// Whoever has seen all openings may go on with an operation that has ended here. Inputs are only read.
+// Whoever has seen all openings may go on with an operation that has ended here. Inputs are only read, and with an
+// uplink also the outputs of all but the first rank.
 void Room::Impl::detach_arrays() {
+  desk_.withdrawn.store(1);
+  if (has_uplink_ && !is_first()) {
+    return;
+  }
   for (const auto& [key, operation] : operations_) {
     const Call& own = operation->calls[rank_];
     if (own.place.has_value() && operation->state != Operation::State::over) {

@@ -68,13 +68,18 @@ struct Operation {
   wire::Bytes body;  // the same, encoded
   bool inlined = false;
   // Of one that goes over the network: what the first rank has said of its end, whether the flow is through with its
-  // arrays, and the parts of the result that are neither put into slots nor taken out.
+  // arrays, and the parts of the result that are neither handed out nor taken.
   std::optional<Status> disputed;  // it cannot end well, as this rank sees it
   std::optional<Status> verdict;
   bool told = false;        // the network has heard that it has failed here
   bool at_network = false;  // on the first rank: until the network is done with the arrays
   bool flowed = false;
   std::size_t parts = 0;
+  // Where the arrays of all ranks lie in the shared memory: the first rank's output, from which the others copy; on the
+  // first rank, the parts of it that they have been told of and have not copied.
+  const std::byte* lent = nullptr;
+  std::size_t lent_parts = 0;
+  bool told_done = false;  // the others, by the first rank
   Time moved = 0;
   Time late_after = 0;
   bool overdue = false;   // which the first rank has been told
@@ -94,9 +99,7 @@ Status decoded_status(ConstBytes body);
 class Room::Impl {
  public:
   Impl(std::shared_ptr<const Memory> memory, const JobConfig& config, std::uint32_t rank, RoomWorld& world);
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) {
-    return has_uplink_ ? nullptr : arena_->allocate(bytes);  // among nodes all data goes through slots
-  }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) { return arena_->allocate(bytes); }
   ~Impl() { close(); }
 
   void start();
@@ -166,8 +169,9 @@ class Room::Impl {
 
   // Arrays in the shared memory (room_arena.cpp).
   std::optional<Place> place_of(const Submission& submission) const;
-  std::vector<Sides> arrays_of(const Operation& operation) const;
-  // Nobody writes into this rank's arrays any more, however late: its operations that are open are about to fail.
+  Arrays arrays_of(const Operation& operation) const;
+  // Nobody else writes into this rank's arrays any more, however late, and what is copied from them counts no more: its
+  // operations that are open are about to fail.
   void detach_arrays();
 
   // Of an operation that this rank has called.
@@ -186,7 +190,7 @@ class Room::Impl {
   Operation* find(const Hash128& key);
 
   // Operations that go over the network (room_uplink.cpp).
-  void send_up(Operation& operation);
+  void send_up(Operation& operation, const Chunks& chunks);
   Submission for_network(const Operation& operation) const;
   void average_small(Operation& operation);
   void settle_dispute(Operation& operation);

@@ -437,9 +437,8 @@ void Room::Impl::flow(Operation& operation) {
     transfer.divisor = partial.divisor;
     transfer.up = true;
     transfer.parts = operation.group->uplink->parts;
-    if (is_first()) {
-      send_up(operation);
-    }
+    transfer.arrays = arrays_of(operation);
+    operation.lent = transfer.arrays.empty() ? nullptr : transfer.arrays.outputs.front();
   } else if (s.collective == Collective::all_reduce) {
     transfer.arrays = arrays_of(operation);
   } else {
@@ -448,7 +447,10 @@ void Room::Impl::flow(Operation& operation) {
     }
     transfer.output = operation.submission.output;
   }
-  flow_.admit(std::move(transfer));
+  const Chunks chunks = flow_.admit(std::move(transfer));
+  if (has_uplink_ && is_first()) {
+    send_up(operation, chunks);
+  }
 }
 
 void Room::Impl::flow_on() {

@@ -129,7 +129,10 @@ std::string Room::Impl::stall_text(const Operation& operation, Time time) const 
     }
   }
   std::string why = " has not called it";
-  if (missing.empty() && has_uplink_ && (operation.flowed || operation.state != Operation::State::flowing)) {
+  if (operation.parts + operation.lent_parts > 0 && is_first()) {
+    why = " does not take its result";
+    missing = delivery_.late();
+  } else if (missing.empty() && has_uplink_ && (operation.flowed || operation.state != Operation::State::flowing)) {
     why = " averages it with the other nodes";
     missing = {0};
   } else if (missing.empty() && operation.state == Operation::State::flowing) {

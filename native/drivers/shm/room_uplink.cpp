@@ -50,11 +50,11 @@ Submission Room::Impl::for_network(const Operation& operation) const {
 }
 
 // Large ones: what is sent follows, chunk by chunk.
-void Room::Impl::send_up(Operation& operation) {
+void Room::Impl::send_up(Operation& operation, const Chunks& chunks) {
   Submission up = for_network(operation);
   up.in_parts = true;
   operation.at_network = true;
-  arrivals_.expect(up.handle, Chunks(up.output_bytes, memory_->shape().slot, operation.group->uplink->parts));
+  arrivals_.expect(up.handle, chunks);
   ask([this, up = std::move(up)]() mutable { world_.send_up(std::move(up)); });
 }
 
@@ -93,7 +93,7 @@ void Room::Impl::take_arrivals() {
     if (!arrival.ended) {
       if (ranks_ > 1) {
         ++operation.parts;
-        delivery_.add({arrival.name, operation.submission.output, arrival.chunk});
+        delivery_.add({arrival.name, operation.submission.output, arrival.chunk, operation.lent});
       }
       continue;
     }
@@ -105,8 +105,10 @@ void Room::Impl::take_arrivals() {
       }
       continue;
     }
+    deliver_on();  // before the end is said
     operation.verdict = arrival.status;
     if (!arrival.status.ok()) {
+      operation.parts -= delivery_.drop(arrival.name);
       say(Kind::failed, operation.key, wire::encode(wire::Failure{arrival.status}));
     } else if (operation.state == Operation::State::away) {
       const Submission& s = operation.submission;
@@ -241,11 +243,11 @@ void Room::Impl::hear_part(Operation& operation, ConstBytes body) {
   }
   std::memcpy(&range, body.data(), sizeof range);
   if (range.begin > range.end || range.end > operation.submission.output_bytes ||
-      range.size() > memory_->shape().slot) {
+      (operation.lent == nullptr && range.size() > memory_->shape().slot)) {
     throw std::runtime_error("a part of a result that does not fit");
   }
   ++operation.parts;
-  delivery_.add({operation.submission.handle, operation.submission.output, range});
+  delivery_.add({operation.submission.handle, operation.submission.output, range, operation.lent});
 }
 
 void Room::Impl::hear_verdict(Operation& operation, const Status& status, ConstBytes result) {
@@ -285,20 +287,33 @@ void Room::Impl::deliver_on() {
     Operation& operation = *find(Hash128(key->second));
     --operation.parts;
     if (is_first()) {
+      operation.lent_parts += operation.lent != nullptr ? 1 : 0;
       say(Kind::part, operation.key, encoded(part->range));
     }
     end_if_through(operation);
   }
+  while (const std::optional<Delivery::Part> part = delivery_.take_returned()) {
+    if (const auto key = moving_.find(part->name); key != moving_.end()) {
+      Operation& operation = *find(Hash128(key->second));
+      --operation.lent_parts;
+      operation.moved = now();
+      end_if_through(operation);
+    }
+  }
 }
 
-// The last of three: the verdict, the flow, and the delivery of what has arrived.
+// The last of three: the verdict, the flow, and the delivery of what has arrived. The first rank also waits until the
+// others have copied what its array has for them.
 void Room::Impl::end_if_through(Operation& operation) {
   const bool flows = operation.state == Operation::State::flowing || is_admitted(operation);
   if (!operation.verdict || (flows && (!operation.flowed || operation.parts > 0))) {
     return;
   }
-  if (is_first() && flows && operation.verdict->ok()) {
+  if (is_first() && flows && operation.verdict->ok() && !std::exchange(operation.told_done, true)) {
     say(Kind::done, operation.key);
+  }
+  if (operation.lent_parts > 0) {
+    return;
   }
   const Hash128 key = operation.key;
   moving_.erase(operation.submission.handle);

@@ -50,9 +50,9 @@ class Engine {
   // else for all-reduces.
   void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
-  // Memory for this rank's arrays, all zero, in which an all-reduce needs no copies if those of all ranks lie in such
-  // memory. Null if there is none of the kind. Throws std::system_error if the machine has not so much memory. It may
-  // be kept longer than the engine.
+  // Memory for this rank's arrays, all zero, in which an all-reduce needs no slots if those of all ranks of the node
+  // lie in such memory. Null if there is none of the kind. Throws std::system_error if the machine has not so much
+  // memory. It may be kept longer than the engine.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
