@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch_training
 from test_killed_ranks import PROMPT
+from test_server_loss import wait_for_step
 
 import shoal
 from shoal import runtime
@@ -41,9 +42,66 @@ def bits_of_sums(shared: bool) -> list[str]:
     return found
 
 
-def test_the_bits_are_those_of_arrays_elsewhere() -> None:
-    results = run_ranks(bits_of_sums, RANKS, True, nodes=1) + run_ranks(bits_of_sums, RANKS, False, nodes=1)
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "servers"), [(RANKS, 1, 0), (3, 2, 1), pytest.param(5, 2, 2, marks=pytest.mark.slow)]
+)
+def test_the_bits_are_those_of_arrays_elsewhere(ranks: int, nodes: int, servers: int) -> None:
+    results = [
+        bits
+        for shared in (True, False)
+        for bits in run_ranks(bits_of_sums, ranks, shared, nodes=nodes, servers=servers, timeout=120)
+    ]
     assert all(result == results[0] for result in results)
+
+
+def bytes_that_took_the_network(count: int) -> tuple[int, int]:
+    """Sent and received by this process for so many float32."""
+    shoal.init()
+    x = shared_array(count)
+    shoal.barrier()
+    before = runtime.current().engine.statistics()
+    shoal.allreduce_(x)
+    after = runtime.current().engine.statistics()
+    shoal.barrier()
+    shoal.shutdown()
+    return (after["bytes_sent"] - before["bytes_sent"], after["bytes_received"] - before["bytes_received"])
+
+
+def test_they_cross_the_network_once_from_each_node() -> None:
+    moved = run_ranks(bytes_that_took_the_network, 4, 1_000_000, nodes=2, servers=1, timeout=60)
+    for sent, received in (moved[0], moved[2]):
+        assert sent == pytest.approx(4e6, rel=0.03)
+        assert received == pytest.approx(4e6, rel=0.03)
+    for sent, received in (moved[1], moved[3]):
+        assert max(sent, received) < 10_000
+
+
+def sum_step_by_step(steps: int) -> str:
+    """Says which step it has begun; the digest of all bits."""
+    shoal.init()
+    generator = np.random.default_rng(shoal.rank())
+    x, digest = shared_array(LARGE), hashlib.sha256()
+    for step in range(steps):
+        x[:] = generator.standard_normal(LARGE, np.float32)
+        print("step", step, flush=True)
+        shoal.allreduce_(x, op="mean", name="gradient")
+        digest.update(x.tobytes())
+    shoal.shutdown()
+    return digest.hexdigest()
+
+
+def test_a_server_killed_in_the_middle_changes_no_bit_of_them() -> None:
+    """Nodes send from them again, and results come into them again."""
+    steps, chance = 15, random.Random(seed := random.randrange(1_000_000))
+    (right,) = set(run_ranks(sum_step_by_step, RANKS, steps, nodes=2, servers=1, timeout=120))
+    with Cluster(RANKS, nodes=2, servers=2) as cluster:
+        job = cluster.start(sum_step_by_step, steps)
+        for victim in range(2):
+            wait_for_step(job, 3 + 4 * victim, range(RANKS))
+            time.sleep(chance.uniform(0.0, 0.05))
+            cluster.servers[victim].process.signal(signal.SIGKILL)
+        assert set(job.results(120)) == {right}, f"seed {seed}"
+        assert job.stderr(0).count(" is lost: ") == 2, f"seed {seed}: {job.stderr(0)}"
 
 
 def use_afterwards() -> None:
@@ -129,10 +187,11 @@ def sum_until_one_is_killed() -> tuple[int, float]:
 
 
 @pytest.mark.slow
-def test_nothing_is_written_into_them_when_a_rank_was_killed() -> None:
+@pytest.mark.parametrize(("nodes", "servers"), [(1, 0), (2, 1)])
+def test_nothing_is_written_into_them_when_a_rank_was_killed(nodes: int, servers: int) -> None:
     seed = random.randrange(1_000_000)
     chance = random.Random(seed)
-    with Cluster(RANKS, nodes=1) as cluster:
+    with Cluster(RANKS, nodes=nodes, servers=servers) as cluster:
         for _ in range(4):
             job = cluster.start(sum_until_one_is_killed)
             while not all("working" in job.stdout(rank) for rank in range(RANKS)):
