@@ -120,6 +120,7 @@ def test_distributed_data_parallel_with_pytorchs_hooks(hook: str) -> None:
     assert len(set(run_ranks(c10d_scenarios.trained_with, 2, hook, 10))) == 1
 
 
+@pytest.mark.slow
 def test_pytorchs_hooks_in_cpp_train_as_those_in_python() -> None:
     for built_in, in_python in (("ALLREDUCE", "allreduce_hook"), ("FP16_COMPRESS", "fp16_compress_hook")):
         found = [run_ranks(c10d_scenarios.trained_with, 2, hook, 5) for hook in (built_in, in_python)]

@@ -43,7 +43,12 @@ def bits_of_sums(shared: bool) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "nodes", "servers"), [(RANKS, 1, 0), (3, 2, 1), pytest.param(5, 2, 2, marks=pytest.mark.slow)]
+    ("ranks", "nodes", "servers"),
+    [
+        pytest.param(RANKS, 1, 0, marks=pytest.mark.slow),
+        (3, 2, 1),
+        pytest.param(5, 2, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_the_bits_are_those_of_arrays_elsewhere(ranks: int, nodes: int, servers: int) -> None:
     results = [
@@ -90,6 +95,7 @@ def sum_step_by_step(steps: int) -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.slow
 def test_a_server_killed_in_the_middle_changes_no_bit_of_them() -> None:
     """Nodes send from them again, and results come into them again."""
     steps, chance = 15, random.Random(seed := random.randrange(1_000_000))
