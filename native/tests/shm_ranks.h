@@ -65,7 +65,12 @@ class Rank final : public RoomWorld {
   ~Rank() override { room_.close(); }
 
   void sending(std::uint64_t) override {
-    if (const auto next = std::exchange(on_sending, nullptr)) {
+    std::function<void()> next;
+    {
+      const std::lock_guard lock(mutex_);
+      next = std::exchange(on_sending_, nullptr);
+    }
+    if (next) {
       next();
     }
   }
@@ -75,7 +80,7 @@ class Rank final : public RoomWorld {
       const std::lock_guard lock(mutex_);
       CHECK(!finished_.contains(handle));
       finished_[handle] = std::move(status);
-      next = std::exchange(on_finish, nullptr);
+      next = std::exchange(on_finish_, nullptr);
     }
     if (next) {
       next();
@@ -162,12 +167,19 @@ class Rank final : public RoomWorld {
   Room& room() { return room_; }
   std::uint32_t rank() const { return rank_; }
 
-  // What the network does with what is sent up, and as it grows, and what is done when the next call has been written
-  // and when the next operation is finished.
+  // What is done when the next call has been written, and when the next operation is finished.
+  void at_next_call(std::function<void()> what) {
+    const std::lock_guard lock(mutex_);
+    on_sending_ = std::move(what);
+  }
+  void at_next_finish(std::function<void()> what) {
+    const std::lock_guard lock(mutex_);
+    on_finish_ = std::move(what);
+  }
+
+  // What the network does with what is sent up, and as it grows.
   std::function<void(Submission)> network;
   std::function<void(std::uint64_t handle, Range range)> on_contributed;
-  std::function<void()> on_sending;
-  std::function<void()> on_finish;
   std::atomic<bool> left{false};
   Time timeout = 60 * second;
 
@@ -175,6 +187,8 @@ class Rank final : public RoomWorld {
   const std::uint32_t rank_;
   std::mutex mutex_;
   std::map<std::uint64_t, Status> finished_;
+  std::function<void()> on_sending_;
+  std::function<void()> on_finish_;
   std::map<std::uint64_t, std::vector<std::byte>> outputs_;
   std::uint64_t last_ = 0;
   Room room_;

@@ -399,7 +399,7 @@ TEST(what_is_submitted_while_another_thread_ends_its_wait_is_not_left_lying) {
       std::vector<float> other(4, 1);
       std::uint64_t second_one = 0;
       if (rank.rank() == 0) {
-        rank.on_finish = [&] { std::thread([&] { second_one = rank.submit("second" + number, other); }).join(); };
+        rank.at_next_finish([&] { std::thread([&] { second_one = rank.submit("second" + number, other); }).join(); });
         CHECK(rank.wait(rank.submit("first" + number, awaited)).ok());
         CHECK(rank.watch(second_one).ok());
       } else {
