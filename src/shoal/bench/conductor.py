@@ -4,6 +4,7 @@ Everyone else waits in the control connection meanwhile. Clocks of processes on 
 by ping-pong; the time of a turn is from the earliest start to the latest end over all ranks.
 """
 
+import math
 import secrets
 import socket
 import statistics
@@ -19,8 +20,6 @@ from shoal.bench.report import Result, Turn
 from shoal.bench.watch import Sight, Watch
 from shoal.errors import ShoalError
 
-# The first turns find out how often to repeat; none of them counts.
-_REHEARSAL_REPETITIONS = 5
 _MOST_REPETITIONS = 20_000
 _PING_PONGS = 20
 _QUIT_SECONDS = 5.0
@@ -163,14 +162,20 @@ class Conductor:
         return list({id(player): player for team in self._teams.values() for player in team}.values())
 
     def _rehearse(self, name: str, size: int, turn_seconds: float) -> int:
-        """Checks that the result is right, warms up, and returns how often to repeat the operation in a turn."""
+        """Checks that the result is right, warms up, and returns how often to repeat the operation in a turn.
+
+        Turns grow until one lasts as long as it should: the first operations after a pause take several times as long as those
+        that follow, so what a few of them take says little of many.
+        """
         seconds = self._play(name, size, 1, check=True).seconds
         if seconds >= turn_seconds and size <= _KEPT_BYTES:
             # It may have made connections, which the next one has.
             seconds = self._play(name, size, 1).seconds
-        if seconds < turn_seconds:
-            seconds = self._play(name, size, _REHEARSAL_REPETITIONS).seconds
-        return max(1, min(_MOST_REPETITIONS, round(turn_seconds / seconds)))
+        repetitions = 1
+        while repetitions * seconds < turn_seconds and repetitions < _MOST_REPETITIONS:
+            repetitions = min(_MOST_REPETITIONS, max(2 * repetitions, math.ceil(turn_seconds / seconds)))
+            seconds = self._play(name, size, repetitions).seconds
+        return repetitions
 
     def _play(self, name: str, size: int, repetitions: int, *, check: bool = False) -> Turn:
         team = self._teams[name]
