@@ -93,7 +93,7 @@ class LabJob:
         """What each rank said when it failed, by rank; all must have."""
         found = []
         for rank in range(self.ranks):
-            said = re.search(r"^failed ([\d.]+) (-?\d+|None) (\w+) (.*)$", self.output(rank), re.MULTILINE)
+            said = re.search(r"^failed ([\d.]+) [\d.]+ (-?\d+|None) (\w+) (.*)$", self.output(rank), re.MULTILINE)
             assert said is not None, self.everything()
             number = None if said[2] == "None" else int(said[2])
             found.append(Failure(float(said[1]), number, said[3], said[4]))

@@ -51,7 +51,7 @@ def is_stopped(pid: int) -> bool:
 def wait_until_flooded(job: ClusterJob, moments: Path) -> None:
     """The victim stops itself again and again, until more is on its way to it than it has room for."""
     others = [process.pid for rank, process in enumerate(job.processes) if rank != VICTIM]
-    for _ in range(60):
+    for _ in range(200):
         wait_for(lambda: is_stopped(job.processes[VICTIM].pid), job)
         time.sleep(0.5)
         if probing_a_full_buffer(others) > 0:
