@@ -3,7 +3,7 @@
 // No native thread ever takes the GIL, so none may drop a Python object. The arrays of an operation are therefore kept
 // here, in a table that is only touched under the GIL, and let go when Python next has something to do with
 // the engine or a handle after the operation is done.
-#include "drivers/tcp/engine.h"
+#include "engine/engine.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -24,15 +24,15 @@
 
 #include "bindings/array.h"
 #include "bindings/bindings.h"
-#include "drivers/tcp/at_exit.h"
-#include "drivers/tcp/parent_only.h"
+#include "engine/at_exit.h"
+#include "os/parent_only.h"
 
 namespace shoal::python {
 
 namespace {
 
 using namespace nb::literals;
-using tcp::Operation;
+using engine::Operation;
 
 // The arrays that open operations read and write, by handle. Touched under the GIL only.
 using ArraysInFlight = std::unordered_map<std::uint64_t, std::pair<nb::object, nb::object>>;
@@ -45,7 +45,7 @@ class Session {
     engine_.close();
   }
 
-  tcp::Engine& engine() { return engine_; }
+  engine::Engine& engine() { return engine_; }
   const std::shared_ptr<ArraysInFlight>& in_flight() const { return in_flight_; }
 
   std::shared_ptr<Operation> submit(Submission submission, nb::object input, nb::object output) {
@@ -65,7 +65,7 @@ class Session {
 
  private:
   std::shared_ptr<ArraysInFlight> in_flight_ = std::make_shared<ArraysInFlight>();
-  tcp::Engine engine_;  // closed before the arrays go: it writes to them until then
+  engine::Engine engine_;  // closed before the arrays go: it writes to them until then
 };
 
 // Left as it is in a forked child, where the threads that wait in it do not exist.
@@ -73,7 +73,7 @@ class CompletionQueue {
  public:
   // By threads that no signal comes to: in one piece.
   std::optional<std::uint64_t> next(double seconds) {
-    const std::shared_ptr<tcp::Completions> queue = shared();
+    const std::shared_ptr<engine::Completions> queue = shared();
     const nb::gil_scoped_release released;
     std::optional<std::uint64_t> token = queue->next(nanoseconds_of(seconds));
     if (!token.has_value() && queue->closed()) {
@@ -82,23 +82,23 @@ class CompletionQueue {
     return token;
   }
   void close() { shared()->close(); }
-  const std::shared_ptr<tcp::Completions>& shared() const { return *queue_.operator->(); }
+  const std::shared_ptr<engine::Completions>& shared() const { return *queue_.operator->(); }
 
  private:
-  tcp::ParentOnly<std::shared_ptr<tcp::Completions>> queue_{
-      std::make_unique<std::shared_ptr<tcp::Completions>>(std::make_shared<tcp::Completions>())};
+  os::ParentOnly<std::shared_ptr<engine::Completions>> queue_{
+      std::make_unique<std::shared_ptr<engine::Completions>>(std::make_shared<engine::Completions>())};
 };
 
 class Handle {
  public:
   Handle(std::shared_ptr<Operation> operation, std::weak_ptr<ArraysInFlight> arrays)
-      : operation_(std::move(operation)), arrays_(std::move(arrays)), generation_(tcp::fork_generation()) {}
+      : operation_(std::move(operation)), arrays_(std::move(arrays)), generation_(os::fork_generation()) {}
 
   bool done() const { return operation_->done(); }
 
   std::optional<Status> wait(double seconds) {
     if (!done()) {
-      tcp::refuse_in_child(generation_);
+      os::refuse_in_child(generation_);
       const bool finished =
           wait_in_slices(seconds, [this](std::chrono::nanoseconds longest) { return operation_->wait(longest); });
       if (!finished) {
@@ -250,7 +250,7 @@ std::optional<nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>> allocate(Sessio
 
 // A method of the native engine that may wait for its thread.
 template <class Result, class... Arguments>
-auto without_gil(Result (tcp::Engine::*method)(Arguments...)) {
+auto without_gil(Result (engine::Engine::*method)(Arguments...)) {
   return [method](Session& session, Arguments... arguments) {
     const nb::gil_scoped_release released;
     return (session.engine().*method)(std::move(arguments)...);
@@ -258,7 +258,7 @@ auto without_gil(Result (tcp::Engine::*method)(Arguments...)) {
 }
 
 void finish_at_exit(nb::handle self, std::string reason) {
-  tcp::finish_at_exit(nb::cast<Session&>(self).engine(), std::move(reason));
+  engine::finish_at_exit(nb::cast<Session&>(self).engine(), std::move(reason));
   self.inc_ref();  // the engine outlives the interpreter
 }
 
@@ -320,28 +320,28 @@ void bind_engine(nb::module_& module) {
 
   nb::class_<Session>(module, "Engine")
       .def(nb::init<std::uint32_t, const JobConfig&>(), "rank"_a, "config"_a)
-      .def("attach_coordinator", without_gil(&tcp::Engine::attach_coordinator), "socket"_a)
-      .def("attach_control", without_gil(&tcp::Engine::attach_control), "rank"_a, "socket"_a)
-      .def("attach_server", without_gil(&tcp::Engine::attach_server), "index"_a, "socket"_a)
-      .def("attach_node", without_gil(&tcp::Engine::attach_node), "index"_a, "rank"_a, "socket"_a)
-      .def("attach_peer", without_gil(&tcp::Engine::attach_peer), "rank"_a, "socket"_a)
-      .def("peer_unreachable", without_gil(&tcp::Engine::peer_unreachable), "rank"_a, "message"_a)
+      .def("attach_coordinator", without_gil(&engine::Engine::attach_coordinator), "socket"_a)
+      .def("attach_control", without_gil(&engine::Engine::attach_control), "rank"_a, "socket"_a)
+      .def("attach_server", without_gil(&engine::Engine::attach_server), "index"_a, "socket"_a)
+      .def("attach_node", without_gil(&engine::Engine::attach_node), "index"_a, "rank"_a, "socket"_a)
+      .def("attach_peer", without_gil(&engine::Engine::attach_peer), "rank"_a, "socket"_a)
+      .def("peer_unreachable", without_gil(&engine::Engine::peer_unreachable), "rank"_a, "message"_a)
       .def("attach_returned", &attach_returned, "index"_a, "attempt"_a, "process"_a, "socket"_a)
-      .def("server_unreachable", without_gil(&tcp::Engine::server_unreachable), "server"_a, "attempt"_a)
+      .def("server_unreachable", without_gil(&engine::Engine::server_unreachable), "server"_a, "attempt"_a)
       .def(
           "share_memory",
           [](Session& session, std::shared_ptr<shm::Memory> memory) {
             session.engine().share_memory(std::move(memory));
           },
           "memory"_a)
-      .def("start", without_gil(&tcp::Engine::start))
+      .def("start", without_gil(&engine::Engine::start))
       .def("allocate", &allocate, "nbytes"_a)
-      .def("make_group", without_gil(&tcp::Engine::make_group), "ranks"_a, "name"_a)
+      .def("make_group", without_gil(&engine::Engine::make_group), "ranks"_a, "name"_a)
       .def("submit", &submit, "collective"_a, "group"_a, "name"_a, "op"_a, "dtype"_a, "shape"_a, "splits"_a, "root"_a,
            "input"_a.none(), "output"_a.none(), "timeout"_a)
       .def("submit_failed", &submit_failed, "group"_a, "name"_a, "reason"_a)
       .def("next_event", &next_event, "seconds"_a)
-      .def("leave", without_gil(&tcp::Engine::leave))
+      .def("leave", without_gil(&engine::Engine::leave))
       .def("left", [](Session& session) { return session.engine().left(); })
       .def("serves", [](Session& session) { return session.engine().serves(); })
       .def("has_losses", [](Session& session) { return session.engine().has_losses(); })

@@ -22,7 +22,7 @@ void bind_memory(nb::module_& module) {
       .def_static(
           "adopt",
           [](int descriptor, std::uint32_t ranks, bool alone) {
-            return std::make_shared<shm::Memory>(tcp::Descriptor(descriptor), shm::shape_for(ranks, alone));
+            return std::make_shared<shm::Memory>(os::Descriptor(descriptor), shm::shape_for(ranks, alone));
           },
           "fd"_a, "ranks"_a, "alone"_a)
       .def("fileno", &shm::Memory::descriptor)

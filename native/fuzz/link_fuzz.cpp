@@ -112,8 +112,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   int ends[2];
   require(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "there are sockets");
-  const tcp::Descriptor far(ends[1]);
-  tcp::Link link(1, tcp::Descriptor(ends[0]), {});
+  const os::Descriptor far(ends[1]);
+  tcp::Link link(1, os::Descriptor(ends[0]), {});
   Keeper keeper;
   tcp::LinkCounters counters;
   std::size_t written = 0;

@@ -102,7 +102,7 @@ class Site : public Receiver {
       int ends[2];
       require(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "there are sockets");
       far_[link] = ends[1];
-      links_[link] = std::make_unique<tcp::Link>(link, tcp::Descriptor(ends[0]), tcp::LinkOptions{});
+      links_[link] = std::make_unique<tcp::Link>(link, os::Descriptor(ends[0]), tcp::LinkOptions{});
     }
   }
 

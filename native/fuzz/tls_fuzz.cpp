@@ -16,14 +16,14 @@
 #include <utility>
 #include <vector>
 
-#include "drivers/tcp/descriptor.h"
 #include "drivers/tcp/tls.h"
 #include "fuzz/input.h"
+#include "os/descriptor.h"
 
 using namespace shoal;
 using fuzz::Input;
 using fuzz::require;
-using tcp::Descriptor;
+using os::Descriptor;
 using tcp::Tls;
 using Step = Tls::Step;
 

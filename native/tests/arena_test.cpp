@@ -127,7 +127,7 @@ TEST(where_files_may_not_be_long_there_are_no_regions_and_all_else_works) {
     const rlimit limit{8 * megabyte, 8 * megabyte};
     ::setrlimit(RLIMIT_FSIZE, &limit);
     const auto memory = std::make_shared<Memory>(shape_with_regions(2));
-    const Memory other(tcp::Descriptor(::dup(memory->descriptor())), shape_with_regions(2));
+    const Memory other(os::Descriptor(::dup(memory->descriptor())), shape_with_regions(2));
     const bool right = !memory->has_regions() && !other.has_regions() && !other.why_no_regions().empty() &&
                        std::make_shared<Arena>(memory, 0)->allocate(megabyte) == nullptr;
     ::_exit(right ? 0 : 1);
@@ -168,7 +168,7 @@ TEST(what_is_detached_keeps_its_values_and_others_reach_it_no_more) {
   const std::shared_ptr<std::byte> array = arena->allocate(megabyte);
   std::fill_n(array.get(), megabyte, std::byte{1});
   // As another process has it.
-  const Memory others(tcp::Descriptor(::dup(memory->descriptor())), shape_with_regions(2));
+  const Memory others(os::Descriptor(::dup(memory->descriptor())), shape_with_regions(2));
   std::byte* const there = others.region(1) + (array.get() - memory->region(1));
   std::fill_n(there, 100, std::byte{2});
   CHECK(array.get()[99] == std::byte{2});
@@ -246,7 +246,7 @@ TEST(nobody_writes_into_an_array_when_its_operation_has_failed) {
     for (std::uint32_t rank : {1U, 2U}) {
       const pid_t child = ::fork();
       if (child == 0) {
-        work_until_killed(std::make_shared<Memory>(tcp::Descriptor(descriptor), shape_with_regions(3)), rank, count);
+        work_until_killed(std::make_shared<Memory>(os::Descriptor(descriptor), shape_with_regions(3)), rank, count);
       }
       children.push_back(child);
     }

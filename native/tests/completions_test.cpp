@@ -1,5 +1,5 @@
 // Who asks to be told of an operation is told once, whether it is done by then or not.
-#include "drivers/tcp/completions.h"
+#include "engine/completions.h"
 
 #include <algorithm>
 #include <atomic>
@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "check.h"
-#include "drivers/tcp/operation.h"
+#include "engine/operation.h"
 
-namespace shoal::tcp {
+namespace shoal::engine {
 namespace {
 
 using std::chrono::milliseconds;
@@ -93,6 +93,6 @@ TEST(nobody_waits_after_close) {
 }
 
 }  // namespace
-}  // namespace shoal::tcp
+}  // namespace shoal::engine
 
 RUN_TESTS()

@@ -1,6 +1,6 @@
 // Whole jobs in one process: the product's machines on the TCP driver, every rank an engine with a thread of its own.
 
-#include "drivers/tcp/engine.h"
+#include "engine/engine.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -27,9 +27,9 @@
 namespace {
 
 using namespace shoal;
+using engine::Engine;
+using engine::Operation;
 using tcp::DedicatedServer;
-using tcp::Engine;
-using tcp::Operation;
 
 constexpr std::chrono::seconds patience{60};
 

@@ -125,7 +125,7 @@ TEST(memory_of_another_size_is_refused) {
   const Memory memory(small_shape(2));
   bool refused = false;
   try {
-    const Memory other(tcp::Descriptor(::dup(memory.descriptor())), small_shape(3));
+    const Memory other(os::Descriptor(::dup(memory.descriptor())), small_shape(3));
   } catch (const std::invalid_argument&) {
     refused = true;
   }
@@ -467,7 +467,7 @@ TEST(records_of_a_process_that_is_killed_are_whole_or_not_there) {
     const int descriptor = ::dup(memory.descriptor());
     const pid_t child = ::fork();
     if (child == 0) {
-      write_until_killed(Memory(tcp::Descriptor(descriptor), small_shape(2)));
+      write_until_killed(Memory(os::Descriptor(descriptor), small_shape(2)));
     }
     ::close(descriptor);
     MailboxReader reader(memory, 0, 1);
@@ -506,7 +506,7 @@ TEST(a_process_that_is_killed_leaves_nothing_locked) {
     for (std::uint32_t rank : {1U, 2U}) {
       const pid_t child = ::fork();
       if (child == 0) {
-        work_until_killed(std::make_shared<Memory>(tcp::Descriptor(descriptor), small_shape(3)), rank, count);
+        work_until_killed(std::make_shared<Memory>(os::Descriptor(descriptor), small_shape(3)), rank, count);
       }
       children.push_back(child);
     }

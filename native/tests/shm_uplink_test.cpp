@@ -363,7 +363,7 @@ class Neighbour {
     process_ = ::fork();
     if (process_ == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      Rank rank(std::make_shared<Memory>(tcp::Descriptor(descriptor), shape), own, in_the_job);
+      Rank rank(std::make_shared<Memory>(os::Descriptor(descriptor), shape), own, in_the_job);
       ::_exit(in_child(rank) ? 0 : 1);
     }
     ::close(descriptor);

@@ -20,7 +20,7 @@
 
 namespace shoal::tests {
 
-using tcp::Descriptor;
+using os::Descriptor;
 using tcp::Loop;
 using tcp::OnLoop;
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "drivers/tcp/descriptor.h"
+#include "os/descriptor.h"
 
 namespace shoal::shm {
 
@@ -93,7 +93,7 @@ Arena::Arena(std::shared_ptr<const Memory> memory, std::uint32_t rank)
     : memory_(std::move(memory)),
       rank_(rank),
       region_(memory_->has_regions() ? memory_->region(rank) : nullptr),
-      generation_(tcp::fork_generation()) {
+      generation_(os::fork_generation()) {
   if (region_ == nullptr) {
     return;
   }
@@ -105,7 +105,7 @@ Arena::Arena(std::shared_ptr<const Memory> memory, std::uint32_t rank)
 }
 
 Arena::~Arena() {
-  if (region_ != nullptr && generation_ == tcp::fork_generation()) {
+  if (region_ != nullptr && generation_ == os::fork_generation()) {
     Forks::watched().remove(this);
     ::close(descriptor_);
   }
@@ -151,7 +151,7 @@ void Arena::take(std::size_t begin, std::size_t end) const {
 }
 
 void Arena::give_back(std::size_t begin) {
-  if (generation_ != tcp::fork_generation()) {
+  if (generation_ != os::fork_generation()) {
     return;
   }
   const std::lock_guard lock(mutex_);

@@ -42,9 +42,9 @@ bool may_be_so_long(std::size_t bytes) {
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur);
 }
 
-tcp::Descriptor make(const Shape& shape) {
+os::Descriptor make(const Shape& shape) {
   const std::size_t bytes = shape.bytes_in_use();
-  tcp::Descriptor made(::memfd_create("shoal", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  os::Descriptor made(::memfd_create("shoal", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!made) {
     fail("no shared memory can be made");
   }
@@ -84,7 +84,7 @@ Shape shape_for(std::uint32_t ranks, bool alone) {
 
 Memory::Memory(const Shape& shape) : shape_(shape), descriptor_(make(shape)) { map(); }
 
-Memory::Memory(tcp::Descriptor descriptor, const Shape& shape) : shape_(shape), descriptor_(std::move(descriptor)) {
+Memory::Memory(os::Descriptor descriptor, const Shape& shape) : shape_(shape), descriptor_(std::move(descriptor)) {
   map();
 }
 
@@ -118,7 +118,7 @@ void Memory::map() {
 
 // In a child there may be something else at these addresses.
 Memory::~Memory() {
-  if (begin_ != nullptr && generation_ == tcp::fork_generation()) {
+  if (begin_ != nullptr && generation_ == os::fork_generation()) {
     ::munmap(begin_, mapped_);
   }
 }

@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <string>
 
-#include "drivers/tcp/descriptor.h"
+#include "os/descriptor.h"
 
 namespace shoal::shm {
 
@@ -76,7 +76,7 @@ class Memory {
   // New memory, all zero. Throws std::system_error.
   explicit Memory(const Shape& shape);
   // Memory that another rank made. Throws std::system_error, std::invalid_argument if it has not the right size.
-  Memory(tcp::Descriptor descriptor, const Shape& shape);
+  Memory(os::Descriptor descriptor, const Shape& shape);
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   ~Memory();
@@ -99,11 +99,11 @@ class Memory {
   void map();
 
   Shape shape_;
-  tcp::Descriptor descriptor_;
+  os::Descriptor descriptor_;
   std::byte* begin_ = nullptr;
   std::size_t mapped_ = 0;
   std::string why_no_regions_;
-  std::uint64_t generation_ = tcp::fork_generation();
+  std::uint64_t generation_ = os::fork_generation();
 };
 
 // Tells a rank that something which its open operations may wait for has happened. Wakes whoever works there, if that

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "drivers/tcp/parent_only.h"
 #include "drivers/tcp/socket.h"
+#include "os/parent_only.h"
 #include "protocol/job.h"
 
 namespace shoal::tcp {
@@ -35,7 +35,7 @@ class DedicatedServer {
 
  private:
   class Impl;
-  ParentOnly<Impl> impl_;
+  os::ParentOnly<Impl> impl_;
 };
 
 }  // namespace shoal::tcp

@@ -119,7 +119,7 @@ class Link {
   Progress lose(int error);
 
   LinkId id_;
-  Descriptor socket_;
+  os::Descriptor socket_;
   std::shared_ptr<Tls> tls_;  // null: bytes travel as they are
   const int peer_timeout_seconds_;
   Status why_;

@@ -49,7 +49,7 @@ Loop::Loop(LinkOptions options)
     : options_(options),
       epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "cannot create an epoll descriptor (see `ulimit -n`)")),
       wake_up_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "cannot create an eventfd (see `ulimit -n`)")),
-      generation_(fork_generation()) {
+      generation_(os::fork_generation()) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u32 = wake_up_id;
@@ -82,7 +82,7 @@ void Loop::stop() {
   if (thread_ == nullptr) {
     return;
   }
-  if (generation_ != fork_generation()) {
+  if (generation_ != os::fork_generation()) {
     [[maybe_unused]] const std::thread* forgotten = thread_.release();
     return;
   }

@@ -32,9 +32,9 @@
 #include <utility>
 #include <vector>
 
-#include "drivers/tcp/descriptor.h"
 #include "drivers/tcp/link.h"
 #include "drivers/tcp/socket.h"
+#include "os/descriptor.h"
 #include "protocol/machine.h"
 
 namespace shoal::tcp {
@@ -155,8 +155,8 @@ class Loop final : private Receiver {
   void wake();
 
   const LinkOptions options_;
-  Descriptor epoll_;
-  Descriptor wake_up_;
+  os::Descriptor epoll_;
+  os::Descriptor wake_up_;
   // A pointer, so that a forked child can forget a thread that does not exist there.
   std::unique_ptr<std::thread> thread_;
   std::atomic<bool> started_{false};  // stays true after stop()

@@ -4,18 +4,19 @@
 #include <memory>
 #include <utility>
 
-#include "drivers/tcp/descriptor.h"
 #include "drivers/tcp/tls.h"
+#include "os/descriptor.h"
 
 namespace shoal::tcp {
 
 struct Socket {
-  Socket(Descriptor owned, std::shared_ptr<Tls> encryption = nullptr)
+  Socket(os::Descriptor owned, std::shared_ptr<Tls> encryption = nullptr)
       : descriptor(std::move(owned)), tls(std::move(encryption)) {}
   // Takes ownership of the descriptor.
-  Socket(int number, std::shared_ptr<Tls> encryption = nullptr) : Socket(Descriptor(number), std::move(encryption)) {}
+  Socket(int number, std::shared_ptr<Tls> encryption = nullptr)
+      : Socket(os::Descriptor(number), std::move(encryption)) {}
 
-  Descriptor descriptor;
+  os::Descriptor descriptor;
   std::shared_ptr<Tls> tls;  // null: bytes travel as they are
 };
 

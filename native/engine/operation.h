@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "drivers/tcp/completions.h"
+#include "engine/completions.h"
 
-namespace shoal::tcp {
+namespace shoal::engine {
 
 class Operation;
 
@@ -87,4 +87,4 @@ class Operation {
   std::vector<std::uint64_t> blocks_;
 };
 
-}  // namespace shoal::tcp
+}  // namespace shoal::engine

@@ -8,9 +8,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "drivers/tcp/descriptor.h"
+#include "os/descriptor.h"
 
-namespace shoal::tcp {
+namespace shoal::os {
 
 inline void refuse_in_child(std::uint64_t generation) {
   if (generation != fork_generation()) {
@@ -45,4 +45,4 @@ class ParentOnly {
   std::uint64_t generation_;
 };
 
-}  // namespace shoal::tcp
+}  // namespace shoal::os

@@ -1,4 +1,4 @@
-#include "drivers/tcp/engine.h"
+#include "engine/engine.h"
 
 #include <algorithm>
 #include <atomic>
@@ -19,11 +19,16 @@
 #include "protocol/coordinator.h"
 #include "protocol/server.h"
 
-namespace shoal::tcp {
+namespace shoal::engine {
 
 namespace {
 
 using std::chrono::milliseconds;
+using tcp::HostedServer;
+using tcp::LinkOptions;
+using tcp::Loop;
+using tcp::OnLoop;
+using tcp::Socket;
 
 // What is on its way when the links are closed (a goodbye, the reason of an abort) is given so long to arrive.
 constexpr milliseconds farewell{10'000};
@@ -99,7 +104,7 @@ class Engine::Impl {
   const std::uint32_t rank_;
   const JobConfig config_;
   Loop loop_;
-  BufferPool pool_{pool_bytes};
+  BufferPool pool_{tcp::pool_bytes};
   std::unique_ptr<World> world_;
   std::unique_ptr<Node> node_;
   std::map<std::uint32_t, std::unique_ptr<HostedServer>> servers_;  // by index
@@ -672,4 +677,4 @@ void Engine::close() {
 }
 std::map<std::string, std::uint64_t> Engine::statistics() const { return impl_->statistics(); }
 
-}  // namespace shoal::tcp
+}  // namespace shoal::engine

@@ -1,6 +1,6 @@
-#include "drivers/tcp/completions.h"
+#include "engine/completions.h"
 
-namespace shoal::tcp {
+namespace shoal::engine {
 
 void Completions::add(std::uint64_t token) {
   {
@@ -34,4 +34,4 @@ bool Completions::closed() const {
   return closed_;
 }
 
-}  // namespace shoal::tcp
+}  // namespace shoal::engine

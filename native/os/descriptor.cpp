@@ -1,4 +1,4 @@
-#include "drivers/tcp/descriptor.h"
+#include "os/descriptor.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-namespace shoal::tcp {
+namespace shoal::os {
 
 namespace {
 
@@ -73,4 +73,4 @@ void Descriptor::reset() {
   ::close(number);
 }
 
-}  // namespace shoal::tcp
+}  // namespace shoal::os

@@ -1,4 +1,4 @@
-#include "drivers/tcp/at_exit.h"
+#include "engine/at_exit.h"
 
 #include <chrono>
 #include <cstdio>
@@ -6,9 +6,9 @@
 #include <optional>
 #include <utility>
 
-#include "drivers/tcp/descriptor.h"
+#include "os/descriptor.h"
 
-namespace shoal::tcp {
+namespace shoal::engine {
 
 namespace {
 
@@ -44,7 +44,7 @@ void say_goodbye(Engine& engine) {
 
 void on_process_exit(int status, void* argument) {
   const Ending& ending = *static_cast<Ending*>(argument);
-  if (ending.generation != fork_generation()) {
+  if (ending.generation != os::fork_generation()) {
     return;
   }
   try {
@@ -64,8 +64,8 @@ void on_process_exit(int status, void* argument) {
 
 void finish_at_exit(Engine& engine, std::string reason) {
   // Lives as long as the process.
-  auto* ending = new Ending{&engine, std::move(reason), fork_generation()};
+  auto* ending = new Ending{&engine, std::move(reason), os::fork_generation()};
   ::on_exit(on_process_exit, ending);
 }
 
-}  // namespace shoal::tcp
+}  // namespace shoal::engine

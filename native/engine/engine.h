@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "drivers/shm/memory.h"
-#include "drivers/tcp/operation.h"
-#include "drivers/tcp/parent_only.h"
 #include "drivers/tcp/socket.h"
+#include "engine/operation.h"
+#include "os/parent_only.h"
 #include "protocol/job.h"
 #include "protocol/node.h"
 
-namespace shoal::tcp {
+namespace shoal::engine {
 
 // Something that the application has to do or to know.
 struct Event {
@@ -37,14 +37,14 @@ class Engine {
 
   // Sockets are connected, authenticated and non-blocking, owned by the engine from here on, also when it throws
   // (std::invalid_argument: no such server, rank or machine here).
-  void attach_coordinator(Socket&& socket);
-  void attach_control(std::uint32_t rank, Socket&& socket);
-  void attach_server(std::uint32_t index, Socket&& socket);
-  void attach_node(std::uint32_t index, std::uint32_t rank, Socket&& socket);
-  void attach_peer(std::uint32_t rank, Socket&& socket);
+  void attach_coordinator(tcp::Socket&& socket);
+  void attach_control(std::uint32_t rank, tcp::Socket&& socket);
+  void attach_server(std::uint32_t index, tcp::Socket&& socket);
+  void attach_node(std::uint32_t index, std::uint32_t rank, tcp::Socket&& socket);
+  void attach_peer(std::uint32_t rank, tcp::Socket&& socket);
   void peer_unreachable(std::uint32_t rank, std::string why);
   // What came of the event connect_server: a link for each lane, all of them to this process, or none.
-  void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process, Socket&& socket);
+  void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process, tcp::Socket&& socket);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
   // Before start(): the ranks of this node share this memory, for all operations of theirs if there is no other node,
   // else for all-reduces.
@@ -76,7 +76,7 @@ class Engine {
 
  private:
   class Impl;
-  ParentOnly<Impl> impl_;
+  os::ParentOnly<Impl> impl_;
 };
 
-}  // namespace shoal::tcp
+}  // namespace shoal::engine

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace shoal::tcp {
+namespace shoal::os {
 
 // Counts the forks that led to this process since the library was loaded. Objects that own threads or descriptors
 // remember it: if it has changed, their threads do not exist and their descriptors are closed.
@@ -45,4 +45,4 @@ class Descriptor {
   std::uint64_t generation_ = 0;
 };
 
-}  // namespace shoal::tcp
+}  // namespace shoal::os

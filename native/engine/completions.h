@@ -10,7 +10,7 @@
 #include <mutex>
 #include <optional>
 
-namespace shoal::tcp {
+namespace shoal::engine {
 
 class Completions {
  public:
@@ -29,4 +29,4 @@ class Completions {
   bool closed_ = false;               // guarded by mutex_
 };
 
-}  // namespace shoal::tcp
+}  // namespace shoal::engine

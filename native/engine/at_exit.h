@@ -6,13 +6,13 @@
 
 #include <string>
 
-#include "drivers/tcp/engine.h"
+#include "engine/engine.h"
 
-namespace shoal::tcp {
+namespace shoal::engine {
 
 // At exit with status 0 the engine says goodbye and, if it `serves` other ranks, goes on until nobody needs it;
 // otherwise everyone is told that this rank has ended, with `reason` or, if that is empty, with the status. Until then
 // the engine must not be destroyed. Does nothing in a child made by fork().
 void finish_at_exit(Engine& engine, std::string reason);
 
-}  // namespace shoal::tcp
+}  // namespace shoal::engine

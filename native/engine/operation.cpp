@@ -1,4 +1,4 @@
-#include "drivers/tcp/operation.h"
+#include "engine/operation.h"
 
 #include <sys/mman.h>
 
@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-namespace shoal::tcp {
+namespace shoal::engine {
 
 namespace {
 
@@ -79,4 +79,4 @@ void Operation::finish(Status status) {
   }
 }
 
-}  // namespace shoal::tcp
+}  // namespace shoal::engine
