@@ -1,7 +1,8 @@
 """Joining a job: from the settings of one process to a started engine that is connected to all others.
 
 The steps, each in a module of its own: where to meet and with which secret (meeting), rank 0's side (rendezvous),
-every rank's side (joining), where a rank listens (door), and the life after it (session).
+every rank's side (joining), its links to the servers (server_links), where a rank listens (door), and the life after it
+(session).
 """
 
 from collections.abc import Mapping

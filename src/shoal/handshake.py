@@ -21,7 +21,7 @@ from collections.abc import Collection, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from shoal.errors import AuthenticationError
+from shoal.errors import AuthenticationError, ConfigurationError, ShoalError
 
 VERSION = 1
 MAGIC = b"SHOAL"
@@ -80,6 +80,15 @@ class HandshakeRefused(AuthenticationError):
     @staticmethod
     def because(refusal: Refusal) -> "HandshakeRefused":
         return HandshakeRefused(_WHY[refusal], refusal)
+
+
+def refusal_error(refused: HandshakeRefused, called: str) -> ShoalError:
+    """The exception for a handshake that failed, which says who called whom."""
+    if refused.refusal in (Refusal.WRONG_SECRET, Refusal.UNKNOWN_INCARNATION):
+        return AuthenticationError(f"{called}, but {refused}")
+    if refused.refusal == Refusal.FULL:
+        return ShoalError(f"{called}, but {refused}")
+    return ConfigurationError(f"{called}, but {refused}")
 
 
 class Hello(NamedTuple):

@@ -10,7 +10,7 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,20 +18,18 @@ from shoal import _native, inside, links, measuring, messages, nodes, sizing
 from shoal.addresses import Address, is_loopback, is_unix
 from shoal.config import Settings
 from shoal.door import Door
-from shoal.errors import AuthenticationError, ConfigurationError, PeerLost, ShoalError, Timeout
-from shoal.handshake import Client, HandshakeRefused, Refusal, Role
+from shoal.errors import ConfigurationError, PeerLost, ShoalError, Timeout
+from shoal.handshake import Client, HandshakeRefused, Role, refusal_error
 from shoal.meeting import Meeting
 from shoal.messages import Message, MessageError
 from shoal.patience import Patience
 from shoal.rendezvous import Rendezvous
-from shoal.shares import ServerPlace, server_places
+from shoal.server_links import ServerLinks
+from shoal.shares import server_places
 from shoal.survey import NOTHING
-from shoal.terms import Welcome, owner, parse_welcome
+from shoal.terms import Welcome, parse_welcome
 
 _log = logging.getLogger("shoal")
-
-# Connections that a node makes at a time.
-_AT_ONCE = 64
 
 
 @dataclass
@@ -204,8 +202,7 @@ class _Node:
         self._meeting = meeting
         self._control = control
         self._patience = patience
-        self._servers: dict[int, socket.socket] = {}
-        self._server_ids: dict[int, bytes] = {}
+        self._servers = ServerLinks(settings, meeting, patience)
         self._giver: inside.Giver | None = None
 
     async def join(self) -> Joined:
@@ -219,8 +216,7 @@ class _Node:
         except BaseException as error:
             await self._say_why(error)
             await door.close()
-            for link in self._servers.values():
-                link.close()
+            self._servers.close()
             raise
         finally:
             if self._giver is not None:
@@ -230,16 +226,6 @@ class _Node:
         """At the address that this rank uses toward rank 0; rank 0 itself where it is met."""
         listener = links.listen_in_range(self._own_address(), self._settings.port_range)
         return Door(listener, self._meeting.secret, self._rank, self._patience, encrypts=self._settings.encrypts)
-
-    def _client(self, role: Role, incarnation: bytes, lane: int = 0) -> Client:
-        return Client(
-            self._meeting.secret,
-            role,
-            self._rank,
-            lane=lane,
-            incarnation=incarnation,
-            encrypts=self._settings.encrypts,
-        )
 
     def _own_address(self) -> str:
         if is_unix(self._meeting.address.host):
@@ -265,7 +251,7 @@ class _Node:
             if hearing.done():
                 raise hearing.exception() or MessageError(f"rank 0 said 'go' before rank {self._rank} was connected")
             memory = await connecting
-            connected = {"server_ids": self._ids_met(welcome, door), "inside": memory is not None}
+            connected = {"server_ids": self._servers.ids(welcome, door.server_id), "inside": memory is not None}
             await self._tell(messages.pack("connected", connected))
             go = await hearing
         finally:
@@ -278,7 +264,7 @@ class _Node:
             self._meeting.sources,
             door,
             coordinator=self._control,
-            servers=self._servers,
+            servers=self._servers.links,
             memory=memory if go.flag("inside") else None,
         )
 
@@ -299,7 +285,13 @@ class _Node:
         door.open(incarnation, self._settings.size * (self._settings.lanes + 1))
 
         def client() -> Client:
-            return self._client(Role.MEASURE, incarnation)
+            return Client(
+                self._meeting.secret,
+                Role.MEASURE,
+                self._rank,
+                incarnation=incarnation,
+                encrypts=self._settings.encrypts,
+            )
 
         while (message := await self._hear(limit, "call", "welcome")).kind == "call":
             address, both = Address(*message.address("address")), message.flag("both")
@@ -316,7 +308,10 @@ class _Node:
             await self._tell(messages.pack("measured", found.as_fields()))
         return message
 
-    # --- Shared memory ---
+    async def _connect(self, welcome: Welcome) -> "_native.SharedMemory | None":
+        memory = await self._share_memory(welcome)
+        await self._servers.connect(welcome)
+        return memory
 
     async def _share_memory(self, welcome: Welcome) -> "_native.SharedMemory | None":
         """What the ranks of this node share, also where it has only this one, but others have more. None if they do not."""
@@ -331,6 +326,13 @@ class _Node:
         except OSError as error:
             _say_without_memory(self._rank, error)
             return None
+
+    def _expected_nodes(self, welcome: Welcome) -> list[tuple[int, int]]:
+        if not welcome.is_linked(welcome.servers[self._rank]):
+            return []
+        first = self._rank * welcome.lanes
+        others = [rank for rank in range(len(welcome.hosts)) if rank != self._rank]
+        return [(index, rank) for index in range(first, first + welcome.lanes) for rank in others]
 
     # --- The control link ---
 
@@ -369,115 +371,6 @@ class _Node:
                 await asyncio.wait_for(links.send(self._control, messages.pack_refused(error)), 1.0)
         self._control.close()
 
-    # --- Servers ---
-
-    async def _connect(self, welcome: Welcome) -> "_native.SharedMemory | None":
-        memory = await self._share_memory(welcome)
-        await self._connect_servers(welcome)
-        return memory
-
-    async def _connect_servers(self, welcome: Welcome) -> None:
-        """Each lane of each server that is or may be used and is not our own, beginning at this rank's place in the list."""
-        wanted = [
-            (server * welcome.lanes + lane, place, lane)
-            for server, place in enumerate(welcome.servers)
-            for lane in range(welcome.lanes)
-            if welcome.is_linked(place) and place.rank != self._rank
-        ]
-        places = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(index: int, place: ServerPlace, lane: int) -> None:
-            async with places:
-                await self._connect_server(welcome, index, place, lane)
-
-        first = self._rank % len(wanted) if wanted else 0
-        await _all_or_none([one(*target) for target in [*wanted[first:], *wanted[:first]]])
-
-    async def _connect_server(self, welcome: Welcome, index: int, place: ServerPlace, lane: int) -> None:
-        called = f"rank {self._rank} (host {self._host}) called the server {place}"
-
-        async def attempt() -> tuple[socket.socket, bytes]:
-            client = self._client(Role.SERVER, welcome.incarnation, lane)
-            link = await links.connect_as(client, welcome.where(place), self._meeting.sources, self._patience.answer)
-            assert client.server_id is not None, "a handshake that is done has named the server"
-            return link, client.server_id
-
-        try:
-            link, server_id = await _again_until(self._patience.server, attempt)
-        except HandshakeRefused as error:
-            raise refusal_error(error, called) from None
-        except OSError as error:
-            raise self._unreachable(place, welcome.where(place), error) from None
-        try:
-            self._note_id(index // welcome.lanes, place, server_id)
-            await introduce(link, welcome, index, called, self._patience.answer)
-        except BaseException:
-            link.close()
-            raise
-        self._servers[index] = link
-
-    def _note_id(self, server: int, place: ServerPlace, server_id: bytes) -> None:
-        if self._server_ids.setdefault(server, server_id) != server_id:
-            raise several_servers(f"rank {self._rank} (host {self._host})", place)
-
-    def _unreachable(self, place: ServerPlace, address: Address, error: OSError) -> ShoalError:
-        what = f"rank {self._rank} (host {self._host}) cannot reach the server {place}"
-        if place.rank is not None:
-            stands_by = (
-                ""
-                if place.weight > 0
-                else ". Ranks connect to each other's servers so that they can average when no dedicated server is left: with "
-                "SHOAL_COLOCATED=never on every rank they do not, but then the loss of the last dedicated server ends the job"
-            )
-            return PeerLost(
-                f"{what} at {address} ({links.why(error)}): see whether it runs, and whether a firewall is between them "
-                f"(SHOAL_PORT_RANGE says which ports are used){stands_by}",
-                place.rank,
-                place.host,
-            )
-        return ConfigurationError(
-            f"{what} ({links.why(error)}): start it there with `shoal server --host {address.host} --port {address.port}`, or "
-            "correct SHOAL_SERVERS"
-        )
-
-    def _ids_met(self, welcome: Welcome, door: Door) -> list[str]:
-        """By server; "" for one that is not used and was not asked."""
-        met = dict(self._server_ids)
-        if welcome.is_linked(welcome.servers[self._rank]):
-            met[self._rank] = door.server_id
-        return [met[server].hex() if server in met else "" for server in range(len(welcome.servers))]
-
-    def _expected_nodes(self, welcome: Welcome) -> list[tuple[int, int]]:
-        if not welcome.is_linked(welcome.servers[self._rank]):
-            return []
-        first = self._rank * welcome.lanes
-        others = [rank for rank in range(len(welcome.hosts)) if rank != self._rank]
-        return [(index, rank) for index in range(first, first + welcome.lanes) for rank in others]
-
-
-async def introduce(
-    link: socket.socket, welcome: Welcome, index: int, called: str, answer: float, attempt: int = 0
-) -> None:
-    """Says ``job`` to a server and hears that it takes it. Raises ShoalError, which begins with ``called``."""
-    try:
-        await links.send(link, messages.pack("job", welcome.terms.job_fields(owner(), index, attempt)))
-        said = await asyncio.wait_for(links.receive_message(link), answer)
-    except (OSError, asyncio.TimeoutError, MessageError) as error:
-        raise ShoalError(f"{called}, which did not take the job ({error}): see its output") from None
-    if said.kind == "refused":
-        refused = messages.error_of(said)
-        raise type(refused)(f"{called}, which refused: {refused}")
-    if said.kind != "ready":
-        raise ShoalError(f"{called}, which said '{said.kind}' instead of 'ready': install the same version of Shoal")
-
-
-def several_servers(who: str, place: ServerPlace) -> ConfigurationError:
-    """The lanes of one server have ended at different ones."""
-    return ConfigurationError(
-        f"{who} reaches different servers as {place}, so it is a balancer of load or a name with several machines: name each "
-        "server by itself in SHOAL_SERVERS"
-    )
-
 
 def _say_without_memory(rank: int, error: OSError) -> None:
     _log.warning(
@@ -486,40 +379,6 @@ def _say_without_memory(rank: int, error: OSError) -> None:
         rank,
         links.why(error),
     )
-
-
-def refusal_error(refused: HandshakeRefused, called: str) -> ShoalError:
-    """The exception for a handshake that failed, which says who called whom."""
-    if refused.refusal in (Refusal.WRONG_SECRET, Refusal.UNKNOWN_INCARNATION):
-        return AuthenticationError(f"{called}, but {refused}")
-    if refused.refusal == Refusal.FULL:
-        return ShoalError(f"{called}, but {refused}")
-    return ConfigurationError(f"{called}, but {refused}")
-
-
-async def _again_until(
-    limit: float, attempt: Callable[[], Awaitable[tuple[socket.socket, bytes]]]
-) -> tuple[socket.socket, bytes]:
-    """Tries for ``limit`` seconds: a server may be about to start. Raises the last OSError, others at once."""
-    clock = asyncio.get_running_loop().time
-    deadline, pause = clock() + limit, 0.05
-    while True:
-        try:
-            return await attempt()
-        except OSError:
-            if clock() + pause >= deadline:
-                raise
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, 1.0)
-
-
-async def _all_or_none(coroutines: list[Coroutine[Any, Any, None]]) -> None:
-    """Waits for all; when one fails the others are cancelled and its error is raised."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        await _end(*tasks)
 
 
 async def _end(*tasks: "asyncio.Task[Any]") -> None:

@@ -26,8 +26,9 @@ from shoal.config import Settings
 from shoal.encryption import hand_over
 from shoal.errors import ShoalError, Timeout
 from shoal.handshake import Client, HandshakeRefused, Role
-from shoal.joining import Joined, introduce, several_servers
+from shoal.joining import Joined
 from shoal.patience import Patience
+from shoal.server_links import introduce, several_servers
 from shoal.shares import ServerPlace
 from shoal.terms import rank_name
 
