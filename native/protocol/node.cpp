@@ -14,12 +14,11 @@
 
 namespace shoal {
 
+using node::refused;
 using wire::Header;
 using wire::Type;
 
 namespace {
-
-Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
 
 // How long a rank that leaves is there for those who may lack a result that it has.
 constexpr Time longest_help = 60 * second;

@@ -11,12 +11,11 @@
 
 namespace shoal {
 
+using node::refused;
 using wire::Header;
 using wire::Type;
 
 namespace {
-
-Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
 
 // Which server gave this number.
 std::uint64_t server_of(std::uint64_t exchange) { return (exchange >> 40) - 1; }

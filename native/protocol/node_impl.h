@@ -1,6 +1,7 @@
 // The node machine's parts: node.cpp turns events into calls of these, node_operations.cpp submits, sends and ends
 // operations, node_exchange.cpp moves blocks between nodes, node_ring.cpp sends all-reduces round the ring,
-// node_epoch.cpp goes on after the loss of a server.
+// node_epoch.cpp goes on after the loss of a server with what node_kept.cpp keeps for that, node_comeback.cpp takes a
+// server back.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +19,13 @@
 #include "protocol/pace.h"
 
 namespace shoal {
+
+namespace node {
+
+// For a frame that nobody sends who keeps to the protocol.
+inline Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
+
+}  // namespace node
 
 class Node::Impl {
  public:
@@ -143,30 +151,34 @@ class Node::Impl {
   void forget_grants(std::uint64_t exchange);
   void send_to_peer(std::uint32_t rank, wire::Header header, std::span<const std::byte> borrowed = {}, Token token = 0);
 
-  // What outlives a server (node_epoch.cpp).
+  // A new epoch (node_epoch.cpp).
   Status receive_epoch(const LinkState& link);
   std::vector<std::uint64_t> suspend_operations();
+  void note_progress(Operation& operation);
   void tell_servers(std::uint8_t flags, const wire::Bytes& epoch);
   void reset_servers(const std::vector<std::uint32_t>& weights);
   void close_server(std::uint32_t server);
+  void reopen(Operation& operation);
+  // A reopened exchange whose number is not known here.
+  bool unsized(const Operation& operation) const;
+  void sized();
+  Status receive_admit(Operation& operation, LinkState& link);
+
+  // A server that comes back (node_comeback.cpp).
   Status receive_reconnect(const LinkState& link);
   void tell_reached(const wire::Reached& reached, std::uint8_t flags);
-  void reopen(Operation& operation);
-  void note_progress(Operation& operation);
-  Status receive_admit(Operation& operation, LinkState& link);
-  Status receive_have(const LinkState& link);
-  bool has_result_of(const Operation& operation, const Part& part) const;
+
+  // What others may need (node_kept.cpp).
   void keep_input(Operation& operation);
   void keep_result(Part& part, LinkState& link, Range segment);
   // After its handle is done: for those who may lack its result.
   void keep_finished(std::unique_ptr<Operation> operation);
+  std::span<const std::byte> contribution(Operation& operation, Range segment, wire::Bytes& copied) const;
+  Status receive_have(const LinkState& link);
+  bool has_result_of(const Operation& operation, const Part& part) const;
   void settle(Operation& operation, std::uint32_t server);
   void forget(std::uint64_t number);
   void forget_finished(const std::function<bool(const Operation&)>& which);
-  // A reopened exchange whose number is not known here.
-  bool unsized(const Operation& operation) const;
-  void sized();
-  std::span<const std::byte> contribution(Operation& operation, Range segment, wire::Bytes& copied) const;
   void acknowledge();
   void acknowledge_soon();
 

@@ -21,14 +21,9 @@
 
 namespace shoal {
 
+using node::refused;
 using wire::Header;
 using wire::Type;
-
-namespace {
-
-Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
-
-}  // namespace
 
 namespace node {
 

@@ -1,0 +1,215 @@
+// What a node keeps of an operation until all members have what they get, so that it can be sent again when a server is
+// lost: docs/protocol.md, section 8, and docs/decisions/server-loss.md.
+//
+// Of one whose handle is done: a copy of a small contribution, the results that others may lack, or only that it has
+// ended, and how. What all members have, servers say with HAVE and in the RESULTs of a large all-reduce.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "protocol/node_impl.h"
+
+namespace shoal {
+
+using node::Kept;
+using node::refused;
+using wire::Type;
+
+namespace {
+
+// How long a server may not know that a result is here, unless something else is sent to it.
+constexpr Time acknowledge_after = second / 200;
+
+}  // namespace
+
+// --- Keeping ---
+
+// Its result is about to take the place of what it contributed.
+void Node::Impl::keep_input(Operation& operation) {
+  if (operation.finished || !operation.contributes() || operation.bytes == 0) {
+    return;
+  }
+  operation.own_input = pool_.take(operation.bytes);
+  std::memcpy(operation.own_input.data(), operation.submission.input, operation.bytes);
+  operation.submission.input = operation.own_input.data();
+}
+
+void Node::Impl::keep_result(Part& part, LinkState& link, Range segment) {
+  // What this node sent as the result that it had before is kept already.
+  part.kept.push_back({link.payload ? segment : Range{}, std::move(link.payload)});
+  while (part.released != link.header.acknowledged && !part.kept.empty()) {
+    part.kept.pop_front();
+    ++part.released;
+  }
+}
+
+void Node::Impl::keep_finished(std::unique_ptr<Operation> operation) {
+  const auto lost = [this](std::uint32_t rank) {
+    return std::any_of(lost_.begin(), lost_.end(), [rank](const auto& loss) { return loss.first == rank; });
+  };
+  const std::vector<std::uint32_t>& ranks = operation->group->needed;
+  const bool settled =
+      std::all_of(operation->parts.begin(), operation->parts.end(), [](const Part& part) { return part.settled; });
+  if (!broken_.ok() || goodbye_said_ || std::any_of(ranks.begin(), ranks.end(), lost) ||
+      (operation->failure.ok() && settled)) {
+    return;
+  }
+  operation->finished = true;
+  operation->ring.reset();
+  operation->exchange.incoming.clear();
+  operation->exchange.outgoing.clear();
+  operation->submission.output = nullptr;
+  if (!operation->own_input) {
+    operation->submission.input = nullptr;
+  }
+  if (!operation->failure.ok()) {
+    operation->own_input = Buffer();
+    operation->kept.clear();
+    for (Part& part : operation->parts) {
+      part.kept.clear();
+      part.settled = part.server != operation->home;
+    }
+  }
+  const std::uint64_t number = operation->number;
+  finished_.emplace(number, std::move(operation));
+}
+
+// From the array while it is the node's to use, otherwise from what was kept of it.
+std::span<const std::byte> Node::Impl::contribution(Operation& operation, Range segment, wire::Bytes& copied) const {
+  const Submission& s = operation.submission;
+  const bool is_result = operation.shares_results(config_) && (operation.finished || operation.have.contains(segment));
+  if (!is_result) {
+    return {s.input + segment.begin, static_cast<std::size_t>(segment.size())};
+  }
+  if (!operation.finished) {
+    copied.assign(s.output + segment.begin, s.output + segment.end);
+    return {};
+  }
+  copied.resize(segment.size());
+  for (const Kept& kept : operation.kept) {
+    const Range held = intersection(kept.range, segment);
+    if (!held.empty()) {
+      std::memcpy(copied.data() + (held.begin - segment.begin), kept.buffer.data() + (held.begin - kept.range.begin),
+                  held.size());
+    }
+  }
+  return {};
+}
+
+// --- Until all have it ---
+
+Status Node::Impl::receive_have(const LinkState& link) {
+  std::vector<std::uint64_t> numbers;
+  const wire::ConstBytes payload(link.payload.data(), link.payload.size());
+  if (Status status = wire::decode_numbers(payload, numbers); !status.ok()) {
+    return status;
+  }
+  for (std::uint64_t number : numbers) {
+    Operation* operation = find_any(number);
+    if (operation == nullptr || (operation->failed_here && !operation->finished)) {
+      continue;
+    }
+    const bool takes_part = std::any_of(operation->parts.begin(), operation->parts.end(),
+                                        [&link](const Part& part) { return part.server == link.index; });
+    if (!takes_part) {
+      return refused("HAVE of '" + operation->name() + "' from a server that has no part in it");
+    }
+    if (!has_result_of(*operation, operation->part_of(link.index))) {
+      return refused("HAVE of '" + operation->name() + "', whose result has not come");
+    }
+    settle(*operation, link.index);
+  }
+  return {};
+}
+
+// What all have, this node has too: now, or since an epoch before.
+bool Node::Impl::has_result_of(const Operation& operation, const Part& part) const {
+  return operation.finished || operation.gathers() || takes_ring(operation) || part.done ||
+         operation.have.contains(intersection(part.shard, operation.wanted));
+}
+
+// All members have what they get from this server.
+void Node::Impl::settle(Operation& operation, std::uint32_t server) {
+  Part& settled = operation.part_of(server);
+  settled.settled = true;
+  settled.kept.clear();
+  // Nobody needs the rest of it, so the array is not the node's any longer once the handle is done.
+  settled.sent = {settled.runs.size(), 0};
+  RangeSet all;
+  for (const Part& part : operation.parts) {
+    if (part.settled) {
+      all.add(part.shard);
+    }
+  }
+  std::erase_if(operation.kept, [&all](const Kept& kept) { return all.contains(kept.range); });
+  if (operation.finished) {
+    if (std::all_of(operation.parts.begin(), operation.parts.end(), [](const Part& part) { return part.settled; })) {
+      forget(operation.number);
+    }
+    return;
+  }
+  operation.progress = now_;
+  if (!operation.gathers() && !takes_ring(operation)) {
+    settled.done = true;
+    end_if_done(operation);
+  }
+}
+
+void Node::Impl::forget(std::uint64_t number) {
+  world_.detach(number);
+  const auto finished = finished_.extract(number);
+  for (Part& part : finished.mapped()->parts) {
+    answered_part(part);
+  }
+  say_goodbye_if_done();
+}
+
+// Without waiting for those who may need them.
+void Node::Impl::forget_finished(const std::function<bool(const Operation&)>& which) {
+  std::vector<std::uint64_t> numbers;
+  for (const auto& [number, operation] : finished_) {
+    if (which(*operation)) {
+      numbers.push_back(number);
+    }
+  }
+  std::sort(numbers.begin(), numbers.end());
+  for (std::uint64_t number : numbers) {
+    const auto found = finished_.find(number);
+    if (found == finished_.end()) {
+      continue;  // forgotten with the goodbye that the one before allowed
+    }
+    const Operation& operation = *found->second;
+    if (operation.reopened && operation.failure.ok() && broken_.ok()) {
+      // Whoever lacks it would wait in vain.
+      Status why = Status::error(Code::peer_left,
+                                 "'" + operation.name() + "' had ended on " + rank_text(rank_, config_) +
+                                     ", which has left, when a server was lost before others had its result",
+                                 static_cast<std::int32_t>(rank_));
+      send_to_server(operation.home, {.type = Type::fail, .operation = number},
+                     wire::encode(wire::Failure{std::move(why)}));
+      for (const Part& part : operation.parts) {
+        send_to_server(part.server, {.type = Type::drop, .operation = number});
+      }
+    }
+    forget(number);
+  }
+}
+
+// --- Telling servers what is here ---
+
+void Node::Impl::acknowledge_soon() {
+  if (acknowledge_at_ == never) {
+    acknowledge_at_ = now_ + acknowledge_after;
+  }
+}
+
+void Node::Impl::acknowledge() {
+  acknowledge_at_ = never;
+  for (std::uint32_t server = 0; server < config_.servers() && !goodbye_said_; ++server) {
+    if (servers_[server].results != servers_[server].acknowledged) {
+      send_to_server(server, {.type = Type::have});
+    }
+  }
+}
+
+}  // namespace shoal
