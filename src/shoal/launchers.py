@@ -9,9 +9,9 @@ What a launcher gets wrong is a ConfigurationError that names the variable.
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from shoal.addresses import parse_host, parse_port
+from shoal.addresses import Address, parse_host, parse_port
 from shoal.errors import ConfigurationError
 
 Environment = Mapping[str, str]
@@ -29,7 +29,10 @@ MOST_RANKS = 16 * 1024
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher said. ``master_host`` is None where nobody said where rank 0 is."""
+    """What the launcher said. ``master_host`` is None where nobody said where rank 0 is.
+
+    ``agent_store``: where torchrun's agent keeps a store for the ranks, if it does.
+    """
 
     launcher: str
     rank: int
@@ -39,6 +42,7 @@ class Launch:
     master_host: str | None
     master_port: int
     job: str
+    agent_store: Address | None = None
 
     @property
     def one_machine(self) -> bool:
@@ -64,7 +68,10 @@ def _torchrun(environ: Environment) -> Launch:
     rank, size = _rank_and_size(environ, "RANK", "WORLD_SIZE")
     local_rank, local_size = _local(environ, "LOCAL_RANK", "LOCAL_WORLD_SIZE", size)
     run = environ.get("TORCHELASTIC_RUN_ID", "")
-    return _launch(environ, "torchrun", rank, size, local_rank, local_size, job="" if run == "none" else run)
+    launch = _launch(environ, "torchrun", rank, size, local_rank, local_size, job="" if run == "none" else run)
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or launch.master_host is None:
+        return launch
+    return replace(launch, agent_store=Address(launch.master_host, launch.master_port))
 
 
 def _open_mpi(environ: Environment) -> Launch:

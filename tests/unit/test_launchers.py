@@ -43,6 +43,13 @@ def test_torchrun() -> None:
     assert read_launch({**TORCHRUN, "TORCHELASTIC_RUN_ID": "night"}).job == "night"
 
 
+def test_torchruns_agent_may_have_a_store() -> None:
+    with_store = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert read_launch(with_store).agent_store == ("head", 29500)
+    assert read_launch({**with_store, "TORCHELASTIC_USE_AGENT_STORE": "False"}).agent_store is None
+    assert read_launch({name: value for name, value in with_store.items() if name != "MASTER_ADDR"}).agent_store is None
+
+
 def test_rank_and_size_alone_count_as_one_rank_a_machine() -> None:
     launch = read_launch({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "head", "MASTER_PORT": "1234"})
     assert (launch.local_rank, launch.local_size, launch.one_machine) == (0, 1, False)

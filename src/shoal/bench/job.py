@@ -35,6 +35,7 @@ from shoal.bench.report import Network, Report, Result
 from shoal.bench.watch import Watch
 from shoal.config import Settings
 from shoal.errors import ConfigurationError
+from shoal.launchers import Launch
 
 _JOIN_SECONDS = 300.0
 
@@ -54,7 +55,7 @@ def run_in_job(plan: Plan, progress: Progress) -> Report | None:
             "--lab nodes=8,servers=8,rate=400mbit"
         )
     _make_mpich_loadable(settings)
-    ranks = ShoalRanks(plan.limits, _launchers_store(settings))
+    ranks = ShoalRanks(plan.limits, _launchers_store(settings.launch))
     with contextlib.ExitStack() as stack:
         stack.callback(ranks.close)
         stage = stack.enter_context(_stage(settings)) if ranks.rank == 0 else None
@@ -268,13 +269,13 @@ def _store(agreed: _Agreement, ranks: ShoalRanks) -> Any:
     return _stores[0]
 
 
-def _launchers_store(settings: Settings) -> Any:
-    """torchrun's, through which Shoal meets without a variable of its own, as ``shoal.torch`` does."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or settings.launch.master_host is None:
+def _launchers_store(launch: Launch) -> Any:
+    """torchrun's, where it is the launcher and PyTorch therefore there: no variable of Shoal's own has to be set."""
+    if launch.agent_store is None:
         return None
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from shoal.torch.runtime import launchers_store
 
-    return TCPStore(settings.launch.master_host, settings.launch.master_port, is_master=False)
+    return launchers_store(launch)
 
 
 def _stage(settings: Settings) -> Any:

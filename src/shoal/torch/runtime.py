@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 import shoal
-from shoal.launchers import read_launch
+from shoal.launchers import Launch, read_launch
 from shoal.torch.c10d import membership
 
 # How long a rank waits for torchrun's store, which was there before the rank was, and in it for rank 0.
@@ -28,16 +28,14 @@ def init() -> None:
     elif dist.is_available() and dist.is_initialized():
         membership.join_default()
     else:
-        shoal.init(_launchers_store())
+        shoal.init(launchers_store(read_launch(os.environ)))
 
 
-def _launchers_store() -> Any:
+def launchers_store(launch: Launch) -> Any:
     """The store of torchrun's agent. None if this process was not started by torchrun, or its agent has none."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    launch = read_launch(os.environ)
-    if launch.master_host is None:
+    if launch.agent_store is None:
         return None
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    return TCPStore(launch.master_host, launch.master_port, is_master=False, timeout=STORE_TIMEOUT)
+    host, port = launch.agent_store
+    return TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT)
