@@ -32,10 +32,7 @@ using std::chrono::milliseconds;
 constexpr std::size_t megabyte = 1024 * 1024;
 
 Shape shape_with_regions(std::uint32_t ranks) {
-  Shape shape;
-  shape.ranks = ranks;
-  shape.slots = 3;
-  shape.slot = 4096;
+  Shape shape = small_shape(ranks);
   shape.region = 64 * megabyte;
   return shape;
 }

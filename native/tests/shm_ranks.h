@@ -28,6 +28,15 @@ namespace shoal::shm_ranks {
 
 using namespace shoal::shm;
 
+// Few and small slots, so that they are used again and again.
+inline Shape small_shape(std::uint32_t ranks) {
+  Shape shape;
+  shape.ranks = ranks;
+  shape.slots = 3;
+  shape.slot = 4096;
+  return shape;
+}
+
 inline JobConfig config_of(std::uint32_t ranks) {
   JobConfig config;
   config.hosts.assign(ranks, "here");

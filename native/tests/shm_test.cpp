@@ -31,14 +31,6 @@ using namespace shoal::shm;
 using namespace shoal::shm_ranks;
 using std::chrono::milliseconds;
 
-Shape small_shape(std::uint32_t ranks) {
-  Shape shape;
-  shape.ranks = ranks;
-  shape.slots = 3;
-  shape.slot = 4096;
-  return shape;
-}
-
 std::vector<float> values_of(std::uint32_t rank, std::size_t count, int round) {
   std::vector<float> values(count);
   for (std::size_t i = 0; i < count; ++i) {

@@ -22,14 +22,6 @@ using namespace shoal::shm_ranks;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-Shape shape_of(std::uint32_t ranks) {
-  Shape shape;
-  shape.ranks = ranks;
-  shape.slots = 3;
-  shape.slot = 4096;
-  return shape;
-}
-
 // What a rank has said, for ranks that are only written by a test.
 struct Said {
   Kind kind;
@@ -65,7 +57,7 @@ bool work_until(Rank& rank, Done done, std::chrono::nanoseconds longest = std::c
 
 TEST(an_operation_that_a_rank_calls_too_late_fails_on_all_and_the_others_go_on) {
   for (std::uint32_t late : {0U, 2U}) {
-    on_ranks(3, shape_of(3), [&](Rank& rank) {
+    on_ranks(3, small_shape(3), [&](Rank& rank) {
       std::vector<float> values(10, 1);
       std::vector<float> other(8000, 1);
       const std::uint64_t beside = rank.submit("beside", other);
@@ -92,7 +84,7 @@ TEST(a_call_at_the_moment_of_a_timeout_is_in_time_for_all_ranks_or_for_none) {
   constexpr int rounds = 300;
   constexpr std::uint32_t ranks = 4;
   std::vector<std::array<bool, ranks>> well(rounds);
-  on_ranks(ranks, shape_of(ranks), [&](Rank& rank) {
+  on_ranks(ranks, small_shape(ranks), [&](Rank& rank) {
     std::minstd_rand random(11);
     for (int round = 0; round < rounds; ++round) {
       const std::uint32_t late = static_cast<std::uint32_t>(random() % ranks);
@@ -130,7 +122,7 @@ TEST(a_call_at_the_moment_of_a_timeout_is_in_time_for_all_ranks_or_for_none) {
 // been read, withholds "sum", and rank 2, whose words come next, calls it.
 TEST(what_all_have_called_is_not_begun_if_the_first_rank_has_withheld_it_meanwhile) {
   for (const bool goes_on : {true, false}) {
-    const auto memory = std::make_shared<Memory>(shape_of(4));
+    const auto memory = std::make_shared<Memory>(small_shape(4));
     Rank rank(memory, 3);
     std::vector<float> values(4, 1);
     std::vector<float> others(4, 1);
@@ -165,7 +157,7 @@ TEST(the_first_rank_looks_who_has_called_what_it_has_withheld) {
   const std::vector<Kind> at_once{Kind::withhold, Kind::withhold, Kind::failed, Kind::go_on};
   bool withheld_both = false;
   for (int attempt = 0; attempt < 50 && !withheld_both; ++attempt) {
-    const auto memory = std::make_shared<Memory>(shape_of(2));
+    const auto memory = std::make_shared<Memory>(small_shape(2));
     Rank rank(memory, 0);
     rank.timeout = second / 50;
     std::vector<float> values(4, 1);

@@ -33,14 +33,6 @@ using std::chrono::milliseconds;
 
 constexpr std::uint32_t in_the_job = 4;
 
-Shape shape_of(std::uint32_t ranks) {
-  Shape shape;
-  shape.ranks = ranks;
-  shape.slots = 3;
-  shape.slot = 4096;
-  return shape;
-}
-
 // The other node gives zeros.
 void answer(Rank& rank, const Submission& submission) {
   if (submission.in_parts) {
@@ -51,7 +43,7 @@ void answer(Rank& rank, const Submission& submission) {
 
 TEST(small_sums_come_back_from_the_network_to_all_ranks) {
   on_ranks(
-      2, shape_of(2),
+      2, small_shape(2),
       [](Rank& rank) {
         rank.network = [&](const Submission& submission) { answer(rank, submission); };
         for (int round = 0; round < 100; ++round) {
@@ -66,7 +58,7 @@ TEST(small_sums_come_back_from_the_network_to_all_ranks) {
 // Another node is lost while an operation is sent up: so the network says at once, from the same thread.
 TEST(the_network_may_answer_what_is_sent_up_with_the_end_of_the_job) {
   on_ranks(
-      2, shape_of(2),
+      2, small_shape(2),
       [](Rank& rank) {
         const Status loss = Status::error(Code::peer_lost, "rank 3 is gone", 3);
         rank.network = [&](const Submission&) { rank.room().fail_all(loss); };
@@ -84,7 +76,7 @@ TEST(the_network_may_answer_what_is_sent_up_with_the_end_of_the_job) {
 
 TEST(the_network_may_answer_what_is_handed_over_with_the_end_of_the_job) {
   on_ranks(
-      2, shape_of(2),
+      2, small_shape(2),
       [](Rank& rank) {
         std::vector<float> values(8, 1);
         rank.at_next_finish([&] { rank.room().fail_all(Status::error(Code::peer_lost, "rank 3 is gone", 3)); });
@@ -102,7 +94,7 @@ TEST(what_others_disagree_about_takes_nothing_of_one_that_calls_later) {
   std::atomic<int> settled{0};
   std::atomic<bool> was_small{false};
   on_ranks(
-      ranks, shape_of(ranks),
+      ranks, small_shape(ranks),
       [&](Rank& rank) {
         rank.network = [&](const Submission& submission) {
           if (submission.failure.empty()) {
