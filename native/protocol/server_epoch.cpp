@@ -283,9 +283,9 @@ std::vector<std::uint64_t> Server::Impl::cuts_of(const Operation& operation, con
   return cuts;
 }
 
-// The parts of the shard that somebody lacks, each alike for all members: who lacks it, and who has it where one can
+// The pieces of the shard that somebody lacks, each alike for all members: who lacks it, and who has it where one can
 // help another out.
-std::vector<Piece> Server::Impl::missing_parts(const Operation& operation) {
+std::vector<Piece> Server::Impl::missing_pieces(const Operation& operation) {
   const std::size_t size = operation.members.size();
   std::vector<RangeSet> have;
   for (const Member& member : operation.members) {
@@ -294,42 +294,42 @@ std::vector<Piece> Server::Impl::missing_parts(const Operation& operation) {
   }
   const std::vector<std::uint64_t> cuts = cuts_of(operation, have);
   const bool shared = operation.attributes().collective == Collective::all_reduce;
-  std::vector<Piece> parts;
+  std::vector<Piece> pieces;
   for (std::size_t at = 0; at + 1 < cuts.size(); ++at) {
-    Piece part{{cuts[at], cuts[at + 1]}, std::nullopt, false, std::vector<bool>(size)};
+    Piece piece{{cuts[at], cuts[at + 1]}, std::nullopt, false, std::vector<bool>(size)};
     bool missing = false;
     for (std::size_t i = 0; i < size; ++i) {
-      const bool has = have[i].contains(part.range);
-      part.receives[i] = !has;
+      const bool has = have[i].contains(piece.range);
+      piece.receives[i] = !has;
       missing = missing || !has;
-      part.needs_data = part.needs_data || (!has && !intersection(part.range, operation.wanted(i)).empty());
-      if (has && shared && !part.source) {
-        part.source = i;
+      piece.needs_data = piece.needs_data || (!has && !intersection(piece.range, operation.wanted(i)).empty());
+      if (has && shared && !piece.source) {
+        piece.source = i;
       }
     }
     if (!missing) {
       continue;
     }
-    const bool same = !parts.empty() && parts.back().range.end == part.range.begin &&
-                      parts.back().source == part.source && parts.back().needs_data == part.needs_data &&
-                      parts.back().receives == part.receives;
+    const bool same = !pieces.empty() && pieces.back().range.end == piece.range.begin &&
+                      pieces.back().source == piece.source && pieces.back().needs_data == piece.needs_data &&
+                      pieces.back().receives == piece.receives;
     if (same) {
-      parts.back().range.end = part.range.end;
+      pieces.back().range.end = piece.range.end;
     } else {
-      parts.push_back(std::move(part));
+      pieces.push_back(std::move(piece));
     }
   }
-  return parts;
+  return pieces;
 }
 
-// Tells every member which of these parts it sends and which it is answered.
-void Server::Impl::ask_for(Operation& operation, const std::vector<Piece>& parts) {
+// Tells every member which of these pieces it sends and which it is answered.
+void Server::Impl::ask_for(Operation& operation, const std::vector<Piece>& pieces) {
   for (std::size_t i = 0; i < operation.members.size(); ++i) {
     std::vector<wire::Run> runs;
-    for (const Piece& part : parts) {
-      const bool sends = part.source ? *part.source == i : part.needs_data && operation.is_contributor(i);
-      if (sends || part.receives[i]) {
-        runs.push_back({part.range, sends, part.receives[i]});
+    for (const Piece& piece : pieces) {
+      const bool sends = piece.source ? *piece.source == i : piece.needs_data && operation.is_contributor(i);
+      if (sends || piece.receives[i]) {
+        runs.push_back({piece.range, sends, piece.receives[i]});
       }
     }
     Member& member = operation.members[i];
@@ -343,17 +343,17 @@ void Server::Impl::ask_for(Operation& operation, const std::vector<Piece>& parts
 
 // Everybody has opened it, and some have results: asks for what is missing, from those who have it where there is one.
 void Server::Impl::resume(Operation& operation) {
-  const std::vector<Piece> parts = missing_parts(operation);
+  const std::vector<Piece> pieces = missing_pieces(operation);
   operation.resumed = true;
   operation.settled_for.assign(operation.members.size(), 0);
-  for (const Piece& part : parts) {
-    for (std::uint64_t begin = part.range.begin; begin < part.range.end; begin += operation.segment) {
-      const std::uint64_t end = std::min(begin + operation.segment, part.range.end);
-      operation.pieces.push_back({{begin, end}, part.source, part.needs_data, part.receives});
+  for (const Piece& piece : pieces) {
+    for (std::uint64_t begin = piece.range.begin; begin < piece.range.end; begin += operation.segment) {
+      const std::uint64_t end = std::min(begin + operation.segment, piece.range.end);
+      operation.pieces.push_back({{begin, end}, piece.source, piece.needs_data, piece.receives});
     }
   }
   operation.segments = operation.pieces.size();
-  ask_for(operation, parts);
+  ask_for(operation, pieces);
   if (operation.segments == 0) {
     const std::uint64_t serial = operation.serial;
     end_flow(operation);

@@ -120,8 +120,8 @@ class Server::Impl {
   void settle_what_all_have();
   void settle(Operation& operation);
   static std::vector<std::uint64_t> cuts_of(const Operation& operation, const std::vector<RangeSet>& have);
-  static std::vector<server::Piece> missing_parts(const Operation& operation);
-  void ask_for(Operation& operation, const std::vector<server::Piece>& parts);
+  static std::vector<server::Piece> missing_pieces(const Operation& operation);
+  void ask_for(Operation& operation, const std::vector<server::Piece>& pieces);
   void resume(Operation& operation);
 
   // Receipts (server_epoch.cpp).
