@@ -335,8 +335,7 @@ void Engine::Impl::share_group(std::uint32_t number, const std::vector<std::uint
     for (const auto& [leader, size] : sizes) {
       uplink->largest = std::max(uplink->largest, size);
     }
-    uplink->parts = static_cast<std::uint32_t>(
-        std::count_if(config_.weights.begin(), config_.weights.end(), [](std::uint32_t weight) { return weight > 0; }));
+    uplink->weights = config_.weights;
     if (sizes.contains(rank_)) {
       uplink->group = node_->make_group_of_nodes(std::move(leaders), ranks, name);
     }

@@ -55,6 +55,9 @@ inline JobConfig config_of(std::uint32_t ranks, std::uint32_t here) {
   return config;
 }
 
+// Of the servers above a node.
+inline const std::vector<std::uint32_t> weights_above{3, 0, 1};
+
 // One rank: a room, and what became of its handles. `ranks`: of the job, if it has another node too.
 class Rank final : public RoomWorld {
  public:
@@ -66,7 +69,7 @@ class Rank final : public RoomWorld {
     std::iota(everyone.begin(), everyone.end(), 0U);
     std::optional<Uplink> uplink;
     if (ranks > here) {
-      uplink = Uplink{1, ranks, std::max(here, ranks - here), 2};
+      uplink = Uplink{1, ranks, std::max(here, ranks - here), weights_above};
     }
     room_.add_group(0, world_group_id(static_cast<std::uint32_t>(everyone.size())), everyone, uplink);
     room_.start();

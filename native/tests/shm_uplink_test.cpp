@@ -21,6 +21,7 @@
 #include "drivers/shm/chunks.h"
 #include "drivers/shm/memory.h"
 #include "drivers/shm/room.h"
+#include "protocol/layout.h"
 #include "tests/check.h"
 #include "tests/shm_ranks.h"
 
@@ -272,11 +273,44 @@ TEST(arrays_in_shared_memory_give_the_bits_that_slots_give) {
   }
 }
 
+// A server that begins in the middle of a chunk would wait for all that others have before it.
+TEST(every_chunk_is_of_one_servers_shard_and_all_shards_have_some_of_every_turn) {
+  const std::vector<std::vector<std::uint32_t>> servers{{1}, {1, 1}, {0, 5, 0, 4}, {1, 1000}, {7, 1, 3, 3, 3}};
+  for (const std::vector<std::uint32_t>& weights : servers) {
+    for (const std::uint64_t bytes : {std::uint64_t{1}, std::uint64_t{64}, std::uint64_t{65}, std::uint64_t{640'000},
+                                      std::uint64_t{25'000'000}, std::uint64_t{100'000'004}}) {
+      for (const std::uint64_t chunk : {std::uint64_t{64 * 1024}, std::uint64_t{256 * 1024}}) {
+        const Chunks chunks(bytes, chunk, weights);
+        std::vector<Range> shards;
+        for (std::size_t server = 0; server < weights.size(); ++server) {
+          if (const Range shard = shard_of(bytes, weights, server); !shard.empty()) {
+            shards.push_back(shard);
+          }
+        }
+        std::vector<Range> came = shards;
+        for (std::uint64_t number = 0; number < chunks.count(); ++number) {
+          const Range range = chunks.at(number);
+          Range& shard = came[number % shards.size()];
+          CHECK(range.size() <= chunk);
+          CHECK(range.empty() ? shard.empty() : range.begin == shard.begin && range.end <= shard.end);
+          shard.begin += range.size();
+          if (!range.empty()) {
+            CHECK(chunks.holding(range.begin) == number && chunks.holding(range.end - 1) == number);
+          }
+        }
+        for (const Range& rest : came) {
+          CHECK(rest.empty());
+        }
+      }
+    }
+  }
+}
+
 // So that no server waits for what belongs to another one.
 TEST(what_is_summed_in_shared_memory_goes_up_chunk_by_chunk_in_turns_of_the_servers) {
   constexpr std::size_t bytes = 4 * megabyte;
   const Kept kept = all_reduce(3, 3, DType::float32, Operator::sum, bytes / 4, true, true);
-  const Chunks chunks(bytes, 3 * std::size_t{128} * 1024, 2);
+  const Chunks chunks(bytes, 3 * std::size_t{128} * 1024, weights_above);
   std::vector<Range> right;
   for (std::uint64_t number = 0; number < chunks.count(); ++number) {
     if (const Range chunk = chunks.at(number); !chunk.empty()) {

@@ -1,13 +1,15 @@
-// How a large operation is cut into the chunks that move through the node's slots.
+// How a large operation is cut into the chunks that move through the node's memory.
 //
-// What goes on to servers is cut into as many parts as there are servers, and the chunks of the parts take turns, so
-// that every server soon has something to add.
+// What goes on to servers is cut where their shards end (protocol/layout.h), and the shards' chunks take turns: every
+// server soon has something to add, and none waits for what belongs to another. Shards of different sizes have as many
+// chunks each, so that they end together.
 #pragma once
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
-#include "base/limits.h"
 #include "base/range.h"
 
 namespace shoal::shm {
@@ -15,33 +17,23 @@ namespace shoal::shm {
 class Chunks {
  public:
   Chunks() = default;
-  Chunks(std::uint64_t bytes, std::uint64_t chunk, std::uint32_t parts)
-      : bytes_(bytes), chunk_(chunk), parts_(parts), part_(aligned(divided(bytes, parts))) {}
+  // `chunk`: bytes of the largest. `weights`: of the servers; none: the operation stays here, in one shard.
+  Chunks(std::uint64_t bytes, std::uint64_t chunk, std::span<const std::uint32_t> weights = {});
 
-  std::uint64_t bytes() const { return bytes_; }
-  std::uint64_t count() const { return parts_ * divided(part_, chunk_); }
-
-  // May be empty: the last parts can be shorter than the others.
-  Range at(std::uint64_t number) const {
-    const std::uint64_t begin = number % parts_ * part_;
-    const std::uint64_t end = std::min(begin + part_, bytes_);
-    const std::uint64_t from = begin + number / parts_ * chunk_;
-    return from < end ? Range{from, std::min(from + chunk_, end)} : Range{};
-  }
-
+  std::uint64_t count() const { return shards_.size() * turns_; }
+  // Empty where a shard has no more.
+  Range at(std::uint64_t number) const;
   // The number of the chunk that this byte is in.
-  std::uint64_t holding(std::uint64_t offset) const { return offset % part_ / chunk_ * parts_ + offset / part_; }
+  std::uint64_t holding(std::uint64_t offset) const;
 
  private:
-  static std::uint64_t divided(std::uint64_t what, std::uint64_t by) { return (what + by - 1) / by; }
-  static std::uint64_t aligned(std::uint64_t bytes) {
-    return divided(bytes, limits::shard_alignment) * limits::shard_alignment;
-  }
+  struct Shard {
+    Range range;
+    std::uint64_t chunk;
+  };
 
-  std::uint64_t bytes_ = 0;
-  std::uint64_t chunk_ = 1;
-  std::uint64_t parts_ = 1;
-  std::uint64_t part_ = 1;
+  std::vector<Shard> shards_;  // none of them empty, in order
+  std::uint64_t turns_ = 0;
 };
 
 }  // namespace shoal::shm

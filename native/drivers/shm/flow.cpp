@@ -22,7 +22,7 @@ Flow::Flow(const Memory& memory, std::uint32_t own) : memory_(memory), own_(own)
 Chunks Flow::admit(Transfer transfer) {
   // Of the blocks of an operation each chunk has a part.
   const std::uint64_t bytes = transfer.blocks ? transfer.blocks->largest : transfer.bytes;
-  const Chunks chunks(bytes, chunk_bytes(transfer), transfer.parts);
+  const Chunks chunks(bytes, chunk_bytes(transfer), transfer.weights);
   transfers_.push_back({std::move(transfer), admitted_, chunks});
   admitted_ += chunks.count();
   return chunks;

@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/range.h"
@@ -54,8 +55,8 @@ struct Transfer {
   std::vector<std::uint32_t> order;  // the ranks, as their contributions are added
   double divisor = 1;                // of a mean
   bool up = false;
-  std::uint32_t parts = 1;  // chunks.h
-  Arrays arrays;            // of all ranks; outputs of the first alone if it goes up
+  std::span<const std::uint32_t> weights;  // of the servers that it goes up to (chunks.h): while it is admitted
+  Arrays arrays;                           // of all ranks; outputs of the first alone if it goes up
   // Of all but all-reduces. With an operator each rank gets the sum of its block, without one it gets copies.
   std::optional<Blocks> blocks;
 

@@ -64,10 +64,10 @@ class RoomWorld {
 
 // How all-reduces of a group go on to the other nodes.
 struct Uplink {
-  std::uint32_t group = 0;    // of the nodes' first ranks, in the network; on the first rank
-  std::uint32_t ranks = 0;    // that are added in all
-  std::uint32_t largest = 0;  // ranks of the largest node
-  std::uint32_t parts = 1;    // servers that average
+  std::uint32_t group = 0;             // of the nodes' first ranks, in the network; on the first rank
+  std::uint32_t ranks = 0;             // that are added in all
+  std::uint32_t largest = 0;           // ranks of the largest node
+  std::vector<std::uint32_t> weights;  // of the servers: what each averages (protocol/layout.h)
 };
 
 class Room {

@@ -436,7 +436,7 @@ void Room::Impl::flow(Operation& operation) {
     transfer.op = partial.op;
     transfer.divisor = partial.divisor;
     transfer.up = true;
-    transfer.parts = operation.group->uplink->parts;
+    transfer.weights = uplink.weights;
     transfer.arrays = arrays_of(operation);
     operation.lent = transfer.arrays.empty() ? nullptr : transfer.arrays.outputs.front();
   } else if (s.collective == Collective::all_reduce) {
