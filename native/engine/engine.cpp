@@ -13,9 +13,9 @@
 #include <utility>
 
 #include "base/buffer.h"
-#include "drivers/shm/room.h"
 #include "drivers/tcp/hosted_server.h"
 #include "drivers/tcp/loop.h"
+#include "engine/rooms.h"
 #include "protocol/coordinator.h"
 #include "protocol/server.h"
 
@@ -92,7 +92,7 @@ class Engine::Impl {
   bool is_shut_down(std::uint32_t group);
   Status refusal(std::uint32_t group);
   bool is_closed() const;
-  void share_group(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name);
+  void add_to_rooms(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name);
   void hand_to_node(Submission submission);
   void finish(std::uint64_t handle, Status status);
   void finish_all(const Status& status);
@@ -110,7 +110,8 @@ class Engine::Impl {
   std::map<std::uint32_t, std::unique_ptr<HostedServer>> servers_;  // by index
   std::unique_ptr<DecidingWorld> coordinator_world_;
   std::unique_ptr<Coordinator> coordinator_;
-  std::shared_ptr<Inside> inside_;  // null: every rank is a node of its own
+  std::unique_ptr<Inside> inside_;  // null, and so the next: every rank is a node of its own
+  std::unique_ptr<Rooms> rooms_;
 
   mutable std::mutex mutex_;
   std::condition_variable event_came_;
@@ -162,13 +163,10 @@ class Engine::Impl::DecidingWorld final : public OnLoop<CoordinatorWorld> {
   Impl& engine_;
 };
 
-// The ranks of this machine meet in its room.
-class Engine::Impl::Inside final : public shm::RoomWorld, public Helper {
+// What the rooms ask, in which ranks of this machine meet.
+class Engine::Impl::Inside final : public shm::RoomWorld {
  public:
-  Inside(Impl& engine, std::shared_ptr<const shm::Memory> memory)
-      : engine_(engine), room_(std::move(memory), engine.config_, engine.rank_, *this) {}
-
-  shm::Room& room() { return room_; }
+  explicit Inside(Impl& engine) : engine_(engine) {}
 
   void sending(std::uint64_t handle) override { engine_.operation(handle)->note_sending(); }
   void finish(std::uint64_t handle, Status status) override { engine_.finish(handle, std::move(status)); }
@@ -196,22 +194,18 @@ class Engine::Impl::Inside final : public shm::RoomWorld, public Helper {
   void empty() override {
     engine_.post([this] { engine_.node_->leave(); });
   }
-  void help(const Operation& operation, std::chrono::nanoseconds longest) override {
-    room_.wait([&operation] { return operation.done() || !operation.helped(); }, longest);
-  }
 
  private:
   Impl& engine_;
-  shm::Room room_;
 };
 
 void Engine::Impl::World::received(std::uint64_t handle, Range range) {
-  engine_.inside_->room().received(handle & ~for_nodes, range);
+  engine_.rooms_->node().received(handle & ~for_nodes, range);
 }
 
 void Engine::Impl::World::finish(std::uint64_t handle, Status status) {
   if ((handle & for_nodes) != 0) {
-    engine_.inside_->room().averaged(handle & ~for_nodes, std::move(status));
+    engine_.rooms_->node().averaged(handle & ~for_nodes, std::move(status));
   } else {
     engine_.finish(handle, std::move(status));
   }
@@ -307,19 +301,19 @@ void Engine::Impl::server_unreachable(std::uint32_t server, std::uint32_t attemp
 }
 
 void Engine::Impl::share_memory(std::shared_ptr<const shm::Memory> memory) {
-  const std::size_t here = config_.leaders.empty() ? config_.size() : config_.node_of(rank_).size();
-  if (memory->shape().ranks != here) {
-    throw std::invalid_argument("memory for " + std::to_string(memory->shape().ranks) +
-                                " ranks does not fit to a node of " + std::to_string(here));
-  }
-  inside_ = std::make_shared<Inside>(*this, std::move(memory));
+  inside_ = std::make_unique<Inside>(*this);
+  rooms_ = std::make_unique<Rooms>(std::move(memory), config_, rank_, *inside_);
   std::vector<std::uint32_t> everyone(config_.size());
   std::iota(everyone.begin(), everyone.end(), 0U);
-  share_group(0, everyone, "");
+  add_to_rooms(0, everyone, "");
 }
 
-// A group of all ranks works in the node's memory; if there are other nodes, the first ranks of all work for it.
-void Engine::Impl::share_group(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name) {
+// For a group of all ranks of several nodes, the first ranks of all work.
+void Engine::Impl::add_to_rooms(std::uint32_t number, const std::vector<std::uint32_t>& ranks,
+                                const std::string& name) {
+  if (ranks.size() < config_.size()) {
+    return rooms_->add_group(number, node_->id_of(number), ranks);
+  }
   std::optional<shm::Uplink> uplink;
   std::vector<std::uint32_t> leaders;
   std::map<std::uint32_t, std::uint32_t> sizes;
@@ -340,7 +334,7 @@ void Engine::Impl::share_group(std::uint32_t number, const std::vector<std::uint
       uplink->group = node_->make_group_of_nodes(std::move(leaders), ranks, name);
     }
   }
-  inside_->room().add_group(number, node_->id_of(number), ranks, uplink);
+  rooms_->add_group(number, node_->id_of(number), ranks, uplink);
 }
 
 void Engine::Impl::start() {
@@ -354,20 +348,20 @@ void Engine::Impl::start() {
   loop_.on_failure = [this](const std::string& why) {
     const Status failed =
         Status::error(Code::aborted, "Shoal's thread on rank " + std::to_string(rank_) + " failed: " + why);
-    if (inside_ != nullptr) {
-      inside_->room().fail_all(failed);
+    if (rooms_ != nullptr) {
+      rooms_->fail([&](std::uint32_t) { return failed; });
     }
     finish_all(failed);
     tell({"ended", -1, ""});
   };
   loop_.start();
-  if (inside_ != nullptr) {
-    inside_->room().start();
+  if (rooms_ != nullptr) {
+    rooms_->start();
   }
 }
 
 std::shared_ptr<std::byte> Engine::Impl::allocate(std::size_t bytes) {
-  return inside_ == nullptr ? nullptr : inside_->room().allocate(bytes);
+  return rooms_ == nullptr ? nullptr : rooms_->node().allocate(bytes);
 }
 
 void Engine::Impl::connect_to_itself() {
@@ -391,8 +385,8 @@ std::uint32_t Engine::Impl::make_group(std::vector<std::uint32_t> ranks, std::st
   try {
     return loop_.call([&] {
       const std::uint32_t number = node_->make_group(ranks, name);
-      if (inside_ != nullptr && ranks.size() == config_.size()) {
-        share_group(number, ranks, name);
+      if (rooms_ != nullptr) {
+        add_to_rooms(number, ranks, name);
       }
       return number;
     });
@@ -408,20 +402,19 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
     throw std::runtime_error("Shoal is shut down on rank " + std::to_string(rank_) +
                              ": nothing can be submitted; call shoal.init() first");
   }
-  const bool inside = inside_ != nullptr && inside_->room().serves(group) && !is_closed();
+  const std::shared_ptr<Rooms::Seat> seat = rooms_ == nullptr || is_closed() ? nullptr : rooms_->of(group);
   std::shared_ptr<Operation> operation;
   {
     const std::lock_guard lock(mutex_);
     submission.handle = ++last_handle_;
-    operation = std::make_shared<Operation>(submission.handle,
-                                            inside ? std::weak_ptr<Helper>(inside_) : std::weak_ptr<Helper>());
+    operation = std::make_shared<Operation>(submission.handle, seat);
     open_.emplace(submission.handle, operation);
   }
   if (is_gather(submission.collective)) {
     operation->offer_output(std::exchange(submission.output, nullptr), std::exchange(submission.output_bytes, 0));
   }
-  if (inside) {
-    inside_->room().submit(std::move(submission));
+  if (seat != nullptr) {
+    seat->room().submit(std::move(submission));
     if (is_closed()) {
       finish(operation->handle(), refusal(group));
     }
@@ -541,8 +534,8 @@ void Engine::Impl::after_round() {
   left_ = node_->left();
   const Status loss = node_->loss_of(0);
   has_losses_ = !loss.ok();
-  if (inside_ != nullptr && !loss.ok()) {
-    inside_->room().fail_all(loss);
+  if (rooms_ != nullptr && !loss.ok()) {
+    rooms_->fail([this](std::uint32_t group) { return node_->loss_of(group); });
   }
   std::size_t bytes = pool_.taken_bytes();
   for (const auto& [index, server] : servers_) {
@@ -558,8 +551,8 @@ void Engine::Impl::leave() {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
   }
-  if (inside_ != nullptr) {
-    inside_->room().leave();
+  if (rooms_ != nullptr) {
+    rooms_->leave();
   } else {
     post([this] { node_->leave(); });
   }
@@ -608,11 +601,9 @@ void Engine::Impl::end(milliseconds longest_farewell) {
   // What ended the job may have been told to the program before it was told to what is open.
   const Status loss = node_->loss_of(0);
   const Status why = loss.ok() ? closed_status() : loss;
-  if (inside_ != nullptr) {
-    if (!loss.ok()) {
-      inside_->room().fail_all(loss);
-    }
-    inside_->room().close();
+  if (rooms_ != nullptr) {
+    rooms_->fail([this](std::uint32_t group) { return node_->loss_of(group); });
+    rooms_->close();
   }
   loop_.remove(*node_);
   for (auto& [index, server] : servers_) {

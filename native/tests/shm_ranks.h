@@ -58,15 +58,21 @@ inline JobConfig config_of(std::uint32_t ranks, std::uint32_t here) {
 // Of the servers above a node.
 inline const std::vector<std::uint32_t> weights_above{3, 0, 1};
 
+inline std::vector<std::uint32_t> ranks_until(std::uint32_t count) {
+  std::vector<std::uint32_t> ranks(count);
+  std::iota(ranks.begin(), ranks.end(), 0U);
+  return ranks;
+}
+
 // One rank: a room, and what became of its handles. `ranks`: of the job, if it has another node too.
 class Rank final : public RoomWorld {
  public:
   Rank(std::shared_ptr<const Memory> memory, std::uint32_t rank, std::uint32_t ranks = 0)
       : rank_(rank),
-        room_(memory, config_of(std::max(ranks, memory->shape().ranks), memory->shape().ranks), rank, *this) {
+        room_(memory, config_of(std::max(ranks, memory->shape().ranks), memory->shape().ranks),
+              ranks_until(memory->shape().ranks), rank, ranks > memory->shape().ranks, *this) {
     const std::uint32_t here = memory->shape().ranks;
-    std::vector<std::uint32_t> everyone(std::max(ranks, here));
-    std::iota(everyone.begin(), everyone.end(), 0U);
+    const std::vector<std::uint32_t> everyone = ranks_until(std::max(ranks, here));
     std::optional<Uplink> uplink;
     if (ranks > here) {
       uplink = Uplink{1, ranks, std::max(here, ranks - here), weights_above};

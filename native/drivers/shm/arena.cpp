@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "drivers/shm/pages.h"
 #include "os/descriptor.h"
 
 namespace shoal::shm {
@@ -24,19 +25,6 @@ namespace {
 }
 
 std::size_t rounded_up(std::size_t bytes) { return (bytes + region_grain - 1) / region_grain * region_grain; }
-
-// Every page gets a frame of its own now, with what is in it. Another thread may write there meanwhile.
-void copy_pages(std::byte* begin, std::size_t bytes) {
-#ifdef MADV_POPULATE_WRITE
-  if (::madvise(begin, bytes, MADV_POPULATE_WRITE) == 0) {
-    return;
-  }
-#endif
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  for (std::size_t at = 0; at < bytes; at += page) {
-    reinterpret_cast<std::atomic<std::uint8_t>*>(begin + at)->fetch_add(0);
-  }
-}
 
 }  // namespace
 
@@ -135,19 +123,13 @@ std::shared_ptr<std::byte> Arena::allocate(std::size_t bytes) {
 void Arena::take(std::size_t begin, std::size_t end) const {
   const std::size_t bytes = end - begin;
   const std::size_t offset = memory_->file_offset(region_ + begin);
-  int code = EINTR;
-  while (code == EINTR) {
-    code = ::posix_fallocate(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  }
-  if (code != 0) {
+  if (const int code = reserve(descriptor_, offset, bytes); code != 0) {
     fail("rank " + std::to_string(rank_) + " cannot get " + std::to_string(bytes) +
              " bytes of memory for its arrays; give the machine or container more memory, or make the model smaller",
          code);
   }
-#ifdef MADV_POPULATE_WRITE
   // Faults one by one would take much longer. Where it does not work, they come.
-  static_cast<void>(::madvise(region_ + begin, bytes, MADV_POPULATE_WRITE));
-#endif
+  static_cast<void>(populate(region_ + begin, bytes));
 }
 
 void Arena::give_back(std::size_t begin) {
@@ -193,7 +175,9 @@ void Arena::detach(const std::byte* begin, std::uint64_t bytes) {
                                                         : std::min(end, next->first);
     if (!inside) {
       map_privately(at, until);
-      copy_pages(region_ + at, until - at);
+      if (populate(region_ + at, until - at) != 0) {
+        touch(region_ + at, until - at);
+      }
       detached_.emplace(at, until);
     }
     at = until;

@@ -33,7 +33,7 @@ void copy(std::byte* to, ConstBytes from) {
 std::uint64_t MailboxWriter::slowest_reader() const {
   std::uint64_t slowest = written_;
   for (std::uint32_t rank = 0; rank < memory_.shape().ranks; ++rank) {
-    if (rank != own_ && memory_.desk(rank).gone.load() == 0) {
+    if (rank != own_ && !memory_.is_gone(rank)) {
       slowest = std::min(slowest, memory_.desk(rank).read[own_].load());
     }
   }

@@ -7,13 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "drivers/shm/futex.h"
+#include "drivers/shm/pages.h"
 
 namespace shoal::shm {
 
@@ -30,7 +30,13 @@ constexpr std::size_t most_addresses = std::size_t{1} << 45U;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-std::size_t desks_bytes(const Shape& shape) { return (shape.ranks * sizeof(Desk) + page - 1) / page * page; }
+std::size_t rounded_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+std::size_t desks_bytes(const Shape& shape) { return rounded_up(shape.ranks * sizeof(Desk), page); }
+
+// Of those who own areas.
+std::size_t owners_bytes(const Shape& shape) { return shape.area > 0 ? page : 0; }
+static_assert(most_areas * sizeof(std::uint64_t) <= page);
 
 [[noreturn]] void fail(const char* what, int code = errno) {
   throw std::system_error(code, std::system_category(), what);
@@ -42,22 +48,29 @@ bool may_be_so_long(std::size_t bytes) {
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur);
 }
 
+Shape shape_without_arrays(std::uint32_t ranks, bool alone) {
+  Shape shape;
+  shape.ranks = ranks;
+  shape.slots = slot_count;
+  shape.results = alone ? 0 : result_count;
+  shape.slot = std::min(slot_bytes, staging_bytes / (slot_count * ranks + shape.results) / page * page);
+  return shape;
+}
+
 os::Descriptor make(const Shape& shape) {
   const std::size_t bytes = shape.bytes_in_use();
   os::Descriptor made(::memfd_create("shoal", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!made) {
     fail("no shared memory can be made");
   }
-  int code = EINTR;
-  while (code == EINTR) {
-    code = ::posix_fallocate(made.number(), 0, static_cast<off_t>(bytes));
-  }
-  if (code != 0) {
+  if (const int code = reserve(made.number(), 0, bytes); code != 0) {
     fail(("there are no " + std::to_string(bytes) + " bytes of shared memory").c_str(), code);
   }
-  // Without regions arrays lie elsewhere, that is all.
-  if (shape.region > 0 && may_be_so_long(shape.bytes())) {
-    static_cast<void>(::ftruncate(made.number(), static_cast<off_t>(shape.bytes())));
+  // Without areas groups of some ranks go another way, without regions arrays lie elsewhere, that is all.
+  for (const std::size_t longer : {shape.bytes(), shape.bytes_without_regions()}) {
+    if (may_be_so_long(longer) && ::ftruncate(made.number(), static_cast<off_t>(longer)) == 0) {
+      break;
+    }
   }
   ::fcntl(made.number(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   return made;
@@ -67,18 +80,19 @@ os::Descriptor make(const Shape& shape) {
 
 std::size_t Shape::bytes_in_use() const {
   const std::size_t bytes = desks_bytes(*this) + ranks * mailbox + (std::size_t{slots} * ranks + results) * slot;
-  return (bytes + region_grain - 1) / region_grain * region_grain;
+  return rounded_up(bytes + owners_bytes(*this), region_grain);
 }
 
+Shape shape_for_group(std::uint32_t ranks) { return shape_without_arrays(ranks, true); }
+
 Shape shape_for(std::uint32_t ranks, bool alone) {
-  Shape shape;
-  shape.ranks = ranks;
-  shape.slots = slot_count;
-  shape.results = alone ? 0 : result_count;
-  shape.slot = std::min(slot_bytes, staging_bytes / (slot_count * ranks + shape.results) / page * page);
+  Shape shape = shape_without_arrays(ranks, alone);
+  for (std::uint32_t members = 2; members <= ranks; ++members) {
+    shape.area = std::max(shape.area, shape_for_group(members).bytes_in_use());
+  }
   const std::size_t machine = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
   shape.region = std::min(machine, most_addresses / ranks);
-  shape.region = (shape.region + region_grain - 1) / region_grain * region_grain;
+  shape.region = rounded_up(shape.region, region_grain);
   return shape;
 }
 
@@ -88,15 +102,24 @@ Memory::Memory(os::Descriptor descriptor, const Shape& shape) : shape_(shape), d
   map();
 }
 
+Memory::Memory(std::shared_ptr<const Memory> node, std::uint32_t area, const Shape& shape,
+               std::vector<std::uint32_t> places)
+    : shape_(shape),
+      node_(std::move(node)),
+      places_(std::move(places)),
+      begin_(node_->begin_ + node_->area_offset(area)) {}
+
 void Memory::map() {
   struct stat found {};
   if (::fstat(descriptor_.number(), &found) != 0) {
     fail("the node's shared memory cannot be used");
   }
-  if (shape_.region > 0 && found.st_size == static_cast<off_t>(shape_.bytes_in_use())) {
+  const auto has = [&found](std::size_t bytes) { return found.st_size == static_cast<off_t>(bytes); };
+  if (!has(shape_.bytes()) && (has(shape_.bytes_without_regions()) || has(shape_.bytes_in_use()))) {
+    shape_.area = has(shape_.bytes_without_regions()) ? shape_.area : 0;
     shape_.region = 0;
     why_no_regions_ = "files may not be that long (ulimit -f)";
-  } else if (found.st_size != static_cast<off_t>(shape_.bytes())) {
+  } else if (!has(shape_.bytes())) {
     throw std::invalid_argument("the node's shared memory has " + std::to_string(found.st_size) + " bytes instead of " +
                                 std::to_string(shape_.bytes()) + ": install the same version of Shoal on every rank");
   }
@@ -107,7 +130,7 @@ void Memory::map() {
   void* begin = mapped(shape_.bytes());
   if (begin == MAP_FAILED && shape_.region > 0) {
     why_no_regions_ = "there are not enough addresses (ulimit -v): " + std::system_category().message(errno);
-    begin = mapped(shape_.bytes_in_use());
+    begin = mapped(shape_.bytes_without_regions());
   }
   if (begin == MAP_FAILED) {
     fail("the node's shared memory cannot be mapped");
@@ -118,7 +141,7 @@ void Memory::map() {
 
 // In a child there may be something else at these addresses.
 Memory::~Memory() {
-  if (begin_ != nullptr && generation_ == os::fork_generation()) {
+  if (node_ == nullptr && begin_ != nullptr && generation_ == os::fork_generation()) {
     ::munmap(begin_, mapped_);
   }
 }
@@ -136,7 +159,29 @@ std::byte* Memory::result(std::uint64_t number) const {
   return slot(0, 0) + (std::size_t{shape_.slots} * shape_.ranks + number % shape_.results) * shape_.slot;
 }
 
-std::byte* Memory::region(std::uint32_t rank) const { return begin_ + shape_.bytes_in_use() + rank * shape_.region; }
+std::byte* Memory::region(std::uint32_t rank) const {
+  return begin_ + shape_.bytes_without_regions() + rank * shape_.region;
+}
+
+bool Memory::is_gone(std::uint32_t rank) const {
+  return desk(rank).gone.load() != 0 || (node_ != nullptr && node_->is_gone(places_[rank]));
+}
+
+bool Memory::has_left(std::uint32_t rank) const {
+  return node_ != nullptr && node_->desk(places_[rank]).left.load() != 0;
+}
+
+std::atomic<std::uint64_t>& Memory::owner(std::uint32_t area) const {
+  std::byte* const owners = begin_ + shape_.bytes_in_use() - owners_bytes(shape_);
+  return reinterpret_cast<std::atomic<std::uint64_t>*>(owners)[area];
+}
+
+// Touched as well: what was reserved only, another rank's attempt that fails takes away again (areas.h).
+bool Memory::take(std::uint32_t area, const Shape& shape) const {
+  const std::size_t bytes = shape.bytes_in_use();
+  return bytes <= shape_.area && reserve(descriptor_.number(), area_offset(area), bytes) == 0 &&
+         populate(begin_ + area_offset(area), bytes) == 0;
+}
 
 // Sequentially consistent throughout: whoever goes to sleep says so before it looks at the bell again.
 void ring(Desk& desk, bool always) {

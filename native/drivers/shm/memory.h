@@ -1,9 +1,10 @@
-// The memory that the ranks of a node share: a desk and a mailbox for each, slots for the data of large operations, and
-// a region for each, from which it takes memory for arrays (arena.h).
+// The memory that the ranks of a node share: a desk and a mailbox for each, slots for the data of large operations,
+// areas in which groups of some of its ranks have the same for themselves (areas.h), and a region for each rank, from
+// which it takes memory for arrays (arena.h).
 //
 //   * It is a memfd: it has no name, so nothing can be left behind, and the size of /dev/shm does not matter.
 //   * It is whole before it is used: what the machine cannot give is an error here, and no signal later. It cannot be
-//     cut. Regions are addresses only, until something is taken from them.
+//     cut. Areas and regions are addresses only, until something is taken from them.
 //   * Children made by fork() do not have it, except for what arena.h says.
 //   * Every word of a desk is written by its own rank alone, except for the bell. So no lock is held in here, and a
 //     process that is killed leaves nothing half done.
@@ -12,7 +13,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "os/descriptor.h"
 
@@ -21,7 +24,10 @@ namespace shoal::shm {
 // The most ranks of a node that can share memory.
 inline constexpr std::uint32_t most_ranks = 64;
 
-// Regions, and what is taken from them, are multiples of this: of every page size that there is.
+// Groups of some of them that can have an area.
+inline constexpr std::uint32_t most_areas = 64;
+
+// Areas, regions, and what is taken from these, are multiples of this: of every page size that there is.
 inline constexpr std::size_t region_grain = 64 * 1024;
 
 // What is the same on every rank.
@@ -31,16 +37,21 @@ struct Shape {
   std::size_t slot = 0;              // bytes of each rank's part of a slot
   std::uint32_t slots = 0;
   std::uint32_t results = 0;  // slots of the same size for what comes back over the network
+  std::size_t area = 0;       // addresses for each group of some ranks, a multiple of region_grain; 0: they have none
   std::size_t region = 0;     // addresses for each rank's arrays, a multiple of region_grain
 
-  // All but the regions, which come last.
+  // All but the areas and the regions, which come last.
   std::size_t bytes_in_use() const;
-  std::size_t bytes() const { return bytes_in_use() + ranks * region; }
+  std::size_t bytes_without_regions() const { return bytes_in_use() + most_areas * area; }
+  std::size_t bytes() const { return bytes_without_regions() + ranks * region; }
 };
 
 // For so many ranks: at most 16 MiB of slots, and for each rank addresses for all memory that the machine has. `alone`:
 // there are no other nodes.
 Shape shape_for(std::uint32_t ranks, bool alone);
+
+// For a group of so many ranks of a node, in its area: nothing of it goes to other nodes.
+Shape shape_for_group(std::uint32_t ranks);
 
 struct Desk {
   // Rises whenever another rank has done something that this one waits for; what is slept on.
@@ -59,6 +70,8 @@ struct Desk {
   std::atomic<std::uint32_t> gone;
   // Its arrays may be its program's again, although others have not copied what they need (delivery.h).
   std::atomic<std::uint32_t> withdrawn;
+  // It calls nothing any more, in here and in the groups of this node's ranks: all it has called is in its mailboxes.
+  std::atomic<std::uint32_t> left;
 
   // Chunks of large operations since the beginning (flow.h): put into slots, reduced, taken out again.
   alignas(64) std::atomic<std::uint64_t> contributed;
@@ -77,6 +90,8 @@ class Memory {
   explicit Memory(const Shape& shape);
   // Memory that another rank made. Throws std::system_error, std::invalid_argument if it has not the right size.
   Memory(os::Descriptor descriptor, const Shape& shape);
+  // An area of a node's memory, which has been taken. `places`: in the node, of the ranks that share it.
+  Memory(std::shared_ptr<const Memory> node, std::uint32_t area, const Shape& shape, std::vector<std::uint32_t> places);
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   ~Memory();
@@ -88,8 +103,19 @@ class Memory {
   std::byte* mailbox(std::uint32_t rank) const;
   std::byte* slot(std::uint64_t number, std::uint32_t rank) const;
   std::byte* result(std::uint64_t number) const;
+
+  // Whether a rank reads nothing any more.
+  bool is_gone(std::uint32_t rank) const;
+  // In an area: whether a rank calls nothing any more, which it has said in the node's memory. It may know nothing of
+  // this group.
+  bool has_left(std::uint32_t rank) const;
+
+  // Whose area it is (areas.h), and the memory for it: false if there is not so much.
+  std::atomic<std::uint64_t>& owner(std::uint32_t area) const;
+  bool take(std::uint32_t area, const Shape& shape) const;
+
   // Whether this process can reach the regions; why not.
-  bool has_regions() const { return mapped_ > shape_.bytes_in_use(); }
+  bool has_regions() const { return mapped_ > shape_.bytes_without_regions(); }
   const std::string& why_no_regions() const { return why_no_regions_; }
   std::byte* region(std::uint32_t rank) const;
   // Where it is in the file.
@@ -97,8 +123,11 @@ class Memory {
 
  private:
   void map();
+  std::size_t area_offset(std::uint32_t area) const { return shape_.bytes_in_use() + area * shape_.area; }
 
   Shape shape_;
+  const std::shared_ptr<const Memory> node_;  // null: this is it
+  const std::vector<std::uint32_t> places_;
   os::Descriptor descriptor_;
   std::byte* begin_ = nullptr;
   std::size_t mapped_ = 0;

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -28,12 +27,6 @@ constexpr Time longest_finish = second / 4;
 // Who sleeps looks again after so long, whatever happens.
 constexpr nanoseconds longest_sleep{second};
 
-std::vector<std::uint32_t> every_rank(const JobConfig& config) {
-  std::vector<std::uint32_t> ranks(config.size());
-  std::iota(ranks.begin(), ranks.end(), 0U);
-  return ranks;
-}
-
 // How often a thread that waits lets others run before it sleeps: what it waits for is mostly their next step, and
 // where ranks have a core each it is there before a sleeper would be woken (docs/decisions/inside-the-node.md).
 constexpr int most_yields = 20;
@@ -48,11 +41,12 @@ bool yield_until_rung(const Desk& desk, std::uint32_t seen) {
 
 }  // namespace
 
-Room::Impl::Impl(std::shared_ptr<const Memory> memory, const JobConfig& config, std::uint32_t rank, RoomWorld& world)
+Room::Impl::Impl(std::shared_ptr<const Memory> memory, const JobConfig& config, std::vector<std::uint32_t> members,
+                 std::uint32_t rank, bool has_uplink, RoomWorld& world)
     : memory_(std::move(memory)),
       config_(config),
-      members_(config.leaders.empty() ? every_rank(config) : config.node_of(rank)),
-      has_uplink_(members_.size() < config.size()),
+      members_(std::move(members)),
+      has_uplink_(has_uplink),
       ranks_(memory_->shape().ranks),
       rank_(static_cast<std::uint32_t>(std::find(members_.begin(), members_.end(), rank) - members_.begin())),
       arena_(std::make_shared<Arena>(memory_, rank_)),
@@ -98,11 +92,6 @@ std::string Room::Impl::names_of(const std::vector<std::uint32_t>& ranks) const 
     named.push_back(members_[rank]);
   }
   return ranks_text(named, config_);
-}
-
-bool Room::Impl::serves(std::uint32_t group) const {
-  const std::shared_lock lock(naming_);
-  return groups_.contains(group);
 }
 
 template <class Works, class Enough>
@@ -208,6 +197,7 @@ bool Room::Impl::round(bool works) {
   read_all();  // first, since others may have ended what is called here now
   write_calls();
   read_all();
+  look_who_has_left();
   begin_complete();
   bool worked = false;
   // Results do not hold up what others wait for.
@@ -328,8 +318,9 @@ void Room::Impl::close() {
 
 // --- The room as others see it ---
 
-Room::Room(std::shared_ptr<const Memory> memory, const JobConfig& config, std::uint32_t rank, RoomWorld& world)
-    : impl_(std::make_unique<Impl>(std::move(memory), config, rank, world)) {}
+Room::Room(std::shared_ptr<const Memory> memory, const JobConfig& config, std::vector<std::uint32_t> members,
+           std::uint32_t rank, bool has_uplink, RoomWorld& world)
+    : impl_(std::make_unique<Impl>(std::move(memory), config, std::move(members), rank, has_uplink, world)) {}
 Room::~Room() = default;
 
 void Room::start() { impl_->start(); }
@@ -339,7 +330,6 @@ void Room::add_group(std::uint32_t number, const Hash128& id, const std::vector<
 }
 void Room::received(std::uint64_t handle, Range range) { impl_->received(handle, range); }
 void Room::averaged(std::uint64_t handle, Status status) { impl_->averaged(handle, std::move(status)); }
-bool Room::serves(std::uint32_t group) const { return impl_->serves(group); }
 std::shared_ptr<std::byte> Room::allocate(std::size_t bytes) { return impl_->allocate(bytes); }
 void Room::submit(Submission submission) { impl_->submit(std::move(submission)); }
 void Room::wait(const std::function<bool()>& done, nanoseconds longest) { impl_->wait(done, longest); }

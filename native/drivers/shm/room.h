@@ -1,5 +1,5 @@
-// Where the ranks of a node meet: matches the operations that they call, and carries them out in the memory that they
-// share.
+// Where the ranks of a node, or some of them, meet: matches the operations that they call, and carries them out in the
+// memory that they share.
 //
 // Where the job has other nodes too, an all-reduce is the first rank's to take to the network for all of them
 // (room_uplink.cpp): it sends their sum from its own array as it grows, and what comes back there goes to all. Every
@@ -58,7 +58,7 @@ class RoomWorld {
   virtual void contributed(std::uint64_t handle, Range range) = 0;
   // The room of a node among several has given up, so the job has to.
   virtual void fail_job(const Status& why) = 0;
-  // leave() was called and nothing is open any more.
+  // leave() was called, nothing is open any more, and the others can read so.
   virtual void empty() = 0;
 };
 
@@ -72,17 +72,18 @@ struct Uplink {
 
 class Room {
  public:
-  // The node of `rank` shares this memory, its ranks in ascending order.
-  Room(std::shared_ptr<const Memory> memory, const JobConfig& config, std::uint32_t rank, RoomWorld& world);
+  // `members`: the job's ranks that share this memory, by their places in it, the same for all; `rank` is one of them.
+  // `has_uplink`: these are a node among several, so what they call goes on to the other nodes.
+  Room(std::shared_ptr<const Memory> memory, const JobConfig& config, std::vector<std::uint32_t> members,
+       std::uint32_t rank, bool has_uplink, RoomWorld& world);
   Room(const Room&) = delete;
   Room& operator=(const Room&) = delete;
   ~Room();
 
   void start();
-  // A group whose members are all ranks, in an order of its own. `uplink`: if there are other nodes.
+  // A group of all members of the room, in an order of its own, and with an uplink of all ranks of the job.
   void add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
                  const std::optional<Uplink>& uplink = {});
-  bool serves(std::uint32_t group) const;
 
   // Memory for arrays of this rank's: an all-reduce of arrays that all lie in such memory is done straight from one to
   // the other, and straight from the first rank's to the network and back where there are other nodes. Zero; null where

@@ -38,10 +38,9 @@ struct Call {
   std::optional<Place> place;  // of its arrays, if they lie in its region
 };
 
-// One whose members are all ranks.
 struct Group {
   Hash128 id;
-  std::vector<std::uint32_t> here;  // the ranks of this node by their places in it, in the group's order
+  std::vector<std::uint32_t> here;  // all members of the room by their places in it, in the group's order
   std::optional<Uplink> uplink;
 };
 
@@ -98,14 +97,14 @@ Status decoded_status(ConstBytes body);
 
 class Room::Impl {
  public:
-  Impl(std::shared_ptr<const Memory> memory, const JobConfig& config, std::uint32_t rank, RoomWorld& world);
+  Impl(std::shared_ptr<const Memory> memory, const JobConfig& config, std::vector<std::uint32_t> members,
+       std::uint32_t rank, bool has_uplink, RoomWorld& world);
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return arena_->allocate(bytes); }
   ~Impl() { close(); }
 
   void start();
   void add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
                  const std::optional<Uplink>& uplink);
-  bool serves(std::uint32_t group) const;
   void received(std::uint64_t handle, Range range);
   void averaged(std::uint64_t handle, Status status);
   void submit(Submission submission);
@@ -147,6 +146,7 @@ class Room::Impl {
   bool write_call(Operation& operation);
   void read_all();
   void read_mailbox(std::uint32_t rank);
+  void look_who_has_left();
   void read(std::uint32_t rank, const Record& record);
   void read_opening(std::uint32_t rank, const Record& record);
   void judge(Operation& operation, std::uint32_t rank);
@@ -227,10 +227,10 @@ class Room::Impl {
 
   const std::shared_ptr<const Memory> memory_;
   const JobConfig config_;
-  const std::vector<std::uint32_t> members_;  // the ranks of this node, by their places in it
-  const bool has_uplink_;                     // there are others
-  const std::uint32_t ranks_;                 // of this node
-  const std::uint32_t rank_;                  // this rank's place; the same for all ranks in here
+  const std::vector<std::uint32_t> members_;  // by their places, which are what ranks are called in here
+  const bool has_uplink_;                     // to other nodes
+  const std::uint32_t ranks_;
+  const std::uint32_t rank_;  // this rank's place
   const std::shared_ptr<Arena> arena_;
   const std::size_t inline_bytes_;
   RoomWorld& world_;
