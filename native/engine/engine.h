@@ -46,8 +46,8 @@ class Engine {
   // What came of the event connect_server: a link for each lane, all of them to this process, or none.
   void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process, tcp::Socket&& socket);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
-  // Before start(): the ranks of this node share this memory, for all operations of theirs if there is no other node,
-  // else for all-reduces.
+  // Before start(): the ranks of this node share this memory, for operations of groups of theirs, and of all ranks if
+  // there is no other node; else for all-reduces of all ranks.
   void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
   // Memory for this rank's arrays, all zero, in which an all-reduce needs no slots if those of all ranks of the node

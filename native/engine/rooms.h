@@ -4,9 +4,7 @@
 // Promises:
 //   * All members of a group have a room for it, or none has.
 //   * Rooms share nothing: what flows in one waits for no other, and what ends one ends no other.
-//   * A rank leaves and closes its node's room last, so that who has left that calls nothing anywhere, and who has
-//   closed
-//     it reads nothing anywhere.
+//   * A rank leaves its node's room last, and makes no other after that: who has left it calls nothing anywhere.
 //
 // Groups are added by one thread at a time; otherwise every method may be called by any thread.
 #pragma once

@@ -295,10 +295,8 @@ TEST(who_has_left_is_missed_in_groups_that_it_never_made) {
   const std::uint32_t group = stays.make({0, 3});
   std::vector<float> values(10, 1);
   const std::uint64_t early = stays.sum(group, "early", values);
-  {
-    Member leaves(node, 3);
-    leaves.leave_all();
-  }
+  Member leaves(node, 3);
+  leaves.leave_all();
   CHECK(stays.wait(group, early).code == Code::peer_left);
   // More than fits into a mailbox that nobody reads.
   for (int i = 0; i < 3000; ++i) {

@@ -217,7 +217,7 @@ class Engine:
         """After the event "connect_server": it cannot be reached, or not on all lanes."""
 
     def share_memory(self, memory: SharedMemory) -> None:
-        """Before ``start``: the ranks of this node share this memory, for all-reduces."""
+        """Before ``start``: the ranks of this node share this memory, for groups of theirs, and for all-reduces of all ranks."""
 
     def start(self) -> None: ...
     def allocate(self, nbytes: int) -> NDArray[numpy.uint8] | None:

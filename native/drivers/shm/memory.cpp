@@ -164,7 +164,7 @@ std::byte* Memory::region(std::uint32_t rank) const {
 }
 
 bool Memory::is_gone(std::uint32_t rank) const {
-  return desk(rank).gone.load() != 0 || (node_ != nullptr && node_->is_gone(places_[rank]));
+  return desk(rank).gone.load() != 0 || (has_left(rank) && desk(rank).here.load() == 0);
 }
 
 bool Memory::has_left(std::uint32_t rank) const {

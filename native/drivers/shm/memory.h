@@ -70,8 +70,6 @@ struct Desk {
   std::atomic<std::uint32_t> gone;
   // Its arrays may be its program's again, although others have not copied what they need (delivery.h).
   std::atomic<std::uint32_t> withdrawn;
-  // It calls nothing any more, in here and in the groups of this node's ranks: all it has called is in its mailboxes.
-  std::atomic<std::uint32_t> left;
 
   // Chunks of large operations since the beginning (flow.h): put into slots, reduced, taken out again.
   alignas(64) std::atomic<std::uint64_t> contributed;
@@ -79,6 +77,12 @@ struct Desk {
   std::atomic<std::uint64_t> collected;
   // Parts of results from the network (delivery.h): handed out by the first rank, taken by the others.
   std::atomic<std::uint64_t> delivered;
+
+  // It reads, or has read, what others say.
+  alignas(64) std::atomic<std::uint32_t> here;
+  // It calls nothing any more, neither here nor in groups of this node's ranks: all that it has called is in its
+  // mailboxes. Nor will it be in a group where it is not yet.
+  std::atomic<std::uint32_t> left;
 
   // Bytes that it has read of each other rank's mailbox.
   alignas(64) std::atomic<std::uint64_t> read[most_ranks];
@@ -104,10 +108,9 @@ class Memory {
   std::byte* slot(std::uint64_t number, std::uint32_t rank) const;
   std::byte* result(std::uint64_t number) const;
 
-  // Whether a rank reads nothing any more.
+  // Whether a rank reads nothing any more, or never will.
   bool is_gone(std::uint32_t rank) const;
-  // In an area: whether a rank calls nothing any more, which it has said in the node's memory. It may know nothing of
-  // this group.
+  // In an area: whether a rank calls nothing any more, as the node's memory says. It may know nothing of this group.
   bool has_left(std::uint32_t rank) const;
 
   // Whose area it is (areas.h), and the memory for it: false if there is not so much.

@@ -60,6 +60,7 @@ Room::Impl::Impl(std::shared_ptr<const Memory> memory, const JobConfig& config, 
   for (std::uint32_t other = 0; other < ranks_; ++other) {
     readers_.emplace_back(*memory_, rank_, other);
   }
+  desk_.here.store(1);
 }
 
 void Room::Impl::start() {
