@@ -308,33 +308,11 @@ void Engine::Impl::share_memory(std::shared_ptr<const shm::Memory> memory) {
   add_to_rooms(0, everyone, "");
 }
 
-// For a group of all ranks of several nodes, the first ranks of all work.
 void Engine::Impl::add_to_rooms(std::uint32_t number, const std::vector<std::uint32_t>& ranks,
                                 const std::string& name) {
-  if (ranks.size() < config_.size()) {
-    return rooms_->add_group(number, node_->id_of(number), ranks);
-  }
-  std::optional<shm::Uplink> uplink;
-  std::vector<std::uint32_t> leaders;
-  std::map<std::uint32_t, std::uint32_t> sizes;
-  for (std::uint32_t rank : ranks) {
-    const std::uint32_t leader = config_.leaders.empty() ? 0 : config_.leaders[rank];
-    if (sizes[leader]++ == 0) {
-      leaders.push_back(leader);
-    }
-  }
-  if (leaders.size() > 1) {
-    uplink.emplace();
-    uplink->ranks = config_.size();
-    for (const auto& [leader, size] : sizes) {
-      uplink->largest = std::max(uplink->largest, size);
-    }
-    uplink->weights = config_.weights;
-    if (sizes.contains(rank_)) {
-      uplink->group = node_->make_group_of_nodes(std::move(leaders), ranks, name);
-    }
-  }
-  rooms_->add_group(number, node_->id_of(number), ranks, uplink);
+  rooms_->add_group(number, node_->id_of(number), ranks, [&](std::vector<std::uint32_t> leaders) {
+    return node_->make_group_of_nodes(std::move(leaders), ranks, name);
+  });
 }
 
 void Engine::Impl::start() {

@@ -57,12 +57,13 @@ void Rooms::start() {
 }
 
 void Rooms::add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
-                      const std::optional<shm::Uplink>& uplink) {
-  std::shared_ptr<Seat> seat = ranks.size() == config_.size() ? node_ : seat_for(number, id, ranks);
+                      const MakeGroupOfNodes& make_group_of_nodes) {
+  const bool of_all = ranks.size() == config_.size();
+  std::shared_ptr<Seat> seat = of_all ? node_ : seat_for(number, id, ranks);
   if (seat == nullptr) {
     return;
   }
-  seat->room().add_group(number, id, ranks, uplink);
+  seat->room().add_group(number, id, ranks, of_all ? uplink_of(ranks, make_group_of_nodes) : std::nullopt);
   const std::unique_lock lock(mutex_);
   // Who leaves submits nothing more. That it has left the others see in the node's memory.
   if (leaving_) {
@@ -75,6 +76,33 @@ void Rooms::add_group(std::uint32_t number, const Hash128& id, const std::vector
     }
   }
   by_group_.emplace(number, std::move(seat));
+}
+
+// Nothing where this node is the whole job. In a group of nodes these have the order in which they first come in the
+// group of ranks.
+std::optional<shm::Uplink> Rooms::uplink_of(const std::vector<std::uint32_t>& ranks,
+                                            const MakeGroupOfNodes& make_group_of_nodes) const {
+  std::vector<std::uint32_t> leaders;
+  std::map<std::uint32_t, std::uint32_t> sizes;
+  for (std::uint32_t rank : ranks) {
+    const std::uint32_t leader = config_.leaders.empty() ? 0 : config_.leaders[rank];
+    if (sizes[leader]++ == 0) {
+      leaders.push_back(leader);
+    }
+  }
+  if (leaders.size() == 1) {
+    return std::nullopt;
+  }
+  shm::Uplink uplink;
+  uplink.ranks = config_.size();
+  for (const auto& [leader, size] : sizes) {
+    uplink.largest = std::max(uplink.largest, size);
+  }
+  uplink.weights = config_.weights;
+  if (sizes.contains(rank_)) {
+    uplink.group = make_group_of_nodes(std::move(leaders));
+  }
+  return uplink;
 }
 
 // Null where not all are of this node, or there is no memory.

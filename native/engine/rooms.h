@@ -40,9 +40,11 @@ class Rooms {
   ~Rooms();
 
   void start();
-  // `uplink`: of a group of all ranks of a job of several nodes.
+  // `make_group_of_nodes`: in the network, of these first ranks of the nodes; its number. Asked for a group of all
+  // ranks of several nodes, on first ranks.
+  using MakeGroupOfNodes = std::function<std::uint32_t(std::vector<std::uint32_t> leaders)>;
   void add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
-                 const std::optional<shm::Uplink>& uplink = {});
+                 const MakeGroupOfNodes& make_group_of_nodes);
   // Null: the group's operations are the network's.
   std::shared_ptr<Seat> of(std::uint32_t group) const;
   shm::Room& node();
@@ -53,6 +55,8 @@ class Rooms {
   void close();
 
  private:
+  std::optional<shm::Uplink> uplink_of(const std::vector<std::uint32_t>& ranks,
+                                       const MakeGroupOfNodes& make_group_of_nodes) const;
   std::shared_ptr<Seat> seat_for(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks);
   std::vector<std::shared_ptr<Seat>> of_groups() const;
   void one_is_left();

@@ -32,13 +32,15 @@ constexpr std::uint32_t node_size = 4;
 
 using Ranks = std::vector<std::uint32_t>;
 
+// Nothing is sent up here.
+std::uint32_t no_network(const Ranks&) { return 1; }
+
 // One rank: its rooms, and what became of its handles. Group numbers are its own.
 class Member final : public shm::RoomWorld {
  public:
   Member(const std::shared_ptr<const shm::Memory>& node, std::uint32_t rank, std::uint32_t in_job = node_size)
       : rank_(rank), rooms_(node, config_of(in_job, node->shape().ranks), rank, *this) {
-    rooms_.add_group(0, world_group_id(in_job), ranks_until(in_job),
-                     in_job > node_size ? std::optional(shm::Uplink{1, in_job, node_size, {1}}) : std::nullopt);
+    rooms_.add_group(0, world_group_id(in_job), ranks_until(in_job), no_network);
     rooms_.start();
   }
   ~Member() override { rooms_.close(); }
@@ -48,7 +50,7 @@ class Member final : public shm::RoomWorld {
 
   // Its number.
   std::uint32_t make(const Ranks& ranks, const std::string& name = "") {
-    rooms_.add_group(++groups_, group_id(ranks, name, 0), ranks);
+    rooms_.add_group(++groups_, group_id(ranks, name, 0), ranks, no_network);
     return groups_;
   }
   bool has_room(std::uint32_t group) const { return rooms_.of(group) != nullptr; }
@@ -264,6 +266,34 @@ TEST(a_loss_ends_the_groups_that_have_it_and_no_other) {
     CHECK(member.wait(0, member.sum(0, "all", values)).code == Code::peer_lost);
     CHECK(member.wait(left, member.sum(left, "", values)).ok());
     CHECK_EQ(values.front(), 2.0F);
+  });
+}
+
+// It has called the operation, and no thread of its goes on with it.
+TEST(who_does_not_do_its_part_ends_its_group_and_no_other) {
+  std::atomic<bool> stopped{false};
+  on_members([&](Member& member) {
+    std::vector<float> values(100'000, 1);
+    if (member.rank() == 1) {
+      member.sum(member.make({0, 1}), "", values);
+      member.rooms().close();
+      stopped = true;
+      return;
+    }
+    const std::uint32_t others = member.rank() == 3 ? 0 : member.make({2, 0});
+    if (member.rank() == 0) {
+      while (!stopped) {
+        std::this_thread::yield();
+      }
+      const std::uint32_t group = member.make({0, 1});
+      CHECK(member.wait(group, member.sum(group, "", values, second / 2)).code == Code::timeout);
+      CHECK(member.wait(group, member.sum(group, "", values)).code == Code::timeout);
+    }
+    if (others != 0) {
+      std::vector<float> ones(100'000, 1);
+      CHECK(member.wait(others, member.sum(others, "", ones)).ok());
+      CHECK_EQ(ones.front(), 2.0F);
+    }
   });
 }
 

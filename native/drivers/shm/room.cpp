@@ -216,6 +216,18 @@ bool Room::Impl::round(bool works) {
   return worked;
 }
 
+// In the node's room, that is: whoever has said so there has left this one too, which it may not even know.
+void Room::Impl::look_who_has_left() {
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
+    if (rank == rank_ || left_[rank] || !broken_.ok() || !memory_->has_left(rank)) {
+      continue;
+    }
+    read_mailbox(rank);  // all that it has called is there
+    left_[rank] = true;
+    fail_those_who_need(rank);
+  }
+}
+
 void Room::Impl::ring_others() {
   for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
     if (rank != rank_) {

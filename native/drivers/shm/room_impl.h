@@ -129,6 +129,7 @@ class Room::Impl {
   template <class Works, class Enough>
   void run(Works may_work, Enough enough, std::uint32_t waiters_here = 0);
   bool round(bool works);
+  void look_who_has_left();
   void ring_others();
   bool others_are_blocked() const;
   // What the network is to be asked is asked when the room's locks have been given back: it may answer from this
@@ -146,7 +147,6 @@ class Room::Impl {
   bool write_call(Operation& operation);
   void read_all();
   void read_mailbox(std::uint32_t rank);
-  void look_who_has_left();
   void read(std::uint32_t rank, const Record& record);
   void read_opening(std::uint32_t rank, const Record& record);
   void judge(Operation& operation, std::uint32_t rank);

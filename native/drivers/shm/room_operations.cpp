@@ -211,18 +211,6 @@ void Room::Impl::read_mailbox(std::uint32_t rank) {
   }
 }
 
-// In the node's room, that is: whoever has said so there has left this one too, which it may not even know.
-void Room::Impl::look_who_has_left() {
-  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
-    if (rank == rank_ || left_[rank] || !broken_.ok() || !memory_->has_left(rank)) {
-      continue;
-    }
-    read_mailbox(rank);  // all that it has called is there
-    left_[rank] = true;
-    fail_those_who_need(rank);
-  }
-}
-
 void Room::Impl::read(std::uint32_t rank, const Record& record) {
   if (!broken_.ok()) {
     return;  // it may be about what has ended here, and has been forgotten
