@@ -327,7 +327,7 @@ void Engine::Impl::start() {
     const Status failed =
         Status::error(Code::aborted, "Shoal's thread on rank " + std::to_string(rank_) + " failed: " + why);
     if (rooms_ != nullptr) {
-      rooms_->fail([&](std::uint32_t) { return failed; });
+      rooms_->fail([&failed](std::uint32_t) -> const Status& { return failed; });
     }
     finish_all(failed);
     tell({"ended", -1, ""});
