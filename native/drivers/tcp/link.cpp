@@ -118,7 +118,7 @@ Link::Progress Link::flush(std::vector<Token>& sent, LinkCounters& counters) {
       return Progress::lost;
     }
     const auto bytes = static_cast<std::size_t>(written);
-    counters.bytes_sent += bytes;
+    counters.bytes_sent.fetch_add(bytes, std::memory_order_relaxed);
     frames_written(bytes, sent);
     budget -= std::min(budget, bytes);
   }
@@ -188,7 +188,7 @@ Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
       return lose(0);
     }
     const auto bytes = static_cast<std::size_t>(read);
-    counters.bytes_received += bytes;
+    counters.bytes_received.fetch_add(bytes, std::memory_order_relaxed);
     heard_ = true;
     budget -= std::min(budget, bytes);
 

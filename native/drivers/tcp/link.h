@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -38,9 +39,10 @@ struct LinkOptions {
   static LinkOptions of(const JobConfig& config) { return {static_cast<int>(config.peer_timeout), false}; }
 };
 
+// Of what has come, the bytes are counted before anybody is told of it. May be read by any thread.
 struct LinkCounters {
-  std::uint64_t bytes_sent = 0;
-  std::uint64_t bytes_received = 0;
+  std::atomic<std::uint64_t> bytes_sent{0};
+  std::atomic<std::uint64_t> bytes_received{0};
 };
 
 class Link {

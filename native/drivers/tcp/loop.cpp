@@ -217,7 +217,7 @@ void Loop::finish_round(std::size_t most_follow_ups) {
   carry_out_follow_ups(most_follow_ups);
   push_backlog();
   closed_.clear();
-  publish_counters();
+  links_.store(sockets_.size() + memory_.size(), std::memory_order_relaxed);
   if (after_round) {
     after_round();
   }
@@ -372,14 +372,8 @@ void Loop::sum(Machine& machine, const Sum& sum) {
 
 // --- Counters ---
 
-void Loop::publish_counters() {
-  bytes_sent_.store(traffic_.bytes_sent, std::memory_order_relaxed);
-  bytes_received_.store(traffic_.bytes_received, std::memory_order_relaxed);
-  links_.store(sockets_.size() + memory_.size(), std::memory_order_relaxed);
-}
-
 Loop::Counters Loop::counters() const {
-  return {bytes_sent_.load(std::memory_order_relaxed), bytes_received_.load(std::memory_order_relaxed),
+  return {traffic_.bytes_sent.load(std::memory_order_relaxed), traffic_.bytes_received.load(std::memory_order_relaxed),
           links_.load(std::memory_order_relaxed)};
 }
 

@@ -151,7 +151,6 @@ class Loop final : private Receiver {
   void drop_memory(LinkId link);
   void tokens_return(Machine* machine, const std::vector<Token>& tokens);
   void wait_for(Link& link, bool room, int operation);
-  void publish_counters();
   void wake();
 
   const LinkOptions options_;
@@ -188,8 +187,6 @@ class Loop final : private Receiver {
   Machine* receiving_ = nullptr;  // whose socket is being read
 
   LinkCounters traffic_;
-  std::atomic<std::uint64_t> bytes_sent_{0};
-  std::atomic<std::uint64_t> bytes_received_{0};
   std::atomic<std::uint64_t> links_{0};
 };
 
