@@ -82,6 +82,7 @@ TEST(bytes_are_counted_before_anybody_is_told_of_them) {
     }
   });
   right.until([&] { return right.machine.whole_frames == frames; });
+  left.until([&] { return left.machine.sent.size() == frames; });  // the payload is its own again
 }
 
 TEST(large_payloads_arrive_whole_in_both_directions_over_tcp) {
