@@ -23,7 +23,10 @@ Chunks Flow::admit(Transfer transfer) {
   // Of the blocks of an operation each chunk has a part.
   const std::uint64_t bytes = transfer.blocks ? transfer.blocks->largest : transfer.bytes;
   const Chunks chunks(bytes, chunk_bytes(transfer), transfer.weights);
-  transfers_.push_back({std::move(transfer), admitted_, chunks});
+  const bool chain = adds_in_chain(transfer);
+  // Two ways would have different chunks in the same memory.
+  const bool changes = transfer.arrays.empty() && std::exchange(chain_, chain) != chain;
+  transfers_.push_back({std::move(transfer), admitted_, chunks, chain, changes ? admitted_ : 0});
   admitted_ += chunks.count();
   return chunks;
 }
@@ -55,17 +58,30 @@ std::uint64_t Flow::least(std::atomic<std::uint64_t> Desk::*counter) const {
   return lowest;
 }
 
-// The last to come this far tells the others: nothing changes for them before that. That slots are free matters only to
-// those that have none. `step`: how far it has come at once.
-void Flow::publish(std::atomic<std::uint64_t> Desk::*counter, std::uint64_t value, std::uint64_t step) {
+// The last to come this far tells the others: nothing changes for them before that.
+void Flow::publish(std::atomic<std::uint64_t> Desk::*counter, std::uint64_t value) {
   (memory_.desk(own_).*counter).store(value);
   if (least(counter) < value) {
     return;
   }
-  const bool frees = counter == &Desk::collected;
+  for (std::uint32_t rank = 0; rank < memory_.shape().ranks; ++rank) {
+    if (rank != own_) {
+      ring(memory_.desk(rank));
+    }
+  }
+}
+
+// That slots are free matters only to those that had none, or use them in another way from here on. `step`: how many
+// chunks were collected at once; `slots`: for how many there was room.
+void Flow::publish_collected(std::uint64_t step, std::uint64_t slots) {
+  memory_.desk(own_).collected.store(collected_);
+  if (least(&Desk::collected) < collected_) {
+    return;
+  }
   for (std::uint32_t rank = 0; rank < memory_.shape().ranks; ++rank) {
     Desk& desk = memory_.desk(rank);
-    if (rank != own_ && (!frees || desk.contributed.load() + step >= value + memory_.shape().slots)) {
+    const std::uint64_t contributed = desk.contributed.load();
+    if (rank != own_ && (contributed + step >= collected_ + slots || contributed == collected_)) {
       ring(desk);
     }
   }
@@ -87,12 +103,25 @@ bool Flow::can_collect() const {
     return false;
   }
   const Admitted& next = admitted(collected_);
+  if (next.chain) {
+    return memory_.desk(next.transfer.order.back()).contributed.load() > collected_;
+  }
   return least(&Desk::reduced) >= (next.collects_each(own_) ? collected_ + 1 : next.end());
 }
 
 bool Flow::can_contribute() const {
-  return contributed_ < admitted_ &&
-         (admitted(contributed_).direct() || contributed_ < least(&Desk::collected) + memory_.shape().slots);
+  if (contributed_ == admitted_) {
+    return false;
+  }
+  const Admitted& next = admitted(contributed_);
+  if (next.direct()) {
+    return true;
+  }
+  if (next.chain && next.transfer.order.front() != own_) {
+    return can_add_to_chain(next);
+  }
+  const std::uint64_t collected = least(&Desk::collected);
+  return collected >= next.after && contributed_ < collected + slots_for(next);
 }
 
 bool Flow::ready() const { return can_reduce() || can_collect() || can_contribute(); }
@@ -109,15 +138,19 @@ bool Flow::step() {
   } else {
     return false;
   }
+  pass_chains();
   return true;
 }
 
 void Flow::contribute_one() {
   if (const Admitted& whole = admitted(contributed_); whole.direct()) {
     contributed_ = whole.end();
-    return publish(&Desk::contributed, contributed_, whole.chunks.count());
+    return publish(&Desk::contributed, contributed_);
   }
   const Chunk next = chunk(contributed_);
+  if (admitted(contributed_).chain) {
+    return add_to_chain(next);
+  }
   if (next.transfer->blocks) {
     contribute_blocks(next);
     return publish(&Desk::contributed, ++contributed_);
@@ -166,32 +199,41 @@ void Flow::reduce_one() {
 
 void Flow::collect_one() {
   const Admitted& whole = admitted(collected_);
+  const std::uint64_t slots = slots_for(whole);
   if (!whole.collects_each(own_)) {
     const std::uint64_t chunks = whole.chunks.count();
     collected_ += chunks;
     finish_first();
-    return publish(&Desk::collected, collected_, chunks);
+    return publish_collected(chunks, slots);
   }
   const Chunk next = chunk(collected_);
-  if (next.transfer->blocks) {
+  const Transfer& transfer = *next.transfer;
+  if (transfer.blocks) {
     collect_blocks(next);
+  } else if (takes(transfer) && whole.chain) {
+    collect_from_chain(next);
+  } else if (takes(transfer) && !whole.direct()) {
+    collect_shares(next);
   }
-  const bool takes_shares = takes(*next.transfer) && !next.transfer->blocks && !whole.direct();
-  for (std::uint32_t rank = 0; rank < memory_.shape().ranks && takes_shares; ++rank) {
+  if (takes(transfer) && transfer.up && next.bytes > 0) {
+    for_network_.push_back({transfer.name, {next.begin, next.begin + next.bytes}});
+  }
+  ++collected_;
+  if (collected_ == transfers_.front().end()) {
+    finish_first();
+  }
+  publish_collected(1, slots);
+}
+
+void Flow::collect_shares(const Chunk& chunk) const {
+  for (std::uint32_t rank = 0; rank < memory_.shape().ranks; ++rank) {
     if (rank == own_) {
       continue;
     }
-    const Share share = share_of(next, rank);
-    std::memcpy(next.transfer->output + next.begin + share.begin, memory_.slot(collected_, rank) + share.begin,
+    const Share share = share_of(chunk, rank);
+    std::memcpy(chunk.transfer->output + chunk.begin + share.begin, memory_.slot(collected_, rank) + share.begin,
                 share.end - share.begin);
   }
-  if (takes(*next.transfer) && next.transfer->up && next.bytes > 0) {
-    for_network_.push_back({next.transfer->name, {next.begin, next.begin + next.bytes}});
-  }
-  if (collected_ + 1 == transfers_.front().end()) {
-    finish_first();
-  }
-  publish(&Desk::collected, ++collected_);
 }
 
 void Flow::finish_first() {
@@ -200,6 +242,9 @@ void Flow::finish_first() {
 }
 
 std::vector<std::uint32_t> Flow::late() const {
+  if (!transfers_.empty() && transfers_.front().chain) {
+    return late_in_chain(transfers_.front());
+  }
   // Of a chunk without slots nobody waits until somebody has collected it, and some collect it sooner than others.
   const bool direct = !transfers_.empty() && transfers_.front().direct();
   const auto done_by = [&](std::uint32_t rank) {

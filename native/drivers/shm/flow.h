@@ -1,15 +1,22 @@
 // The data of large operations, in chunks: through the slots of the shared memory, or straight from arrays to arrays
 // where those of all ranks lie in it (flow_direct.cpp).
 //
-// A chunk takes three steps: every rank puts its contribution into its part of the slot; when all have, each reduces
-// its share of it, in the order of the group's members; when all have, each takes the whole result out. Operations
-// follow one another in the same order on every rank, so three counters a rank say all there is to know:
+// By shares, a chunk takes three steps: every rank puts its contribution into its part of the slot; when all have, each
+// reduces its share of it, in the order of the group's members; when all have, each takes the whole result out.
+// Operations follow one another in the same order on every rank, so three counters a rank say all there is to know:
 //
 //   collected ≤ reduced ≤ contributed ≤ (the least of all ranks' collected) + slots
 //
 // What goes on to the network (`up`) only the first rank takes out, sum by sum, as what its node contributes there.
 //
 // Steps per chunk: 3. Bytes of M that a rank reads: (3 - 1/n) · M; that it writes: 2 · M.
+//
+// As a chain, for what need not be wider while it is added up (flow_chain.cpp): the first member puts its contribution
+// into the slot, each that follows adds its own to what is there, and when the last has, each takes the result out. A
+// chunk needs one part of a slot instead of one for each rank, so there are so many more slots, and ranks are busy with
+// different chunks instead of waiting for each other. Between the two ways all slots are free for a moment.
+//
+// Steps per chunk: n + 1. Bytes of M that a rank reads: (3 - 1/n) · M; that it writes: 2 · M, at most.
 //
 // Straight: each reduces its share of each chunk, and writes it to all. A chunk needs no slot and waits for nobody,
 // since all ranks have called the operation before it flows; it is done when all have reduced their shares of all
@@ -90,6 +97,9 @@ class Flow {
     Transfer transfer;
     std::uint64_t first = 0;  // the number of its first chunk
     Chunks chunks;
+    bool chain = false;
+    // So many chunks must have been collected by all ranks before one of these may be in a slot.
+    std::uint64_t after = 0;
 
     std::uint64_t end() const { return first + chunks.count(); }
     bool direct() const { return !transfer.arrays.empty(); }
@@ -119,6 +129,15 @@ class Flow {
   void collect_one();
   void contribute_one();
   void reduce_direct(const Chunk& chunk) const;
+  void collect_shares(const Chunk& chunk) const;
+  bool adds_in_chain(const Transfer& transfer) const;
+  std::uint64_t slots_for(const Admitted& admitted) const;
+  std::byte* chain_slot(std::uint64_t number) const;
+  bool can_add_to_chain(const Admitted& next) const;
+  void add_to_chain(const Chunk& chunk);
+  void pass_chains();
+  void collect_from_chain(const Chunk& chunk) const;
+  std::vector<std::uint32_t> late_in_chain(const Admitted& whole) const;
   std::uint64_t slice_bytes(const Transfer& transfer) const;
   std::uint64_t slice_place(const Transfer& transfer, std::uint32_t rank) const;
   void contribute_blocks(const Chunk& chunk);
@@ -126,13 +145,15 @@ class Flow {
   void collect_blocks(const Chunk& chunk) const;
   void finish_first();
   std::uint64_t least(std::atomic<std::uint64_t> Desk::*counter) const;
-  void publish(std::atomic<std::uint64_t> Desk::*counter, std::uint64_t value, std::uint64_t step = 1);
+  void publish(std::atomic<std::uint64_t> Desk::*counter, std::uint64_t value);
+  void publish_collected(std::uint64_t step, std::uint64_t slots);
 
   const Memory& memory_;
   std::uint32_t own_;
   std::deque<Admitted> transfers_;
   std::deque<Collected> for_network_;
   std::deque<std::uint64_t> finished_;
+  bool chain_ = false;          // how slots were used last
   std::uint64_t admitted_ = 0;  // chunks
   std::uint64_t contributed_ = 0;
   std::uint64_t reduced_ = 0;
