@@ -16,7 +16,7 @@
 // chunk needs one part of a slot instead of one for each rank, so there are so many more slots, and ranks are busy with
 // different chunks instead of waiting for each other. Between the two ways all slots are free for a moment.
 //
-// Steps per chunk: n + 1. Bytes of M that a rank reads: (3 - 1/n) · M; that it writes: 2 · M, at most.
+// Steps per chunk: n + 1. Bytes of M that a rank reads: at most 3 · M; that it writes: 2 · M.
 //
 // Straight: each reduces its share of each chunk, and writes it to all. A chunk needs no slot and waits for nobody,
 // since all ranks have called the operation before it flows; it is done when all have reduced their shares of all
