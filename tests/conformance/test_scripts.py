@@ -19,12 +19,33 @@ RELATIVE, ABSOLUTE = 1e-4, 1e-6
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
 
 
+# gloo's ranks end like this now and then when they have printed all, on a busy machine and with FSDP2.
+RIVALS_END = "terminate called without an active exception"
+
+
 def run(name: str, backend: str, ranks: int, *arguments: str, **variables: str) -> list[str]:
     """The lines that the script prints. As a user would run it; fails the test if it fails."""
+    finished = start(name, backend, ranks, *arguments, **variables)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout
+    return finished.stdout.splitlines()
+
+
+def run_with_gloo(name: str, ranks: int) -> list[str]:
+    """What is expected."""
+    for _ in range(3):
+        finished = start(name, "gloo", ranks)
+        if RIVALS_END not in finished.stderr:
+            break
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout.splitlines()
+
+
+def start(name: str, backend: str, ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     script = [str(SCRIPTS / f"{name}.py"), "--backend", backend]
     options = ["--max-restarts", "1"] if "--kill" in arguments else []
-    finished = subprocess.run(
+    return subprocess.run(
         [*command, *options, *script, *arguments],
         capture_output=True,
         text=True,
@@ -32,9 +53,6 @@ def run(name: str, backend: str, ranks: int, *arguments: str, **variables: str) 
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
     )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert finished.stdout
-    return finished.stdout.splitlines()
 
 
 def assert_same(found: list[str], expected: list[str]) -> None:
@@ -60,7 +78,7 @@ def assert_same(found: list[str], expected: list[str]) -> None:
     ],
 )
 def test_a_script_prints_the_same_with_shoal_as_with_gloo(name: str, ranks: int) -> None:
-    assert_same(run(name, "shoal", ranks), run(name, "gloo", ranks))
+    assert_same(run(name, "shoal", ranks), run_with_gloo(name, ranks))
 
 
 def test_a_job_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
