@@ -17,8 +17,7 @@ from pathlib import Path
 import click
 import inside_node_ranks
 from common import beside_rivals, lined_up, run_at, verdict
-from inside_node_ranks import COPIES, ORDINARY, SHARED_HALF
-from inside_node_ranks import SHARED as SHARED_FLOAT
+from inside_node_ranks import COPIES, ORDINARY, SHARED_FLOAT, SHARED_HALF
 
 from shoal.bench import LocalPlace, Plan, Report, Variant, notes, shown_name, variant_name
 from shoal.bench.sizes import show_bytes, show_seconds
@@ -85,16 +84,16 @@ def near_copies(jobs: list[dict[str, float]]) -> list[str]:
     lines = ["", f"4 ranks, {show_bytes(LARGE)}, in turns; {len(jobs)} jobs"]
     lines += [f"{text:20}" + "".join(f"{show_seconds(job[name]):>9}" for job in jobs) for name, text in names.items()]
     lines += [
-        times(jobs, ORDINARY, COPIES, 1.5, "mean of float32 in at most 1.5 times the time of the copies"),
-        times(jobs, SHARED_FLOAT, COPIES, 1.5, "shared in at most 1.5 times the time of the copies"),
-        times(
+        at_most(jobs, ORDINARY, COPIES, 1.5, "mean of float32 in at most 1.5 times the time of the copies"),
+        at_most(jobs, SHARED_FLOAT, COPIES, 1.5, "shared in at most 1.5 times the time of the copies"),
+        at_most(
             jobs, SHARED_HALF, SHARED_FLOAT, 1.2, "bfloat16 in at most 1.2 times the time of as many bytes of float32"
         ),
     ]
     return lines
 
 
-def times(jobs: list[dict[str, float]], name: str, other: str, most: float, text: str) -> str:
+def at_most(jobs: list[dict[str, float]], name: str, other: str, most: float, text: str) -> str:
     found = sorted(job[name] / job[other] for job in jobs)
     median = statistics.median(found)
     return verdict(f"{text}, {median:.2f} × (median of {found[0]:.2f} to {found[-1]:.2f})", median <= most)

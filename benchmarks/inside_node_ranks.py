@@ -11,7 +11,7 @@ from shoal import runtime
 
 COPIES = "copies"
 ORDINARY = "float32"
-SHARED = "float32 shared"
+SHARED_FLOAT = "float32 shared"
 SHARED_HALF = "bfloat16 shared"
 
 Turns = dict[str, list[tuple[float, float]]]
@@ -30,7 +30,7 @@ def turns_of_rank(size: int, rounds: int) -> Turns:
     todo: dict[str, Callable[[], object]] = {
         COPIES: lambda: np.copyto(target, source),
         ORDINARY: _mean(torch.ones(size // 4)),
-        SHARED: _mean(torch.from_numpy(memory).view(torch.float32)),
+        SHARED_FLOAT: _mean(torch.from_numpy(memory).view(torch.float32)),
         SHARED_HALF: _mean(torch.from_numpy(memory).view(torch.bfloat16)),
     }
     turns: Turns = {name: [] for name in todo}

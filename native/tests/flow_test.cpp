@@ -216,6 +216,7 @@ TEST(of_a_chain_the_one_that_others_wait_for_is_named) {
   const Memory memory(small_shape(3));
   std::vector<Flow> flows;
   std::vector<std::vector<float>> arrays(3, std::vector<float>(50'000, 1));
+  std::uint64_t chunks = 0;
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     Transfer transfer;
     transfer.output = reinterpret_cast<std::byte*>(arrays[rank].data());
@@ -224,7 +225,7 @@ TEST(of_a_chain_the_one_that_others_wait_for_is_named) {
     transfer.dtype = DType::float32;
     transfer.op = Operator::sum;
     transfer.order = {2, 1, 0};
-    flows.emplace_back(memory, rank).admit(std::move(transfer));
+    chunks = flows.emplace_back(memory, rank).admit(std::move(transfer)).count();
   }
   const auto run_all_but_1 = [&flows] {
     while (flows[0].step() || flows[2].step()) {
@@ -243,6 +244,11 @@ TEST(of_a_chain_the_one_that_others_wait_for_is_named) {
   }
   run_all_but_1();
   CHECK(named({1}));
+  while (memory.desk(1).contributed.load() < chunks) {
+    CHECK(flows[1].step());
+    run_all_but_1();
+  }
+  CHECK(named({1}));  // has added to all, and not taken all out
   while (flows[0].step() || flows[1].step() || flows[2].step()) {
   }
   CHECK(arrays[1].back() == 3);

@@ -25,10 +25,7 @@ RIVALS_END = "terminate called without an active exception"
 
 def run(name: str, backend: str, ranks: int, *arguments: str, **variables: str) -> list[str]:
     """The lines that the script prints. As a user would run it; fails the test if it fails."""
-    finished = start(name, backend, ranks, *arguments, **variables)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert finished.stdout
-    return finished.stdout.splitlines()
+    return printed(start(name, backend, ranks, *arguments, **variables))
 
 
 def run_with_gloo(name: str, ranks: int) -> list[str]:
@@ -37,7 +34,12 @@ def run_with_gloo(name: str, ranks: int) -> list[str]:
         finished = start(name, "gloo", ranks)
         if RIVALS_END not in finished.stderr:
             break
+    return printed(finished)
+
+
+def printed(finished: subprocess.CompletedProcess[str]) -> list[str]:
     assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout
     return finished.stdout.splitlines()
 
 

@@ -61,13 +61,8 @@ std::uint64_t Flow::least(std::atomic<std::uint64_t> Desk::*counter) const {
 // The last to come this far tells the others: nothing changes for them before that.
 void Flow::publish(std::atomic<std::uint64_t> Desk::*counter, std::uint64_t value) {
   (memory_.desk(own_).*counter).store(value);
-  if (least(counter) < value) {
-    return;
-  }
-  for (std::uint32_t rank = 0; rank < memory_.shape().ranks; ++rank) {
-    if (rank != own_) {
-      ring(memory_.desk(rank));
-    }
+  if (least(counter) >= value) {
+    ring_others(memory_, own_);
   }
 }
 
@@ -120,8 +115,13 @@ bool Flow::can_contribute() const {
   if (next.chain && next.transfer.order.front() != own_) {
     return can_add_to_chain(next);
   }
+  return has_slot(next, contributed_);
+}
+
+// For this chunk of it.
+bool Flow::has_slot(const Admitted& admitted, std::uint64_t number) const {
   const std::uint64_t collected = least(&Desk::collected);
-  return collected >= next.after && contributed_ < collected + slots_for(next);
+  return collected >= admitted.after && number < collected + slots_for(admitted);
 }
 
 bool Flow::ready() const { return can_reduce() || can_collect() || can_contribute(); }

@@ -132,6 +132,7 @@ class Flow {
   void collect_shares(const Chunk& chunk) const;
   bool adds_in_chain(const Transfer& transfer) const;
   std::uint64_t slots_for(const Admitted& admitted) const;
+  bool has_slot(const Admitted& admitted, std::uint64_t number) const;
   std::byte* chain_slot(std::uint64_t number) const;
   bool can_add_to_chain(const Admitted& next) const;
   void add_to_chain(const Chunk& chunk);

@@ -64,11 +64,7 @@ void Flow::add_to_chain(const Chunk& chunk) {
   if (!last) {
     return ring(memory_.desk(*std::next(std::find(transfer.order.begin(), transfer.order.end(), own_))));
   }
-  for (std::uint32_t rank : transfer.order) {
-    if (rank != own_) {
-      ring(memory_.desk(rank));
-    }
-  }
+  ring_others(memory_, own_);
 }
 
 void Flow::pass_chains() {
@@ -98,11 +94,10 @@ std::vector<std::uint32_t> Flow::late_in_chain(const Admitted& whole) const {
     return contributed_by(a) < contributed_by(b);
   });
   const std::uint64_t contributed = contributed_by(slowest);
-  const std::uint64_t collected = least(&Desk::collected);
-  const bool has_slot = collected >= whole.after && contributed < collected + slots_for(whole);
-  if (contributed < whole.end() && (slowest != order.front() || has_slot)) {
+  if (contributed < whole.end() && (slowest != order.front() || has_slot(whole, contributed))) {
     return {slowest};
   }
+  const std::uint64_t collected = least(&Desk::collected);
   std::vector<std::uint32_t> ranks;
   std::copy_if(order.begin(), order.end(), std::back_inserter(ranks),
                [&](std::uint32_t rank) { return collected_by(rank) == collected; });

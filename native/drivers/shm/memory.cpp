@@ -195,4 +195,12 @@ void ring(Desk& desk, bool always) {
   }
 }
 
+void ring_others(const Memory& memory, std::uint32_t rank) {
+  for (std::uint32_t other = 0; other < memory.shape().ranks; ++other) {
+    if (other != rank) {
+      ring(memory.desk(other));
+    }
+  }
+}
+
 }  // namespace shoal::shm

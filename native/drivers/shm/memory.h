@@ -142,4 +142,7 @@ class Memory {
 // sleeps. `always`: also if it has no operations.
 void ring(Desk& desk, bool always = false);
 
+// Tells all but this one.
+void ring_others(const Memory& memory, std::uint32_t rank);
+
 }  // namespace shoal::shm

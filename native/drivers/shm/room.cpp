@@ -228,13 +228,7 @@ void Room::Impl::look_who_has_left() {
   }
 }
 
-void Room::Impl::ring_others() {
-  for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
-    if (rank != rank_) {
-      ring(memory_->desk(rank));
-    }
-  }
-}
+void Room::Impl::ring_others() { shm::ring_others(*memory_, rank_); }
 
 // Some of them may wait until this rank has read what they have written.
 bool Room::Impl::others_are_blocked() const {
