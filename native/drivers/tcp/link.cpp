@@ -36,20 +36,9 @@ void set_option(int socket, int level, int option, int value) {
   static_cast<void>(::setsockopt(socket, level, option, &value, sizeof value));
 }
 
-// A lost segment at the end of what was sent is known only by a timer, and everybody waits for what it carried. Between
-// machines of one room the kernel's default of 200 ms is a thousand round trips. The option is Linux' own and new (6.18
-// has it; older ones refuse it and keep their default).
-#ifdef TCP_RTO_MIN_US
-constexpr int shortest_retransmission_timer = TCP_RTO_MIN_US;
-#else
-constexpr int shortest_retransmission_timer = 45;
-#endif
-constexpr int shortest_retransmission_us = 5000;
-
 void configure(int socket, const LinkOptions& options) {
   ::fcntl(socket, F_SETFL, ::fcntl(socket, F_GETFL) | O_NONBLOCK);
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  set_option(socket, IPPROTO_TCP, shortest_retransmission_timer, shortest_retransmission_us);
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   // A third of the time without a question, then one every sixth of it.
   const int timeout = std::max(options.peer_timeout_seconds, 3);
@@ -68,6 +57,7 @@ Link::Link(LinkId id, Socket socket, const LinkOptions& options)
       socket_(std::move(socket.descriptor)),
       tls_(std::move(socket.tls)),
       peer_timeout_seconds_(options.peer_timeout_seconds),
+      retransmission_(socket_.number()),
       reader_(id) {
   configure(socket_.number(), options);
   if (tls_ != nullptr) {
@@ -237,21 +227,28 @@ void Link::close(std::vector<Token>& unsent) {
   queued_bytes_ = 0;
 }
 
-// A stopped process whose buffers are full is not silent: its kernel acknowledges, and answers probes of its window. So
-// this can be asked where data flows, and the kernel's own limits for data (TCP_USER_TIMEOUT) cannot.
-bool Link::is_silent(Time now) {
+void Link::look(Time now) {
   tcp_info info{};
   socklen_t size = sizeof info;
-  if (std::exchange(heard_, false) || ::getsockopt(socket_.number(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0 ||
-      (info.tcpi_unacked == 0 && info.tcpi_probes == 0)) {
+  if (::getsockopt(socket_.number(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
+    retransmission_.heed(info, now);
+    judge_silence(info, now);
+  }
+}
+
+// A stopped process whose buffers are full is not silent: its kernel acknowledges, and answers probes of its window. So
+// this can be asked where data flows, and the kernel's own limits for data (TCP_USER_TIMEOUT) cannot.
+void Link::judge_silence(const tcp_info& info, Time now) {
+  if (std::exchange(heard_, false) || (info.tcpi_unacked == 0 && info.tcpi_probes == 0)) {
     owed_since_ = 0;
-    return false;
+    is_silent_ = false;
+    return;
   }
   const Time quiet = Time{info.tcpi_last_ack_recv} * (second / 1000);
   if (owed_since_ == 0 || quiet < now - owed_since_) {
     owed_since_ = now;
   }
-  return now - owed_since_ >= peer_timeout_seconds_ * second;
+  is_silent_ = now - owed_since_ >= peer_timeout_seconds_ * second;
 }
 
 int Link::unsent_bytes() const {

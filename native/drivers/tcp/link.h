@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "drivers/tcp/retransmission.h"
 #include "drivers/tcp/socket.h"
 #include "protocol/frame_reader.h"
 #include "protocol/job.h"
@@ -25,6 +26,7 @@
 #include "wire/frame.h"
 
 struct iovec;
+struct tcp_info;
 
 namespace shoal::tcp {
 
@@ -90,9 +92,11 @@ class Link {
   // connection is on its way, so that no answer will come, it would wait for 200 ms.
   void push() const;
 
-  // Whether the other side's kernel owes an answer and has given none for the peer timeout. Asked about often, since
-  // the kernel only tells when the last answer came, not since when one is owed.
-  bool is_silent(Time now);
+  // Asks the kernel how the connection fares. To be called often: it tells when the last answer came, but not since
+  // when one is owed.
+  void look(Time now);
+  // Whether the other side's kernel owes an answer and has given none for the peer timeout, when it was last looked at.
+  bool is_silent() const { return is_silent_; }
   int peer_timeout_seconds() const { return peer_timeout_seconds_; }
 
   // Whether the loop waits for room in the kernel's buffer.
@@ -117,6 +121,7 @@ class Link {
 
   // After a frame that was refused, or that closed the link.
   Progress end_stream();
+  void judge_silence(const tcp_info& info, Time now);
   std::string describe_loss(int error) const;
   Progress lose(int error);
 
@@ -124,6 +129,7 @@ class Link {
   os::Descriptor socket_;
   std::shared_ptr<Tls> tls_;  // null: bytes travel as they are
   const int peer_timeout_seconds_;
+  Retransmission retransmission_;
   Status why_;
 
   std::deque<Frame> queue_;
@@ -133,8 +139,9 @@ class Link {
 
   FrameReader reader_;
 
-  bool heard_ = false;   // bytes have come since is_silent() was asked
-  Time owed_since_ = 0;  // an answer, as far as is_silent() has seen; 0: none is
+  bool heard_ = false;   // bytes have come since it was looked at
+  Time owed_since_ = 0;  // an answer, as far as look() has seen; 0: none is
+  bool is_silent_ = false;
 };
 
 }  // namespace shoal::tcp

@@ -157,7 +157,7 @@ void Loop::run_rounds() {
       std::rethrow_exception(failure_);
     }
     begin_round();
-    drop_silent_links();
+    look_at_links();
     for (int i = 0; i < count; ++i) {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       if (event.data.u32 == wake_up_id) {

@@ -143,7 +143,7 @@ class Loop final : private Receiver {
   void flush(SocketEnd& end);
   void list(Link& link);
   void push_backlog();
-  void drop_silent_links();
+  void look_at_links();
   void look_within(int peer_timeout_seconds, Time time);
   void lose_socket(LinkId link, Status why);  // by value: it may be the link's own
   void lose_memory(LinkId link, const Status& why);

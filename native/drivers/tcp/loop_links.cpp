@@ -108,7 +108,7 @@ void Loop::push_backlog() {
   });
 }
 
-void Loop::drop_silent_links() {
+void Loop::look_at_links() {
   const Time time = now();
   if (time < next_look_) {
     return;
@@ -117,7 +117,8 @@ void Loop::drop_silent_links() {
   std::vector<std::pair<LinkId, int>> silent;
   for (const auto& [id, end] : sockets_) {
     look_within(end.link->peer_timeout_seconds(), time);
-    if (end.link->is_silent(time)) {
+    end.link->look(time);
+    if (end.link->is_silent()) {
       silent.emplace_back(id, end.link->peer_timeout_seconds());
     }
   }

@@ -1,0 +1,56 @@
+#include "drivers/tcp/retransmission.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+namespace shoal::tcp {
+
+namespace {
+
+#ifdef TCP_RTO_MIN_US
+constexpr int least_timer = TCP_RTO_MIN_US;
+#else
+constexpr int least_timer = 45;
+#endif
+
+// Where packets are lost. Behind a queue that is full two round trips, so that waiting for an answer is not taken for
+// idleness.
+constexpr int shortest_us = 5000;
+constexpr int round_trips = 2;
+
+// Without a loss, before it is the kernel's own choice again.
+constexpr Time memory = 10 * second;
+
+// Sockets that are not TCP (socket pairs in tests) have no such option either.
+int usual_least(int socket) {
+  int microseconds = 0;
+  socklen_t size = sizeof microseconds;
+  return ::getsockopt(socket, IPPROTO_TCP, least_timer, &microseconds, &size) == 0 ? microseconds : 0;
+}
+
+}  // namespace
+
+Retransmission::Retransmission(int socket) : socket_(socket), usual_(usual_least(socket)), present_(usual_) {}
+
+void Retransmission::heed(const tcp_info& info, Time now) {
+  if (info.tcpi_total_retrans != repairs_) {
+    repairs_ = info.tcpi_total_retrans;
+    loss_at_ = now;
+  }
+  const bool lossy = loss_at_ != 0 && now - loss_at_ < memory;
+  const int wanted = round_trips * static_cast<int>(std::min(info.tcpi_rtt, std::uint32_t{1} << 24U));
+  wait_at_least(lossy ? std::min(std::max(wanted, shortest_us), usual_) : usual_);
+}
+
+void Retransmission::wait_at_least(int microseconds) {
+  if (microseconds == present_) {
+    return;
+  }
+  present_ = microseconds;
+  static_cast<void>(::setsockopt(socket_, IPPROTO_TCP, least_timer, &microseconds, sizeof microseconds));
+}
+
+}  // namespace shoal::tcp

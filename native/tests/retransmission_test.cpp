@@ -1,0 +1,97 @@
+// When a connection's kernel is told to wait less than it would, and when no longer: real sockets, losses made up.
+#include "drivers/tcp/retransmission.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cstdio>
+#include <optional>
+#include <utility>
+
+#include "os/descriptor.h"
+#include "tests/tcp_sides.h"
+
+namespace {
+
+using namespace shoal;
+using namespace shoal::tests;
+using tcp::Retransmission;
+
+#ifdef TCP_RTO_MIN_US
+constexpr int option = TCP_RTO_MIN_US;
+#else
+constexpr int option = 45;
+#endif
+
+constexpr int tick_us =
+    10000;  // of the kernel's clock, the slowest there is: what it takes a time for may be off by one
+
+// Nothing where the kernel does not say: before Linux 6.18.
+std::optional<int> least(int socket) {
+  int microseconds = 0;
+  socklen_t size = sizeof microseconds;
+  return ::getsockopt(socket, IPPROTO_TCP, option, &microseconds, &size) == 0 ? std::optional(microseconds)
+                                                                              : std::nullopt;
+}
+
+struct Connection {
+  std::pair<int, int> sockets = tcp_pair();
+  os::Descriptor one{sockets.first};
+  os::Descriptor other{sockets.second};
+  std::optional<int> usual = least(one.number());
+  Retransmission retransmission{one.number()};
+
+  // What the kernel waits at least from then on; what it usually does where it cannot be told.
+  int after(unsigned repairs, unsigned round_trip_us, Time now) {
+    tcp_info info{};
+    info.tcpi_total_retrans = repairs;
+    info.tcpi_rtt = round_trip_us;
+    retransmission.heed(info, now);
+    return least(one.number()).value_or(0);
+  }
+};
+
+TEST(without_losses_the_kernel_waits_as_long_as_it_likes) {
+  Connection link;
+  CHECK(link.after(0, 100, second) == link.usual.value_or(0));
+  CHECK(link.after(0, 100, 100 * second) == link.usual.value_or(0));
+}
+
+TEST(from_a_loss_on_it_waits_little_until_there_has_been_none_for_a_while) {
+  Connection link;
+  if (!link.usual) {
+    std::puts("this kernel cannot be told");
+    return;
+  }
+  CHECK(link.after(1, 100, second) <= 5000 + tick_us);
+  CHECK(link.after(1, 100, 10 * second) <= 5000 + tick_us);
+  CHECK(link.after(1, 100, 11 * second) == *link.usual);
+  CHECK(link.after(2, 100, 12 * second) <= 5000 + tick_us);
+}
+
+TEST(behind_a_full_queue_it_waits_two_round_trips_and_never_longer_than_it_would) {
+  Connection link;
+  if (!link.usual) {
+    std::puts("this kernel cannot be told");
+    return;
+  }
+  const int behind = link.after(1, 50000, second);
+  CHECK(behind >= 100000 - tick_us && behind <= 100000 + tick_us);
+  CHECK(link.after(1, 5000000, 2 * second) == *link.usual);
+}
+
+TEST(what_is_not_tcp_is_left_alone) {
+  const std::pair<int, int> sockets = local_pair();
+  const os::Descriptor one{sockets.first};
+  const os::Descriptor other{sockets.second};
+  Retransmission retransmission{one.number()};
+  tcp_info info{};
+  info.tcpi_total_retrans = 1;
+  retransmission.heed(info, second);
+  CHECK(!least(one.number()));
+}
+
+}  // namespace
+
+RUN_TESTS()
