@@ -1,8 +1,8 @@
 // When a connection's kernel is told to wait less than it would, and when no longer: real sockets, losses made up.
 #include "drivers/tcp/retransmission.h"
 
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <cstdio>
@@ -43,9 +43,10 @@ struct Connection {
   Retransmission retransmission{one.number()};
 
   // What the kernel waits at least from then on; what it usually does where it cannot be told.
-  int after(unsigned repairs, unsigned round_trip_us, Time now) {
+  int after(unsigned repairs, unsigned round_trip_us, Time now, unsigned had_twice = 0) {
     tcp_info info{};
     info.tcpi_total_retrans = repairs;
+    info.tcpi_dsack_dups = had_twice;
     info.tcpi_rtt = round_trip_us;
     retransmission.heed(info, now);
     return least(one.number()).value_or(0);
@@ -79,6 +80,12 @@ TEST(behind_a_full_queue_it_waits_two_round_trips_and_never_longer_than_it_would
   const int behind = link.after(1, 50000, second);
   CHECK(behind >= 100000 - tick_us && behind <= 100000 + tick_us);
   CHECK(link.after(1, 5000000, 2 * second) == *link.usual);
+}
+
+TEST(what_was_sent_again_for_nothing_is_no_loss) {
+  Connection link;
+  CHECK(link.after(3, 100, second, 3) == link.usual.value_or(0));
+  CHECK(link.after(4, 100, 2 * second, 4) == link.usual.value_or(0));
 }
 
 TEST(what_is_not_tcp_is_left_alone) {

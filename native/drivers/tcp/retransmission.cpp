@@ -1,7 +1,7 @@
 #include "drivers/tcp/retransmission.h"
 
+#include <linux/tcp.h>  // knows more of tcp_info than netinet/tcp.h
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -36,10 +36,12 @@ int usual_least(int socket) {
 Retransmission::Retransmission(int socket) : socket_(socket), usual_(usual_least(socket)), present_(usual_) {}
 
 void Retransmission::heed(const tcp_info& info, Time now) {
-  if (info.tcpi_total_retrans != repairs_) {
-    repairs_ = info.tcpi_total_retrans;
+  // What the other side has then had twice was only late: its process, or ours, had to wait for a processor.
+  const std::uint32_t losses = info.tcpi_total_retrans - std::min(info.tcpi_dsack_dups, info.tcpi_total_retrans);
+  if (losses > losses_) {
     loss_at_ = now;
   }
+  losses_ = losses;
   const bool lossy = loss_at_ != 0 && now - loss_at_ < memory;
   const int wanted = round_trips * static_cast<int>(std::min(info.tcpi_rtt, std::uint32_t{1} << 24U));
   wait_at_least(lossy ? std::min(std::max(wanted, shortest_us), usual_) : usual_);

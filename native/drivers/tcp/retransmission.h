@@ -30,8 +30,8 @@ class Retransmission {
   const int socket_;
   const int usual_;  // what the kernel waits at least by itself, in microseconds; 0: it does not let itself be told
   int present_;      // what it waits at least now
-  std::uint32_t repairs_ = 0;  // packets sent more than once until it was last asked
-  Time loss_at_ = 0;           // when it was last heard of one; 0: never
+  std::uint32_t losses_ = 0;  // until it was last asked
+  Time loss_at_ = 0;          // when it was last heard of one; 0: never
 };
 
 }  // namespace shoal::tcp
