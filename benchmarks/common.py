@@ -15,7 +15,19 @@ from typing import Any, TextIO
 
 import click
 
-from shoal.bench import LabPlace, LabShape, Plan, Progress, Report, Variant, notes, print_table, run, shown_name
+from shoal.bench import (
+    LabPlace,
+    LabShape,
+    LocalPlace,
+    Plan,
+    Progress,
+    Report,
+    Variant,
+    notes,
+    print_table,
+    run,
+    shown_name,
+)
 from shoal.bench.places import Place
 from shoal.bench.sizes import show_bytes, show_seconds
 from shoal.bench.watch import foreign_load
@@ -38,10 +50,10 @@ Runs = Mapping[str, Report]
 
 @dataclass(frozen=True)
 class Part:
-    """What is measured in one run. ``lab``: as ``shoal bench allreduce --lab`` takes it."""
+    """What is measured in one run. ``place``: as ``shoal bench allreduce --lab`` takes it, or --local."""
 
     name: str
-    lab: str
+    place: str
     plan: Plan
 
 
@@ -140,7 +152,7 @@ def _run(script: Script, stem: Path, parts: Sequence[Part], quick: bool) -> None
     order = [part.name for part in script.parts(quick)]
     runs = _read(results)
     for part in parts:
-        print(f"{part.name}: --lab {part.lab}", file=sys.stderr)
+        print(f"{part.name}: {part.place}", file=sys.stderr)
         _await_quiet(0.0 if quick else _PATIENCE)
         runs[part.name] = _measure(part)
         runs = {name: runs[name] for name in order if name in runs}
@@ -158,7 +170,8 @@ def _await_quiet(seconds: float) -> None:
 
 def _measure(part: Part) -> Report:
     """Raises ConfigurationError where no lab can be made: it needs root."""
-    return run_at(LabPlace(LabShape.parse(part.lab)), part.plan)
+    local = part.place.startswith("n=")
+    return run_at(LocalPlace.parse(part.place) if local else LabPlace(LabShape.parse(part.place)), part.plan)
 
 
 def _tell(script: Script, runs: Runs, stem: Path) -> None:

@@ -221,7 +221,9 @@ void Server::Impl::send_results(Operation& operation, std::uint64_t number, Segm
     data = result.data;
     outgoing.buffer = std::move(result.buffer);
   }
-  for (std::size_t i = 0; i < operation.members.size(); ++i) {
+  // Servers visit members in an order rotated by their place, so that not all send to the same one first.
+  for (std::size_t turn = 0; turn < operation.members.size(); ++turn) {
+    const std::size_t i = (index_ + turn) % operation.members.size();
     Member& member = operation.members[i];
     const std::uint32_t rank = operation.group->ranks[i];
     if (!operation.is_answered(i, number)) {

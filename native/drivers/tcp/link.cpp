@@ -21,6 +21,14 @@ namespace {
 // A link's share of a round, so that none starves the others.
 constexpr std::size_t bytes_per_round = 1024 * 1024;
 
+// After a pause all links have much to send at once, and what one sends whole keeps the network from all others: their
+// answers, which clock everything that follows, would come late and together. So a link's first turns are short, and
+// what is answered in turn is sent in turn from then on, as long as processors keep up. Below this size turns cost more
+// than they gain. docs/decisions/windows.md.
+constexpr Time pause_before_short_turns = second / 500;
+constexpr int short_turns = 4;
+constexpr std::size_t bytes_of_a_short_turn = 16 * 1024;
+
 // Frames are gathered from at most so many pieces of memory, three a frame; the kernel's limit is 1024.
 constexpr std::size_t pieces_per_call = 192;
 
@@ -84,8 +92,13 @@ void Link::detach(Token token) {
   }
 }
 
-Link::Progress Link::flush(std::vector<Token>& sent, LinkCounters& counters) {
-  std::size_t budget = bytes_per_round;
+Link::Progress Link::flush(std::vector<Token>& sent, LinkCounters& counters, Time now) {
+  if (now - flushed_at_ > pause_before_short_turns) {
+    short_turns_ = short_turns;
+  }
+  flushed_at_ = now;
+  const std::size_t turn = short_turns_ > 0 ? bytes_of_a_short_turn : bytes_per_round;
+  std::size_t budget = turn;
   while (!queue_.empty() && !broken()) {
     if (budget == 0) {
       return Progress::more;
@@ -93,7 +106,7 @@ Link::Progress Link::flush(std::vector<Token>& sent, LinkCounters& counters) {
     std::array<iovec, pieces_per_call> vectors;
     msghdr message{};
     message.msg_iov = vectors.data();
-    message.msg_iovlen = gather(vectors);
+    message.msg_iovlen = gather(vectors, turn);
     const ssize_t written = tls_ == nullptr
                                 ? ::sendmsg(socket_.number(), &message, MSG_NOSIGNAL)
                                 : tls_->send(socket_.number(), std::span(vectors).first(message.msg_iovlen));
@@ -111,12 +124,16 @@ Link::Progress Link::flush(std::vector<Token>& sent, LinkCounters& counters) {
     counters.bytes_sent.fetch_add(bytes, std::memory_order_relaxed);
     frames_written(bytes, sent);
     budget -= std::min(budget, bytes);
+    if (budget == 0 && short_turns_ > 0) {
+      --short_turns_;
+    }
   }
   return Progress::idle;
 }
 
-// Fills `vectors` with what is to be written next; returns how many of them.
-std::size_t Link::gather(std::span<iovec> vectors) const {
+// Fills `vectors` with what is to be written next, whole frames until they have so many bytes; returns how many of
+// them.
+std::size_t Link::gather(std::span<iovec> vectors, std::size_t enough) const {
   std::size_t count = 0;
   std::size_t skip = front_written_;
   const auto add = [&](std::span<const std::byte> piece) {
@@ -129,7 +146,7 @@ std::size_t Link::gather(std::span<iovec> vectors) const {
   };
   std::size_t bytes = 0;
   for (const Frame& frame : queue_) {
-    if (count + 3 > vectors.size() || bytes >= bytes_per_round) {
+    if (count + 3 > vectors.size() || bytes >= enough) {
       break;
     }
     add(frame.header);

@@ -71,9 +71,9 @@ class Link {
   // Copies what queued frames with this token have borrowed.
   void detach(Token token);
 
-  // Writes queued frames, at most a round's worth; appends the tokens of those that are written whole.
+  // Writes queued frames, at most a turn's worth; appends the tokens of those that are written whole.
   // After an error nothing is written any more, and receive() tells of the loss once it has read what had arrived.
-  Progress flush(std::vector<Token>& sent, LinkCounters& counters);
+  Progress flush(std::vector<Token>& sent, LinkCounters& counters, Time now);
   bool broken() const { return !send_error_.empty(); }
 
   // Reads what has arrived, at most a round's worth.
@@ -116,7 +116,7 @@ class Link {
     std::size_t size() const { return header.size() + owned.size() + borrowed.size(); }
   };
 
-  std::size_t gather(std::span<iovec> vectors) const;
+  std::size_t gather(std::span<iovec> vectors, std::size_t enough) const;
   void frames_written(std::size_t bytes, std::vector<Token>& sent);
 
   // After a frame that was refused, or that closed the link.
@@ -135,6 +135,8 @@ class Link {
   std::deque<Frame> queue_;
   std::size_t queued_bytes_ = 0;
   std::size_t front_written_ = 0;  // bytes of the first frame that are written already
+  Time flushed_at_ = 0;
+  int short_turns_ = 0;  // that are left before others get longer ones again
   std::string send_error_;
 
   FrameReader reader_;

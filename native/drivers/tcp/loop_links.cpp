@@ -72,7 +72,7 @@ void Loop::flush(SocketEnd& end) {
     return;
   }
   std::vector<Token> sent;
-  const Link::Progress progress = link.flush(sent, traffic_);
+  const Link::Progress progress = link.flush(sent, traffic_, now());
   tokens_return(end.machine, sent);
   if (progress == Link::Progress::more) {
     list(link);
