@@ -123,7 +123,8 @@ class Site : public Receiver {
       more = false;
       for (LinkId link = 0; link < links; ++link) {
         if (links_[link] != nullptr) {
-          more |= links_[link]->flush(tokens_, counters_) == tcp::Link::Progress::blocked;
+          const tcp::Link::Progress progress = links_[link]->flush(tokens_, counters_, ++time_);
+          more |= progress == tcp::Link::Progress::blocked || progress == tcp::Link::Progress::more;
           std::array<std::byte, 65536> rest;
           more |= ::recv(far_[link], rest.data(), rest.size(), MSG_DONTWAIT) == static_cast<ssize_t>(rest.size());
         }
@@ -151,6 +152,7 @@ class Site : public Receiver {
   std::vector<Token> tokens_;
   std::deque<Sum> sums_;
   tcp::LinkCounters counters_;
+  Time time_ = 0;  // never a pause
 };
 
 template <class Base>
