@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -18,8 +19,8 @@ namespace shoal::tcp {
 
 namespace {
 
-// A link's share of a round, so that none starves the others.
-constexpr std::size_t bytes_per_round = 1024 * 1024;
+// A link writes and reads at most so much in its turn, so that none starves the others.
+constexpr std::size_t bytes_of_a_turn = 1024 * 1024;
 
 // After a pause all links have much to send at once, and what one sends whole keeps the network from all others: their
 // answers, which clock everything that follows, would come late and together. So a link's first turns are short, and
@@ -35,6 +36,13 @@ constexpr std::size_t pieces_per_call = 192;
 // Where small frames are expected, what follows the present payload is read ahead, many frames at once or all of one,
 // and copied from there. Among large payloads only the next header is: its own payload shall go to its place directly.
 constexpr std::size_t ahead_bytes = 16 * 1024;
+
+// What the kernel says of a connection; nothing of sockets that are not TCP.
+std::optional<tcp_info> info_of(int socket) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  return ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 ? std::optional(info) : std::nullopt;
+}
 
 // strerror() that threads may call.
 std::string describe(int error) { return std::generic_category().message(error); }
@@ -97,7 +105,7 @@ Link::Progress Link::flush(std::vector<Token>& sent, LinkCounters& counters, Tim
     short_turns_ = short_turns;
   }
   flushed_at_ = now;
-  const std::size_t turn = short_turns_ > 0 ? bytes_of_a_short_turn : bytes_per_round;
+  const std::size_t turn = short_turns_ > 0 ? bytes_of_a_short_turn : bytes_of_a_turn;
   std::size_t budget = turn;
   while (!queue_.empty() && !broken()) {
     if (budget == 0) {
@@ -171,7 +179,7 @@ void Link::frames_written(std::size_t bytes, std::vector<Token>& sent) {
 
 Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
   std::array<std::byte, ahead_bytes> ahead;
-  std::size_t budget = bytes_per_round;
+  std::size_t budget = bytes_of_a_turn;
   // What is held here must be taken: the kernel would not tell of it again.
   while (budget > 0 || holds_bytes()) {
     const std::span<std::byte> place = reader_.place();
@@ -245,11 +253,9 @@ void Link::close(std::vector<Token>& unsent) {
 }
 
 void Link::look(Time now) {
-  tcp_info info{};
-  socklen_t size = sizeof info;
-  if (::getsockopt(socket_.number(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
-    retransmission_.heed(info, now);
-    judge_silence(info, now);
+  if (const std::optional<tcp_info> info = info_of(socket_.number())) {
+    retransmission_.heed(*info, now);
+    judge_silence(*info, now);
   }
 }
 
@@ -274,12 +280,8 @@ int Link::unsent_bytes() const {
 }
 
 std::uint64_t Link::repairs() const {
-  tcp_info information{};
-  socklen_t length = sizeof information;
-  // Refused by sockets that are not TCP.
-  return ::getsockopt(socket_.number(), IPPROTO_TCP, TCP_INFO, &information, &length) == 0
-             ? information.tcpi_total_retrans
-             : 0;
+  const std::optional<tcp_info> info = info_of(socket_.number());
+  return info ? info->tcpi_total_retrans : 0;
 }
 
 void Link::push() const { set_option(socket_.number(), IPPROTO_TCP, TCP_NODELAY, 1); }

@@ -136,7 +136,7 @@ class Link {
   std::size_t queued_bytes_ = 0;
   std::size_t front_written_ = 0;  // bytes of the first frame that are written already
   Time flushed_at_ = 0;
-  int short_turns_ = 0;  // that are left before others get longer ones again
+  int short_turns_ = 0;  // how many of the next turns are short
   std::string send_error_;
 
   FrameReader reader_;

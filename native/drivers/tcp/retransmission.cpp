@@ -10,14 +10,8 @@ namespace shoal::tcp {
 
 namespace {
 
-#ifdef TCP_RTO_MIN_US
-constexpr int least_timer = TCP_RTO_MIN_US;
-#else
-constexpr int least_timer = 45;
-#endif
-
-// Where packets are lost. Behind a queue that is full two round trips, so that waiting for an answer is not taken for
-// idleness.
+// Where packets are lost: so long, but two round trips behind a queue that is full, where waiting for an answer would
+// else be taken for idleness.
 constexpr int shortest_us = 5000;
 constexpr int round_trips = 2;
 
@@ -28,7 +22,7 @@ constexpr Time memory = 10 * second;
 int usual_least(int socket) {
   int microseconds = 0;
   socklen_t size = sizeof microseconds;
-  return ::getsockopt(socket, IPPROTO_TCP, least_timer, &microseconds, &size) == 0 ? microseconds : 0;
+  return ::getsockopt(socket, IPPROTO_TCP, least_timer_option, &microseconds, &size) == 0 ? microseconds : 0;
 }
 
 }  // namespace
@@ -52,7 +46,7 @@ void Retransmission::wait_at_least(int microseconds) {
     return;
   }
   present_ = microseconds;
-  static_cast<void>(::setsockopt(socket_, IPPROTO_TCP, least_timer, &microseconds, sizeof microseconds));
+  static_cast<void>(::setsockopt(socket_, IPPROTO_TCP, least_timer_option, &microseconds, sizeof microseconds));
 }
 
 }  // namespace shoal::tcp
