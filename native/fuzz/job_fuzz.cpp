@@ -42,6 +42,7 @@ JobConfig config_of(Input& input) {
   config.credit = 256U << input.below(3);
   config.eager = 256U * static_cast<std::uint32_t>(input.below(3));
   config.small = input.once_in(4) ? 0 : 128;
+  config.least_shard = config.small == 0 ? 1 : 256;
   config.open_limit = 4;
   config.ring = input.once_in(4);
   config.weights = input.once_in(2) ? std::vector<std::uint32_t>{1, 1} : std::vector<std::uint32_t>{3, 1};

@@ -38,6 +38,7 @@ JobConfig config_of(Input& input) {
   config.credit = 256U << input.below(3);
   config.eager = 512;
   config.small = input.once_in(4) ? 0 : 128;
+  config.least_shard = config.small == 0 ? 1 : 256;
   config.open_limit = 3;
   config.ring = input.once_in(8);
   config.weights = std::array<std::vector<std::uint32_t>, 4>{{{1}, {1, 1}, {3, 1}, {1, 0, 5}}}[input.below(4)];
@@ -217,8 +218,9 @@ class Job final : public ServerWorld {
       opening.failed = true;
       opening.text = std::string(input_.byte(), 't');
     }
-    const Range shard =
-        opening.bytes <= config_.small ? Range{0, opening.bytes} : shard_of(opening.bytes, config_.weights, 0);
+    const std::uint32_t home = home_of(opening.key, config_);
+    const std::vector<Share> shares = shares_of(opening.bytes, home, config_);
+    const Range shard = shares.front().server == 0 ? shares.front().shard : Range{};
     made.segment = config_.segment_for(config_.window_of(0), opening.bytes);
     const std::uint32_t first = is_gather(opening.collective)
                                     ? static_cast<std::uint32_t>(opening.bytes <= config_.small ? opening.bytes : 0)

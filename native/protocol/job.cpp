@@ -114,6 +114,9 @@ std::string problem_with(const JobConfig& config) {
     return "small operations (up to " + std::to_string(config.small) + " bytes) must fit into a segment (" +
            std::to_string(config.segment) + ") and into an opening (" + std::to_string(limits::inline_bytes) + ")";
   }
+  if (config.least_shard == 0) {
+    return "least_shard must be at least 1";
+  }
   if (config.open_limit == 0) {
     return "open_limit must be at least 1";
   }

@@ -18,6 +18,7 @@ struct JobConfig {
   std::uint32_t credit = 0;                // bytes per node and that server; at least a segment
   std::uint32_t eager = 0;                 // bytes of unanswered inline data per node and server
   std::uint32_t small = 0;                 // operations of at most so many bytes live on their home server alone
+  std::uint32_t least_shard = 1;           // bytes: larger ones have no more servers than leave each so many
   std::uint32_t open_limit = 0;            // operations open at once per node
   bool ring = false;                       // all-reduces that are not small go round the ring
   std::uint64_t rate = 0;                  // bytes a second of an operation of all ranks that the links allow, as far

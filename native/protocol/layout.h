@@ -4,14 +4,28 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/range.h"
+#include "protocol/job.h"
 
 namespace shoal {
 
 // The shard of server `index`. The shards of all servers cover [0, total) without a gap; those of equal weight
 // differ by at most one alignment unit. Servers of weight 0 get nothing. The weights' sum must be above 0.
 Range shard_of(std::uint64_t total, std::span<const std::uint32_t> weights, std::size_t index);
+
+struct Share {
+  std::uint32_t server = 0;
+  Range shard;
+
+  friend bool operator==(const Share&, const Share&) = default;
+};
+
+// The servers that work on an operation that is not a gather and does not go round the ring, ascending: its home, and
+// the others whose shards are not empty. One of at most `small` bytes has its home alone, and others have no more
+// servers than leave each `least_shard` bytes, evenly spread over all.
+std::vector<Share> shares_of(std::uint64_t bytes, std::uint32_t home, const JobConfig& config);
 
 // A member's chunk of a reduce-scatter over `total` bytes in `rows` equal rows.
 Range chunk_of(std::uint64_t total, std::uint64_t rows, std::size_t members, std::size_t index);

@@ -276,16 +276,12 @@ void Node::Impl::plan(Operation& operation) {
     part.runs.push_back({shard, sends, true});
     part.sent = part.answered = {0, shard.begin};
   };
-  const bool at_home = operation.bytes <= config_.small || operation.gathers() || takes_ring(operation);
-  if (at_home || operation.opening.failed) {
+  if (operation.gathers() || takes_ring(operation) || operation.opening.failed) {
     add(operation.home, {0, operation.bytes});
     return;
   }
-  for (std::uint32_t server = 0; server < config_.servers(); ++server) {
-    const Range shard = shard_of(operation.bytes, config_.weights, server);
-    if (!shard.empty() || server == operation.home) {
-      add(server, shard);
-    }
+  for (const Share& share : shares_of(operation.bytes, operation.home, config_)) {
+    add(share.server, share.shard);
   }
 }
 

@@ -241,8 +241,13 @@ Status Server::Impl::on_payload(LinkId link) {
   }
 }
 
-Range Server::Impl::shard_for(std::uint64_t bytes) const {
-  return bytes <= config_.small ? Range{0, bytes} : shard_of(bytes, config_.weights, index_);
+Range Server::Impl::shard_for(const wire::Opening& opening) const {
+  for (const Share& share : shares_of(opening.bytes, home_of(opening.key, config_), config_)) {
+    if (share.server == index_) {
+      return share.shard;
+    }
+  }
+  return {};
 }
 
 std::uint32_t Server::Impl::inline_of(const wire::Opening& opening) const {
@@ -251,7 +256,7 @@ std::uint32_t Server::Impl::inline_of(const wire::Opening& opening) const {
   }
   return takes_ring(opening)
              ? 0
-             : config_.inline_of(shard_for(opening.bytes).size(), config_.segment_for(window_, opening.bytes));
+             : config_.inline_of(shard_for(opening).size(), config_.segment_for(window_, opening.bytes));
 }
 
 Status Server::Impl::receive_open(std::uint32_t rank) {

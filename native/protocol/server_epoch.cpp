@@ -205,7 +205,7 @@ bool Server::Impl::is_complete(const Member& member) const {
   if (opening.finished || opening.exchange != 0) {
     return true;
   }
-  return !opening.have.empty() && RangeSet(opening.have).contains(shard_for(opening.bytes));
+  return !opening.have.empty() && RangeSet(opening.have).contains(shard_for(opening));
 }
 
 bool Server::Impl::all_complete(const Operation& operation) const {

@@ -62,7 +62,7 @@ class Server::Impl {
   // The longest opening of an operation of an epoch before.
   std::size_t carried_limit() const;
   Status check_window(const NodeState& node, const wire::Header& header) const;
-  Range shard_for(std::uint64_t bytes) const;
+  Range shard_for(const wire::Opening& opening) const;
   // What may come with this opening.
   std::uint32_t inline_of(const wire::Opening& opening) const;
   Status receive_open(std::uint32_t rank);

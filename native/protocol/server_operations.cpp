@@ -106,7 +106,7 @@ void Server::Impl::admit(Operation& operation) {
     exchange(operation);
     return;
   }
-  operation.shard = shard_for(attributes.bytes);
+  operation.shard = shard_for(attributes);
   operation.segment = config_.segment_for(window_, attributes.bytes);
   if (has_results(operation)) {
     resume(operation);

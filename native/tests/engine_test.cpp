@@ -57,6 +57,7 @@ struct Job {
     config.credit = 4 * segment;
     config.eager = 64 * 1024;
     config.small = 1024;
+    config.least_shard = 4096;
     config.open_limit = 1000;
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
       engines.push_back(std::make_unique<Engine>(rank, config));

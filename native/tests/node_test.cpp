@@ -71,7 +71,7 @@ struct Job {
 
   Status frame(const wire::Header& header, const Bytes& payload) { return ::frame(node, server_link, header, payload); }
 
-  const JobConfig config{{"a", "b"}, {"s"}, {-1}, {1}, 4096, 8192, 0, 1024, 10};
+  const JobConfig config{{"a", "b"}, {"s"}, {-1}, {1}, 4096, 8192, 0, 1024, 1, 10};
   World world;
   BufferPool pool{0};
   Node node{config, 0, world, pool};
@@ -96,7 +96,7 @@ struct TwoServers {
     return arrives(coordinator_link, {.type = Type::epoch, .epoch = 1}, wire::encode(wire::Epoch{weights, "lost"}));
   }
 
-  const JobConfig config{{"a", "b"}, {"s", "t"}, {-1, -1}, {1, 1}, 4096, 8192, 0, 1024, 10};
+  const JobConfig config{{"a", "b"}, {"s", "t"}, {-1, -1}, {1, 1}, 4096, 8192, 0, 1024, 1, 10};
   World world;
   BufferPool pool{0};
   Node node{config, 0, world, pool};

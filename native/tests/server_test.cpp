@@ -91,7 +91,7 @@ struct Job {
   }
 
   static JobConfig make_config() {
-    JobConfig config{{"a", "b", "c"}, {"s"}, {-1}, {1}, 4096, 8192, 1024, 1024, 10};
+    JobConfig config{{"a", "b", "c"}, {"s"}, {-1}, {1}, 4096, 8192, 1024, 1024, 1, 10};
     CHECK_EQ(problem_with(config), "");
     return config;
   }

@@ -118,6 +118,7 @@ class JobConfig:
         credit: int,
         eager: int,
         small: int,
+        least_shard: int,
         open_limit: int,
         peer_timeout: int,
         ring: bool = False,

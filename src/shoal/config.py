@@ -71,6 +71,7 @@ class Limits:
 
     ``segment``: the unit on the wire. ``credit``: what a node may have sent to a server without a result. ``eager``:
     unanswered inline data per node and server. ``small``: operations up to so many bytes live on one server.
+    ``least_shard``: larger ones have no more servers than leave each so many bytes.
     ``open_limit``: operations open at once per node. Raises ConfigurationError for what cannot work.
     """
 
@@ -78,6 +79,7 @@ class Limits:
     credit: int = 262144
     eager: int = 262144
     small: int = 16384
+    least_shard: int = 16384
     open_limit: int = 4096
 
     def __post_init__(self) -> None:
@@ -90,6 +92,9 @@ class Limits:
         _require(
             0 <= self.small <= min(self.segment, LARGEST_SMALL),
             f"small={self.small} must be from 0 to a segment ({self.segment}), at most {LARGEST_SMALL}",
+        )
+        _require(
+            0 < self.least_shard <= _LARGEST_UNSIGNED, f"least_shard={self.least_shard} must be from 1 to 2^32 - 1"
         )
         _require(0 < self.open_limit <= _LARGEST_UNSIGNED, f"open_limit={self.open_limit} must be from 1 to 2^32 - 1")
 

@@ -228,6 +228,7 @@ def _core_config(terms: JobTerms, address: Address) -> _native.JobConfig:
         credit=terms.limits.credit,
         eager=terms.limits.eager,
         small=terms.limits.small,
+        least_shard=terms.limits.least_shard,
         open_limit=terms.limits.open_limit,
         peer_timeout=terms.peer_timeout,
         ring=terms.algorithm == "ring",

@@ -60,6 +60,7 @@ def native_config(joined: Joined) -> _native.JobConfig:
         credit=welcome.limits.credit,
         eager=welcome.limits.eager,
         small=welcome.limits.small,
+        least_shard=welcome.limits.least_shard,
         open_limit=welcome.limits.open_limit,
         peer_timeout=welcome.peer_timeout,
         ring=welcome.terms.algorithm == "ring",

@@ -1,8 +1,9 @@
 """The limits of a job from its size and what was measured of its network.
 
-Three rules. What all nodes may have in flight toward one port stays above what the wire holds and below what a switch's
+Four rules. What all nodes may have in flight toward one port stays above what the wire holds and below what a switch's
 queue holds. That is two segments of every node, so that one is on its way while the other is answered. A segment is not so
-small that waking up for each costs more time than its bytes.
+small that waking up for each costs more time than its bytes. And an operation has no more servers than are worth their
+frames. docs/decisions/windows.md and shards.md have figures.
 """
 
 from collections.abc import Mapping
@@ -30,6 +31,9 @@ _SEGMENT_STEP = 256
 _LARGEST_SEGMENT = 64 * KIB
 _LARGEST_SMALL = 16 * KIB
 
+# Seconds of a processor that one more server costs a node: a frame there and a frame back.
+_FRAMES = 10e-6
+
 
 def limits_for(network: Network | None, flows: int, overrides: Mapping[str, int]) -> Limits:
     """``network``: None if nothing was measured: one machine, where the defaults are good. ``flows``: connections from
@@ -52,7 +56,13 @@ def _limits_of(network: Network, flows: int) -> Limits:
     each = in_flight(network) // flows
     segment = min(_LARGEST_SEGMENT, max(_rounded(each // _SEGMENTS_OF_WINDOW, _SEGMENT_STEP), _least_segment(network)))
     credit = max(segment, _rounded(each, segment))
-    return Limits(segment=segment, credit=credit, eager=credit, small=min(_LARGEST_SMALL, segment))
+    return Limits(
+        segment=segment,
+        credit=credit,
+        eager=credit,
+        small=min(_LARGEST_SMALL, segment),
+        least_shard=_least_shard(network),
+    )
 
 
 def in_flight(network: Network) -> int:
@@ -64,6 +74,10 @@ def in_flight(network: Network) -> int:
 def _least_segment(network: Network) -> int:
     enough = network.rate // _MOST_SEGMENTS
     return max(_SEGMENT_STEP, _rounded(enough + _SEGMENT_STEP - 1, _SEGMENT_STEP))
+
+
+def _least_shard(network: Network) -> int:
+    return max(SEGMENT_ALIGNMENT, round(network.rate * _FRAMES))
 
 
 def _rounded(size: int, step: int) -> int:

@@ -98,6 +98,7 @@ def test_a_job_comes_back_as_it_was() -> None:
         ("credit", 1),
         ("eager", 2**32),
         ("small", 262145),
+        ("least_shard", 0),
         ("open_limit", 0),
         ("peer_timeout", 0),
         ("peer_timeout", 86401),

@@ -45,6 +45,12 @@ def test_many_nodes_still_fit_into_a_port() -> None:
     assert (found.segment, found.credit) == (1792, 3584)
 
 
+@given(networks, st.integers(2, 64))
+def test_no_server_has_less_than_a_link_moves_while_two_frames_are_handled(measured: Network, flows: int) -> None:
+    found = limits_for(measured, flows, {})
+    assert found.least_shard == max(64, round(measured.rate * 10e-6))
+
+
 def test_a_faster_network_has_more_in_flight() -> None:
     assert in_flight(network(GIGABIT)) < in_flight(network(10 * GIGABIT)) < in_flight(network(10 * GIGABIT, 1e-3))
 
@@ -57,6 +63,7 @@ def test_a_faster_network_has_more_in_flight() -> None:
             "segment": st.integers(1, 4096).map(lambda units: 64 * units),
             "credit": st.integers(262144, 2**32 - 1),
             "eager": st.integers(0, 2**32 - 1),
+            "least_shard": st.integers(1, 2**32 - 1),
             "open_limit": st.integers(1, 2**32 - 1),
         },
     ),
@@ -67,7 +74,7 @@ def test_what_is_given_by_hand_stays(measured: Network, overrides: dict[str, int
 
 
 def test_all_limits_given_leave_nothing_to_find() -> None:
-    smallest = Limits(segment=64, credit=64, eager=0, small=0, open_limit=1)
+    smallest = Limits(segment=64, credit=64, eager=0, small=0, least_shard=1, open_limit=1)
     assert limits_for(network(GIGABIT), 4, overrides_of(smallest)) == smallest
 
 
