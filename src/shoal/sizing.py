@@ -2,8 +2,8 @@
 
 Four rules. What all nodes may have in flight toward one port stays above what the wire holds and below what a switch's
 queue holds. That is two segments of every node, so that one is on its way while the other is answered. A segment is not so
-small that waking up for each costs more time than its bytes. And an operation has no more servers than are worth their
-frames. docs/decisions/windows.md and shards.md have figures.
+small that waking up for each costs more time than its bytes; where two of the smallest of all nodes are too many, a node has
+one. And an operation has no more servers than are worth their frames. docs/decisions/windows.md and shards.md have figures.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,15 @@ _LEAST_IN_FLIGHT = 240 * KIB
 _MOST_IN_FLIGHT = 4096 * KIB
 
 # Seconds until a process answers what has arrived, beside the network's round trip.
-_WAKE_UP = 100e-6
+_WAKE_UP = 200e-6
 
 # A port's segments a second: more keep a processor busy with wake-ups alone.
 _MOST_SEGMENTS = 60_000
+
+# Two of the smallest segments of every node may be more in flight than that: so many bytes, or so many seconds of the wire.
+# About half of it is in the port's queue at any time.
+_MOST_OF_SMALLEST = 768 * KIB
+_MOST_SECONDS_OF_SMALLEST = 1e-3
 
 _SEGMENTS_OF_WINDOW = 2
 _SEGMENT_STEP = 256
@@ -55,7 +60,8 @@ def limits_for(network: Network | None, flows: int, overrides: Mapping[str, int]
 def _limits_of(network: Network, flows: int) -> Limits:
     each = in_flight(network) // flows
     segment = min(_LARGEST_SEGMENT, max(_rounded(each // _SEGMENTS_OF_WINDOW, _SEGMENT_STEP), _least_segment(network)))
-    credit = max(segment, _rounded(each, segment))
+    window = _SEGMENTS_OF_WINDOW * segment
+    credit = max(window if window * flows <= most_of_smallest(network) else segment, _rounded(each, segment))
     return Limits(
         segment=segment,
         credit=credit,
@@ -69,6 +75,11 @@ def in_flight(network: Network) -> int:
     """Bytes that all nodes together may have unanswered toward one server."""
     wire = network.rate * (network.round_trip + _WAKE_UP)
     return round(min(_MOST_IN_FLIGHT, max(_LEAST_IN_FLIGHT, _ROUND_TRIPS * wire)))
+
+
+def most_of_smallest(network: Network) -> int:
+    """The same, where segments are as small as they get."""
+    return round(max(_MOST_OF_SMALLEST, min(_MOST_IN_FLIGHT, network.rate * _MOST_SECONDS_OF_SMALLEST)))
 
 
 def _least_segment(network: Network) -> int:

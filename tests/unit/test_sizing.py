@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from shoal.config import Limits, overrides_of
 from shoal.errors import ConfigurationError
 from shoal.network import Network
-from shoal.sizing import KIB, in_flight, limits_for
+from shoal.sizing import KIB, in_flight, limits_for, most_of_smallest
 
 GIGABIT, FOUR_HUNDRED_MEGABIT = 119_600_000, 47_800_000
 networks = st.builds(
@@ -34,8 +34,9 @@ def test_what_all_may_send_fits_into_a_port(measured: Network, flows: int) -> No
     found = limits_for(measured, flows, {})
     assert 240 * KIB <= in_flight(measured) <= 4096 * KIB
     assert found.segment <= found.credit
-    # Less than a segment cannot be granted, so only many flows may pass the rule.
-    assert found.credit * flows <= in_flight(measured) or found.credit == found.segment
+    # Segments are not smaller than is worth their frames, so many flows may pass the rule: less than one cannot be granted.
+    most = max(in_flight(measured), most_of_smallest(measured))
+    assert found.credit * flows <= most or found.credit == found.segment
     assert found.segment % 256 == 0
     assert 256 <= found.segment <= 64 * KIB
 
@@ -43,6 +44,21 @@ def test_what_all_may_send_fits_into_a_port(measured: Network, flows: int) -> No
 def test_many_nodes_still_fit_into_a_port() -> None:
     found = limits_for(network(FOUR_HUNDRED_MEGABIT), 64, {})
     assert (found.segment, found.credit) == (1792, 3584)
+
+
+# Those of `two_of_the_smallest_segments_fill_links...` in native/tests/rated_test.cpp.
+@pytest.mark.parametrize(
+    ("rate", "nodes", "segment"), [(GIGABIT, 64, 2048), (5 * GIGABIT // 2, 32, 5120), (5 * GIGABIT, 16, 9984)]
+)
+def test_a_window_of_the_smallest_segments_is_two(rate: int, nodes: int, segment: int) -> None:
+    found = limits_for(network(rate), nodes, {})
+    assert found.segment == pytest.approx(segment, rel=0.02)
+    assert found.credit == 2 * found.segment
+
+
+def test_two_of_the_smallest_segments_are_too_many_for_the_port_of_very_many_nodes() -> None:
+    found = limits_for(network(GIGABIT), 256, {})
+    assert found.credit == found.segment
 
 
 @given(networks, st.integers(2, 64))
