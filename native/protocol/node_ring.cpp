@@ -15,6 +15,7 @@
 // gradients: Baidu, "Bringing HPC Techniques to Deep Learning" (2017).
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "protocol/node_impl.h"
@@ -94,7 +95,9 @@ std::uint32_t Node::Impl::ring_neighbour(const Operation& operation, std::size_t
 void Node::Impl::start_ring_link(Operation& operation, std::uint32_t rank) {
   node::Ring& ring = *operation.ring;
   if (rank == ring_neighbour(operation, operation.group->ranks.size() - 1) && ring.granted == 0) {
-    ring.granted = std::min<std::uint64_t>(config_.credit, ring.incoming.bytes);
+    // A server's port has the windows of all members to share out, and here is one sender alone.
+    const std::uint64_t all = std::uint64_t{config_.credit} * operation.group->ranks.size();
+    ring.granted = std::min({all, ring.incoming.bytes, std::uint64_t{std::numeric_limits<std::uint32_t>::max()}});
     send_to_peer(
         rank,
         {.type = Type::grant, .operation = operation.exchange.id, .credit = static_cast<std::uint32_t>(ring.granted)});

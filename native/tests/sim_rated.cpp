@@ -35,6 +35,7 @@ constexpr const char* usage =
   --foreign reno            a bulk flow of somebody else on every link, in each direction; a number instead of reno: so
                             many packets on their way, whatever happens to them
   --start 0s                when the ranks submit; the flows of others begin at 0
+  --ring                    instead of servers
   --pace                    the job knows what its links allow, and windows follow the network
   --seed 1                  of the moments of submission and of jitter
 
@@ -48,6 +49,7 @@ struct Options {
   std::uint32_t credit = 16 * 1024;
   HostSettings host;
   bool pace = false;
+  bool ring = false;
   std::optional<std::uint32_t> foreign;  // window
   Setup setup;
 };
@@ -117,6 +119,8 @@ bool parse(int argc, char** argv, Options& options) {
     const auto reader = readers.find(word);
     if (word == "--pace") {
       options.pace = true;
+    } else if (word == "--ring") {
+      options.ring = true;
     } else if (reader == readers.end() || i + 1 == argc || !reader->second(options, argv[++i])) {
       std::cerr << "shoal_simulate rated: cannot read '" << word << "' or its value\n\n" << usage;
       return false;
@@ -130,6 +134,7 @@ Setup setup_of(const Options& options) {
   const Setup even = even_setup(options.nodes, options.servers, options.host, options.segment, options.credit);
   Setup setup = options.setup;
   setup.config = even.config;
+  setup.config.ring = options.ring;
   setup.fabric.hosts = even.fabric.hosts;
   if (options.pace) {
     setup.config.rate = static_cast<std::uint64_t>(options.nodes == 1 ? 0 : 1 / bound(setup, 1));
