@@ -118,7 +118,9 @@ void Server::Impl::admit(Operation& operation) {
     return;
   }
   std::vector<std::size_t> inlined;
-  for (std::size_t i = 0; i < operation.members.size(); ++i) {
+  // Rotated like the results: what the members then send does not all meet at one server.
+  for (std::size_t turn = 0; turn < operation.members.size(); ++turn) {
+    const std::size_t i = (index_ + turn) % operation.members.size();
     Member& member = operation.members[i];
     if (!operation.is_contributor(i)) {
       member.inline_data = Contribution{};

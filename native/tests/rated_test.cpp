@@ -201,7 +201,7 @@ TEST(sixty_four_nodes_and_servers_with_256_kib_on_their_way_toward_a_port_do_not
 }
 
 // The smallest segments that sizing.py chooses, two of each node; tests/unit/test_sizing.py. With one a window these
-// take 1.24, 1.38 and 1.72 times the bound.
+// take 1.21, 1.41 and 1.76 times the bound.
 TEST(two_of_the_smallest_segments_fill_links_that_are_faster_or_nodes_that_are_more) {
   struct Case {
     double rate;
@@ -220,11 +220,11 @@ TEST(two_of_the_smallest_segments_fill_links_that_are_faster_or_nodes_that_are_m
   }
 }
 
-TEST(sixty_four_nodes_and_servers_with_the_windows_of_eight_do) {
-  Setup setup = even_setup(64, 64, host, 8 * kib, 16 * kib);
-  setup.bytes = 4'000'000;
+TEST(sixty_four_nodes_and_servers_with_sixteen_times_as_much_do) {
+  Setup setup = even_setup(64, 64, host, 32 * kib, 64 * kib);
+  setup.bytes = 12'000'000;
   const Report report = ran(setup);
-  CHECK(ratio(setup, report) > 2);
+  CHECK(ratio(setup, report) > 1.5);
   CHECK(report.counts.timeouts > 0);
 }
 
@@ -297,10 +297,38 @@ TEST(the_same_setup_gives_the_same_report) {
   CHECK(ran(setup).time != one.time);
 }
 
-TEST(the_ring_runs_on_it_too) {
-  Setup setup = even_setup(4, 0, host, 16 * kib, 64 * kib);
+// Openings, admissions and results each go round in an order that depends on who sends them: nobody's port is
+// everybody's first. With admissions in the order of the members these take 2.0, 1.56 and 1.30 times the bound.
+TEST(arrays_of_a_few_segments_a_server_do_not_meet_at_one_port) {
+  struct Case {
+    std::uint64_t bytes;
+    double most;
+  };
+  for (const Case& each : {Case{256 * kib, 1.8}, Case{512 * kib, 1.45}, Case{900'000, 1.25}}) {
+    Setup setup = even_setup(8, 8, HostSettings{125e6, 256 * kib, 0}, 15 * kib, 30 * kib);
+    setup.fabric.delay = 25'000;
+    setup.bytes = each.bytes;
+    setup.rounds = 3;
+    CHECK(ratio(setup, ran(setup)) < each.most);
+  }
+}
+
+TEST(a_ring_fills_wires_with_the_windows_of_servers) {
+  Setup setup = even_setup(8, 0, host, 15 * kib, 30 * kib);
   setup.config.ring = true;
-  CHECK(ratio(setup, ran(setup)) < 1.1);
+  CHECK(ratio(setup, ran(setup)) < 1.05);
+}
+
+// Two hops instead of 2(n-1). Where every host has a processor of its own, as in no lab of one machine.
+TEST(servers_in_the_nodes_are_faster_than_a_ring_for_small_arrays) {
+  for (const std::uint64_t bytes : {17 * kib, 32 * kib, 64 * kib, 128 * kib}) {
+    Setup setup = even_setup(8, 0, host, 15 * kib, 30 * kib);
+    setup.bytes = bytes;
+    setup.rounds = 3;
+    const double servers = ratio(setup, ran(setup));
+    setup.config.ring = true;
+    CHECK(servers < ratio(setup, ran(setup)));
+  }
 }
 
 TEST(a_setup_that_cannot_be_is_refused) {
