@@ -99,6 +99,9 @@ std::optional<shm::Uplink> Rooms::uplink_of(const std::vector<std::uint32_t>& ra
     uplink.largest = std::max(uplink.largest, size);
   }
   uplink.weights = config_.weights;
+  uplink.shared_from =
+      config_.least_shard * static_cast<std::uint64_t>(std::count_if(config_.weights.begin(), config_.weights.end(),
+                                                                     [](std::uint32_t weight) { return weight > 0; }));
   if (sizes.contains(rank_)) {
     uplink.group = make_group_of_nodes(std::move(leaders));
   }

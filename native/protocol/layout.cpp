@@ -15,17 +15,20 @@ std::uint64_t share(std::uint64_t units, std::uint64_t part, std::uint64_t whole
   return static_cast<std::uint64_t>(static_cast<Wide>(units) * part / whole);
 }
 
+// What lies between two cumulative weights.
+Range between(std::uint64_t total, std::uint64_t before, std::uint64_t after, std::uint64_t whole) {
+  constexpr std::uint64_t unit = limits::shard_alignment;
+  const std::uint64_t units = (total + unit - 1) / unit;
+  return {std::min(share(units, before, whole) * unit, total), std::min(share(units, after, whole) * unit, total)};
+}
+
 }  // namespace
 
 Range shard_of(std::uint64_t total, std::span<const std::uint32_t> weights, std::size_t index) {
-  constexpr std::uint64_t unit = limits::shard_alignment;
   const std::uint64_t whole = std::accumulate(weights.begin(), weights.end(), std::uint64_t{0});
   const std::uint64_t before =
       std::accumulate(weights.begin(), weights.begin() + static_cast<std::ptrdiff_t>(index), std::uint64_t{0});
-  const std::uint64_t units = (total + unit - 1) / unit;
-  const std::uint64_t begin = share(units, before, whole) * unit;
-  const std::uint64_t end = share(units, before + weights[index], whole) * unit;
-  return {std::min(begin, total), std::min(end, total)};
+  return between(total, before, before + weights[index], whole);
 }
 
 std::vector<Share> shares_of(std::uint64_t bytes, std::uint32_t home, const JobConfig& config) {
@@ -45,15 +48,19 @@ std::vector<Share> shares_of(std::uint64_t bytes, std::uint32_t home, const JobC
     servers[nth] = in_use[(place + nth * in_use.size() / count) % in_use.size()];
   }
   std::sort(servers.begin(), servers.end());
-  std::vector<std::uint32_t> weights(count);
-  std::transform(servers.begin(), servers.end(), weights.begin(),
-                 [&config](std::uint32_t server) { return config.weights[server]; });
+  std::uint64_t whole = 0;
+  for (const std::uint32_t server : servers) {
+    whole += config.weights[server];
+  }
   std::vector<Share> shares;
-  for (std::size_t nth = 0; nth < count; ++nth) {
-    const Range shard = shard_of(bytes, weights, nth);
-    if (!shard.empty() || servers[nth] == home) {
-      shares.push_back({servers[nth], shard});
+  std::uint64_t before = 0;
+  for (const std::uint32_t server : servers) {
+    const std::uint64_t after = before + config.weights[server];
+    const Range shard = between(bytes, before, after, whole);
+    if (!shard.empty() || server == home) {
+      shares.push_back({server, shard});
     }
+    before = after;
   }
   return shares;
 }

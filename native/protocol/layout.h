@@ -24,7 +24,7 @@ struct Share {
 
 // The servers that work on an operation that is not a gather and does not go round the ring, ascending: its home, and
 // the others whose shards are not empty. One of at most `small` bytes has its home alone, and others have no more
-// servers than leave each `least_shard` bytes, evenly spread over all.
+// servers than leave each `least_shard` bytes on average, evenly spread over all.
 std::vector<Share> shares_of(std::uint64_t bytes, std::uint32_t home, const JobConfig& config);
 
 // A member's chunk of a reduce-scatter over `total` bytes in `rows` equal rows.

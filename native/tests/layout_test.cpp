@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "check.h"

@@ -27,7 +27,7 @@ _WAKE_UP = 200e-6
 _MOST_SEGMENTS = 60_000
 
 # Two of the smallest segments of every node may be more in flight than that: so many bytes, or so many seconds of the wire.
-# About half of it is in the port's queue at any time.
+# At worst half of it, one segment of each, is in the port's queue.
 _MOST_OF_SMALLEST = 768 * KIB
 _MOST_SECONDS_OF_SMALLEST = 1e-3
 

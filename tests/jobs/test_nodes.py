@@ -51,6 +51,22 @@ def test_the_same_bits_on_every_run() -> None:
     assert len({one for ranks in bits for one in ranks}) == 1
 
 
+def sums_of_middle_sizes() -> None:
+    shoal.init()
+    generator = np.random.default_rng(11)
+    for kib in (17, 31, 33, 48, 63, 65, 127, 129, 200):
+        values = generator.uniform(-1, 1, (shoal.size(), kib * 256)).astype(np.float32)
+        handles = [shoal.allreduce_async(values[shoal.rank()], op="sum", name=f"{kib}/{turn}") for turn in range(4)]
+        for handle in handles:
+            np.testing.assert_allclose(handle.wait(), values.sum(axis=0), atol=1e-5)
+    shoal.shutdown()
+
+
+# Of one server, of some and of all, `least_shard` being 16 KiB on one machine.
+def test_arrays_that_not_all_servers_work_on() -> None:
+    run_ranks(sums_of_middle_sizes, 8, nodes=2, servers=6, timeout=60)
+
+
 def means_of_sixteen_bits() -> None:
     shoal.init()
     generator = np.random.default_rng(7)

@@ -61,10 +61,9 @@ def test_two_of_the_smallest_segments_are_too_many_for_the_port_of_very_many_nod
     assert found.credit == found.segment
 
 
-@given(networks, st.integers(2, 64))
-def test_no_server_has_less_than_a_link_moves_while_two_frames_are_handled(measured: Network, flows: int) -> None:
-    found = limits_for(measured, flows, {})
-    assert found.least_shard == max(64, round(measured.rate * 10e-6))
+@pytest.mark.parametrize(("rate", "expected"), [(GIGABIT, 1196), (25 * GIGABIT, 29_900), (10_000, 64)])
+def test_a_shard_is_what_a_link_moves_while_two_frames_are_handled(rate: int, expected: int) -> None:
+    assert limits_for(network(rate), 8, {}).least_shard == expected
 
 
 def test_a_faster_network_has_more_in_flight() -> None:

@@ -17,7 +17,8 @@ namespace shoal::shm {
 class Chunks {
  public:
   Chunks() = default;
-  // `chunk`: bytes of the largest. `weights`: of the servers; none: the operation stays here, in one shard.
+  // `chunk`: bytes of the largest. `weights`: of the servers; none: the operation stays here, or goes to some servers
+  // only: one shard.
   Chunks(std::uint64_t bytes, std::uint64_t chunk, std::span<const std::uint32_t> weights = {});
 
   std::uint64_t count() const { return shards_.size() * turns_; }

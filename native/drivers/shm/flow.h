@@ -62,7 +62,7 @@ struct Transfer {
   std::vector<std::uint32_t> order;  // the ranks, as their contributions are added
   double divisor = 1;                // of a mean
   bool up = false;
-  std::span<const std::uint32_t> weights;  // of the servers that it goes up to (chunks.h): while it is admitted
+  std::span<const std::uint32_t> weights;  // of the servers, if it goes up to all (chunks.h): while it is admitted
   Arrays arrays;                           // of all ranks; outputs of the first alone if it goes up
   // Of all but all-reduces. With an operator each rank gets the sum of its block, without one it gets copies.
   std::optional<Blocks> blocks;

@@ -68,6 +68,7 @@ struct Uplink {
   std::uint32_t ranks = 0;             // that are added in all
   std::uint32_t largest = 0;           // ranks of the largest node
   std::vector<std::uint32_t> weights;  // of the servers: what each averages (protocol/layout.h)
+  std::uint64_t shared_from = 0;       // bytes of an operation that all of them work on
 };
 
 class Room {

@@ -436,7 +436,9 @@ void Room::Impl::flow(Operation& operation) {
     transfer.op = partial.op;
     transfer.divisor = partial.divisor;
     transfer.up = true;
-    transfer.weights = uplink.weights;
+    if (transfer.bytes >= uplink.shared_from) {
+      transfer.weights = uplink.weights;
+    }
     transfer.arrays = arrays_of(operation);
     operation.lent = transfer.arrays.empty() ? nullptr : transfer.arrays.outputs.front();
   } else if (s.collective == Collective::all_reduce) {

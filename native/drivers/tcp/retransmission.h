@@ -17,7 +17,7 @@ struct tcp_info;
 
 namespace shoal::tcp {
 
-// The least time, in microseconds: TCP_RTO_MIN_US, which older headers lack.
+// The socket option of a retransmission timer's least time, in microseconds: TCP_RTO_MIN_US, which older headers lack.
 inline constexpr int least_timer_option = 45;
 
 class Retransmission {
