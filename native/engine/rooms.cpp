@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "drivers/shm/areas.h"
+#include "protocol/layout.h"
 
 namespace shoal::engine {
 
@@ -99,9 +100,7 @@ std::optional<shm::Uplink> Rooms::uplink_of(const std::vector<std::uint32_t>& ra
     uplink.largest = std::max(uplink.largest, size);
   }
   uplink.weights = config_.weights;
-  uplink.shared_from =
-      config_.least_shard * static_cast<std::uint64_t>(std::count_if(config_.weights.begin(), config_.weights.end(),
-                                                                     [](std::uint32_t weight) { return weight > 0; }));
+  uplink.shared_from = shared_from(config_);
   if (sizes.contains(rank_)) {
     uplink.group = make_group_of_nodes(std::move(leaders));
   }

@@ -22,6 +22,16 @@ Range between(std::uint64_t total, std::uint64_t before, std::uint64_t after, st
   return {std::min(share(units, before, whole) * unit, total), std::min(share(units, after, whole) * unit, total)};
 }
 
+std::vector<std::uint32_t> servers_in_use(const JobConfig& config) {
+  std::vector<std::uint32_t> in_use;
+  for (std::uint32_t server = 0; server < config.servers(); ++server) {
+    if (config.weights[server] > 0) {
+      in_use.push_back(server);
+    }
+  }
+  return in_use;
+}
+
 }  // namespace
 
 Range shard_of(std::uint64_t total, std::span<const std::uint32_t> weights, std::size_t index) {
@@ -35,12 +45,7 @@ std::vector<Share> shares_of(std::uint64_t bytes, std::uint32_t home, const JobC
   if (bytes <= config.small) {
     return {{home, {0, bytes}}};
   }
-  std::vector<std::uint32_t> in_use;
-  for (std::uint32_t server = 0; server < config.servers(); ++server) {
-    if (config.weights[server] > 0) {
-      in_use.push_back(server);
-    }
-  }
+  const std::vector<std::uint32_t> in_use = servers_in_use(config);
   const std::size_t count = std::clamp<std::uint64_t>(bytes / config.least_shard, 1, in_use.size());
   const auto place = static_cast<std::size_t>(std::find(in_use.begin(), in_use.end(), home) - in_use.begin());
   std::vector<std::uint32_t> servers(count);
@@ -63,6 +68,10 @@ std::vector<Share> shares_of(std::uint64_t bytes, std::uint32_t home, const JobC
     before = after;
   }
   return shares;
+}
+
+std::uint64_t shared_from(const JobConfig& config) {
+  return std::uint64_t{config.least_shard} * servers_in_use(config).size();
 }
 
 Range chunk_of(std::uint64_t total, std::uint64_t rows, std::size_t members, std::size_t index) {

@@ -27,6 +27,9 @@ struct Share {
 // servers than leave each `least_shard` bytes on average, evenly spread over all.
 std::vector<Share> shares_of(std::uint64_t bytes, std::uint32_t home, const JobConfig& config);
 
+// Of so many bytes on, all servers with a weight above zero work on an operation.
+std::uint64_t shared_from(const JobConfig& config);
+
 // A member's chunk of a reduce-scatter over `total` bytes in `rows` equal rows.
 Range chunk_of(std::uint64_t total, std::uint64_t rows, std::size_t members, std::size_t index);
 

@@ -42,7 +42,8 @@ TEST(others_have_as_many_servers_as_leave_each_the_least_shard) {
   CHECK(servers_of(shares_of(2000, 3, config)) == (std::vector<std::uint32_t>{3, 7}));
   CHECK(servers_of(shares_of(3000, 3, config)) == (std::vector<std::uint32_t>{0, 3, 5}));
   CHECK(servers_of(shares_of(4000, 3, config)) == (std::vector<std::uint32_t>{1, 3, 5, 7}));
-  CHECK_EQ(shares_of(8000, 3, config).size(), 8U);
+  CHECK_EQ(shares_of(shared_from(config) - 1, 3, config).size(), 7U);
+  CHECK_EQ(shares_of(shared_from(config), 3, config).size(), 8U);
   CHECK_EQ(shares_of(1'000'000, 3, config).size(), 8U);
 }
 
