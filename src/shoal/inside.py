@@ -95,10 +95,9 @@ class Giver:
         self._listener.close()
 
     async def _give_all(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                link, _ = await loop.sock_accept(self._listener)
+                link = await links.accept(self._listener)
             except OSError as error:
                 # The caller has gone again, or descriptors have run out: neither is the listener's end.
                 _log.debug("rank %d could not let a rank of its node in: %s", self._node.rank, links.why(error))
@@ -131,16 +130,10 @@ async def receive(node: Node) -> "_native.SharedMemory":
 
 
 async def _receive(node: Node) -> int:
-    loop = asyncio.get_running_loop()
     with contextlib.closing(await _connect(node)) as link:
         _check_user(link)
         await links.authenticate_client(link, Client(node.secret, Role.MEMORY, node.rank, incarnation=node.incarnation))
-        readable = asyncio.Event()
-        loop.add_reader(link, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(link)
+        await links.readable(link)
         _, descriptors, _, _ = socket.recv_fds(link, 1, 1, socket.MSG_CMSG_CLOEXEC)
     if not descriptors:
         raise OSError(f"rank {node.ranks[0]} has no memory to share")

@@ -65,6 +65,29 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
+async def readable(link: socket.socket) -> None:
+    """Until there is something to read, or to accept."""
+    loop = asyncio.get_running_loop()
+    something = asyncio.Event()
+    loop.add_reader(link, something.set)
+    try:
+        await something.wait()
+    finally:
+        loop.remove_reader(link)
+
+
+async def accept(listener: socket.socket) -> socket.socket:
+    """The next caller. ``listener``: non-blocking. Raises OSError.
+
+    Cancelled, it loses none. The event loop's own sock_accept does: a caller that comes in the same turn as the
+    cancellation stays open until the garbage collector finds it.
+    """
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return listener.accept()[0]
+        await readable(listener)
+
+
 async def receive_exactly(link: socket.socket, count: int) -> bytes:
     """The next ``count`` bytes and not one more. Raises Closed, OSError."""
     loop = asyncio.get_running_loop()
@@ -338,7 +361,7 @@ class Acceptor:
     async def _accept(self) -> socket.socket:
         while True:
             try:
-                link, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                link = await accept(self._listener)
                 congestion.settle(link)
                 return watched(Connection.adopt(link))
             except OSError as error:

@@ -101,6 +101,7 @@ class Lab:
         commands.batch("ip", [f"netns add {name}" for name in self._namespaces])
         commands.batch("ip", links.switch_lines(self._places, mtu), switch)
         commands.batch("bridge", links.forwarding_lines(self._places), switch)
+        links.without_firewall(switch)
         for place in self._places:
             commands.batch("ip", links.host_lines(place, self._places), place.namespace)
 
