@@ -33,9 +33,10 @@ constexpr std::size_t bytes_of_a_short_turn = 16 * 1024;
 // Frames are gathered from at most so many pieces of memory, three a frame; the kernel's limit is 1024.
 constexpr std::size_t pieces_per_call = 192;
 
-// Where small frames are expected, what follows the present payload is read ahead, many frames at once or all of one,
-// and copied from there. Among large payloads only the next header is: its own payload shall go to its place directly.
-constexpr std::size_t ahead_bytes = 16 * 1024;
+// Where frames are of at most so many bytes, what follows the present payload is read ahead, many frames at once or all
+// of one, and copied from there: a copy takes less time than another call, after which the kernel acknowledges again.
+// Among larger payloads only the next header is: its own payload shall go to its place directly.
+constexpr std::size_t ahead_bytes = std::size_t{64} * 1024 + wire::header_bytes;
 
 // What the kernel says of a connection; nothing of sockets that are not TCP.
 std::optional<tcp_info> info_of(int socket) {
@@ -184,7 +185,8 @@ Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
   while (budget > 0 || holds_bytes()) {
     const std::span<std::byte> place = reader_.place();
     const std::size_t into_place = place.size();
-    const std::size_t into_ahead = reader_.last_length() < ahead_bytes ? ahead_bytes : wire::header_bytes;
+    const bool fits = reader_.last_length() + wire::header_bytes <= ahead_bytes;
+    const std::size_t into_ahead = fits ? ahead_bytes : wire::header_bytes;
     const std::array<iovec, 2> vectors{iovec{place.data(), into_place}, iovec{ahead.data(), into_ahead}};
     const std::size_t first = into_place == 0 ? 1 : 0;
     const ssize_t read = tls_ == nullptr
