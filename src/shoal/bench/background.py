@@ -61,7 +61,7 @@ class Notes:
 
     def __init__(self, path: Path, alive: Callable[[], None]) -> None:
         deadline = time.monotonic() + _WAIT
-        while not path.exists() or COUNT.unpack(path.read_bytes()[: COUNT.size])[0] < 2:
+        while not _has_begun(path):
             alive()
             if time.monotonic() > deadline:
                 raise ConfigurationError(f"a flow in the background has not begun in {_WAIT:g} s")
@@ -78,6 +78,15 @@ class Notes:
         (count,) = COUNT.unpack_from(self._map)
         numbers = range(max(0, count - _MOST_NOTES + 1), count)
         return [NOTE.unpack_from(self._map, _offset(number)) for number in numbers]
+
+
+def _has_begun(path: Path) -> bool:
+    """Whether it has two notes. At first the file is not there, and then empty."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        head = file.read(COUNT.size)
+    return len(head) == COUNT.size and COUNT.unpack(head)[0] >= 2
 
 
 def _offset(number: int) -> int:
