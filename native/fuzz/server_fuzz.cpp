@@ -17,6 +17,7 @@
 #include "protocol/layout.h"
 #include "protocol/server.h"
 #include "reduce/reduce.h"
+#include "wire/crc32c.h"
 
 using namespace shoal;
 using fuzz::Frame;

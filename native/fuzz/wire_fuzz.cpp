@@ -3,6 +3,7 @@
 #include "base/limits.h"
 #include "fuzz/input.h"
 #include "wire/bytes.h"
+#include "wire/crc32c.h"
 #include "wire/epoch.h"
 #include "wire/frame.h"
 #include "wire/late.h"

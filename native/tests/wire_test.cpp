@@ -2,9 +2,11 @@
 #include <array>
 #include <cstring>
 #include <random>
+#include <vector>
 
 #include "base/limits.h"
 #include "check.h"
+#include "wire/crc32c.h"
 #include "wire/epoch.h"
 #include "wire/frame.h"
 #include "wire/late.h"
@@ -15,6 +17,19 @@ using namespace shoal;
 TEST(crc_of_the_standard_check_string) {
   const char* text = "123456789";
   CHECK_EQ(wire::crc32c(std::as_bytes(std::span(text, 9))), 0xE3069283U);
+}
+
+TEST(crc_of_any_length_is_that_of_its_polynomial) {
+  std::vector<std::byte> bytes;
+  std::uint32_t state = 0xFFFFFFFFU;
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    CHECK_EQ(wire::crc32c(bytes), ~state);
+    bytes.push_back(static_cast<std::byte>(i * 37 + 11));
+    state ^= static_cast<std::uint32_t>(bytes.back());
+    for (int bit = 0; bit < 8; ++bit) {
+      state = (state & 1) != 0 ? (state >> 1) ^ 0x82F63B78U : state >> 1;
+    }
+  }
 }
 
 TEST(a_header_survives_the_wire) {

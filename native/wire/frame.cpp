@@ -1,24 +1,11 @@
 #include "wire/frame.h"
 
-#include <array>
-
 #include "wire/bytes.h"
+#include "wire/crc32c.h"
 
 namespace shoal::wire {
 
 namespace {
-
-constexpr std::array<std::uint32_t, 256> crc_table() {
-  std::array<std::uint32_t, 256> table{};
-  for (std::uint32_t i = 0; i < 256; ++i) {
-    std::uint32_t value = i;
-    for (int bit = 0; bit < 8; ++bit) {
-      value = (value & 1) != 0 ? (value >> 1) ^ 0x82F63B78U : value >> 1;
-    }
-    table[i] = value;
-  }
-  return table;
-}
 
 std::uint8_t allowed_flags(Type type) {
   switch (type) {
@@ -44,15 +31,6 @@ bool carries_elements(Type type) { return type == Type::data || type == Type::re
 Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
 
 }  // namespace
-
-std::uint32_t crc32c(std::span<const std::byte> bytes) {
-  static constexpr auto table = crc_table();
-  std::uint32_t value = 0xFFFFFFFFU;
-  for (std::byte byte : bytes) {
-    value = (value >> 8) ^ table[(value ^ static_cast<std::uint32_t>(byte)) & 0xFF];
-  }
-  return ~value;
-}
 
 void encode(const Header& header, HeaderBytes bytes) {
   std::byte* at = bytes.data();

@@ -76,7 +76,4 @@ Status decode(ConstHeaderBytes bytes, Header& header);
 // "DATA", "RESULT" and so on, for messages.
 const char* name_of(Type type);
 
-// CRC-32C (Castagnoli) of some bytes.
-std::uint32_t crc32c(std::span<const std::byte> bytes);
-
 }  // namespace shoal::wire

@@ -1,0 +1,58 @@
+#include "wire/crc32c.h"
+
+#include <array>
+
+#include "wire/bytes.h"
+
+namespace shoal::wire {
+
+namespace {
+
+constexpr std::array<std::uint32_t, 256> make_table() {
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t i = 0; i < 256; ++i) {
+    std::uint32_t value = i;
+    for (int bit = 0; bit < 8; ++bit) {
+      value = (value & 1) != 0 ? (value >> 1) ^ 0x82F63B78U : value >> 1;
+    }
+    table[i] = value;
+  }
+  return table;
+}
+
+std::uint32_t by_table(std::span<const std::byte> bytes) {
+  static constexpr auto table = make_table();
+  std::uint32_t value = 0xFFFFFFFFU;
+  for (std::byte byte : bytes) {
+    value = (value >> 8) ^ table[(value ^ static_cast<std::uint32_t>(byte)) & 0xFF];
+  }
+  return ~value;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::span<const std::byte> bytes) {
+  std::uint64_t wide = 0xFFFFFFFFU;
+  for (; bytes.size() >= sizeof(std::uint64_t); bytes = bytes.subspan(sizeof(std::uint64_t))) {
+    wide = __builtin_ia32_crc32di(wide, get<std::uint64_t>(bytes.data()));
+  }
+  auto value = static_cast<std::uint32_t>(wide);
+  for (std::byte byte : bytes) {
+    value = __builtin_ia32_crc32qi(value, static_cast<std::uint8_t>(byte));
+  }
+  return ~value;
+}
+#endif
+
+}  // namespace
+
+std::uint32_t crc32c(std::span<const std::byte> bytes) {
+#if defined(__x86_64__)
+  static const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
+  if (has_instruction) {
+    return by_instruction(bytes);
+  }
+#endif
+  return by_table(bytes);
+}
+
+}  // namespace shoal::wire
