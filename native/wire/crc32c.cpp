@@ -20,14 +20,25 @@ constexpr std::array<std::uint32_t, 256> make_table() {
   return table;
 }
 
-std::uint32_t by_table(std::span<const std::byte> bytes) {
-  static constexpr auto table = make_table();
+constexpr auto table = make_table();
+
+constexpr std::uint32_t by_table(std::span<const std::byte> bytes) {
   std::uint32_t value = 0xFFFFFFFFU;
   for (std::byte byte : bytes) {
     value = (value >> 8) ^ table[(value ^ static_cast<std::uint32_t>(byte)) & 0xFF];
   }
   return ~value;
 }
+
+constexpr std::uint32_t check_of_digits() {
+  std::array<std::byte, 9> digits{};
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    digits[i] = static_cast<std::byte>('1' + i);
+  }
+  return by_table(digits);
+}
+
+static_assert(check_of_digits() == 0xE3069283U, "tests on a processor with the instruction do not reach the table");
 
 #if defined(__x86_64__)
 __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::span<const std::byte> bytes) {
