@@ -9,12 +9,12 @@
 #include <numeric>
 #include <stdexcept>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 
 #include "base/buffer.h"
 #include "drivers/tcp/hosted_server.h"
 #include "drivers/tcp/loop.h"
+#include "engine/open_operations.h"
 #include "engine/rooms.h"
 #include "protocol/coordinator.h"
 #include "protocol/server.h"
@@ -48,7 +48,6 @@ Status closed_status() {
 
 }  // namespace
 
-// Invariant: an operation is in `open_` from submit() until it is finished, so that none is forgotten.
 class Engine::Impl {
  public:
   Impl(std::uint32_t rank, JobConfig config);
@@ -67,7 +66,7 @@ class Engine::Impl {
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
   std::shared_ptr<Operation> submit(Submission submission);
-  std::vector<std::uint64_t> take_finished();
+  std::vector<std::uint64_t> take_finished() { return operations_.take_finished(); }
   std::optional<Event> next_event(std::chrono::nanoseconds longest);
   void leave();
   bool left() const { return left_; }
@@ -86,16 +85,12 @@ class Engine::Impl {
   void check_server(std::uint32_t index) const;
   void post(Loop::Task task);
   void connect_to_itself();
-  std::shared_ptr<Operation> operation(std::uint64_t handle);
-  // Null if it is not open any more.
-  std::shared_ptr<Operation> find(std::uint64_t handle);
+  bool hand_to_node(Submission submission);
   bool is_shut_down(std::uint32_t group);
   Status refusal(std::uint32_t group);
   bool is_closed() const;
   void add_to_rooms(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name);
-  void hand_to_node(Submission submission);
-  void finish(std::uint64_t handle, Status status);
-  void finish_all(const Status& status);
+  void hand_over(Submission submission);
   void tell(Event event);
   void after_round();
   void wait_until_delivered(milliseconds longest);
@@ -112,16 +107,13 @@ class Engine::Impl {
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Inside> inside_;  // null, and so the next: every rank is a node of its own
   std::unique_ptr<Rooms> rooms_;
+  OpenOperations operations_;
 
   mutable std::mutex mutex_;
   std::condition_variable event_came_;
-  bool leaving_ = false;                                                // guarded by mutex_
-  bool closed_ = false;                                                 // guarded by mutex_
-  std::uint64_t last_handle_ = 0;                                       // guarded by mutex_
-  std::unordered_map<std::uint64_t, std::shared_ptr<Operation>> open_;  // guarded by mutex_
-  std::vector<std::uint64_t> finished_;                                 // guarded by mutex_
-  std::uint64_t finished_count_ = 0;                                    // guarded by mutex_
-  std::deque<Event> events_;                                            // guarded by mutex_
+  bool leaving_ = false;      // guarded by mutex_
+  bool closed_ = false;       // guarded by mutex_
+  std::deque<Event> events_;  // guarded by mutex_
 
   std::mutex closing_;    // held while one thread starts or closes
   bool started_ = false;  // guarded by closing_
@@ -136,11 +128,11 @@ class Engine::Impl::World final : public OnLoop<NodeWorld> {
   World(Impl& engine, Loop& loop) : OnLoop(loop), engine_(engine) {}
 
   void sum(Sum sum) override { loop_.sum(*machine_, sum); }
-  void sending(std::uint64_t handle) override { engine_.operation(handle & ~for_nodes)->note_sending(); }
+  void sending(std::uint64_t handle) override { engine_.operations_.at(handle & ~for_nodes)->note_sending(); }
   void received(std::uint64_t handle, Range range) override;
   void finish(std::uint64_t handle, Status status) override;
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
-    return engine_.operation(handle)->allocate_output(block_bytes);
+    return engine_.operations_.at(handle)->allocate_output(block_bytes);
   }
   void connect(std::uint32_t rank) override { engine_.tell({"connect", static_cast<std::int32_t>(rank), ""}); }
   void connect_server(std::uint32_t server, std::uint32_t attempt) override {
@@ -168,21 +160,22 @@ class Engine::Impl::Inside final : public shm::RoomWorld {
  public:
   explicit Inside(Impl& engine) : engine_(engine) {}
 
-  void sending(std::uint64_t handle) override { engine_.operation(handle)->note_sending(); }
-  void finish(std::uint64_t handle, Status status) override { engine_.finish(handle, std::move(status)); }
+  void sending(std::uint64_t handle) override { engine_.operations_.at(handle)->note_sending(); }
+  void finish(std::uint64_t handle, Status status) override { engine_.operations_.finish(handle, std::move(status)); }
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
-    return engine_.operation(handle)->allocate_output(block_bytes);
+    return engine_.operations_.at(handle)->allocate_output(block_bytes);
   }
   void hand_over(Submission submission) override {
     // close() may have been first.
-    if (const std::shared_ptr<Operation> operation = engine_.find(submission.handle); operation != nullptr) {
+    if (const std::shared_ptr<Operation> operation = engine_.operations_.find(submission.handle);
+        operation != nullptr) {
       operation->release();
     }
-    engine_.hand_to_node(std::move(submission));
+    engine_.hand_over(std::move(submission));
   }
   void send_up(Submission submission) override {
     submission.handle |= for_nodes;
-    engine_.hand_to_node(std::move(submission));
+    engine_.hand_over(std::move(submission));
   }
   void contributed(std::uint64_t handle, Range range) override {
     engine_.post([this, handle, range] { engine_.node_->contributed(handle | for_nodes, range); });
@@ -207,7 +200,7 @@ void Engine::Impl::World::finish(std::uint64_t handle, Status status) {
   if ((handle & for_nodes) != 0) {
     engine_.rooms_->node().averaged(handle & ~for_nodes, std::move(status));
   } else {
-    engine_.finish(handle, std::move(status));
+    engine_.operations_.finish(handle, std::move(status));
   }
 }
 
@@ -329,7 +322,7 @@ void Engine::Impl::start() {
     if (rooms_ != nullptr) {
       rooms_->fail([&failed](std::uint32_t) -> const Status& { return failed; });
     }
-    finish_all(failed);
+    operations_.finish_all(failed);
     tell({"ended", -1, ""});
   };
   loop_.start();
@@ -381,37 +374,33 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
                              ": nothing can be submitted; call shoal.init() first");
   }
   const std::shared_ptr<Rooms::Seat> seat = rooms_ == nullptr || is_closed() ? nullptr : rooms_->of(group);
-  std::shared_ptr<Operation> operation;
-  {
-    const std::lock_guard lock(mutex_);
-    submission.handle = ++last_handle_;
-    operation = std::make_shared<Operation>(submission.handle, seat);
-    open_.emplace(submission.handle, operation);
-  }
+  std::shared_ptr<Operation> operation = operations_.open(seat);
+  submission.handle = operation->handle();
   if (is_gather(submission.collective)) {
     operation->offer_output(std::exchange(submission.output, nullptr), std::exchange(submission.output_bytes, 0));
   }
   if (seat != nullptr) {
     seat->room().submit(std::move(submission));
     if (is_closed()) {
-      finish(operation->handle(), refusal(group));
+      operations_.finish(operation->handle(), refusal(group));
     }
-    return operation;
-  }
-  const bool small = std::max(submission.input_bytes, submission.output_bytes) <= opened_by_caller;
-  Loop::Task task = [this, submission = std::move(submission)]() mutable { node_->submit(std::move(submission)); };
-  const bool accepted = small ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task));
-  if (!accepted) {
-    finish(operation->handle(), refusal(group));
+  } else if (!hand_to_node(std::move(submission))) {
+    operations_.finish(operation->handle(), refusal(group));
   }
   return operation;
 }
 
-void Engine::Impl::hand_to_node(Submission submission) {
-  const std::uint64_t handle = submission.handle;
+// False if the loop has ended: nobody will work on it.
+bool Engine::Impl::hand_to_node(Submission submission) {
   const bool small = std::max(submission.input_bytes, submission.output_bytes) <= opened_by_caller;
   Loop::Task task = [this, submission = std::move(submission)]() mutable { node_->submit(std::move(submission)); };
-  if (!(small ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task)))) {
+  return small ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task));
+}
+
+// For the rooms, which hear of it as of any other end.
+void Engine::Impl::hand_over(Submission submission) {
+  const std::uint64_t handle = submission.handle;
+  if (!hand_to_node(std::move(submission))) {
     world_->finish(handle, closed_status());
   }
 }
@@ -438,51 +427,6 @@ Status Engine::Impl::refusal(std::uint32_t group) {
   const std::lock_guard not_while_closing(closing_);
   Status why = node_->loss_of(group);
   return why.ok() ? closed_status() : why;
-}
-
-std::shared_ptr<Operation> Engine::Impl::operation(std::uint64_t handle) {
-  const std::lock_guard lock(mutex_);
-  return open_.at(handle);
-}
-
-std::shared_ptr<Operation> Engine::Impl::find(std::uint64_t handle) {
-  const std::lock_guard lock(mutex_);
-  const auto place = open_.find(handle);
-  return place == open_.end() ? nullptr : place->second;
-}
-
-void Engine::Impl::finish(std::uint64_t handle, Status status) {
-  std::shared_ptr<Operation> operation;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto place = open_.find(handle);
-    if (place == open_.end()) {
-      return;  // close() was first
-    }
-    operation = std::move(place->second);
-    open_.erase(place);
-    finished_.push_back(handle);
-    ++finished_count_;
-  }
-  operation->finish(std::move(status));
-}
-
-void Engine::Impl::finish_all(const Status& status) {
-  std::vector<std::uint64_t> handles;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [handle, operation] : open_) {
-      handles.push_back(handle);
-    }
-  }
-  for (std::uint64_t handle : handles) {
-    finish(handle, status);
-  }
-}
-
-std::vector<std::uint64_t> Engine::Impl::take_finished() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(finished_, {});
 }
 
 // --- Events ---
@@ -590,18 +534,15 @@ void Engine::Impl::end(milliseconds longest_farewell) {
   if (coordinator_ != nullptr) {
     loop_.remove(*coordinator_);
   }
-  finish_all(why);
+  operations_.finish_all(why);
 }
 
 std::map<std::string, std::uint64_t> Engine::Impl::statistics() const {
   const Loop::Counters counters = loop_.counters();
-  const std::lock_guard lock(mutex_);
-  return {{"bytes_sent", counters.bytes_sent},
-          {"bytes_received", counters.bytes_received},
-          {"links", counters.links},
-          {"open_operations", open_.size()},
-          {"finished_operations", finished_count_},
-          {"buffer_bytes", buffer_bytes_.load(std::memory_order_relaxed)}};
+  const auto [open, finished] = operations_.counts();
+  return {{"bytes_sent", counters.bytes_sent}, {"bytes_received", counters.bytes_received},
+          {"links", counters.links},           {"open_operations", open},
+          {"finished_operations", finished},   {"buffer_bytes", buffer_bytes_.load(std::memory_order_relaxed)}};
 }
 
 // --- The engine as others see it ---

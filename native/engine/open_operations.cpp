@@ -1,0 +1,63 @@
+#include "engine/open_operations.h"
+
+#include <utility>
+
+namespace shoal::engine {
+
+std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<Helper>& helper) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t handle = ++last_handle_;
+  return open_.emplace(handle, std::make_shared<Operation>(handle, helper)).first->second;
+}
+
+std::shared_ptr<Operation> OpenOperations::at(std::uint64_t handle) const {
+  const std::lock_guard lock(mutex_);
+  return open_.at(handle);
+}
+
+std::shared_ptr<Operation> OpenOperations::find(std::uint64_t handle) const {
+  const std::lock_guard lock(mutex_);
+  const auto place = open_.find(handle);
+  return place == open_.end() ? nullptr : place->second;
+}
+
+void OpenOperations::finish(std::uint64_t handle, Status status) {
+  std::shared_ptr<Operation> operation;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto place = open_.find(handle);
+    if (place == open_.end()) {
+      return;
+    }
+    operation = std::move(place->second);
+    open_.erase(place);
+    finished_.push_back(handle);
+    ++finished_count_;
+  }
+  operation->finish(std::move(status));
+}
+
+void OpenOperations::finish_all(const Status& status) {
+  std::vector<std::uint64_t> handles;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [handle, operation] : open_) {
+      handles.push_back(handle);
+    }
+  }
+  for (std::uint64_t handle : handles) {
+    finish(handle, status);
+  }
+}
+
+std::vector<std::uint64_t> OpenOperations::take_finished() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(finished_, {});
+}
+
+OpenOperations::Counts OpenOperations::counts() const {
+  const std::lock_guard lock(mutex_);
+  return {open_.size(), finished_count_};
+}
+
+}  // namespace shoal::engine

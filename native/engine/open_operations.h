@@ -1,0 +1,45 @@
+// The operations of an engine from the moment they are submitted until they are finished, so that none is forgotten.
+//
+// Every method may be called by any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/operation.h"
+
+namespace shoal::engine {
+
+class OpenOperations {
+ public:
+  struct Counts {
+    std::uint64_t open;
+    std::uint64_t finished;
+  };
+
+  // A new one, with a handle of its own.
+  std::shared_ptr<Operation> open(const std::shared_ptr<Helper>& helper);
+  // Throws std::out_of_range if it is not open.
+  std::shared_ptr<Operation> at(std::uint64_t handle) const;
+  // Null if it is not open any more.
+  std::shared_ptr<Operation> find(std::uint64_t handle) const;
+  // Whoever comes first decides how it ended.
+  void finish(std::uint64_t handle, Status status);
+  void finish_all(const Status& status);
+  // Handles that were finished since the last call.
+  std::vector<std::uint64_t> take_finished();
+  Counts counts() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::uint64_t last_handle_ = 0;                                       // guarded by mutex_
+  std::unordered_map<std::uint64_t, std::shared_ptr<Operation>> open_;  // guarded by mutex_
+  std::vector<std::uint64_t> finished_;                                 // guarded by mutex_
+  std::uint64_t finished_count_ = 0;                                    // guarded by mutex_
+};
+
+}  // namespace shoal::engine
