@@ -21,6 +21,8 @@ NODES = (4, 8)
 RATES = ("400mbit", "1gbit")
 SIZE = 25_000_000
 ROUNDS = 7
+# Where 16 hosts on 2 cores, and not the wire, are the limit, a single turn is off by up to 15 %.
+ROUNDS_OF_FULL_PROCESSORS = 21
 MOST = 1.05
 KIB = 1024
 
@@ -43,10 +45,11 @@ def parts(quick: bool) -> list[Part]:
 
 def _pair(nodes: int, rate: str) -> tuple[Part, Part]:
     lab = f"nodes={nodes},servers={nodes},rate={rate}"
+    rounds = ROUNDS_OF_FULL_PROCESSORS if (nodes, rate) == (8, "1gbit") else ROUNDS
     points = grid([total // nodes for total in IN_FLIGHT], SEGMENTS)
     return (
-        Part(f"n = {nodes}, {rate}", lab, Plan((SIZE,), ROUNDS, ("shoal", "gloo"), variants=points)),
-        Part(f"n = {nodes}, {rate}, windows", lab, Plan((SIZE,), ROUNDS, ("shoal",), variants=_windows(SIZE, nodes))),
+        Part(f"n = {nodes}, {rate}", lab, Plan((SIZE,), rounds, ("shoal", "gloo"), variants=points)),
+        Part(f"n = {nodes}, {rate}, windows", lab, Plan((SIZE,), rounds, ("shoal",), variants=_windows(SIZE, nodes))),
     )
 
 

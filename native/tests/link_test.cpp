@@ -63,6 +63,12 @@ TEST(after_a_pause_the_first_turns_are_short_and_of_whole_frames) {
   CHECK(sender.turns(second) == (std::vector<std::size_t>{1, 1, 1, 1, 3}));
 }
 
+TEST(two_frames_of_16_kib_are_a_short_turn) {
+  Sender sender;
+  sender.queue(8, 16 * kib);
+  CHECK(sender.turns(second) == (std::vector<std::size_t>{2, 2, 2, 2}));
+}
+
 TEST(small_frames_leave_together_in_short_turns_too) {
   Sender sender;
   sender.queue(60, kib);

@@ -14,10 +14,10 @@ from shoal.network import Network
 
 KIB = 1024
 
-# Bytes in flight toward a port: this many times what the wire holds, within what switches can keep. The least fits with
-# its headers into a queue of 256 KiB.
+# Bytes in flight toward a port: this many times what the wire holds, within what switches can keep. Of the least, a tenth is in
+# the port's queue, and at worst half.
 _ROUND_TRIPS = 2
-_LEAST_IN_FLIGHT = 240 * KIB
+_LEAST_IN_FLIGHT = 256 * KIB
 _MOST_IN_FLIGHT = 4096 * KIB
 
 # Seconds until a process answers what has arrived, beside the network's round trip.

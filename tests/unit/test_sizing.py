@@ -23,7 +23,7 @@ def test_nothing_measured_means_the_defaults() -> None:
     assert limits_for(None, 8, {}) == Limits()
 
 
-@pytest.mark.parametrize(("rate", "nodes", "expected"), [(GIGABIT, 4, 60 * KIB), (FOUR_HUNDRED_MEGABIT, 8, 30 * KIB)])
+@pytest.mark.parametrize(("rate", "nodes", "expected"), [(GIGABIT, 4, 64 * KIB), (FOUR_HUNDRED_MEGABIT, 8, 32 * KIB)])
 def test_what_is_known_to_be_good(rate: int, nodes: int, expected: int) -> None:
     found = limits_for(network(rate), nodes, {})
     assert (found.segment, found.credit, found.eager) == (expected // 2, expected, expected)
@@ -32,7 +32,7 @@ def test_what_is_known_to_be_good(rate: int, nodes: int, expected: int) -> None:
 @given(networks, st.integers(2, 64 * 512))
 def test_what_all_may_send_fits_into_a_port(measured: Network, flows: int) -> None:
     found = limits_for(measured, flows, {})
-    assert 240 * KIB <= in_flight(measured) <= 4096 * KIB
+    assert 256 * KIB <= in_flight(measured) <= 4096 * KIB
     assert found.segment <= found.credit
     # Segments are not smaller than is worth their frames, so many flows may pass the rule: less than one cannot be granted.
     most = max(in_flight(measured), most_of_smallest(measured))
@@ -43,7 +43,7 @@ def test_what_all_may_send_fits_into_a_port(measured: Network, flows: int) -> No
 
 def test_many_nodes_still_fit_into_a_port() -> None:
     found = limits_for(network(FOUR_HUNDRED_MEGABIT), 64, {})
-    assert (found.segment, found.credit) == (1792, 3584)
+    assert (found.segment, found.credit) == (2048, 4096)
 
 
 # Those of `two_of_the_smallest_segments_fill_links...` in native/tests/rated_test.cpp.

@@ -24,11 +24,11 @@ constexpr std::size_t bytes_of_a_turn = 1024 * 1024;
 
 // After a pause all links have much to send at once, and what one sends whole keeps the network from all others: their
 // answers, which clock everything that follows, would come late and together. So a link's first turns are short, and
-// what is answered in turn is sent in turn from then on, as long as processors keep up. Below this size turns cost more
-// than they gain. docs/decisions/windows.md.
+// what is answered in turn is sent in turn from then on, as long as processors keep up. Below this size, a frame of
+// 16 KiB and a part of the next, turns cost more than they gain. docs/decisions/windows.md.
 constexpr Time pause_before_short_turns = second / 500;
 constexpr int short_turns = 4;
-constexpr std::size_t bytes_of_a_short_turn = 16 * 1024;
+constexpr std::size_t bytes_of_a_short_turn = 17 * 1024;
 
 // Frames are gathered from at most so many pieces of memory, three a frame; the kernel's limit is 1024.
 constexpr std::size_t pieces_per_call = 192;

@@ -5,6 +5,7 @@ by ping-pong; the time of a turn is from the earliest start to the latest end ov
 """
 
 import math
+import random
 import secrets
 import socket
 import statistics
@@ -134,14 +135,18 @@ class Conductor:
         return rate
 
     def measure(self, plan: Plan, size: int, progress: Progress) -> list[Result]:
-        """All contestants at one size: a rehearsal each, then ``plan.rounds`` rounds in which each has one turn."""
+        """All contestants at one size: a rehearsal each, then ``plan.rounds`` rounds in which each has one turn.
+
+        Every round has another order, the same in every run: what a turn leaves behind, in caches and in the memory of
+        servers that several contestants share, meets no one more often than others.
+        """
         repetitions = {}
         for name in self._teams:
             progress(name, size, 0, plan.rounds)
             repetitions[name] = self._rehearse(name, size, plan.turn_seconds)
         turns: dict[str, list[Turn]] = {name: [] for name in self._teams}
         for number in range(1, plan.rounds + 1):
-            for name in self._teams:
+            for name in random.Random(number).sample(list(self._teams), len(self._teams)):
                 progress(name, size, number, plan.rounds)
                 turns[name].append(self._play(name, size, repetitions[name]))
         self._forget()
