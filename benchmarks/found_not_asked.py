@@ -6,7 +6,7 @@ best of a grid is the luckiest of many medians, so the target is a little harder
 
     sudo python benchmarks/found_not_asked.py [--quick] [--part 'n = 8, 400mbit']
 
-Needs root. Takes 19 minutes on 2 cores.
+Needs root. Takes 17 minutes on 2 cores.
 """
 
 from pathlib import Path

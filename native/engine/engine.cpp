@@ -86,11 +86,11 @@ class Engine::Impl {
   void post(Loop::Task task);
   void connect_to_itself();
   bool hand_to_node(Submission submission);
+  void hand_over(Submission submission);
   bool is_shut_down(std::uint32_t group);
   Status refusal(std::uint32_t group);
   bool is_closed() const;
   void add_to_rooms(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name);
-  void hand_over(Submission submission);
   void tell(Event event);
   void after_round();
   void wait_until_delivered(milliseconds longest);

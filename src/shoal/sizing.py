@@ -14,8 +14,8 @@ from shoal.network import Network
 
 KIB = 1024
 
-# Bytes in flight toward a port: this many times what the wire holds, within what switches can keep. Of the least, a tenth is in
-# the port's queue, and at worst half.
+# Bytes in flight toward a port: this many times what the wire holds, within what switches can keep. Where
+# processors keep up, a tenth of the least is in the port's queue.
 _ROUND_TRIPS = 2
 _LEAST_IN_FLIGHT = 256 * KIB
 _MOST_IN_FLIGHT = 4096 * KIB
