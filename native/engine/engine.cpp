@@ -85,7 +85,7 @@ class Engine::Impl {
   void check_server(std::uint32_t index) const;
   void post(Loop::Task task);
   void connect_to_itself();
-  bool hand_to_node(Submission submission);
+  bool try_hand_over(Submission submission);
   void hand_over(Submission submission);
   bool is_shut_down(std::uint32_t group);
   Status refusal(std::uint32_t group);
@@ -384,23 +384,23 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
     if (is_closed()) {
       operations_.finish(operation->handle(), refusal(group));
     }
-  } else if (!hand_to_node(std::move(submission))) {
+  } else if (!try_hand_over(std::move(submission))) {
     operations_.finish(operation->handle(), refusal(group));
   }
   return operation;
 }
 
 // False if the loop has ended: nobody will work on it.
-bool Engine::Impl::hand_to_node(Submission submission) {
+bool Engine::Impl::try_hand_over(Submission submission) {
   const bool small = std::max(submission.input_bytes, submission.output_bytes) <= opened_by_caller;
   Loop::Task task = [this, submission = std::move(submission)]() mutable { node_->submit(std::move(submission)); };
   return small ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task));
 }
 
-// For the rooms, which hear of it as of any other end.
+// For the rooms, which hear of the loop's end as of any other.
 void Engine::Impl::hand_over(Submission submission) {
   const std::uint64_t handle = submission.handle;
-  if (!hand_to_node(std::move(submission))) {
+  if (!try_hand_over(std::move(submission))) {
     world_->finish(handle, closed_status());
   }
 }

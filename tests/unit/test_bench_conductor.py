@@ -1,9 +1,10 @@
-"""How often the conductor repeats an operation: until a turn lasts as long as the plan says."""
+"""The conductor's turns: how long they last, and in which order contestants have them."""
 
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
@@ -43,12 +44,10 @@ class Sleeper:
         time.sleep(self._first if self._calls <= 3 else self._later)
 
 
-@pytest.mark.parametrize(
-    ("first", "later"), [(0.005, 20e-6), (0.01, 0.01), (0.06, 0.06)], ids=["slow at first", "even", "long"]
-)
-def test_a_turn_lasts_as_long_as_it_should(tmp_path: Path, first: float, later: float) -> None:
-    stage = unix_stage(tmp_path)
-    contestants = {"sleeper": Sleeper(first, later)}
+@contextmanager
+def conducted(folder: Path, contestants: dict[str, Sleeper]) -> Iterator[Conductor]:
+    """A conductor of these, which all are in one process."""
+    stage = unix_stage(folder)
 
     def take_part() -> None:
         Part(connect(stage.address), contestants, "127.0.0.1").serve(
@@ -59,13 +58,37 @@ def test_a_turn_lasts_as_long_as_it_should(tmp_path: Path, first: float, later: 
     thread.start()
     try:
         players = stage.admit(1, 10, lambda: None)
-        conductor = Conductor({"sleeper": players}, Watch(), 10, lambda: None)
-        (result,) = conductor.measure(PLAN, 4096, lambda *_: None)
+        conductor = Conductor(dict.fromkeys(contestants, players), Watch(), 10, lambda: None)
+        yield conductor
         conductor.close()
     finally:
         stage.close()
         thread.join(10)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("first", "later"), [(0.005, 20e-6), (0.01, 0.01), (0.06, 0.06)], ids=["slow at first", "even", "long"]
+)
+def test_a_turn_lasts_as_long_as_it_should(tmp_path: Path, first: float, later: float) -> None:
+    with conducted(tmp_path, {"sleeper": Sleeper(first, later)}) as conductor:
+        (result,) = conductor.measure(PLAN, 4096, lambda *_: None)
     lasted = [turn.seconds * result.repetitions for turn in result.turns]
     assert min(lasted) > 0.8 * PLAN.turn_seconds
     assert result.repetitions <= 2 * PLAN.turn_seconds / later
+
+
+def test_contestants_have_their_turns_in_another_order_every_round(tmp_path: Path) -> None:
+    heard: dict[int, list[str]] = {}
+    contestants = {name: Sleeper(0.001, 0.001) for name in ("one", "two", "three")}
+    with conducted(tmp_path, contestants) as conductor:
+        results = conductor.measure(
+            Plan(sizes=(4096,), rounds=6, turn_seconds=0.001),
+            4096,
+            lambda name, _size, number, _rounds: heard.setdefault(number, []).append(name),
+        )
+    rehearsed = heard.pop(0)
+    assert rehearsed == [result.contestant for result in results] == list(contestants)
+    assert len({tuple(order) for order in heard.values()}) == 6
+    assert all(sorted(order) == sorted(contestants) for order in heard.values())
+    assert [len(result.turns) for result in results] == [6, 6, 6]

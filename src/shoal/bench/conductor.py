@@ -4,8 +4,8 @@ Everyone else waits in the control connection meanwhile. Clocks of processes on 
 by ping-pong; the time of a turn is from the earliest start to the latest end over all ranks.
 """
 
+import itertools
 import math
-import random
 import secrets
 import socket
 import statistics
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.bench.channel import Channel, ChannelClosed, ChannelTimeout, Message
+from shoal.bench.orders import balanced_orders
 from shoal.bench.plan import Plan
 from shoal.bench.report import Result, Turn
 from shoal.bench.watch import Sight, Watch
@@ -137,16 +138,17 @@ class Conductor:
     def measure(self, plan: Plan, size: int, progress: Progress) -> list[Result]:
         """All contestants at one size: a rehearsal each, then ``plan.rounds`` rounds in which each has one turn.
 
-        Every round has another order, the same in every run: what a turn leaves behind, in caches and in the memory of
-        servers that several contestants share, meets no one more often than others.
+        Every round has another order: what a turn leaves behind, in caches and in the memory of servers that several
+        contestants share, meets no one more often than others.
         """
         repetitions = {}
         for name in self._teams:
             progress(name, size, 0, plan.rounds)
             repetitions[name] = self._rehearse(name, size, plan.turn_seconds)
         turns: dict[str, list[Turn]] = {name: [] for name in self._teams}
-        for number in range(1, plan.rounds + 1):
-            for name in random.Random(number).sample(list(self._teams), len(self._teams)):
+        orders = itertools.islice(balanced_orders(list(self._teams)), plan.rounds)
+        for number, order in enumerate(orders, start=1):
+            for name in order:
                 progress(name, size, number, plan.rounds)
                 turns[name].append(self._play(name, size, repetitions[name]))
         self._forget()
