@@ -75,9 +75,9 @@ class Limits:
     ``open_limit``: operations open at once per node. Raises ConfigurationError for what cannot work.
     """
 
-    segment: int = 262144
-    credit: int = 262144
-    eager: int = 262144
+    segment: int = 524288
+    credit: int = 524288
+    eager: int = 524288
     small: int = 16384
     least_shard: int = 16384
     open_limit: int = 4096

@@ -97,7 +97,7 @@ def test_a_job_comes_back_as_it_was() -> None:
         ("segment", None),
         ("credit", 1),
         ("eager", 2**32),
-        ("small", 262145),
+        ("small", Limits().segment + 1),
         ("least_shard", 0),
         ("open_limit", 0),
         ("peer_timeout", 0),

@@ -98,7 +98,7 @@ def wait_for(condition: Any) -> None:
 def test_a_second_job_message_must_say_the_same() -> None:
     with running() as front, call(front.address, 0) as first, call(front.address, 1) as second:
         assert say(first, "job", TERMS.job_fields(OWNER, 2)).kind == "ready"
-        other = JobTerms(TERMS.weights, TERMS.hosts, Limits(credit=524288), 15).job_fields(OWNER, 2)
+        other = JobTerms(TERMS.weights, TERMS.hosts, Limits(credit=2 * Limits().credit), 15).job_fields(OWNER, 2)
         assert "'credit'" in refusal(say(second, "job", other))
         assert ended(second)
 
