@@ -47,8 +47,9 @@ JobConfig config_of(Input& input) {
   config.ring = input.once_in(4);
   config.weights = input.once_in(2) ? std::vector<std::uint32_t>{1, 1} : std::vector<std::uint32_t>{3, 1};
   config.server_names = {"s", "t"};
-  config.server_ranks = input.once_in(2) ? std::vector<std::int32_t>{-1, -1} : std::vector<std::int32_t>{1, -1};
-  config.rate = input.once_in(2) ? 1'000'000 : 0;
+  const std::int32_t second = config.weights[0] > 1 ? 2 : -1;
+  config.server_ranks = input.once_in(2) ? std::vector<std::int32_t>{-1, -1} : std::vector<std::int32_t>{1, second};
+  config.rate = input.once_in(2) ? 500'000 : 0;
   require(problem_with(config).empty(), "the configuration is one");
   return config;
 }

@@ -44,7 +44,8 @@ JobConfig config_of(Input& input) {
   config.ring = input.once_in(8);
   config.weights = std::array<std::vector<std::uint32_t>, 4>{{{1}, {1, 1}, {3, 1}, {1, 0, 5}}}[input.below(4)];
   config.server_names.assign(config.weights.size(), "s");
-  config.server_ranks.assign(config.weights.size(), -1);
+  config.server_ranks.assign(config.weights.size(), config.weights.size() == 2 ? 0 : -1);
+  config.rate = 1;
   require(problem_with(config).empty(), "the configuration is one");
   return config;
 }
@@ -112,7 +113,10 @@ class Job final : public ServerWorld {
     if (header.type == Type::result || header.type == Type::sizes || header.type == Type::fail) {
       to.inlined.erase(header.operation);
     }
-    if (header.type == Type::admit) {
+    const auto answered = to.opened.find(header.operation);
+    const bool goes_on =
+        header.type == Type::result && answered != to.opened.end() && answered->second.next < answered->second.end;
+    if (header.type == Type::admit || goes_on) {
       to.admitted.push_back(header.operation);
     }
     if (header.type == Type::fail) {

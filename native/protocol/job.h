@@ -22,7 +22,7 @@ struct JobConfig {
   std::uint32_t open_limit = 0;            // operations open at once per node
   bool ring = false;                       // all-reduces that are not small go round the ring
   std::uint64_t rate = 0;                  // bytes a second of an operation of all ranks that the links allow, as far
-                                           // as known; 0: windows stay as they are. Nodes only
+                                           // as known; 0: windows stay as they are. Not at dedicated servers
   bool standby = false;                  // co-located servers of weight 0 have links too, and average when no other can
   std::vector<std::uint32_t> leaders{};  // by rank: the first rank of its node; empty: every rank is a node of its own
   std::uint32_t peer_timeout = 15;       // seconds of silence from a host after which it counts as lost

@@ -327,6 +327,9 @@ void Node::Impl::receive_result(Operation& operation, LinkState& link) {
     part.answered = {at.run, segment.end};
   }
   answered_eager(part);
+  if (!part.admitted && !operation.gathers() && !part.all_sent()) {
+    admitted(operation, part);  // no ADMIT has said it
+  }
   if (operation.bytes <= config_.small) {
     keep_input(operation);
   }

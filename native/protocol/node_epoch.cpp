@@ -174,8 +174,7 @@ bool Node::Impl::unsized(const Operation& operation) const {
 Status Node::Impl::receive_admit(Operation& operation, LinkState& link) {
   Part& part = operation.part_of(link.index);
   operation.progress = now_;
-  part.admitted = true;
-  servers_[link.index].admitted.push_back(operation.number);
+  admitted(operation, part);
   if ((link.header.flags & wire::flag_resumed) != 0) {
     std::vector<wire::Run> runs;
     const wire::ConstBytes payload(link.payload.data(), link.payload.size());
@@ -196,11 +195,7 @@ Status Node::Impl::receive_admit(Operation& operation, LinkState& link) {
     part.done = part.runs.empty();
     if (part.done && !operation.finished) {
       end_if_done(operation);
-      return {};
     }
-  }
-  if (!operation.finished) {
-    follow_pace(operation);
   }
   return {};
 }

@@ -98,11 +98,11 @@ class Node::Impl {
   std::span<const std::byte> take_inline(Operation& operation, Part& part);
   static bool may_send(const node::ServerLink& link, std::uint64_t length);
   void pump(std::uint32_t server);
+  // The part is the next in its server's order; rank 0's node measures the operation from now on, until it ends.
+  void admitted(Operation& operation, Part& part);
   void note_sending(Operation& operation);
   void answered_eager(Part& part);
   void answered_part(Part& part);
-  // Rank 0's node measures what is admitted, until it ends.
-  void follow_pace(Operation& operation);
   std::uint64_t repairs() const;
   // Ends the handle and forgets the operation.
   void end(Operation& operation, Status status);

@@ -381,8 +381,10 @@ void Node::Impl::pump(std::uint32_t server) {
   }
 }
 
-void Node::Impl::follow_pace(Operation& operation) {
-  if (rank_ != 0 || operation.paced || operation.bytes <= config_.small) {
+void Node::Impl::admitted(Operation& operation, Part& part) {
+  part.admitted = true;
+  servers_[part.server].admitted.push_back(operation.number);
+  if (rank_ != 0 || operation.paced || operation.finished || operation.bytes <= config_.small) {
     return;
   }
   operation.paced = true;

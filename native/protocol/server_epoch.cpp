@@ -178,6 +178,7 @@ void Server::Impl::begin_epoch(std::uint32_t epoch, const std::vector<std::uint3
   credit_ = window_.credit;
   operations_.clear();
   serials_.clear();
+  untold_.clear();
   receipts_.clear();
   alarms_.clear();
   tombstones_ = 0;
@@ -353,6 +354,7 @@ void Server::Impl::resume(Operation& operation) {
     }
   }
   operation.segments = operation.pieces.size();
+  tell_untold();
   ask_for(operation, pieces);
   if (operation.segments == 0) {
     const std::uint64_t serial = operation.serial;

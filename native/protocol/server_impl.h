@@ -86,6 +86,9 @@ class Server::Impl {
   Operation& find_or_make(const wire::Opening& opening, const server::Group& group);
   void opened(Operation& operation, std::size_t member);
   void admit(Operation& operation);
+  bool first_result_admits(const Operation& operation) const;
+  void tell_admitted(const Operation& operation);
+  void tell_untold();
   void exchange(Operation& operation);
   bool takes_ring(const wire::Opening& opening) const;
   void add_contribution(Operation& operation, std::uint64_t number, std::size_t member,
@@ -166,6 +169,7 @@ class Server::Impl {
   std::unordered_map<Hash128, std::uint64_t> serials_;                        // by key
   std::uint64_t next_serial_ = 1;
   std::uint64_t next_exchange_ = 1;
+  std::vector<std::uint64_t> untold_;  // serials, as admitted, of those whose members hear of it with the first result
   std::size_t tombstones_ = 0;
   std::set<std::pair<Time, std::uint64_t>> alarms_;
   std::set<std::pair<Time, std::uint32_t>> losses_;              // when ranks whose links broke count as absent

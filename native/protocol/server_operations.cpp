@@ -23,6 +23,9 @@ namespace {
 // How long the home waits for the other openings once two disagree, so that the message can name them all.
 constexpr Time conflict_wait = second * 3 / 10;
 
+// What a segment of every member takes at the rate of the job, if it is long beside a message there and one back.
+constexpr Time long_round = second / 1000;
+
 }  // namespace
 
 Server::Impl::Operation& Server::Impl::find_or_make(const wire::Opening& opening, const Group& group) {
@@ -118,9 +121,8 @@ void Server::Impl::admit(Operation& operation) {
     return;
   }
   std::vector<std::size_t> inlined;
-  // Rotated like the results: what the members then send does not all meet at one server.
-  for (std::size_t turn = 0; turn < operation.members.size(); ++turn) {
-    const std::size_t i = (index_ + turn) % operation.members.size();
+  bool owed = false;
+  for (std::size_t i = 0; i < operation.members.size(); ++i) {
     Member& member = operation.members[i];
     if (!operation.is_contributor(i)) {
       member.inline_data = Contribution{};
@@ -130,13 +132,50 @@ void Server::Impl::admit(Operation& operation) {
     if (member.opening.inline_bytes > 0) {
       inlined.push_back(i);
     }
-    if (member.next < operation.segments) {
-      send(operation.group->ranks[i], {.type = Type::admit, .operation = member.number});
-    }
+    owed |= member.next < operation.segments;
+  }
+  if (owed && inlined.size() == operation.members.size() && first_result_admits(operation)) {
+    untold_.push_back(operation.serial);
+  } else if (owed) {
+    tell_untold();
+    tell_admitted(operation);
   }
   // The last of them may end the operation.
   for (std::size_t i : inlined) {
     add_contribution(operation, 0, i, std::move(operation.members[i].inline_data));
+  }
+}
+
+// Where every server is in a node, its port is a node's, and what all send at once on an ADMIT meets there: each hears
+// it from the same server first. Results come one after the other. They come later too, and that costs more than it
+// brings where a round of segments is short. docs/decisions/windows.md
+bool Server::Impl::first_result_admits(const Operation& operation) const {
+  for (std::uint32_t server = 0; server < config_.servers(); ++server) {
+    if (config_.weights[server] > 0 && config_.server_ranks[server] < 0) {
+      return false;
+    }
+  }
+  const std::uint64_t round = operation.members.size() * operation.segment;
+  const bool takes_long = static_cast<double>(round) * second >= static_cast<double>(config_.rate) * long_round;
+  return operation.members.size() > 2 && config_.rate > 0 && takes_long;
+}
+
+// Those that wait for their first result to say it, before another operation is admitted: nobody is out of turn.
+void Server::Impl::tell_untold() {
+  for (std::uint64_t serial : std::exchange(untold_, {})) {
+    tell_admitted(*operations_.at(serial));
+  }
+}
+
+// Whoever owes nothing more hears nothing.
+void Server::Impl::tell_admitted(const Operation& operation) {
+  // Rotated like the results: what the members then send does not all meet at one server.
+  for (std::size_t turn = 0; turn < operation.members.size(); ++turn) {
+    const std::size_t i = (index_ + turn) % operation.members.size();
+    const Member& member = operation.members[i];
+    if (operation.is_contributor(i) && member.next < operation.segments) {
+      send(operation.group->ranks[i], {.type = Type::admit, .operation = member.number});
+    }
   }
 }
 
@@ -212,6 +251,9 @@ void Server::Impl::finish_segment(Operation& operation, std::uint64_t number, Se
 void Server::Impl::send_results(Operation& operation, std::uint64_t number, Segment segment) {
   const wire::Opening& attributes = operation.attributes();
   const bool last = number + 1 == operation.segments;
+  if (number == 0) {
+    std::erase(untold_, operation.serial);
+  }
   const bool broadcast = attributes.collective == Collective::broadcast;
   const Token token = next_token_++;
   Outgoing& outgoing = outgoing_[token];
@@ -453,6 +495,7 @@ void Server::Impl::tell_failure(Operation& operation, std::size_t index) {
 }
 
 void Server::Impl::release(Operation& operation) {
+  std::erase(untold_, operation.serial);
   for (auto* segments : {&operation.filling, &operation.summed}) {
     for (auto& [number, segment] : *segments) {
       refund(*operation.group, segment);

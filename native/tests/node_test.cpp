@@ -67,11 +67,13 @@ Status frame(Node& node, LinkId link, wire::Header header, const Bytes& payload)
 }
 
 struct Job {
-  Job() { node.attach_server(server_link, 0); }
+  explicit Job(std::uint32_t eager = 0) : config{{"a", "b"}, {"s"}, {-1}, {1}, 4096, 8192, eager, 1024, 1, 10} {
+    node.attach_server(server_link, 0);
+  }
 
   Status frame(const wire::Header& header, const Bytes& payload) { return ::frame(node, server_link, header, payload); }
 
-  const JobConfig config{{"a", "b"}, {"s"}, {-1}, {1}, 4096, 8192, 0, 1024, 1, 10};
+  const JobConfig config;
   World world;
   BufferPool pool{0};
   Node node{config, 0, world, pool};
@@ -102,6 +104,22 @@ struct TwoServers {
   Node node{config, 0, world, pool};
 };
 
+Submission all_reduce(std::vector<std::byte>& array) {
+  Submission submission;
+  submission.handle = 7;
+  submission.collective = Collective::all_reduce;
+  submission.name = "x";
+  submission.op = Operator::sum;
+  submission.dtype = DType::uint8;
+  submission.shape = {static_cast<std::int64_t>(array.size())};
+  submission.input = array.data();
+  submission.input_bytes = array.size();
+  submission.output = array.data();
+  submission.output_bytes = array.size();
+  submission.timeout = second;
+  return submission;
+}
+
 Submission all_gather(const std::vector<std::byte>& input, std::vector<std::byte>& output) {
   Submission submission;
   submission.handle = 7;
@@ -122,19 +140,7 @@ Submission all_gather(const std::vector<std::byte>& input, std::vector<std::byte
 TEST(an_answer_to_what_was_not_written_yet_leaves_no_frame_that_borrows_the_array) {
   Job job;
   std::vector<std::byte> array(2048);
-  Submission submission;
-  submission.handle = 7;
-  submission.collective = Collective::all_reduce;
-  submission.name = "x";
-  submission.op = Operator::sum;
-  submission.dtype = DType::uint8;
-  submission.shape = {2048};
-  submission.input = array.data();
-  submission.input_bytes = array.size();
-  submission.output = array.data();
-  submission.output_bytes = array.size();
-  submission.timeout = second;
-  job.node.submit(std::move(submission));
+  job.node.submit(all_reduce(array));
   CHECK(job.frame({.type = Type::admit, .operation = 1}, {}).ok());
   CHECK(job.world.queue.back().header.type == Type::data);
   const wire::Header early{.type = Type::result, .flags = wire::flag_last, .dtype = DType::uint8, .operation = 1};
@@ -143,6 +149,25 @@ TEST(an_answer_to_what_was_not_written_yet_leaves_no_frame_that_borrows_the_arra
   for (const World::Queued& frame : job.world.queue) {
     CHECK(frame.borrowed.empty());
   }
+}
+
+TEST(a_first_result_without_admit_says_the_same) {
+  Job job(4096);
+  std::vector<std::byte> array(std::size_t{4} * 4096);
+  job.node.submit(all_reduce(array));
+  CHECK(job.world.queue.back().header.type == Type::open);
+  wire::Header result{.type = Type::result, .dtype = DType::uint8, .operation = 1};
+  CHECK(job.frame(result, Bytes(4096)).ok());
+  const auto data_sent = [&job] {
+    return std::count_if(job.world.queue.begin(), job.world.queue.end(),
+                         [](const World::Queued& frame) { return frame.header.type == Type::data; });
+  };
+  CHECK_EQ(data_sent(), 2);  // all that the credit allows
+  CHECK(job.frame({.type = Type::admit, .operation = 1}, {}).code == Code::protocol);
+  result.offset = 4096;
+  result.credit = 4096;
+  CHECK(job.frame(result, Bytes(4096)).ok());
+  CHECK_EQ(data_sent(), 3);
 }
 
 TEST(an_epoch_that_does_not_say_why_is_refused) {

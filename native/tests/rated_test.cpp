@@ -321,10 +321,11 @@ TEST(a_ring_fills_wires_with_the_windows_of_servers) {
 
 // Two hops instead of 2(n-1). Where every host has a processor of its own, as in no lab of one machine.
 TEST(servers_in_the_nodes_are_faster_than_a_ring_for_small_arrays) {
-  for (const std::uint64_t bytes : {17 * kib, 32 * kib, 64 * kib, 128 * kib}) {
+  for (const std::uint64_t bytes : {17 * kib, 32 * kib, 64 * kib, 128 * kib, 256 * kib, 512 * kib, 900 * kib}) {
     Setup setup = even_setup(8, 0, host, 15 * kib, 30 * kib);
     setup.bytes = bytes;
-    setup.rounds = 3;
+    setup.config.rate = static_cast<std::uint64_t>(1 / bound(setup, 1));
+    setup.rounds = 10;
     const double servers = ratio(setup, ran(setup));
     setup.config.ring = true;
     CHECK(servers < ratio(setup, ran(setup)));

@@ -28,8 +28,9 @@ struct World final : ServerWorld {
   }
   void detach(Token /*token*/) override {}
   void close(LinkId /*link*/) override {}
-  void sum(Sum /*sum*/) override {}
+  void sum(Sum sum) override { sums.push_back(sum.token); }
 
+  std::vector<Token> sums;
   std::map<LinkId, std::vector<wire::Header>> sent;
   std::map<LinkId, std::vector<Token>> tokens;
   Bytes last;
@@ -37,7 +38,8 @@ struct World final : ServerWorld {
 
 // A job of three ranks and one server. The link of a rank has the rank's number.
 struct Job {
-  Job() {
+  explicit Job(std::int32_t held_by = -1, std::uint32_t eager = 1024, std::uint64_t rate = 0)
+      : config(make_config(held_by, eager, rate)) {
     for (std::uint32_t rank = 0; rank < 3; ++rank) {
       server.attach_node(rank, rank);
     }
@@ -90,13 +92,13 @@ struct Job {
     return found;
   }
 
-  static JobConfig make_config() {
-    JobConfig config{{"a", "b", "c"}, {"s"}, {-1}, {1}, 4096, 8192, 1024, 1024, 1, 10};
+  static JobConfig make_config(std::int32_t held_by, std::uint32_t eager, std::uint64_t rate) {
+    JobConfig config{{"a", "b", "c"}, {"s"}, {held_by}, {1}, 4096, 8192, eager, 1024, 1, 10, false, rate};
     CHECK_EQ(problem_with(config), "");
     return config;
   }
 
-  const JobConfig config = make_config();
+  const JobConfig config;
   std::uint32_t epoch = 0;
   World world;
   BufferPool pool{0};
@@ -232,6 +234,89 @@ TEST(the_group_that_is_one_too_many_is_refused_and_known_ones_are_not) {
   }
   CHECK(announce(1, 1).ok());
   CHECK(announce(0, limits::groups).code == Code::limit);
+}
+
+// --- Admission ---
+
+// Bytes a second: three segments take 1.2 ms.
+constexpr std::uint64_t slow = 10'000'000;
+
+// What a rank was sent, in order: types and numbers of operations.
+using Frames = std::vector<std::pair<Type, std::uint64_t>>;
+
+Frames frames(Job& job, std::uint32_t rank) {
+  Frames found;
+  for (const wire::Header& header : job.world.sent[rank]) {
+    found.emplace_back(header.type, header.operation);
+  }
+  return found;
+}
+
+wire::Opening sum_of(const char* name, std::uint64_t bytes) {
+  wire::Opening opening = opening_of(Collective::all_reduce, name, bytes);
+  opening.op = Operator::sum;
+  return opening;
+}
+
+void open_everywhere(Job& job, std::uint64_t number, const wire::Opening& opening, std::uint32_t inlined) {
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    CHECK(job.open(rank, number, opening, inlined).ok());
+  }
+}
+
+TEST(a_server_in_a_node_that_has_all_first_segments_lets_the_first_result_admit) {
+  Job job(1, 4096, slow);
+  open_everywhere(job, 1, sum_of("a", 3 * 4096), 4096);
+  CHECK(frames(job, 0).empty());
+  job.server.on_summed(job.world.sums.at(0));
+  CHECK(frames(job, 0) == (Frames{{Type::result, 1}}));
+  CHECK(job.frame(0, {.type = Type::data, .dtype = DType::uint8, .operation = 1, .offset = 4096}, Bytes(4096)).ok());
+}
+
+TEST(a_dedicated_server_or_a_fast_job_or_a_first_segment_that_lacks_has_an_admit_at_once) {
+  for (const auto& [held_by, rate] : {std::pair{-1, slow}, std::pair{1, 2 * slow}, std::pair{1, std::uint64_t{0}}}) {
+    Job job(held_by, 4096, rate);
+    open_everywhere(job, 1, sum_of("a", 3 * 4096), 4096);
+    CHECK(frames(job, 0) == (Frames{{Type::admit, 1}}));
+  }
+
+  Job lacking(1, 4096, slow);
+  CHECK(lacking.open(0, 1, sum_of("a", 3 * 4096), 0).ok());
+  CHECK(lacking.open(1, 1, sum_of("a", 3 * 4096), 4096).ok());
+  CHECK(lacking.open(2, 1, sum_of("a", 3 * 4096), 4096).ok());
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    CHECK(frames(lacking, rank) == (Frames{{Type::admit, 1}}));
+  }
+}
+
+// Or the first would have to wait for the second, which came later.
+TEST(what_waits_for_its_first_result_is_admitted_before_what_comes_after_it) {
+  Job job(1, 4096, slow);
+  open_everywhere(job, 1, sum_of("a", 3 * 4096), 4096);
+  open_everywhere(job, 2, sum_of("b", 3 * 4096), 0);
+  open_everywhere(job, 3, sum_of("c", 3 * 4096), 0);
+  CHECK(frames(job, 2) == (Frames{{Type::admit, 1}, {Type::admit, 2}, {Type::admit, 3}}));
+  job.server.on_summed(job.world.sums.at(0));
+  CHECK(frames(job, 2).back() == (std::pair{Type::result, std::uint64_t{1}}));
+}
+
+TEST(what_owes_nothing_more_is_behind_nobody) {
+  Job job(1, 8192, slow);
+  open_everywhere(job, 1, sum_of("a", 3 * 4096), 4096);
+  open_everywhere(job, 2, sum_of("b", 4096), 4096);
+  CHECK(frames(job, 0).empty());
+  job.server.on_summed(job.world.sums.at(0));
+  job.server.on_summed(job.world.sums.at(1));
+  CHECK(frames(job, 0) == (Frames{{Type::result, 1}, {Type::result, 2}}));
+}
+
+TEST(what_fails_before_its_first_result_is_not_admitted_any_more) {
+  Job job(1, 4096, slow);
+  open_everywhere(job, 1, sum_of("a", 3 * 4096), 4096);
+  const wire::Failure failure{Status::error(Code::timeout, "'a' did not move", 0)};
+  CHECK(job.frame(0, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
+  open_everywhere(job, 2, sum_of("b", 3 * 4096), 0);
+  CHECK(frames(job, 2) == (Frames{{Type::fail, 1}, {Type::admit, 2}}));
 }
 
 // --- Windows ---

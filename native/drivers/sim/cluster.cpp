@@ -127,7 +127,9 @@ Cluster::ServerHost& Cluster::make_server(std::uint32_t index, std::uint32_t att
   host.seat = &network_.add_seat(actor, "server " + std::to_string(index));
   host.world = std::make_unique<SimulatedServerWorld>(network_, *host.seat);
   host.pool = std::make_unique<BufferPool>(kept_bytes);
-  host.server = std::make_unique<Server>(plan_.config, index, *host.world, *host.pool);
+  JobConfig config = plan_.config;
+  config.rate = plan_.server_rate;
+  host.server = std::make_unique<Server>(config, index, *host.world, *host.pool);
   host.seat->machine = host.server.get();
   host.seat->after = [this, &host] { check_memory(host); };
   return host;

@@ -172,7 +172,8 @@ std::string Ledger::node_heard(Flow& at, const wire::Header& header) {
   if (at.credit > at.limit) {
     return "the node has more credit than the job allows";
   }
-  if (header.type == Type::admit) {
+  // Where no ADMIT has come the first RESULT says the same.
+  if (header.type == Type::admit || header.type == Type::result) {
     at.order.emplace(header.operation, at.order.size() + 1);
   }
   const bool resumes = header.type == Type::admit && (header.flags & wire::flag_resumed) != 0;

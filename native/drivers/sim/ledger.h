@@ -36,7 +36,7 @@ class Ledger {
     std::int64_t eager = 0;          // inline bytes that the node has no answer to
     std::uint32_t results = 0;       // RESULT and SIZES frames that the node has whole
     std::unordered_map<std::uint64_t, std::int64_t> inlined;  // by operation
-    std::unordered_map<std::uint64_t, std::uint64_t> order;   // operation → place in the order of the ADMITs
+    std::unordered_map<std::uint64_t, std::uint64_t> order;   // operation → place in the server's order
     std::uint64_t last_sent = 0;
   };
 

@@ -541,6 +541,7 @@ Plan random_plan(std::uint64_t seed, bool faults) {
   if (random.chance(0.3)) {
     change_windows(random, plan);
   }
+  plan.server_rate = random.chance(0.7) ? 1 : 0;
   return plan;
 }
 

@@ -104,6 +104,7 @@ struct Plan {
   std::vector<RankPlan> ranks;
   std::vector<Fault> faults;
   std::uint32_t most_credit = 0;  // of all steps
+  std::uint64_t server_rate = 0;  // the job's, as servers know it; at 1 the first result admits where it may
   bool processes_end = false;     // nodes exit once the job has ended, in any order; otherwise everything is inspected
 
   const std::vector<std::uint32_t>& members(const OperationPlan& operation) const {
