@@ -280,9 +280,9 @@ Status Node::Impl::receive_from_server(LinkState& link) {
     return refused("more credit than there can be");
   }
   if (link.header.type == Type::result || link.header.type == Type::sizes) {
+    acknowledge_soon(from);
     ++from.results;
     from.last_result = now_;
-    acknowledge_soon();
   }
   if (link.header.type == Type::sizes) {
     return receive_sizes(link.header.operation, link);
@@ -351,7 +351,7 @@ void Node::Impl::receive_result(Operation& operation, LinkState& link) {
   }
   part.done = part.resumed ? part.segment_at(part.next_to_answer()).empty() : (header.flags & wire::flag_last) != 0;
   if (part.done && operation.bytes > config_.small && operation.submission.collective != Collective::all_reduce) {
-    acknowledge();  // somebody's handle waits for it
+    acknowledge(now_);  // somebody's handle waits for it
   }
   if (!operation.finished) {
     end_if_done(operation);
@@ -539,7 +539,7 @@ void Node::Impl::on_time(Time now) {
     }
   }
   if (acknowledge_at_ <= now) {
-    acknowledge();
+    acknowledge(now_ - acknowledge_after);
   }
   if (give_up_at_ <= now) {
     give_up_at_ = never;
@@ -549,7 +549,7 @@ void Node::Impl::on_time(Time now) {
 
 void Node::Impl::leave() {
   leaving_ = true;
-  acknowledge();
+  acknowledge(now_);
   say_goodbye_if_done();
 }
 
@@ -571,7 +571,7 @@ void Node::Impl::say_goodbye_if_done() {
   if (std::any_of(finished_.begin(), finished_.end(), is_needed)) {
     if (give_up_at_ == never) {
       give_up_at_ = now_ + longest_help;
-      acknowledge();
+      acknowledge(now_);
     }
     return;
   }

@@ -179,8 +179,8 @@ class Node::Impl {
   void settle(Operation& operation, std::uint32_t server);
   void forget(std::uint64_t number);
   void forget_finished(const std::function<bool(const Operation&)>& which);
-  void acknowledge();
-  void acknowledge_soon();
+  void acknowledge(Time came_by);
+  void acknowledge_soon(node::ServerLink& server);
 
   // Among the open ones; also among the finished ones; among those that have not failed.
   Operation* find(std::uint64_t number);
@@ -211,8 +211,10 @@ class Node::Impl {
   std::size_t failed_here_ = 0;  // of the operations: opened as failed, their handles are done
   std::set<std::pair<Time, std::uint64_t>> checks_;
   node::Inquiry inquiry_;
-  Time acknowledge_at_ = never;  // results that a server does not know to be here
-  Time give_up_at_ = never;      // the end of the wait for those who may need a finished operation
+  // How long a server may not know that a result is here, unless something else is sent to it.
+  static constexpr Time acknowledge_after = second / 200;
+  Time acknowledge_at_ = never;
+  Time give_up_at_ = never;  // the end of the wait for those who may need a finished operation
   std::set<std::pair<Time, std::uint32_t>> peer_losses_;  // when exchanges that lack something of these ranks fail
 
   std::unordered_map<std::uint64_t, std::uint64_t> exchanges_;  // exchange → number

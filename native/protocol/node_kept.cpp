@@ -15,13 +15,6 @@ using node::Kept;
 using node::refused;
 using wire::Type;
 
-namespace {
-
-// How long a server may not know that a result is here, unless something else is sent to it.
-constexpr Time acknowledge_after = second / 200;
-
-}  // namespace
-
 // --- Keeping ---
 
 // Its result is about to take the place of what it contributed.
@@ -197,17 +190,26 @@ void Node::Impl::forget_finished(const std::function<bool(const Operation&)>& wh
 
 // --- Telling servers what is here ---
 
-void Node::Impl::acknowledge_soon() {
-  if (acknowledge_at_ == never) {
-    acknowledge_at_ = now_ + acknowledge_after;
+// A result of this server is about to be counted.
+void Node::Impl::acknowledge_soon(node::ServerLink& server) {
+  if (server.results == server.acknowledged) {
+    server.unknown_since = now_;
   }
+  acknowledge_at_ = std::min(acknowledge_at_, server.unknown_since + acknowledge_after);
 }
 
-void Node::Impl::acknowledge() {
+// Tells the servers of the results that had come by then, unless a frame since has.
+void Node::Impl::acknowledge(Time came_by) {
   acknowledge_at_ = never;
   for (std::uint32_t server = 0; server < config_.servers() && !goodbye_said_; ++server) {
-    if (servers_[server].results != servers_[server].acknowledged) {
+    const node::ServerLink& link = servers_[server];
+    if (link.results == link.acknowledged) {
+      continue;
+    }
+    if (link.unknown_since <= came_by) {
       send_to_server(server, {.type = Type::have});
+    } else {
+      acknowledge_at_ = std::min(acknowledge_at_, link.unknown_since + acknowledge_after);
     }
   }
 }

@@ -193,6 +193,7 @@ struct ServerLink {
   std::deque<std::uint64_t> admitted;  // numbers in the server's order; ended ones are passed over
   std::uint32_t results = 0;           // RESULT and SIZES frames received in this epoch, modulo 2^32
   std::uint32_t acknowledged = 0;      // of these, as the server knows
+  Time unknown_since = 0;              // when the first came that it does not know of
   Time last_result = 0;
   std::uint64_t exchange_heard = 0;             // the highest exchange in a SIZES from it
   std::unordered_set<std::uint32_t> announced;  // groups

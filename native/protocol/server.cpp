@@ -554,6 +554,9 @@ bool Server::Impl::send(std::uint32_t rank, Header header, wire::Bytes owned, st
   if (!to.link) {
     return false;
   }
+  if (header.type != Type::have) {
+    send_settled_along(rank);
+  }
   if (header.type == Type::result || header.type == Type::sizes) {
     ++to.results_sent;
   }

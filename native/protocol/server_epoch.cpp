@@ -19,8 +19,12 @@ using wire::Type;
 
 namespace {
 
-// How long a node may not know that all have what it keeps for them.
-constexpr Time tell_settled_after = second / 200;
+// A node is told that all have what it keeps for them with the first frame to it that follows so much later: many
+// numbers in one HAVE, and no packet for it alone, which with small arrays would be every third.
+constexpr Time tell_settled_along_after = second / 200;
+
+// Where no frame follows, alone.
+constexpr Time tell_settled_after = second / 50;
 
 // The numbers of exchanges that an epoch has for itself, so that a server that has begun anew does not give one again.
 constexpr std::uint64_t exchanges_an_epoch = std::uint64_t{1} << 28;
@@ -124,6 +128,9 @@ void Server::Impl::tell_settled(std::uint32_t rank, std::uint64_t number, bool n
   if (!to.link || to.left) {
     return;
   }
+  if (to.settled.empty()) {
+    to.settled_since = now_;
+  }
   to.settled.push_back(number);
   if (now || to.settled.size() >= wire::have_at_once) {
     send_settled(rank);
@@ -136,6 +143,13 @@ void Server::Impl::send_settled(std::uint32_t rank) {
   const std::vector<std::uint64_t> numbers = std::exchange(node(rank).settled, {});
   if (!numbers.empty() && !node(rank).left) {
     send(rank, {.type = Type::have}, wire::encode_numbers(numbers));
+  }
+}
+
+void Server::Impl::send_settled_along(std::uint32_t rank) {
+  const NodeState& to = node(rank);
+  if (!to.settled.empty() && now_ - to.settled_since >= tell_settled_along_after) {
+    send_settled(rank);
   }
 }
 

@@ -138,6 +138,7 @@ class Server::Impl {
   std::uint32_t settled_segments(const Operation& operation, std::size_t member) const;
   void tell_settled(std::uint32_t rank, std::uint64_t number, bool now);
   void send_settled(std::uint32_t rank);
+  void send_settled_along(std::uint32_t rank);
 
   // Sending. False: the node's link is gone, and no on_sent will come.
   bool send(std::uint32_t rank, wire::Header header, wire::Bytes owned = {}, std::span<const std::byte> borrowed = {},

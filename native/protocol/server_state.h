@@ -145,6 +145,7 @@ struct NodeState {
   std::size_t carried = 0;  // operations of this epoch that it has finished or that failed in one before
   std::deque<Unacknowledged> unacknowledged;
   std::vector<std::uint64_t> settled;  // numbers that it is to be told of
+  Time settled_since = 0;              // when the first of them came
   bool left = false;
   Time heard = 0;  // when its last frame came
   Collective last_opened = Collective::none;

@@ -56,13 +56,15 @@ struct Job {
   }
 
   // With `inlined` bytes of inline data.
-  Status open(std::uint32_t rank, std::uint64_t number, wire::Opening opening, std::uint32_t inlined) {
+  Status open(std::uint32_t rank, std::uint64_t number, wire::Opening opening, std::uint32_t inlined,
+              std::uint32_t acknowledged = 0) {
     opening.group = world_group_id(config.size());
     opening.key = operation_key(opening.group, opening.name, 0);
     opening.inline_bytes = inlined;
     Bytes payload = wire::encode(opening);
     payload.resize(payload.size() + inlined);
-    return frame(rank, {.type = Type::open, .epoch = epoch, .operation = number}, payload);
+    return frame(rank, {.type = Type::open, .epoch = epoch, .operation = number, .acknowledged = acknowledged},
+                 payload);
   }
 
   // A new epoch, in which the only server goes on.
@@ -221,6 +223,44 @@ TEST(who_has_lost_its_link_may_lack_what_all_others_have) {
   CHECK(job.was_told_that_all_have(0));
   CHECK(job.was_told_that_all_have(1));
   CHECK_EQ(job.server.operations(), 0U);
+}
+
+// So that small arrays, one after the other, do not cost a message more each.
+TEST(what_all_have_goes_along_with_a_frame_5_ms_later_or_alone_after_20) {
+  constexpr Time ms = second / 1000;
+  Job job;
+  const auto types = [&job] {
+    std::vector<Type> of_rank_0;
+    for (const wire::Header& header : std::exchange(job.world.sent[0], {})) {
+      of_rank_0.push_back(header.type);
+    }
+    return of_rank_0;
+  };
+  // All open the next one, and have what came before.
+  const auto barrier = [&job](std::uint32_t number) {
+    wire::Opening opening;
+    opening.collective = Collective::barrier;
+    opening.name = "a";
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      CHECK(job.open(rank, number, opening, 0, number - 1).ok());
+    }
+  };
+  barrier(1);
+  CHECK(types() == std::vector{Type::result});
+  barrier(2);
+  job.server.on_time(5 * ms - 1);
+  barrier(3);
+  CHECK(types() == (std::vector{Type::result, Type::result}));
+  job.server.on_time(5 * ms);
+  barrier(4);
+  CHECK(types() == (std::vector{Type::have, Type::result}));
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    CHECK(job.frame(rank, {.type = Type::have, .acknowledged = 4}, {}).ok());
+  }
+  job.server.on_time(20 * ms - 1);
+  CHECK(types().empty());
+  job.server.on_time(20 * ms);
+  CHECK(types() == std::vector{Type::have});
 }
 
 TEST(the_group_that_is_one_too_many_is_refused_and_known_ones_are_not) {
