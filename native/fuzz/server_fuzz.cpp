@@ -175,7 +175,10 @@ class Job final : public ServerWorld {
         break;
       }
       case 12:
-        say(rank, {{.type = Type::window, .credit = static_cast<std::uint32_t>(64 * input_.number(2))}, {}});
+        say(rank, {{.type = Type::window,
+                    .flags = input_.once_in(2) ? wire::flag_insistent : std::uint8_t{0},
+                    .credit = static_cast<std::uint32_t>(64 * input_.number(2))},
+                   {}});
         break;
       case 13:
         say(rank, {{.type = input_.once_in(4) ? Type::leave : Type::drop}, {}});

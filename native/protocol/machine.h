@@ -77,6 +77,10 @@ class Wire {
 
   // Ends a link at once; on_lost is not called for it. Frames still queued are thrown away.
   virtual void close(LinkId link) = 0;
+
+  // From now on the link holds its own against somebody else's traffic, or gives way to it as it did at first. For
+  // drivers that have a choice.
+  virtual void insist(LinkId /*link*/, bool /*on*/) {}
 };
 
 // Actions of the coordinator.

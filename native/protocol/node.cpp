@@ -54,7 +54,7 @@ std::uint32_t Node::make_group_of_nodes(std::vector<std::uint32_t> members, std:
 }
 void Node::submit(Submission submission) { impl_->submit(std::move(submission)); }
 void Node::contributed(std::uint64_t handle, Range range) { impl_->contributed(handle, range); }
-void Node::set_window(std::uint32_t credit) { impl_->set_window(credit); }
+void Node::set_window(const Pace::Setting& window) { impl_->set_window(window); }
 void Node::leave() { impl_->leave(); }
 const Hash128& Node::id_of(std::uint32_t group) const { return impl_->id_of(group); }
 Status Node::loss_of(std::uint32_t group) const { return impl_->loss_of(group); }
@@ -174,7 +174,7 @@ Status Node::Impl::check_server_header(const LinkState& link, const Header& head
     return at_most(std::max({static_cast<std::size_t>(std::max(config_.segment, config_.small)), limits::text_bytes + 8,
                              8 + 8 * size, wire::runs_limit()}));
   }
-  const bool of_one = header.type != Type::grant && header.type != Type::have;
+  const bool of_one = header.type != Type::grant && header.type != Type::have && header.type != Type::window;
   if (of_one && (header.operation == 0 || header.operation >= next_number_)) {
     return refused(std::string(wire::name_of(header.type)) + " for operation " + std::to_string(header.operation) +
                    ", which was never opened");
@@ -197,6 +197,7 @@ Status Node::Impl::check_server_header(const LinkState& link, const Header& head
       }
       return at_most((header.flags & wire::flag_resumed) != 0 ? wire::runs_limit() : 0);
     case Type::grant:
+    case Type::window:
       return at_most(0);
     case Type::have:
       return at_most(8 * wire::have_at_once);
@@ -290,6 +291,10 @@ Status Node::Impl::receive_from_server(LinkState& link) {
   if (link.header.type == Type::have) {
     return receive_have(link);
   }
+  if (link.header.type == Type::window) {
+    world_.insist(*from.link, (link.header.flags & wire::flag_insistent) != 0);
+    return {};
+  }
   Operation* operation = find_going_on(link.header.operation);
   Status status;
   // Frames for operations that have ended count for their credit only.
@@ -345,8 +350,8 @@ void Node::Impl::receive_result(Operation& operation, LinkState& link) {
     world_.received(operation.submission.handle, segment);
   }
   if (operation.paced && pace_.answered(segment.size(), now_)) {
-    if (const auto credit = pace_.decide(repairs(), now_)) {
-      set_window(*credit);
+    if (const auto window = pace_.decide(repairs(), now_)) {
+      set_window(*window);
     }
   }
   part.done = part.resumed ? part.segment_at(part.next_to_answer()).empty() : (header.flags & wire::flag_last) != 0;

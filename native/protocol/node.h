@@ -15,6 +15,7 @@
 #include "base/range.h"
 #include "protocol/job.h"
 #include "protocol/machine.h"
+#include "protocol/pace.h"
 #include "wire/epoch.h"
 
 namespace shoal {
@@ -74,9 +75,10 @@ class Node final : public Machine {
   // These bytes of an operation in parts are there. Nothing happens if it has ended.
   void contributed(std::uint64_t handle, Range range);
 
-  // The job's credit from now on, from the one of the configuration to most_credit(). Of rank 0's node only, while an
-  // operation is open there: for tests; in a job it is the node itself that decides (pace.h).
-  void set_window(std::uint32_t credit);
+  // The job's credit from now on, from the one of the configuration to most_credit(), and whether its links insist
+  // (machine.h). Of rank 0's node only, while an operation is open there: for tests; in a job it is the node itself
+  // that decides (pace.h).
+  void set_window(const Pace::Setting& window);
 
   // Says goodbye as soon as no operation is open; nothing may be submitted after it.
   void leave();

@@ -50,8 +50,8 @@ Status Node::Impl::receive_epoch(const LinkState& link) {
   }
   reopening_ = false;
   tell_servers(wire::flag_reopened, {});
-  if (window_ != 0) {
-    set_window(window_);
+  if (window_) {
+    set_window(*window_);
   }
   return {};
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -16,7 +17,6 @@
 
 #include "protocol/node.h"
 #include "protocol/node_state.h"
-#include "protocol/pace.h"
 
 namespace shoal {
 
@@ -60,7 +60,7 @@ class Node::Impl {
   const Hash128& id_of(std::uint32_t group) const { return groups_.at(group)->id; }
   void submit(Submission submission);
   void contributed(std::uint64_t handle, Range range);
-  void set_window(std::uint32_t credit);
+  void set_window(const Pace::Setting& window);
   std::size_t open_operations() const { return operations_.size(); }
 
  private:
@@ -225,7 +225,7 @@ class Node::Impl {
   Pace pace_;              // rank 0's alone is used
   std::size_t paced_ = 0;  // operations that it follows
 
-  std::uint32_t window_ = 0;  // the job's credit as rank 0's node has last set it; 0: never
+  std::optional<Pace::Setting> window_;  // as rank 0's node has last set it; nothing: never
 
   Token next_sum_ = 1;
   std::unordered_map<Token, std::uint64_t> summing_;  // token → number

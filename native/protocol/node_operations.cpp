@@ -401,11 +401,12 @@ std::uint64_t Node::Impl::repairs() const {
   return sum;
 }
 
-void Node::Impl::set_window(std::uint32_t credit) {
-  window_ = credit;
+void Node::Impl::set_window(const Pace::Setting& window) {
+  window_ = window;
+  const std::uint8_t flags = window.insistent ? wire::flag_insistent : 0;
   for (std::uint32_t server = 0; server < config_.servers(); ++server) {
     if (config_.weights[server] > 0) {
-      send_to_server(server, {.type = Type::window, .credit = credit});
+      send_to_server(server, {.type = Type::window, .flags = flags, .credit = window.credit});
     }
   }
 }

@@ -1,8 +1,11 @@
 #include "protocol/pace.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
+#include <span>
+#include <utility>
 
 namespace shoal {
 
@@ -30,10 +33,11 @@ constexpr double worth = 0.35;
 // What any other change must bring: this many times the rate.
 constexpr double worth_a_change = 1.15;
 
-// After a change the first turnovers are not measured: queues take so long to become what they will be.
+// After a change or a pause the first turnovers are not measured: queues take so long to become what they will be.
 constexpr double settling_turnovers = 1;
 constexpr double measured_turnovers = 2;
 constexpr Time least_settling = second / 50;
+constexpr Time least_starting = second / 20;
 constexpr Time least_measured = second / 10;
 
 constexpr Time first_wait = second / 2;
@@ -48,19 +52,34 @@ Pace::Pace(const JobConfig& config)
       most_(config.rate == 0 ? config.credit : config.most_credit()),
       per_credit_(static_cast<double>(std::accumulate(config.weights.begin(), config.weights.end(), std::uint64_t{0})) /
                   *std::max_element(config.weights.begin(), config.weights.end())),
-      credit_(config.credit),
+      setting_{config.credit, false},
       best_(static_cast<double>(config.rate)),
       wait_(first_wait) {}
 
-void Pace::begin(Time now) { since_ = now; }
+void Pace::begin(Time now) {
+  since_ = now;
+  if (now - paused_at_ >= least_settling) {
+    starting_ = true;
+    started_ = 0;
+  }
+}
 
 void Pace::pause(Time now) {
-  busy_ += now - since_.value_or(now);
+  busy_ += starting_ ? 0 : now - since_.value_or(now);
   since_.reset();
+  paused_at_ = now;
 }
 
 bool Pace::answered(std::uint64_t bytes, Time now) {
   if (least_ == most_ || !since_) {
+    return false;
+  }
+  if (starting_) {
+    started_ += bytes;
+    if (now - *since_ >= least_starting && static_cast<double>(started_) >= settling_turnovers * turnover()) {
+      starting_ = false;
+      since_ = now;
+    }
     return false;
   }
   bytes_ += bytes;
@@ -70,18 +89,18 @@ bool Pace::answered(std::uint64_t bytes, Time now) {
                    : busy >= least_measured && moved >= measured_turnovers * turnover();
 }
 
-std::optional<std::uint32_t> Pace::decide(std::uint64_t repairs, Time now) {
-  const std::uint32_t before = credit_;
+std::optional<Pace::Setting> Pace::decide(std::uint64_t repairs, Time now) {
+  const Setting before = setting_;
   if (!settling_) {
     const double busy = static_cast<double>(busy_ + now - since_.value_or(now));
     judge(static_cast<double>(bytes_) / busy * second, repairs > repairs_, now);
   }
-  settling_ = credit_ != before;
+  settling_ = setting_ != before;
   repairs_ = repairs;
   bytes_ = 0;
   busy_ = 0;
   since_ = now;
-  return credit_ == before ? std::nullopt : std::optional(credit_);
+  return settling_ ? std::optional(setting_) : std::nullopt;
 }
 
 void Pace::judge(double rate, bool lossy, Time now) {
@@ -90,37 +109,85 @@ void Pace::judge(double rate, bool lossy, Time now) {
     return;
   }
   const double share = rate / best_;
-  const double wanted = fair_share / share;
-  if (share > most_share && credit_ > usual_) {
-    credit_ = std::max(usual_, whole_segments(std::max(wanted, 1 / largest_step) * credit_, 0));
+  if (share > most_share && relax(share)) {
     return;
   }
+  const bool beside_others = setting_.credit > usual_ || setting_.insistent;
   poor_ = share >= good_share ? 0 : poor_;
-  if (now < not_before_ || share >= (credit_ > usual_ ? least_share : good_share)) {
+  if (now < not_before_ || share >= (beside_others ? least_share : good_share)) {
     return;
   }
   const bool far_below = share < least_share;
   if (!far_below && ++poor_ < poor_samples) {
     return;
   }
-  const std::uint32_t limit = far_below ? most_ : usual_;
-  // Without others a window is too large where packets are lost, and can be too small only where none are.
-  const bool may_grow = credit_ < limit && (far_below || !lossy);
-  const bool may_shrink = credit_ > least_ && credit_ <= usual_ && lossy;
-  // What did not pay is not tried twice in a row where there is another way.
-  const bool growing = failed_ ? *failed_ == Way::shrinking : far_below;
-  if (may_grow && (growing || !may_shrink)) {
-    attempt(far_below ? std::clamp(wanted, smallest_step, largest_step) : largest_step, limit, rate);
-  } else if (may_shrink) {
-    attempt(1 / largest_step, least_, rate);
+  if (const std::optional<Way> way = next_way(far_below, lossy)) {
+    poor_ = 0;
+    way_ = *way;
+    before_ = Trial{setting_, rate};
+    setting_ = setting_for(way_, fair_share / share, far_below);
   }
 }
 
-void Pace::attempt(double factor, std::uint32_t limit, double rate) {
-  poor_ = 0;
-  before_ = Window{credit_, rate};
-  const double tried = factor * credit_;
-  credit_ = factor > 1 ? std::min(limit, whole_segments(tried, 1)) : std::max(limit, whole_segments(tried, 0));
+// With more than its half the job goes back to what is usual, one step at a time: smaller windows, then no insisting.
+// Returns whether there was such a step.
+bool Pace::relax(double share) {
+  if (setting_.credit > usual_) {
+    const double factor = std::max(fair_share / share, 1 / largest_step);
+    setting_.credit = std::max(usual_, whole_segments(factor * setting_.credit, 0));
+    return true;
+  }
+  return std::exchange(setting_.insistent, false);
+}
+
+// What did not pay is not tried twice in a row where there is another way.
+std::optional<Pace::Way> Pace::next_way(bool far_below, bool lossy) const {
+  const auto open = [&](Way way) {
+    switch (way) {
+      case Way::growing:
+        // Without others a window is too large where packets are lost, and can be too small only where none are.
+        return setting_.credit < (far_below ? most_ : usual_) && (far_below || !lossy);
+      case Way::insisting:
+        return far_below && !setting_.insistent && failed_;
+      case Way::yielding:
+        return setting_.insistent && failed_;
+      case Way::shrinking:
+        return setting_.credit > least_ && setting_.credit <= usual_ && lossy;
+    }
+    return false;
+  };
+  constexpr std::array beside_others{Way::growing, Way::insisting, Way::yielding, Way::shrinking};
+  constexpr std::array alone{Way::shrinking, Way::growing};
+  const auto choose = [&](std::span<const Way> ways) -> std::optional<Way> {
+    const auto last = failed_ ? std::find(ways.begin(), ways.end(), way_) : ways.end();
+    std::size_t next = last == ways.end() ? 0 : static_cast<std::size_t>(last - ways.begin()) + 1;
+    for (std::size_t tried = 0; tried < ways.size(); ++tried, ++next) {
+      if (open(ways[next % ways.size()])) {
+        return ways[next % ways.size()];
+      }
+    }
+    return std::nullopt;
+  };
+  return far_below ? choose(beside_others) : choose(alone);
+}
+
+Pace::Setting Pace::setting_for(Way way, double wanted, bool far_below) const {
+  const double factor = far_below ? std::clamp(wanted, smallest_step, largest_step) : largest_step;
+  switch (way) {
+    case Way::growing:
+      return {grown(factor, far_below ? most_ : usual_), setting_.insistent};
+    case Way::insisting:
+      return {grown(factor, most_), true};
+    case Way::yielding:
+      return {setting_.credit, false};
+    case Way::shrinking:
+      return {std::max(least_, whole_segments(setting_.credit / largest_step, 0)), setting_.insistent};
+  }
+  return setting_;
+}
+
+std::uint32_t Pace::grown(double factor, std::uint32_t limit) const {
+  return std::min(limit, whole_segments(factor * setting_.credit, 1));
 }
 
 // A part of a segment is of no use: nothing is sent for it. Down to whole ones, and `more` of them.
@@ -129,35 +196,38 @@ std::uint32_t Pace::whole_segments(double credit, std::uint32_t more) const {
 }
 
 // Whether `other` is to be preferred.
-bool Pace::pays(const Window& other, const Window& present) const {
-  const double larger = static_cast<double>(other.credit) / present.credit;
-  const bool beside_others = larger > 1 && other.credit > usual_;
+bool Pace::pays(const Trial& other, const Trial& present) const {
+  if (present.setting.insistent && !other.setting.insistent) {
+    return other.rate >= present.rate;
+  }
+  const double larger = static_cast<double>(other.setting.credit) / present.setting.credit;
+  const bool beside_others = larger > 1 && other.setting.credit > usual_;
   return other.rate >= present.rate * (beside_others ? std::pow(larger, worth) : worth_a_change);
 }
 
 void Pace::paid() {
   wait_ = first_wait;
-  failed_.reset();
+  failed_ = false;
 }
 
 bool Pace::decided(double rate, Time now) {
-  const Window current{credit_, rate};
+  const Trial current{setting_, rate};
   if (before_ && !pays(current, *before_)) {
     // Or has the network changed in the meantime? The one before says.
-    credit_ = before_->credit;
+    setting_ = before_->setting;
     before_.reset();
     tried_ = current;
     return false;
   }
   if (tried_ && !pays(*tried_, current)) {
-    failed_ = tried_->credit > current.credit ? Way::growing : Way::shrinking;
+    failed_ = true;
     tried_.reset();
     not_before_ = now + wait_;
     wait_ = std::min(2 * wait_, longest_wait);
     return true;
   }
   if (tried_) {
-    credit_ = tried_->credit;
+    setting_ = tried_->setting;
     tried_.reset();
     paid();
     return false;

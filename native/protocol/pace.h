@@ -1,9 +1,10 @@
-// How much a job keeps on its way: grows while somebody else's traffic takes more than half of the network and shrinks
-// back, and shrinks where queues are too short for what `init` found. docs/decisions/windows.md.
+// How much a job keeps on its way, and how firmly: grows while somebody else's traffic takes more than half of the
+// network and shrinks back, and shrinks where queues are too short for what `init` found. docs/decisions/windows.md.
 //
 // Between empty queues the windows that were found at `init` fill the wire, and more would only fill queues. Where
 // somebody else's flow keeps a queue full, a flow gets of the link what it has in that queue: so the windows grow until
-// the job has half of the rate that it has when it is alone.
+// the job has half of the rate that it has when it is alone. Where that alone does not help, since the queue is short
+// and the other takes no notice of what is lost in it, links insist too (machine.h).
 //
 // One place decides, rank 0's node, for all servers at once. (A server that decided for itself would gain by growing,
 // at the cost of the other servers: all would grow without end where the link has become slower and nobody else is
@@ -22,35 +23,47 @@ namespace shoal {
 
 class Pace {
  public:
+  struct Setting {
+    std::uint32_t credit = 0;  // the job's
+    bool insistent = false;    // whether its links insist
+
+    friend bool operator==(const Setting&, const Setting&) = default;
+  };
+
   // `config.rate` 0: the windows stay as they are.
   explicit Pace(const JobConfig& config);
 
-  // Operations flow from now on, where none did; none does any more. What is between is not measured.
+  // Operations flow from now on, where none did; none does any more. What is between is not measured, nor what comes
+  // first after a pause: somebody else may have filled the queues meanwhile.
   void begin(Time now);
   void pause(Time now);
 
   // So many bytes of operations were answered. Returns whether that completes a sample: decide() is to follow.
   bool answered(std::uint64_t bytes, Time now);
-  // Returns the job's credit from now on, if that changes. `repairs`: packets that the network had to be given again
-  // until now.
-  std::optional<std::uint32_t> decide(std::uint64_t repairs, Time now);
+  // Returns what holds from now on, if that changes. `repairs`: packets that the network had to be given again until
+  // now.
+  std::optional<Setting> decide(std::uint64_t repairs, Time now);
 
-  std::uint32_t credit() const { return credit_; }
+  const Setting& setting() const { return setting_; }
 
  private:
-  // A window and the rate that it had.
-  struct Window {
-    std::uint32_t credit = 0;
+  // A setting and the rate that it had.
+  struct Trial {
+    Setting setting;
     double rate = 0;
   };
 
-  enum class Way { growing, shrinking };
+  // What can be tried. Insisting: with a larger window, too.
+  enum class Way { growing, insisting, yielding, shrinking };
 
-  double turnover() const { return per_credit_ * credit_; }
+  double turnover() const { return per_credit_ * setting_.credit; }
   void judge(double rate, bool lossy, Time now);
-  void attempt(double factor, std::uint32_t limit, double rate);
+  bool relax(double share);
+  std::optional<Way> next_way(bool far_below, bool lossy) const;
+  Setting setting_for(Way way, double wanted, bool far_below) const;
+  std::uint32_t grown(double factor, std::uint32_t limit) const;
   std::uint32_t whole_segments(double credit, std::uint32_t more) const;
-  bool pays(const Window& other, const Window& present) const;
+  bool pays(const Trial& other, const Trial& present) const;
   void paid();
   // Whether what was tried is settled.
   bool decided(double rate, Time now);
@@ -60,7 +73,7 @@ class Pace {
   const std::uint32_t least_;
   const std::uint32_t most_;
   const double per_credit_;  // bytes on their way, for a byte of credit of the server with the largest weight
-  std::uint32_t credit_;
+  Setting setting_;
   double best_;  // the highest rate that there was: bytes per second
 
   // What is being measured.
@@ -68,12 +81,16 @@ class Pace {
   std::uint64_t bytes_ = 0;
   Time busy_ = 0;
   std::uint64_t repairs_ = 0;  // until it began
-  std::optional<Time> since_;
+  std::optional<Time> since_;  // operations flow; since when they are measured
+  bool starting_ = true;       // after a pause: not measured yet
+  std::uint64_t started_ = 0;  // bytes that were answered meanwhile
+  Time paused_at_ = 0;
 
-  std::optional<Window> before_;  // another window is being tried, this one was before
-  std::optional<Window> tried_;   // it did not seem to pay: the one before is being measured again
-  std::optional<Way> failed_;     // what did not pay when it was last tried
-  int poor_ = 0;                  // samples below what is good, in a row
+  std::optional<Trial> before_;  // another setting is being tried, this one was before
+  std::optional<Trial> tried_;   // it did not seem to pay: the one before is being measured again
+  Way way_ = Way::growing;       // what is being tried, or was last
+  bool failed_ = false;          // it did not pay
+  int poor_ = 0;                 // samples below what is good, in a row
   Time wait_;
   Time not_before_ = 0;
 };

@@ -230,7 +230,7 @@ Status Server::Impl::on_payload(LinkId link) {
       receive_leave(rank);
       return {};
     case Type::window:
-      receive_window(from.header.credit);
+      receive_window(from.header);
       return {};
     case Type::have:
       return {};
@@ -447,14 +447,37 @@ void Server::Impl::receive_leave(std::uint32_t rank) {
 }
 
 // More is granted at once; less is had by giving back less than was spent.
-void Server::Impl::receive_window(std::uint32_t job_credit) {
-  credit_ = config_.credit_of(index_, job_credit);
+void Server::Impl::receive_window(const Header& header) {
+  credit_ = config_.credit_of(index_, header.credit);
   for (std::uint32_t rank = 0; rank < config_.size(); ++rank) {
     NodeState& to = node(rank);
     if (to.credit < credit_ && to.epoch == epoch_) {
       grant(rank, credit_ - std::exchange(to.credit, credit_));
     }
   }
+  insist((header.flags & wire::flag_insistent) != 0);
+}
+
+// Of each link both ends do: what flows in either direction may be what has to.
+void Server::Impl::insist(bool on) {
+  if (std::exchange(insistent_, on) == on) {
+    return;
+  }
+  for (std::uint32_t rank = 0; rank < config_.size(); ++rank) {
+    const NodeState& to = node(rank);
+    if (to.link) {
+      world_.insist(*to.link, on);
+    }
+    if (to.epoch == epoch_) {
+      tell_insistence(rank);
+    }
+  }
+}
+
+void Server::Impl::tell_insistence(std::uint32_t rank) {
+  NodeState& to = node(rank);
+  to.told_to_insist |= insistent_;
+  send(rank, {.type = Type::window, .flags = insistent_ ? wire::flag_insistent : std::uint8_t{0}});
 }
 
 void Server::Impl::be_absent(std::uint32_t rank, Code absence) {

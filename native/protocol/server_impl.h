@@ -72,7 +72,9 @@ class Server::Impl {
   Status receive_group(std::uint32_t rank);
   void receive_drop(std::uint32_t rank);
   void receive_leave(std::uint32_t rank);
-  void receive_window(std::uint32_t job_credit);
+  void receive_window(const wire::Header& header);
+  void insist(bool on);
+  void tell_insistence(std::uint32_t rank);
   // Fails what it is a member of and has not opened; what others open from now on fails too.
   void be_absent(std::uint32_t rank, Code absence);
   Status absence_status(const Operation& operation, std::uint32_t rank) const;
@@ -157,6 +159,7 @@ class Server::Impl {
   const std::uint32_t index_;
   JobConfig::Window window_;  // at first
   std::uint32_t credit_;      // of every node, from now on
+  bool insistent_ = false;    // and its links
   ServerWorld& world_;
   BufferPool& pool_;
   Time now_ = 0;

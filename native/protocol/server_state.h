@@ -140,9 +140,10 @@ struct Unacknowledged {
 
 struct NodeState {
   std::optional<LinkId> link;
-  std::uint32_t epoch = 0;  // as its last EPOCH said
-  bool reopened = true;     // and it has opened again what was open before
-  std::size_t carried = 0;  // operations of this epoch that it has finished or that failed in one before
+  bool told_to_insist = false;  // at any time
+  std::uint32_t epoch = 0;      // as its last EPOCH said
+  bool reopened = true;         // and it has opened again what was open before
+  std::size_t carried = 0;      // operations of this epoch that it has finished or that failed in one before
   std::deque<Unacknowledged> unacknowledged;
   std::vector<std::uint64_t> settled;  // numbers that it is to be told of
   Time settled_since = 0;              // when the first of them came

@@ -36,6 +36,7 @@ struct World final : NodeWorld {
     }
   }
   void close(LinkId /*link*/) override {}
+  void insist(LinkId link, bool on) override { insistent[link] = on; }
   void sum(Sum /*sum*/) override {}
   void sending(std::uint64_t /*handle*/) override {}
   void finish(std::uint64_t handle, Status status) override { finished.emplace(handle, std::move(status)); }
@@ -49,6 +50,7 @@ struct World final : NodeWorld {
   std::uint64_t repairs(LinkId /*link*/) const override { return 0; }
 
   std::vector<Queued> queue;
+  std::map<LinkId, bool> insistent;
   std::map<std::uint64_t, Status> finished;
 };
 
@@ -191,6 +193,17 @@ TEST(results_that_a_later_frame_has_acknowledged_are_not_acknowledged_by_one_of_
   job.node.on_time(9 * ms);
   CHECK(job.world.queue.back().header.type == Type::have);
   CHECK_EQ(job.world.queue.back().header.acknowledged, 2U);
+}
+
+TEST(links_insist_while_their_server_says_so) {
+  TwoServers job;
+  for (const bool on : {true, false}) {
+    const std::uint8_t flags = on ? wire::flag_insistent : std::uint8_t{0};
+    CHECK(job.arrives(server_link + 1, {.type = Type::window, .flags = flags}, {}).ok());
+    CHECK_EQ(job.world.insistent.at(server_link + 1), on);
+  }
+  CHECK_EQ(job.world.insistent.size(), 1U);
+  CHECK(job.arrives(server_link, {.type = Type::window}, Bytes(1)).code == Code::protocol);
 }
 
 TEST(an_epoch_that_does_not_say_why_is_refused) {

@@ -39,7 +39,7 @@ class Job {
     const Time until = now_ + static_cast<Time>(seconds * second);
     double moved = 0;
     while (now_ < until) {
-      const double on_its_way = static_cast<double>(servers) * credit_;
+      const double on_its_way = static_cast<double>(servers) * setting_.credit;
       const double rate = rate_of(on_its_way);
       repairs_ += on_its_way > queue ? 1 : 0;
       const Time step = second / 500;
@@ -49,9 +49,9 @@ class Job {
       if (!pace_.answered(bytes, now_)) {
         continue;
       }
-      if (const auto credit = pace_.decide(repairs_, now_)) {
-        changes_ += *credit > credit_ ? 1 : 0;
-        credit_ = *credit;
+      if (const auto setting = pace_.decide(repairs_, now_)) {
+        changes_ += setting->credit > setting_.credit ? 1 : 0;
+        setting_ = *setting;
       }
     }
     return moved / (seconds / 2) / link;
@@ -63,13 +63,14 @@ class Job {
     pace_.begin(now_);
   }
 
-  std::uint32_t credit() const { return credit_; }
+  std::uint32_t credit() const { return setting_.credit; }
+  bool insistent() const { return setting_.insistent; }
   int growths() const { return changes_; }
 
  private:
   Pace pace_;
   Time now_ = 0;
-  std::uint32_t credit_ = base;
+  Pace::Setting setting_{base, false};
   std::uint64_t repairs_ = 0;
   int changes_ = 0;
 };
@@ -137,6 +138,53 @@ TEST(others_that_come_slowly) {
   CHECK(share > 0.4 && share < 0.65);
 }
 
+// Somebody who takes no notice of losses in a short queue: more of ours on its way is only lost.
+std::function<double(double)> beside_reckless(const Job& job) {
+  return [&job](double unanswered) { return job.insistent() ? link * unanswered / (unanswered + 300e3) : 0.4 * link; };
+}
+
+TEST(insists_where_larger_windows_alone_bring_nothing) {
+  Job job(config_with(static_cast<std::uint64_t>(link)));
+  const double share = job.run(20, beside_reckless(job));
+  CHECK(job.insistent());
+  CHECK(share > 0.45 && share < 0.62);
+  job.run(5, alone);
+  CHECK(!job.insistent());
+  CHECK_EQ(job.credit(), 2 * base);
+}
+
+TEST(larger_windows_come_before_insisting) {
+  Job job(config_with(static_cast<std::uint64_t>(link)));
+  bool insisted = false;
+  const auto beside = beside_fixed(1e6);
+  job.run(30, [&](double unanswered) {
+    insisted = insisted || job.insistent();
+    return beside(unanswered);
+  });
+  CHECK(!insisted);
+}
+
+TEST(insisting_that_brings_nothing_is_taken_back) {
+  Job job(config_with(static_cast<std::uint64_t>(link)));
+  double insistent = 0;
+  double samples = 0;
+  job.run(600, [&](double /*unanswered*/) {
+    insistent += job.insistent() ? 1 : 0;
+    ++samples;
+    return 0.4 * link;
+  });
+  CHECK(insistent > 0);
+  CHECK(insistent / samples < 0.02);
+}
+
+TEST(yields_again_where_that_has_become_better) {
+  Job job(config_with(static_cast<std::uint64_t>(link)));
+  job.run(20, beside_reckless(job));
+  CHECK(job.insistent());
+  job.run(20, [&job](double /*unanswered*/) { return (job.insistent() ? 0.3 : 0.4) * link; });
+  CHECK(!job.insistent());
+}
+
 TEST(what_is_alone_is_learned_where_nothing_was_measured_right) {
   Job job(config_with(static_cast<std::uint64_t>(link / 10)));
   job.run(1, alone);
@@ -171,6 +219,17 @@ TEST(a_pause_is_not_slowness) {
   Job job(config_with(static_cast<std::uint64_t>(link)));
   for (int i = 0; i < 100; ++i) {
     job.run(0.07, alone);
+    job.idle(0.5);
+  }
+  CHECK_EQ(job.growths(), 0);
+}
+
+// Somebody else has filled the queues meanwhile, and makes room when the job goes on.
+TEST(what_follows_a_pause_is_not_measured) {
+  Job job(config_with(static_cast<std::uint64_t>(link)));
+  for (int i = 0; i < 100; ++i) {
+    job.run(0.04, [](double /*unanswered*/) { return 0.1 * link; });
+    job.run(0.08, alone);
     job.idle(0.5);
   }
   CHECK_EQ(job.growths(), 0);

@@ -28,8 +28,10 @@ struct World final : ServerWorld {
   }
   void detach(Token /*token*/) override {}
   void close(LinkId /*link*/) override {}
+  void insist(LinkId link, bool on) override { insistent[link] = on; }
   void sum(Sum sum) override { sums.push_back(sum.token); }
 
+  std::map<LinkId, bool> insistent;
   std::vector<Token> sums;
   std::map<LinkId, std::vector<wire::Header>> sent;
   std::map<LinkId, std::vector<Token>> tokens;
@@ -374,6 +376,52 @@ TEST(windows_are_rank_0_s_to_change) {
     CHECK_EQ(job.world.sent[rank].size(), 1U);
     CHECK(job.world.sent[rank].back().type == Type::grant);
     CHECK_EQ(job.world.sent[rank].back().credit, 16384 - job.config.credit);
+  }
+}
+
+TEST(links_insist_at_both_ends_while_rank_0_says_so) {
+  Job job;
+  const auto window = [&job](std::uint8_t flags) {
+    job.world.sent.clear();
+    CHECK(job.frame(0, {.type = Type::window, .flags = flags, .credit = job.config.credit}, {}).ok());
+  };
+  window(0);
+  CHECK(job.world.sent.empty() && job.world.insistent.empty());
+  for (const std::uint8_t flags : {wire::flag_insistent, std::uint8_t{0}, wire::flag_insistent}) {
+    window(flags);
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      CHECK_EQ(job.world.insistent.at(rank), flags != 0);
+      CHECK_EQ(job.world.sent[rank].size(), 1U);
+      CHECK(job.world.sent[rank].back().type == Type::window);
+      CHECK_EQ(job.world.sent[rank].back().flags, flags);
+      CHECK_EQ(job.world.sent[rank].back().credit, 0U);
+    }
+  }
+  window(wire::flag_insistent);
+  CHECK(job.world.sent.empty());
+}
+
+TEST(who_begins_an_epoch_hears_again_whether_links_insist) {
+  // What rank 0 says before the epoch begins, and what rank 1 hears when it has.
+  struct Case {
+    std::vector<std::uint8_t> said;
+    std::vector<std::uint8_t> heard;
+  };
+  const std::uint8_t on = wire::flag_insistent;
+  for (const Case& one : {Case{{}, {}}, Case{{on}, {on}}, Case{{on, 0}, {0}}}) {
+    Job job;
+    for (const std::uint8_t flags : one.said) {
+      CHECK(job.frame(0, {.type = Type::window, .flags = flags, .credit = job.config.credit}, {}).ok());
+    }
+    job.world.sent.clear();
+    CHECK(job.frame(1, {.type = Type::epoch, .epoch = 1}, wire::encode(wire::Epoch{job.config.weights, ""})).ok());
+    std::vector<std::uint8_t> heard;
+    for (const wire::Header& header : job.world.sent[1]) {
+      CHECK(header.type == Type::window);
+      heard.push_back(header.flags);
+    }
+    CHECK(heard == one.heard);
+    CHECK(job.world.sent[0].empty() && job.world.sent[2].empty());
   }
 }
 

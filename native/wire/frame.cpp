@@ -19,6 +19,8 @@ std::uint8_t allowed_flags(Type type) {
       return flag_well;
     case Type::epoch:
       return flag_reopened;
+    case Type::window:
+      return flag_insistent;
     case Type::reached:
       return flag_unreachable;
     default:

@@ -2,7 +2,8 @@
 
 What is on its way is bounded by Shoal's own windows, so TCP has only losses to deal with. bbr deals with rates: it takes
 those of a flow that waits for answers for the network's, and in short or crowded queues that goes wrong
-(docs/decisions/congestion.md). Far away, where losses have other reasons than full queues, bbr is right.
+(docs/decisions/congestion.md). Far away, where losses have other reasons than full queues, bbr is right. And a job that has
+to insist on its share goes back to the machine's own for so long (native/drivers/tcp/congestion.h).
 
 The kernel's word counts: what it refuses stays as it is.
 """

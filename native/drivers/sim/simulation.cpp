@@ -99,7 +99,7 @@ void Simulation::go_on(std::uint32_t rank) {
     }
     ++life.next;
     submit(rank, step.operation);
-    change_window(rank, step.credit);
+    change_window(rank, {step.credit, step.insistent});
   }
   if (life.next == plan.steps.size()) {
     life.leaving = true;
@@ -187,13 +187,14 @@ void Simulation::on_received(std::uint32_t rank, std::uint64_t handle, Range ran
             work.received.begin() + static_cast<std::ptrdiff_t>(range.begin));
 }
 
-void Simulation::change_window(std::uint32_t rank, std::uint32_t credit) {
+void Simulation::change_window(std::uint32_t rank, const Pace::Setting& window) {
   Node* node = cluster_.node(rank).node.get();
-  if (credit == 0 || node == nullptr || node->open_operations() == 0) {
+  if (window.credit == 0 || node == nullptr || node->open_operations() == 0) {
     return;
   }
-  network_.trace("node " + std::to_string(rank) + "  makes the credit " + std::to_string(credit));
-  network_.turn(*cluster_.node(rank).seat, [&](Machine&) { node->set_window(credit); });
+  network_.trace("node " + std::to_string(rank) + "  makes the credit " + std::to_string(window.credit) +
+                 (window.insistent ? ", insisting" : ""));
+  network_.turn(*cluster_.node(rank).seat, [&](Machine&) { node->set_window(window); });
 }
 
 // Makes the arrays of one member and fills in its input.

@@ -106,7 +106,7 @@ class Simulation final : public Observer, public Application {
   void go_on(std::uint32_t rank);
   void submit(std::uint32_t rank, std::size_t number);
   void contribute_in_parts(std::uint32_t rank, std::size_t number);
-  void change_window(std::uint32_t rank, std::uint32_t credit);
+  void change_window(std::uint32_t rank, const Pace::Setting& window);
   void prepare(Work& work, const OperationPlan& operation, std::size_t member, const Bytes& input);
   void leave(std::uint32_t rank);
   void exit_if_done(std::uint32_t rank);

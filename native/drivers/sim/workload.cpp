@@ -416,6 +416,7 @@ void change_windows(Random& random, Plan& plan) {
     if (random.chance(0.3)) {
       step.credit = random.chance(0.3) ? least : static_cast<std::uint32_t>(random.between(least, most));
       plan.most_credit = std::max(plan.most_credit, step.credit);
+      step.insistent = random.chance(0.5);
     }
   }
 }

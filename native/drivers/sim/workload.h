@@ -59,6 +59,7 @@ struct RankPlan {
     Time when = 0;
     std::size_t operation = 0;
     std::uint32_t credit = 0;  // rank 0: if not 0, the job's from then on
+    bool insistent = false;    // and whether its links insist
   };
   std::vector<std::uint32_t> groups;  // in the order in which they are made
   std::vector<Step> steps;

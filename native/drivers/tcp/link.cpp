@@ -75,6 +75,7 @@ Link::Link(LinkId id, Socket socket, const LinkOptions& options)
       tls_(std::move(socket.tls)),
       peer_timeout_seconds_(options.peer_timeout_seconds),
       retransmission_(socket_.number()),
+      congestion_(socket_.number()),
       reader_(id) {
   configure(socket_.number(), options);
   if (tls_ != nullptr) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "drivers/tcp/congestion.h"
 #include "drivers/tcp/retransmission.h"
 #include "drivers/tcp/socket.h"
 #include "protocol/frame_reader.h"
@@ -92,6 +93,9 @@ class Link {
   // connection is on its way, so that no answer will come, it would wait for 200 ms.
   void push() const;
 
+  // Whether it holds its own against somebody else's traffic.
+  void insist(bool on) { congestion_.insist(on); }
+
   // Asks the kernel how the connection fares. To be called often: it tells when the last answer came, but not since
   // when one is owed.
   void look(Time now);
@@ -130,6 +134,7 @@ class Link {
   std::shared_ptr<Tls> tls_;  // null: bytes travel as they are
   const int peer_timeout_seconds_;
   Retransmission retransmission_;
+  Congestion congestion_;
   Status why_;
 
   std::deque<Frame> queue_;

@@ -360,6 +360,13 @@ void Loop::close(LinkId link) {
   }
 }
 
+void Loop::insist(LinkId link, bool on) {
+  // Links in memory have nobody beside them.
+  if (const auto end = sockets_.find(link); end != sockets_.end()) {
+    end->second.link->insist(on);
+  }
+}
+
 std::uint64_t Loop::repairs(LinkId link) const {
   const auto end = sockets_.find(link);
   return end == sockets_.end() ? 0 : end->second.link->repairs();

@@ -91,6 +91,7 @@ class Loop final : private Receiver {
             Token token);
   void detach(Machine& machine, Token token);
   void close(LinkId link);
+  void insist(LinkId link, bool on);
   std::uint64_t repairs(LinkId link) const;
   void sum(Machine& machine, const Sum& sum);
 
@@ -204,6 +205,7 @@ class OnLoop : public Base {
   }
   void detach(Token token) override { loop_.detach(*machine_, token); }
   void close(LinkId link) override { loop_.close(link); }
+  void insist(LinkId link, bool on) override { loop_.insist(link, on); }
 
  protected:
   Loop& loop_;

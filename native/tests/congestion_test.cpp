@@ -1,0 +1,81 @@
+// Which congestion control a connection has while it insists: real sockets.
+#include "drivers/tcp/congestion.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "os/descriptor.h"
+#include "tests/tcp_sides.h"
+
+namespace {
+
+using namespace shoal;
+using namespace shoal::tests;
+using tcp::Congestion;
+using tcp::congestion_control_of;
+
+struct Connection {
+  std::pair<int, int> sockets = tcp_pair();
+  os::Descriptor one{sockets.first};
+  os::Descriptor other{sockets.second};
+  std::string hosts_own = congestion_control_of(one.number());
+};
+
+// Another than the host's own that everybody may have; empty: there is none.
+std::string another_than(const std::string& own) {
+  std::ifstream allowed("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
+  std::string name;
+  while (allowed >> name) {
+    if (name != own) {
+      return name;
+    }
+  }
+  return {};
+}
+
+TEST(the_hosts_own_while_it_insists_and_what_it_had_before_and_after) {
+  const Connection link;
+  const std::string gentle = another_than(link.hosts_own);
+  if (gentle.empty()) {
+    std::puts("this host has one congestion control");
+    return;
+  }
+  CHECK(::setsockopt(link.one.number(), IPPROTO_TCP, TCP_CONGESTION, gentle.data(), gentle.size()) == 0);
+  Congestion congestion(link.one.number());
+  CHECK(congestion_control_of(link.one.number()) == gentle);
+  for (const bool on : {false, true, true, false, false, true, false}) {
+    congestion.insist(on);
+    CHECK(congestion_control_of(link.one.number()) == (on ? link.hosts_own : gentle));
+  }
+}
+
+TEST(who_has_the_hosts_own_keeps_it) {
+  const Connection link;
+  Congestion congestion(link.one.number());
+  for (const bool on : {true, false}) {
+    congestion.insist(on);
+    CHECK(congestion_control_of(link.one.number()) == link.hosts_own);
+  }
+}
+
+TEST(sockets_that_are_not_tcp_stay_as_they_are) {
+  std::array<int, 2> sockets{};
+  CHECK(::socketpair(AF_UNIX, SOCK_STREAM, 0, sockets.data()) == 0);
+  const os::Descriptor one(sockets[0]);
+  const os::Descriptor other(sockets[1]);
+  Congestion congestion(one.number());
+  congestion.insist(true);
+  congestion.insist(false);
+  CHECK(congestion_control_of(one.number()).empty());
+}
+
+}  // namespace
+
+RUN_TESTS()
