@@ -22,15 +22,46 @@ Range between(std::uint64_t total, std::uint64_t before, std::uint64_t after, st
   return {std::min(share(units, before, whole) * unit, total), std::min(share(units, after, whole) * unit, total)};
 }
 
-std::vector<std::uint32_t> servers_in_use(const JobConfig& config) {
-  std::vector<std::uint32_t> in_use;
-  for (std::uint32_t server = 0; server < config.servers(); ++server) {
-    if (config.weights[server] > 0) {
-      in_use.push_back(server);
+std::size_t servers_in_use(const JobConfig& config) {
+  return static_cast<std::size_t>(
+      std::count_if(config.weights.begin(), config.weights.end(), [](std::uint32_t weight) { return weight > 0; }));
+}
+
+// The servers that work on an operation of more than `small` bytes: of those in use, `count` that are evenly spread
+// over their places, the home among them.
+class Chosen {
+ public:
+  Chosen(std::uint64_t bytes, std::uint32_t home, const JobConfig& config)
+      : config_(config),
+        in_use_(servers_in_use(config)),
+        count_(std::clamp<std::uint64_t>(bytes / config.least_shard, 1, in_use_)),
+        home_place_(static_cast<std::size_t>(std::count_if(config.weights.begin(), config.weights.begin() + home,
+                                                           [](std::uint32_t weight) { return weight > 0; }))) {}
+
+  // Calls `visit` with each of them, in ascending order.
+  template <class Visit>
+  void each(Visit visit) const {
+    std::size_t place = 0;
+    for (std::uint32_t server = 0; server < config_.servers(); ++server) {
+      if (config_.weights[server] > 0 && has(place++)) {
+        visit(server);
+      }
     }
   }
-  return in_use;
-}
+
+ private:
+  // From the home on, the nth of them is floor(n * in_use / count) places further.
+  bool has(std::size_t place) const {
+    const std::size_t further = (place + in_use_ - home_place_) % in_use_;
+    const std::size_t nth = (further * count_ + in_use_ - 1) / in_use_;
+    return nth * in_use_ / count_ == further;
+  }
+
+  const JobConfig& config_;
+  const std::size_t in_use_;
+  const std::size_t count_;
+  const std::size_t home_place_;
+};
 
 }  // namespace
 
@@ -45,33 +76,39 @@ std::vector<Share> shares_of(std::uint64_t bytes, std::uint32_t home, const JobC
   if (bytes <= config.small) {
     return {{home, {0, bytes}}};
   }
-  const std::vector<std::uint32_t> in_use = servers_in_use(config);
-  const std::size_t count = std::clamp<std::uint64_t>(bytes / config.least_shard, 1, in_use.size());
-  const auto place = static_cast<std::size_t>(std::find(in_use.begin(), in_use.end(), home) - in_use.begin());
-  std::vector<std::uint32_t> servers(count);
-  for (std::size_t nth = 0; nth < count; ++nth) {
-    servers[nth] = in_use[(place + nth * in_use.size() / count) % in_use.size()];
-  }
-  std::sort(servers.begin(), servers.end());
+  const Chosen chosen(bytes, home, config);
   std::uint64_t whole = 0;
-  for (const std::uint32_t server : servers) {
-    whole += config.weights[server];
-  }
+  chosen.each([&](std::uint32_t server) { whole += config.weights[server]; });
   std::vector<Share> shares;
   std::uint64_t before = 0;
-  for (const std::uint32_t server : servers) {
+  chosen.each([&](std::uint32_t server) {
     const std::uint64_t after = before + config.weights[server];
     const Range shard = between(bytes, before, after, whole);
     if (!shard.empty() || server == home) {
       shares.push_back({server, shard});
     }
     before = after;
-  }
+  });
   return shares;
 }
 
+Range share_of(std::uint32_t server, std::uint64_t bytes, std::uint32_t home, const JobConfig& config) {
+  if (bytes <= config.small) {
+    return server == home ? Range{0, bytes} : Range{};
+  }
+  std::uint64_t before = 0;
+  std::uint64_t own = 0;
+  std::uint64_t whole = 0;
+  Chosen(bytes, home, config).each([&](std::uint32_t one) {
+    before += one < server ? config.weights[one] : 0;
+    own += one == server ? config.weights[one] : 0;
+    whole += config.weights[one];
+  });
+  return own > 0 ? between(bytes, before, before + own, whole) : Range{};
+}
+
 std::uint64_t shared_from(const JobConfig& config) {
-  return std::uint64_t{config.least_shard} * servers_in_use(config).size();
+  return std::uint64_t{config.least_shard} * servers_in_use(config);
 }
 
 Range chunk_of(std::uint64_t total, std::uint64_t rows, std::size_t members, std::size_t index) {

@@ -27,6 +27,9 @@ struct Share {
 // servers than leave each `least_shard` bytes on average, evenly spread over all.
 std::vector<Share> shares_of(std::uint64_t bytes, std::uint32_t home, const JobConfig& config);
 
+// That of one of them; empty for others. (Servers ask for every opening: nothing is allocated.)
+Range share_of(std::uint32_t server, std::uint64_t bytes, std::uint32_t home, const JobConfig& config);
+
 // Of so many bytes on, all servers with a weight above zero work on an operation.
 std::uint64_t shared_from(const JobConfig& config);
 

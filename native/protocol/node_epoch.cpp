@@ -95,6 +95,7 @@ void Node::Impl::reset_servers(const std::vector<std::uint32_t>& weights) {
     link.unanswered = 0;
     link.admitted.clear();
     link.results = link.acknowledged = 0;
+    link.ended.clear();
   }
 }
 

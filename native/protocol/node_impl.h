@@ -177,8 +177,11 @@ class Node::Impl {
   Status receive_have(const LinkState& link);
   bool has_result_of(const Operation& operation, const Part& part) const;
   void settle(Operation& operation, std::uint32_t server);
+  void forget_kept(Operation& operation);
   void forget(std::uint64_t number);
   void forget_finished(const std::function<bool(const Operation&)>& which);
+  void drop_soon(std::uint32_t home, std::uint64_t number);
+  void tell_ended(std::uint32_t server);
   void acknowledge(Time came_by);
   void acknowledge_soon(node::ServerLink& server);
 

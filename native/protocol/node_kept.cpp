@@ -30,10 +30,10 @@ void Node::Impl::keep_input(Operation& operation) {
 void Node::Impl::keep_result(Part& part, LinkState& link, Range segment) {
   // What this node sent as the result that it had before is kept already.
   part.kept.push_back({link.payload ? segment : Range{}, std::move(link.payload)});
-  while (part.released != link.header.acknowledged && !part.kept.empty()) {
-    part.kept.pop_front();
-    ++part.released;
-  }
+  const std::uint32_t needed_no_more =
+      std::min(link.header.acknowledged - part.released, static_cast<std::uint32_t>(part.kept.size()));
+  part.kept.erase(part.kept.begin(), part.kept.begin() + needed_no_more);
+  part.released += needed_no_more;
 }
 
 void Node::Impl::keep_finished(std::unique_ptr<Operation> operation) {
@@ -128,13 +128,9 @@ void Node::Impl::settle(Operation& operation, std::uint32_t server) {
   settled.kept.clear();
   // Nobody needs the rest of it, so the array is not the node's any longer once the handle is done.
   settled.sent = {settled.runs.size(), 0};
-  RangeSet all;
-  for (const Part& part : operation.parts) {
-    if (part.settled) {
-      all.add(part.shard);
-    }
+  if (!operation.kept.empty()) {
+    forget_kept(operation);
   }
-  std::erase_if(operation.kept, [&all](const Kept& kept) { return all.contains(kept.range); });
   if (operation.finished) {
     if (std::all_of(operation.parts.begin(), operation.parts.end(), [](const Part& part) { return part.settled; })) {
       forget(operation.number);
@@ -146,6 +142,17 @@ void Node::Impl::settle(Operation& operation, std::uint32_t server) {
     settled.done = true;
     end_if_done(operation);
   }
+}
+
+// Of what was kept from epochs before, what all have by now.
+void Node::Impl::forget_kept(Operation& operation) {
+  RangeSet all;
+  for (const Part& part : operation.parts) {
+    if (part.settled) {
+      all.add(part.shard);
+    }
+  }
+  std::erase_if(operation.kept, [&all](const Kept& kept) { return all.contains(kept.range); });
 }
 
 void Node::Impl::forget(std::uint64_t number) {
@@ -198,18 +205,35 @@ void Node::Impl::acknowledge_soon(node::ServerLink& server) {
   acknowledge_at_ = std::min(acknowledge_at_, server.unknown_since + acknowledge_after);
 }
 
-// Tells the servers of the results that had come by then, unless a frame since has.
+// The home keeps what others may still fail until it knows. That goes along with the next frame to it.
+void Node::Impl::drop_soon(std::uint32_t home, std::uint64_t number) {
+  node::ServerLink& link = servers_[home];
+  if (link.ended.empty()) {
+    link.ended_since = now_;
+  }
+  link.ended.push_back(number);
+  acknowledge_at_ = std::min(acknowledge_at_, link.ended_since + acknowledge_after);
+}
+
+void Node::Impl::tell_ended(std::uint32_t server) {
+  for (const std::uint64_t number : std::exchange(servers_[server].ended, {})) {
+    send_to_server(server, {.type = Type::drop, .flags = wire::flag_well, .operation = number});
+  }
+}
+
+// Tells the servers of the results that had come by then, and of what had ended, unless a frame since has.
 void Node::Impl::acknowledge(Time came_by) {
   acknowledge_at_ = never;
   for (std::uint32_t server = 0; server < config_.servers() && !goodbye_said_; ++server) {
     const node::ServerLink& link = servers_[server];
-    if (link.results == link.acknowledged) {
-      continue;
-    }
-    if (link.unknown_since <= came_by) {
+    const Time unknown_since = std::min(link.results == link.acknowledged ? never : link.unknown_since,
+                                        link.ended.empty() ? never : link.ended_since);
+    if (unknown_since <= came_by && !link.ended.empty()) {
+      tell_ended(server);
+    } else if (unknown_since <= came_by) {
       send_to_server(server, {.type = Type::have});
-    } else {
-      acknowledge_at_ = std::min(acknowledge_at_, link.unknown_since + acknowledge_after);
+    } else if (unknown_since != never) {
+      acknowledge_at_ = std::min(acknowledge_at_, unknown_since + acknowledge_after);
     }
   }
 }

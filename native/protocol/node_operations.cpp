@@ -280,7 +280,9 @@ void Node::Impl::plan(Operation& operation) {
     add(operation.home, {0, operation.bytes});
     return;
   }
-  for (const Share& share : shares_of(operation.bytes, operation.home, config_)) {
+  const std::vector<Share> shares = shares_of(operation.bytes, operation.home, config_);
+  operation.parts.reserve(shares.size());
+  for (const Share& share : shares) {
     add(share.server, share.shard);
   }
 }
@@ -451,7 +453,7 @@ void Node::Impl::end(Operation& operation, Status status) {
     }
     // The home keeps what others may still fail.
     if (operation.gathers() ? !operation.exchange.through_home : operation.bytes > config_.small) {
-      send_to_server(operation.home, {.type = Type::drop, .flags = wire::flag_well, .operation = number});
+      drop_soon(operation.home, number);
     }
   } else {
     world_.detach(number);
@@ -510,6 +512,7 @@ void Node::Impl::send_to_server(std::uint32_t server, Header header, wire::Bytes
   if (!to.link) {
     return;
   }
+  tell_ended(server);
   header.length = static_cast<std::uint32_t>(owned.size() + borrowed.size());
   header.epoch = epoch_;
   header.acknowledged = to.acknowledged = to.results;

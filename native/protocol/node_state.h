@@ -59,10 +59,10 @@ struct Part {
   std::uint32_t eager = 0;       // bytes of inline data without an answer
   std::uint64_t unanswered = 0;  // bytes of DATA without an answer
   bool admitted = false;
-  bool resumed = false;  // the server has said what is missing
-  bool done = false;     // every result is here
-  bool settled = false;  // and every other member has what it gets
-  std::deque<Kept> kept;
+  bool resumed = false;        // the server has said what is missing
+  bool done = false;           // every result is here
+  bool settled = false;        // and every other member has what it gets
+  std::vector<Kept> kept;      // results that others may lack, in order
   std::uint32_t released = 0;  // of what was kept, since the part was opened: results
 
   Part() = default;
@@ -194,6 +194,8 @@ struct ServerLink {
   std::uint32_t results = 0;           // RESULT and SIZES frames received in this epoch, modulo 2^32
   std::uint32_t acknowledged = 0;      // of these, as the server knows
   Time unknown_since = 0;              // when the first came that it does not know of
+  std::vector<std::uint64_t> ended;    // numbers of those that have ended well here, which it has not been told
+  Time ended_since = 0;                // when the first did
   Time last_result = 0;
   std::uint64_t exchange_heard = 0;             // the highest exchange in a SIZES from it
   std::unordered_set<std::uint32_t> announced;  // groups

@@ -242,12 +242,7 @@ Status Server::Impl::on_payload(LinkId link) {
 }
 
 Range Server::Impl::shard_for(const wire::Opening& opening) const {
-  for (const Share& share : shares_of(opening.bytes, home_of(opening.key, config_), config_)) {
-    if (share.server == index_) {
-      return share.shard;
-    }
-  }
-  return {};
+  return share_of(index_, opening.bytes, home_of(opening.key, config_), config_);
 }
 
 std::uint32_t Server::Impl::inline_of(const wire::Opening& opening) const {

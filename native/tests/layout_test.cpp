@@ -84,6 +84,7 @@ TEST(every_byte_is_in_one_share_and_an_even_job_is_even_over_all_homes) {
       std::uint64_t end = 0;
       std::uint32_t next = 0;
       bool has_home = false;
+      std::uint64_t shared = 0;
       for (const Share& share : shares_of(bytes, home, config)) {
         CHECK(share.server >= next && weights[share.server] > 0);
         CHECK_EQ(share.shard.begin, end);
@@ -91,9 +92,15 @@ TEST(every_byte_is_in_one_share_and_an_even_job_is_even_over_all_homes) {
         end = share.shard.end;
         next = share.server + 1;
         has_home = has_home || share.server == home;
+        CHECK(share_of(share.server, bytes, home, config) == share.shard);
+        shared += share.shard.size();
       }
       CHECK_EQ(end, bytes);
       CHECK(has_home);
+      for (std::uint32_t server = 0; server < weights.size(); ++server) {
+        shared -= share_of(server, bytes, home, config).size();
+      }
+      CHECK_EQ(shared, 0U);  // others have none
     }
   }
   const JobConfig even = config_with(std::vector<std::uint32_t>(6, 1), 0, 64);

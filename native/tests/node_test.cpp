@@ -195,6 +195,38 @@ TEST(results_that_a_later_frame_has_acknowledged_are_not_acknowledged_by_one_of_
   CHECK_EQ(job.world.queue.back().header.acknowledged, 2U);
 }
 
+TEST(that_an_operation_has_ended_goes_along_with_the_next_frame_or_alone_after_a_while) {
+  constexpr Time ms = second / 1000;
+  Job job(4096);
+  std::vector<std::byte> array(4096);
+  const auto answer = [&](std::uint64_t number) {
+    job.world.queue.clear();
+    const wire::Header result{
+        .type = Type::result, .flags = wire::flag_last, .dtype = DType::uint8, .operation = number};
+    CHECK(job.frame(result, Bytes(array.size())).ok());
+    CHECK(job.world.queue.empty());
+  };
+  const auto drops = [&job](std::uint64_t number, std::uint32_t acknowledged) {
+    const wire::Header& header = job.world.queue.front().header;
+    return header.type == Type::drop && header.flags == wire::flag_well && header.operation == number &&
+           header.acknowledged == acknowledged;
+  };
+  job.node.submit(all_reduce(array));
+  answer(1);
+  job.node.submit(all_reduce(array));
+  CHECK_EQ(job.world.queue.size(), 2U);
+  CHECK(drops(1, 1));
+  CHECK(job.world.queue.back().header.type == Type::open);
+
+  answer(2);
+  job.node.on_time(4 * ms);
+  CHECK(job.world.queue.empty());
+  CHECK_EQ(job.node.deadline(), 5 * ms);
+  job.node.on_time(5 * ms);
+  CHECK_EQ(job.world.queue.size(), 1U);  // it acknowledges, too
+  CHECK(drops(2, 2));
+}
+
 TEST(links_insist_while_their_server_says_so) {
   TwoServers job;
   for (const bool on : {true, false}) {

@@ -153,7 +153,20 @@ def test_counters_count_what_passes_and_nothing_else_does() -> None:
         assert receiver.sent_bytes == sender.received_bytes > 0
         assert receiver.received_packets == sender.sent_packets > 0
         assert (bystander.sent_bytes, bystander.received_bytes) == (0, 0)
+        assert (sender.sent_on_wire, sender.received_on_wire) == (None, None)
         assert [host.counters() for host in lab.hosts] == [sender, receiver, bystander]
+
+
+def test_a_shaped_link_counts_every_frame_s_headers() -> None:
+    with Lab(3, LinkShape(rate=200e6)) as lab:
+        Flow(lab.hosts[0], lab.hosts[1], 3_000_000).finish()
+        sender, receiver, bystander = lab.counters()
+        assert sender.sent_on_wire is not None
+        assert sender.sent_on_wire >= 3_000_000 * 1514 / 1448  # 1448 bytes of data a frame
+        assert sender.sent_on_wire < 3_000_000 * 1.06
+        assert sender.sent_on_wire > sender.sent_bytes  # pieces of up to 64 KB, each with one header
+        assert receiver.received_on_wire == sender.sent_on_wire
+        assert (bystander.sent_on_wire, bystander.received_on_wire) == (0, 0)
 
 
 def test_a_connection_survives_a_cut_of_a_second() -> None:

@@ -28,7 +28,7 @@ class Turn:
 
     ``seconds``: from the first rank's submission to the last rank's completion. ``rank_cpu`` and ``server_cpu``: processor
     time of all ranks and of all dedicated servers. ``busy``: processor time of the whole machine, the kernel's work for no
-    process included. ``wire_bytes``: sent on all links together, headers included. ``drops``: packets that shapers threw
+    process included. ``wire_bytes``: sent on all links together, headers included (of shaped links: every frame's). ``drops``: packets that shapers threw
     away. ``others_mean``, ``others_least``: payload of other flows on the same links, bytes per second, and that of the flow
     that got least. None for what could not be seen from here.
     """

@@ -18,7 +18,7 @@ FOREIGN_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Links:
-    """Totals of all links at one moment: bytes sent, and packets dropped by shapers (None where there are none)."""
+    """Totals of all links at one moment: bytes sent, headers included, and packets dropped by shapers (None where there are none)."""
 
     sent_bytes: int
     drops: int | None

@@ -174,7 +174,7 @@ class LabPlace:
     def _links(self) -> Links:
         counters = self._lab.counters()
         return Links(
-            sum(host.sent_bytes for host in counters),
+            sum(host.sent_bytes if host.sent_on_wire is None else host.sent_on_wire for host in counters),
             sum(host.dropped_sending + host.dropped_receiving for host in counters),
         )
 

@@ -49,14 +49,19 @@ class Counters:
     """What a host's interface has sent and received since the lab began, and what its link has dropped.
 
     Bytes are those of Ethernet frames as the interface sees them: data that segmentation offload leaves in one piece of
-    up to 64 KB counts as one packet with one header. ``dropped_sending`` and ``dropped_receiving`` are the packets for
-    which there was no room in the queue of that direction, since that direction was last unshaped.
+    up to 64 KB counts as one packet with one header. ``sent_on_wire`` and ``received_on_wire`` are the bytes that the
+    shaper of that direction let through, for which it took the link's time: of all frames that a network card makes of
+    such a piece, each with its headers. ``dropped_sending`` and ``dropped_receiving`` are the packets for which there was
+    no room in the queue of that direction. What shapers count, they count since that direction was last unshaped; None:
+    it is unshaped.
     """
 
     sent_bytes: int
     received_bytes: int
     sent_packets: int
     received_packets: int
+    sent_on_wire: int | None
+    received_on_wire: int | None
     dropped_sending: int
     dropped_receiving: int
 
@@ -166,25 +171,29 @@ def machines_congestion_control() -> str:
 def read_counters(places: list[Place], switch: str) -> list[Counters]:
     """The counters of some hosts of the lab whose switch's namespace is ``switch``, in their order."""
     links = {link["ifname"]: link["stats64"] for link in commands.query("ip", ["-s", "link", "show"], switch)}
-    receiving = _drops(switch)
-    return [_counters(place, links[place.port], receiving.get(place.port, 0)) for place in places]
+    receiving = _shapers(switch)
+    return [_counters(place, links[place.port], receiving.get(place.port)) for place in places]
 
 
-def _counters(place: Place, statistics: dict[str, dict[str, Any]], dropped_receiving: int) -> Counters:
+def _counters(place: Place, statistics: dict[str, dict[str, Any]], receiving: dict[str, Any] | None) -> Counters:
+    sending = _shapers(place.namespace).get(HOST_END)
     sent, received = statistics["rx"], statistics["tx"]  # the switch's end receives what the host sends
     return Counters(
         sent_bytes=sent["bytes"],
         received_bytes=received["bytes"],
         sent_packets=sent["packets"],
         received_packets=received["packets"],
-        dropped_sending=_drops(place.namespace).get(HOST_END, 0),
-        dropped_receiving=dropped_receiving,
+        sent_on_wire=None if sending is None else sending["bytes"],
+        received_on_wire=None if receiving is None else receiving["bytes"],
+        dropped_sending=0 if sending is None else sending["drops"],
+        dropped_receiving=0 if receiving is None else receiving["drops"],
     )
 
 
-def _drops(namespace: str) -> dict[str, int]:
+def _shapers(namespace: str) -> dict[str, dict[str, Any]]:
+    """What the shapers of a namespace have counted, by device."""
     shapers = commands.query("tc", ["-s", "qdisc", "show"], namespace)
-    return {shaper["dev"]: shaper["drops"] for shaper in shapers if shaper["kind"] == "tbf"}
+    return {shaper["dev"]: shaper for shaper in shapers if shaper["kind"] == "tbf"}
 
 
 def _without_ipv6(device: str) -> list[str]:
