@@ -5,8 +5,8 @@ Shoal's own ring from 25 MB on, and faster below 1 MB; the ring itself is within
 
 Below 1 MB a cluster would compare steps: servers need 4, the ring 2(n-1). A lab cannot. At 32 KiB its 8 hosts keep
 the cores of one machine busy all the time ("machine s/GB" by the number of cores is the median), so what is compared is
-processor time. From 64 KiB on both fill the links all the time (the last columns of the table), operation after operation, and time is
-the bytes on the wire: headers and openings, of which the ring has less.
+processor time; at 64 KiB still in part. From 256 KiB on both fill the links, but for the first moments of a turn (the last columns
+of the table), and what remains is headers and openings, of which the ring has less.
 
     sudo python benchmarks/any_servers.py [--quick] [--part 'k = 4']
 

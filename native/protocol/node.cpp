@@ -197,8 +197,9 @@ Status Node::Impl::check_server_header(const LinkState& link, const Header& head
       }
       return at_most((header.flags & wire::flag_resumed) != 0 ? wire::runs_limit() : 0);
     case Type::grant:
-    case Type::window:
       return at_most(0);
+    case Type::window:
+      return header.credit == 0 ? at_most(0) : refused("WINDOW with credit from a server");
     case Type::have:
       return at_most(8 * wire::have_at_once);
     case Type::fail:
@@ -355,11 +356,13 @@ void Node::Impl::receive_result(Operation& operation, LinkState& link) {
     }
   }
   part.done = part.resumed ? part.segment_at(part.next_to_answer()).empty() : (header.flags & wire::flag_last) != 0;
-  if (part.done && operation.bytes > config_.small && operation.submission.collective != Collective::all_reduce) {
-    acknowledge(now_);  // somebody's handle waits for it
-  }
+  const bool is_waited_for =
+      part.done && operation.bytes > config_.small && operation.submission.collective != Collective::all_reduce;
   if (!operation.finished) {
     end_if_done(operation);
+  }
+  if (is_waited_for) {
+    acknowledge(now_);  // by a handle of somebody's
   }
 }
 

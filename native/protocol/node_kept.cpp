@@ -216,6 +216,9 @@ void Node::Impl::drop_soon(std::uint32_t home, std::uint64_t number) {
 }
 
 void Node::Impl::tell_ended(std::uint32_t server) {
+  if (servers_[server].ended.empty()) {
+    return;
+  }
   for (const std::uint64_t number : std::exchange(servers_[server].ended, {})) {
     send_to_server(server, {.type = Type::drop, .flags = wire::flag_well, .operation = number});
   }

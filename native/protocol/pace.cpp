@@ -18,7 +18,9 @@ constexpr double most_share = 0.62;
 
 // Below this, a window may be too large for the queues, or too small.
 constexpr double good_share = 0.88;
-constexpr int poor_samples = 3;  // in a row, before one or two segments are tried
+constexpr int poor_samples = 3;      // in a row, before one or two segments are tried
+constexpr int good_samples = 10;     // in a row, after which it is forgotten what did not pay
+constexpr int generous_samples = 3;  // in a row, before links insist no more
 
 // One to be on its way while another is answered.
 constexpr std::uint32_t usual_segments = 2;
@@ -33,15 +35,22 @@ constexpr double worth = 0.35;
 // What any other change must bring: this many times the rate.
 constexpr double worth_a_change = 1.15;
 
-// After a change or a pause the first turnovers are not measured: queues take so long to become what they will be.
+// After a change the first turnovers are not measured: queues take so long to become what they will be.
 constexpr double settling_turnovers = 1;
 constexpr double measured_turnovers = 2;
 constexpr Time least_settling = second / 50;
-constexpr Time least_starting = second / 20;
+// Longer where links insist or yield from then on: congestion controls of both sides have to learn what that brings.
+constexpr Time least_settling_of_manner = second / 5;
 constexpr Time least_measured = second / 10;
+
+// So long without an operation, and a new burst begins; and how much of its begin is not measured at most.
+constexpr Time least_pause = second / 50;
+constexpr Time longest_start = second / 20;
 
 constexpr Time first_wait = second / 2;
 constexpr Time longest_wait = 60 * second;
+// Links that insist where that does not bring half go on until larger windows have been in vain for so long.
+constexpr Time wait_before_yielding = 8 * second;
 
 }  // namespace
 
@@ -54,51 +63,56 @@ Pace::Pace(const JobConfig& config)
                   *std::max_element(config.weights.begin(), config.weights.end())),
       setting_{config.credit, false},
       best_(static_cast<double>(config.rate)),
+      settles_for_(least_settling),
       wait_(first_wait) {}
 
 void Pace::begin(Time now) {
   since_ = now;
-  if (now - paused_at_ >= least_settling) {
-    starting_ = true;
-    started_ = 0;
+  if (!paused_at_ || now - *paused_at_ >= least_pause) {
+    // Of short bursts some must remain.
+    skip_ = paused_at_ ? std::min(longest_start, burst_ / 2) : longest_start;
+    burst_ = 0;
   }
 }
 
 void Pace::pause(Time now) {
-  busy_ += starting_ ? 0 : now - since_.value_or(now);
+  busy_ += measured(now);
+  burst_ += flowing(now);
   since_.reset();
   paused_at_ = now;
 }
 
+// Of the time since since_, what is not the begin of a burst.
+Time Pace::measured(Time now) const {
+  const Time time = flowing(now);
+  return time - std::clamp<Time>(skip_ - burst_, 0, time);
+}
+
 bool Pace::answered(std::uint64_t bytes, Time now) {
-  if (least_ == most_ || !since_) {
-    return false;
-  }
-  if (starting_) {
-    started_ += bytes;
-    if (now - *since_ >= least_starting && static_cast<double>(started_) >= settling_turnovers * turnover()) {
-      starting_ = false;
-      since_ = now;
-    }
+  if (least_ == most_ || !since_ || burst_ + flowing(now) < skip_) {
     return false;
   }
   bytes_ += bytes;
-  const Time busy = busy_ + now - *since_;
+  const Time busy = busy_ + measured(now);
   const double moved = static_cast<double>(bytes_);
-  return settling_ ? busy >= least_settling && moved >= settling_turnovers * turnover()
+  return settling_ ? busy >= settles_for_ && moved >= settling_turnovers * turnover()
                    : busy >= least_measured && moved >= measured_turnovers * turnover();
 }
 
 std::optional<Pace::Setting> Pace::decide(std::uint64_t repairs, Time now) {
   const Setting before = setting_;
   if (!settling_) {
-    const double busy = static_cast<double>(busy_ + now - since_.value_or(now));
+    const double busy = static_cast<double>(busy_ + measured(now));
     judge(static_cast<double>(bytes_) / busy * second, repairs > repairs_, now);
   }
   settling_ = setting_ != before;
+  if (settling_) {
+    settles_for_ = setting_.insistent == before.insistent ? least_settling : least_settling_of_manner;
+  }
   repairs_ = repairs;
   bytes_ = 0;
   busy_ = 0;
+  burst_ += flowing(now);
   since_ = now;
   return settling_ ? std::optional(setting_) : std::nullopt;
 }
@@ -109,11 +123,13 @@ void Pace::judge(double rate, bool lossy, Time now) {
     return;
   }
   const double share = rate / best_;
-  if (share > most_share && relax(share)) {
+  if (share <= most_share) {
+    generous_ = 0;
+  } else if (relax(share)) {
     return;
   }
   const bool beside_others = setting_.credit > usual_ || setting_.insistent;
-  poor_ = share >= good_share ? 0 : poor_;
+  note_good(share);
   if (now < not_before_ || share >= (beside_others ? least_share : good_share)) {
     return;
   }
@@ -129,6 +145,18 @@ void Pace::judge(double rate, bool lossy, Time now) {
   }
 }
 
+void Pace::note_good(double share) {
+  if (share < good_share) {
+    good_ = 0;
+    return;
+  }
+  poor_ = 0;
+  if (++good_ == good_samples) {
+    paid();
+    not_before_ = 0;
+  }
+}
+
 // With more than its half the job goes back to what is usual, one step at a time: smaller windows, then no insisting.
 // Returns whether there was such a step.
 bool Pace::relax(double share) {
@@ -137,7 +165,12 @@ bool Pace::relax(double share) {
     setting_.credit = std::max(usual_, whole_segments(factor * setting_.credit, 0));
     return true;
   }
-  return std::exchange(setting_.insistent, false);
+  if (!setting_.insistent || ++generous_ < generous_samples) {
+    return false;
+  }
+  generous_ = 0;
+  setting_.insistent = false;
+  return true;
 }
 
 // What did not pay is not tried twice in a row where there is another way.
@@ -148,9 +181,9 @@ std::optional<Pace::Way> Pace::next_way(bool far_below, bool lossy) const {
         // Without others a window is too large where packets are lost, and can be too small only where none are.
         return setting_.credit < (far_below ? most_ : usual_) && (far_below || !lossy);
       case Way::insisting:
-        return far_below && !setting_.insistent && failed_;
+        return far_below && !setting_.insistent && (failed_ || setting_.credit >= most_);
       case Way::yielding:
-        return setting_.insistent && failed_;
+        return setting_.insistent && wait_ >= wait_before_yielding;
       case Way::shrinking:
         return setting_.credit > least_ && setting_.credit <= usual_ && lossy;
     }
@@ -222,6 +255,9 @@ bool Pace::decided(double rate, Time now) {
   if (tried_ && !pays(*tried_, current)) {
     failed_ = true;
     tried_.reset();
+    if (way_ == Way::growing && !setting_.insistent && rate / best_ < least_share) {
+      return true;  // insisting comes next, at once
+    }
     not_before_ = now + wait_;
     wait_ = std::min(2 * wait_, longest_wait);
     return true;

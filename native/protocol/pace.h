@@ -33,8 +33,8 @@ class Pace {
   // `config.rate` 0: the windows stay as they are.
   explicit Pace(const JobConfig& config);
 
-  // Operations flow from now on, where none did; none does any more. What is between is not measured, nor what comes
-  // first after a pause: somebody else may have filled the queues meanwhile.
+  // Operations flow from now on, where none did; none does any more. What is between is not measured, nor how a burst
+  // begins, after a pause: somebody else may have filled the queues meanwhile.
   void begin(Time now);
   void pause(Time now);
 
@@ -57,8 +57,11 @@ class Pace {
   enum class Way { growing, insisting, yielding, shrinking };
 
   double turnover() const { return per_credit_ * setting_.credit; }
+  Time flowing(Time now) const { return since_ ? now - *since_ : 0; }
+  Time measured(Time now) const;
   void judge(double rate, bool lossy, Time now);
   bool relax(double share);
+  void note_good(double share);
   std::optional<Way> next_way(bool far_below, bool lossy) const;
   Setting setting_for(Way way, double wanted, bool far_below) const;
   std::uint32_t grown(double factor, std::uint32_t limit) const;
@@ -81,16 +84,19 @@ class Pace {
   std::uint64_t bytes_ = 0;
   Time busy_ = 0;
   std::uint64_t repairs_ = 0;  // until it began
-  std::optional<Time> since_;  // operations flow; since when they are measured
-  bool starting_ = true;       // after a pause: not measured yet
-  std::uint64_t started_ = 0;  // bytes that were answered meanwhile
-  Time paused_at_ = 0;
+  Time settles_for_;           // after the last change
+  std::optional<Time> since_;  // operations flow, since then or the last sample
+  std::optional<Time> paused_at_;
+  Time burst_ = 0;  // of the present burst, or the last one: how long operations flowed in it, until since_
+  Time skip_ = 0;   // how much of that is not measured
 
   std::optional<Trial> before_;  // another setting is being tried, this one was before
   std::optional<Trial> tried_;   // it did not seem to pay: the one before is being measured again
   Way way_ = Way::growing;       // what is being tried, or was last
   bool failed_ = false;          // it did not pay
   int poor_ = 0;                 // samples below what is good, in a row
+  int good_ = 0;                 // others, in a row
+  int generous_ = 0;             // samples of more than its half that were of insisting alone, in a row
   Time wait_;
   Time not_before_ = 0;
 };

@@ -181,8 +181,9 @@ Status Server::Impl::receive_epoch(std::uint32_t rank) {
   if (from.epoch == epoch_ && from.credit < credit_) {
     grant(rank, credit_ - std::exchange(from.credit, credit_));
   }
-  if (from.epoch == epoch_ && from.told_to_insist) {
-    tell_insistence(rank);  // the last word may have been thrown away with all else of an epoch before
+  // What was said before may have come too early for it, or have been thrown away with all else of an epoch before.
+  if (from.epoch == epoch_ && (insistent_ || from.told_to_insist)) {
+    tell_insistence(rank);
   }
   return {};
 }

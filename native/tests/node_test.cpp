@@ -225,6 +225,11 @@ TEST(that_an_operation_has_ended_goes_along_with_the_next_frame_or_alone_after_a
   job.node.on_time(5 * ms);
   CHECK_EQ(job.world.queue.size(), 1U);  // it acknowledges, too
   CHECK(drops(2, 2));
+
+  job.node.submit(all_reduce(array));
+  answer(3);
+  job.node.leave();
+  CHECK(drops(3, 3));
 }
 
 TEST(links_insist_while_their_server_says_so) {
@@ -235,7 +240,7 @@ TEST(links_insist_while_their_server_says_so) {
     CHECK_EQ(job.world.insistent.at(server_link + 1), on);
   }
   CHECK_EQ(job.world.insistent.size(), 1U);
-  CHECK(job.arrives(server_link, {.type = Type::window}, Bytes(1)).code == Code::protocol);
+  CHECK(job.arrives(server_link, {.type = Type::window, .credit = 1}, {}).code == Code::protocol);
 }
 
 TEST(an_epoch_that_does_not_say_why_is_refused) {

@@ -121,9 +121,9 @@ TEST(a_slower_link_is_no_competitor) {
   Job job(config_with(static_cast<std::uint64_t>(link)));
   const auto slow = [](double /*unanswered*/) { return link / 10; };
   job.run(60, slow);
-  CHECK(job.growths() <= 8);
+  CHECK(job.growths() <= 16);  // each time alone, and with links that insist
   job.run(600, slow);
-  CHECK(job.growths() <= 20);
+  CHECK(job.growths() <= 36);
   CHECK_EQ(job.credit(), base);
 }
 
@@ -222,6 +222,52 @@ TEST(a_pause_is_not_slowness) {
     job.idle(0.5);
   }
   CHECK_EQ(job.growths(), 0);
+}
+
+// Operations that are waited for one by one; and steps that compute between short bursts.
+TEST(short_bursts_are_measured_too) {
+  struct Case {
+    double burst;
+    double pause;
+  };
+  for (const Case& one : {Case{0.03, 0.001}, Case{0.04, 0.03}, Case{0.01, 0.5}}) {
+    Job job(config_with(static_cast<std::uint64_t>(link)));
+    double share = 0;
+    for (int i = 0; i < 4000; ++i) {
+      share = job.run(one.burst, beside_fixed(1e6));
+      job.idle(one.pause);
+    }
+    CHECK(share > 0.45 && share < 0.65);
+  }
+}
+
+// A growth that did not pay, long ago, says nothing of what is now.
+TEST(what_did_not_pay_is_forgotten_when_all_is_well) {
+  Job job(config_with(static_cast<std::uint64_t>(link)));
+  job.run(300, [](double /*unanswered*/) { return 0.4 * link; });
+  job.run(5, alone);
+  bool insisted = false;
+  const auto beside = beside_fixed(1e6);
+  const double share = job.run(5, [&](double unanswered) {
+    insisted = insisted || job.insistent();
+    return beside(unanswered);
+  });
+  CHECK(!insisted);
+  CHECK(share > 0.45);
+}
+
+// More than half with it, less without: it is not given up for one lucky sample.
+TEST(insisting_ends_only_after_some_time_of_more_than_half) {
+  Job job(config_with(static_cast<std::uint64_t>(link)));
+  job.run(20, beside_reckless(job));
+  CHECK(job.insistent());
+  bool yielded = false;
+  int step = 0;
+  job.run(20, [&](double /*unanswered*/) {
+    yielded = yielded || !job.insistent();
+    return (++step / 50 % 2 == 0 ? 0.68 : 0.53) * link;  // 0.1 s each
+  });
+  CHECK(!yielded);
 }
 
 // Somebody else has filled the queues meanwhile, and makes room when the job goes on.

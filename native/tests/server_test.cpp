@@ -423,6 +423,18 @@ TEST(who_begins_an_epoch_hears_again_whether_links_insist) {
     CHECK(heard == one.heard);
     CHECK(job.world.sent[0].empty() && job.world.sent[2].empty());
   }
+  // Rank 0 is in the epoch already, and says so there.
+  Job job;
+  const auto begin = [&job](std::uint32_t rank) {
+    return job.frame(rank, {.type = Type::epoch, .epoch = 1}, wire::encode(wire::Epoch{job.config.weights, ""}));
+  };
+  CHECK(begin(0).ok());
+  const wire::Header insists{.type = Type::window, .flags = on, .epoch = 1, .credit = job.config.credit};
+  CHECK(job.frame(0, insists, {}).ok());
+  CHECK(job.world.sent[1].empty());
+  CHECK(begin(1).ok());
+  CHECK_EQ(job.world.sent[1].size(), 1U);
+  CHECK_EQ(job.world.sent[1].back().flags, on);
 }
 
 TEST(a_window_that_shrinks_gives_back_less) {

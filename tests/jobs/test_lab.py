@@ -165,7 +165,8 @@ def test_a_shaped_link_counts_every_frame_s_headers() -> None:
         assert sender.sent_on_wire >= 3_000_000 * 1514 / 1448  # 1448 bytes of data a frame
         assert sender.sent_on_wire < 3_000_000 * 1.06
         assert sender.sent_on_wire > sender.sent_bytes  # pieces of up to 64 KB, each with one header
-        assert receiver.received_on_wire == sender.sent_on_wire
+        # Two shapers, read one after the other: an acknowledgement may pass between.
+        assert receiver.received_on_wire == pytest.approx(sender.sent_on_wire, abs=200)
         assert (bystander.sent_on_wire, bystander.received_on_wire) == (0, 0)
 
 

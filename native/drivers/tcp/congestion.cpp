@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <array>
-#include <utility>
+#include <string_view>
 
 #include "os/descriptor.h"
 
@@ -15,6 +15,7 @@ namespace shoal::tcp {
 namespace {
 
 constexpr std::size_t longest_name = 16;  // TCP_CA_NAME_MAX
+constexpr std::string_view gentle = "reno";
 
 // What a new connection of this host gets.
 std::string hosts_own() {
@@ -34,15 +35,13 @@ std::string congestion_control_of(int socket) {
 }
 
 void Congestion::insist(bool on) {
-  if (std::exchange(insistent_, on) == on) {
+  const bool is_ours = instead_ || congestion_control_of(socket_) == gentle;
+  const std::string wanted = on ? hosts_own() : std::string(gentle);
+  if (on == instead_ || !is_ours || wanted.empty()) {
     return;
   }
-  if (on) {
-    usual_ = congestion_control_of(socket_);
-  }
-  const std::string wanted = on ? hosts_own() : usual_;
-  if (!wanted.empty()) {
-    static_cast<void>(::setsockopt(socket_, IPPROTO_TCP, TCP_CONGESTION, wanted.data(), wanted.size()));
+  if (::setsockopt(socket_, IPPROTO_TCP, TCP_CONGESTION, wanted.data(), wanted.size()) == 0) {
+    instead_ = on;
   }
 }
 

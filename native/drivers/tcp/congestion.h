@@ -1,7 +1,7 @@
-// Which congestion control a connection uses while the job insists on its share: the host's own, in place of the
-// gentler one that it may have been given before it was a link (src/shoal/congestion.py). docs/decisions/congestion.md.
+// Which congestion control a connection uses while the job insists on its share: the host's own, in place of reno, if
+// it was given that before it was a link (src/shoal/congestion.py). docs/decisions/congestion.md.
 //
-// The kernel's word counts: what it refuses stays as it is.
+// Any other is somebody's choice, and stays. The kernel's word counts: what it refuses stays as it is.
 #pragma once
 
 #include <string>
@@ -16,8 +16,7 @@ class Congestion {
 
  private:
   const int socket_;
-  bool insistent_ = false;
-  std::string usual_;  // while it insists: what it had before
+  bool instead_ = false;  // it has the host's own instead of reno
 };
 
 // The name of the socket's congestion control; empty for sockets that are not TCP.
