@@ -119,7 +119,7 @@ std::optional<Pace::Setting> Pace::decide(std::uint64_t repairs, Time now) {
 
 void Pace::judge(double rate, bool lossy, Time now) {
   best_ = std::max(best_, rate);
-  if (!decided(rate, now)) {
+  if (!decided(rate, lossy, now)) {
     return;
   }
   const double share = rate / best_;
@@ -181,7 +181,8 @@ std::optional<Pace::Way> Pace::next_way(bool far_below, bool lossy) const {
         // Without others a window is too large where packets are lost, and can be too small only where none are.
         return setting_.credit < (far_below ? most_ : usual_) && (far_below || !lossy);
       case Way::insisting:
-        return far_below && !setting_.insistent && (failed_ || setting_.credit >= most_);
+        // Where nothing is lost, nobody has given way.
+        return far_below && !setting_.insistent && (setting_.credit >= most_ ? lossy : failed_ && lost_);
       case Way::yielding:
         return setting_.insistent && wait_ >= wait_before_yielding;
       case Way::shrinking:
@@ -243,8 +244,9 @@ void Pace::paid() {
   failed_ = false;
 }
 
-bool Pace::decided(double rate, Time now) {
+bool Pace::decided(double rate, bool lossy, Time now) {
   const Trial current{setting_, rate};
+  lost_ = before_ ? lossy : lost_;
   if (before_ && !pays(current, *before_)) {
     // Or has the network changed in the meantime? The one before says.
     setting_ = before_->setting;
@@ -255,7 +257,7 @@ bool Pace::decided(double rate, Time now) {
   if (tried_ && !pays(*tried_, current)) {
     failed_ = true;
     tried_.reset();
-    if (way_ == Way::growing && !setting_.insistent && rate / best_ < least_share) {
+    if (way_ == Way::growing && !setting_.insistent && lost_ && rate / best_ < least_share) {
       return true;  // insisting comes next, at once
     }
     not_before_ = now + wait_;

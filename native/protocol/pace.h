@@ -69,7 +69,7 @@ class Pace {
   bool pays(const Trial& other, const Trial& present) const;
   void paid();
   // Whether what was tried is settled.
-  bool decided(double rate, Time now);
+  bool decided(double rate, bool lossy, Time now);
 
   const std::uint32_t segment_;
   const std::uint32_t usual_;  // without others
@@ -94,6 +94,7 @@ class Pace {
   std::optional<Trial> tried_;   // it did not seem to pay: the one before is being measured again
   Way way_ = Way::growing;       // what is being tried, or was last
   bool failed_ = false;          // it did not pay
+  bool lost_ = false;            // packets were lost meanwhile
   int poor_ = 0;                 // samples below what is good, in a row
   int good_ = 0;                 // others, in a row
   int generous_ = 0;             // samples of more than its half that were of insisting alone, in a row
