@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <numeric>
 #include <span>
@@ -18,8 +19,11 @@ constexpr double most_share = 0.62;
 
 // Below this, a window may be too large for the queues, or too small.
 constexpr double good_share = 0.88;
-constexpr int poor_samples = 3;      // in a row, before one or two segments are tried
-constexpr int good_samples = 10;     // in a row, after which it is forgotten what did not pay
+constexpr int poor_samples = 3;   // in a row, before one or two segments are tried
+constexpr int good_samples = 10;  // in a row, after which it is forgotten what did not pay
+// Packets are being lost where at least so many of the last ten samples saw it. (One may be of a packet that was late.)
+constexpr std::uint32_t samples_remembered = (1U << 10U) - 1;
+constexpr int lossy_samples = 2;
 constexpr int generous_samples = 3;  // in a row, before links insist no more
 
 // One to be on its way while another is answered.
@@ -119,7 +123,8 @@ std::optional<Pace::Setting> Pace::decide(std::uint64_t repairs, Time now) {
 
 void Pace::judge(double rate, bool lossy, Time now) {
   best_ = std::max(best_, rate);
-  if (!decided(rate, lossy, now)) {
+  losses_ = (losses_ << 1U | (lossy ? 1U : 0U)) & samples_remembered;
+  if (!decided(rate, now)) {
     return;
   }
   const double share = rate / best_;
@@ -144,6 +149,8 @@ void Pace::judge(double rate, bool lossy, Time now) {
     setting_ = setting_for(way_, fair_share / share, far_below);
   }
 }
+
+bool Pace::loses() const { return std::popcount(losses_) >= lossy_samples; }
 
 void Pace::note_good(double share) {
   if (share < good_share) {
@@ -182,7 +189,7 @@ std::optional<Pace::Way> Pace::next_way(bool far_below, bool lossy) const {
         return setting_.credit < (far_below ? most_ : usual_) && (far_below || !lossy);
       case Way::insisting:
         // Where nothing is lost, nobody has given way.
-        return far_below && !setting_.insistent && (setting_.credit >= most_ ? lossy : failed_ && lost_);
+        return far_below && !setting_.insistent && loses() && (failed_ || setting_.credit >= most_);
       case Way::yielding:
         return setting_.insistent && wait_ >= wait_before_yielding;
       case Way::shrinking:
@@ -244,9 +251,8 @@ void Pace::paid() {
   failed_ = false;
 }
 
-bool Pace::decided(double rate, bool lossy, Time now) {
+bool Pace::decided(double rate, Time now) {
   const Trial current{setting_, rate};
-  lost_ = before_ ? lossy : lost_;
   if (before_ && !pays(current, *before_)) {
     // Or has the network changed in the meantime? The one before says.
     setting_ = before_->setting;
@@ -257,7 +263,7 @@ bool Pace::decided(double rate, bool lossy, Time now) {
   if (tried_ && !pays(*tried_, current)) {
     failed_ = true;
     tried_.reset();
-    if (way_ == Way::growing && !setting_.insistent && lost_ && rate / best_ < least_share) {
+    if (way_ == Way::growing && !setting_.insistent && loses() && rate / best_ < least_share) {
       return true;  // insisting comes next, at once
     }
     not_before_ = now + wait_;

@@ -62,6 +62,7 @@ class Pace {
   void judge(double rate, bool lossy, Time now);
   bool relax(double share);
   void note_good(double share);
+  bool loses() const;
   std::optional<Way> next_way(bool far_below, bool lossy) const;
   Setting setting_for(Way way, double wanted, bool far_below) const;
   std::uint32_t grown(double factor, std::uint32_t limit) const;
@@ -69,7 +70,7 @@ class Pace {
   bool pays(const Trial& other, const Trial& present) const;
   void paid();
   // Whether what was tried is settled.
-  bool decided(double rate, bool lossy, Time now);
+  bool decided(double rate, Time now);
 
   const std::uint32_t segment_;
   const std::uint32_t usual_;  // without others
@@ -94,10 +95,10 @@ class Pace {
   std::optional<Trial> tried_;   // it did not seem to pay: the one before is being measured again
   Way way_ = Way::growing;       // what is being tried, or was last
   bool failed_ = false;          // it did not pay
-  bool lost_ = false;            // packets were lost meanwhile
-  int poor_ = 0;                 // samples below what is good, in a row
-  int good_ = 0;                 // others, in a row
-  int generous_ = 0;             // samples of more than its half that were of insisting alone, in a row
+  std::uint32_t losses_ = 0;  // a bit for each of the last samples: whether packets were lost; the newest is the lowest
+  int poor_ = 0;              // samples below what is good, in a row
+  int good_ = 0;              // others, in a row
+  int generous_ = 0;          // samples of more than its half that were of insisting alone, in a row
   Time wait_;
   Time not_before_ = 0;
 };
