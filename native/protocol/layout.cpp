@@ -22,9 +22,9 @@ Range between(std::uint64_t total, std::uint64_t before, std::uint64_t after, st
   return {std::min(share(units, before, whole) * unit, total), std::min(share(units, after, whole) * unit, total)};
 }
 
-std::size_t servers_in_use(const JobConfig& config) {
+std::size_t in_use(std::span<const std::uint32_t> weights) {
   return static_cast<std::size_t>(
-      std::count_if(config.weights.begin(), config.weights.end(), [](std::uint32_t weight) { return weight > 0; }));
+      std::count_if(weights.begin(), weights.end(), [](std::uint32_t weight) { return weight > 0; }));
 }
 
 // The servers that work on an operation of more than `small` bytes: of those in use, `count` that are evenly spread
@@ -33,10 +33,9 @@ class Chosen {
  public:
   Chosen(std::uint64_t bytes, std::uint32_t home, const JobConfig& config)
       : config_(config),
-        in_use_(servers_in_use(config)),
+        in_use_(in_use(config.weights)),
         count_(std::clamp<std::uint64_t>(bytes / config.least_shard, 1, in_use_)),
-        home_place_(static_cast<std::size_t>(std::count_if(config.weights.begin(), config.weights.begin() + home,
-                                                           [](std::uint32_t weight) { return weight > 0; }))) {}
+        home_place_(in_use(std::span(config.weights).first(home))) {}
 
   // Calls `visit` with each of them, in ascending order.
   template <class Visit>
@@ -108,7 +107,7 @@ Range share_of(std::uint32_t server, std::uint64_t bytes, std::uint32_t home, co
 }
 
 std::uint64_t shared_from(const JobConfig& config) {
-  return std::uint64_t{config.least_shard} * servers_in_use(config);
+  return std::uint64_t{config.least_shard} * in_use(config.weights);
 }
 
 Range chunk_of(std::uint64_t total, std::uint64_t rows, std::size_t members, std::size_t index) {

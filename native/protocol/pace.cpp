@@ -21,10 +21,12 @@ constexpr double most_share = 0.62;
 constexpr double good_share = 0.88;
 constexpr int poor_samples = 3;   // in a row, before one or two segments are tried
 constexpr int good_samples = 10;  // in a row, after which it is forgotten what did not pay
+
+constexpr int generous_samples = 3;  // above most_share in a row, before links insist no more
+
 // Packets are being lost where at least so many of the last ten samples saw it. (One may be of a packet that was late.)
 constexpr std::uint32_t samples_remembered = (1U << 10U) - 1;
 constexpr int lossy_samples = 2;
-constexpr int generous_samples = 3;  // in a row, before links insist no more
 
 // One to be on its way while another is answered.
 constexpr std::uint32_t usual_segments = 2;

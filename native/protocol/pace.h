@@ -44,8 +44,6 @@ class Pace {
   // now.
   std::optional<Setting> decide(std::uint64_t repairs, Time now);
 
-  const Setting& setting() const { return setting_; }
-
  private:
   // A setting and the rate that it had.
   struct Trial {

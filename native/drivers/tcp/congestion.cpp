@@ -35,11 +35,10 @@ std::string congestion_control_of(int socket) {
 }
 
 void Congestion::insist(bool on) {
-  const bool is_ours = instead_ || congestion_control_of(socket_) == gentle;
-  const std::string wanted = on ? hosts_own() : std::string(gentle);
-  if (on == instead_ || !is_ours || wanted.empty()) {
+  if (on == instead_ || (on && congestion_control_of(socket_) != gentle)) {
     return;
   }
+  const std::string wanted = on ? hosts_own() : std::string(gentle);
   if (::setsockopt(socket_, IPPROTO_TCP, TCP_CONGESTION, wanted.data(), wanted.size()) == 0) {
     instead_ = on;
   }
