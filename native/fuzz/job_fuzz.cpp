@@ -43,6 +43,7 @@ JobConfig config_of(Input& input) {
   config.eager = 256U * static_cast<std::uint32_t>(input.below(3));
   config.small = input.once_in(4) ? 0 : 128;
   config.least_shard = config.small == 0 ? 1 : 256;
+  config.least_segment = config.small == 0 ? 64 : 0;
   config.open_limit = 4;
   config.ring = input.once_in(4);
   config.weights = input.once_in(2) ? std::vector<std::uint32_t>{1, 1} : std::vector<std::uint32_t>{3, 1};

@@ -40,6 +40,7 @@ JobConfig config_of(Input& input) {
   config.eager = 512;
   config.small = input.once_in(4) ? 0 : 128;
   config.least_shard = config.small == 0 ? 1 : 256;
+  config.least_segment = config.small == 0 ? 64 : 0;
   config.open_limit = 3;
   config.ring = input.once_in(8);
   config.weights = std::array<std::vector<std::uint32_t>, 4>{{{1}, {1, 1}, {3, 1}, {1, 0, 5}}}[input.below(4)];
@@ -229,7 +230,7 @@ class Job final : public ServerWorld {
     const std::uint32_t home = home_of(opening.key, config_);
     const std::vector<Share> shares = shares_of(opening.bytes, home, config_);
     const Range shard = shares.front().server == 0 ? shares.front().shard : Range{};
-    made.segment = config_.segment_for(config_.window_of(0), opening.bytes);
+    made.segment = config_.segment_for(config_.window_of(0), opening.bytes, shard.size());
     const std::uint32_t first = is_gather(opening.collective)
                                     ? static_cast<std::uint32_t>(opening.bytes <= config_.small ? opening.bytes : 0)
                                     : config_.inline_of(shard.size(), made.segment);

@@ -12,6 +12,9 @@ namespace {
 // Of the largest: smaller segments cost more in headers and wake-ups than an even end is worth.
 constexpr std::uint64_t smallest_part = 16;
 
+// Of a shard: with fewer, most of an operation's time goes by before the first results are there.
+constexpr std::uint64_t wanted_segments = 16;
+
 std::uint64_t aligned(std::uint64_t bytes) {
   return (bytes + limits::shard_alignment - 1) / limits::shard_alignment * limits::shard_alignment;
 }
@@ -40,8 +43,16 @@ std::uint32_t JobConfig::most_credit() const {
   return std::max({credit, 2 * segment, static_cast<std::uint32_t>(limits::port_bytes / size())});
 }
 
-std::uint32_t JobConfig::segment_for(const Window& window, std::uint64_t bytes) const {
-  return bytes <= small ? std::max(small, window.segment) : window.segment;
+std::uint32_t JobConfig::segment_for(const Window& window, std::uint64_t bytes, std::uint64_t shard_bytes) const {
+  if (bytes <= small) {
+    return std::max(small, window.segment);
+  }
+  if (least_segment == 0) {
+    return window.segment;
+  }
+  const std::uint64_t least = aligned(std::uint64_t{window.segment} * least_segment / segment);
+  const std::uint64_t wanted = aligned((shard_bytes + wanted_segments - 1) / wanted_segments);
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(std::max(least, wanted), window.segment));
 }
 
 std::uint32_t JobConfig::inline_of(std::uint64_t shard_bytes, std::uint32_t shard_segment) const {
@@ -116,6 +127,9 @@ std::string problem_with(const JobConfig& config) {
   }
   if (config.least_shard == 0) {
     return "least_shard must be at least 1";
+  }
+  if (config.least_segment > config.segment) {
+    return "least_segment must be at most a segment (" + std::to_string(config.segment) + ")";
   }
   if (config.open_limit == 0) {
     return "open_limit must be at least 1";

@@ -19,6 +19,8 @@ struct JobConfig {
   std::uint32_t eager = 0;                 // bytes of unanswered inline data per node and server
   std::uint32_t small = 0;                 // operations of at most so many bytes live on their home server alone
   std::uint32_t least_shard = 1;           // bytes: larger ones have no more servers than leave each so many
+  std::uint32_t least_segment = 0;         // bytes, of the server with the largest weight: short operations have
+                                           // segments down to this; 0: all have the same
   std::uint32_t open_limit = 0;            // operations open at once per node
   bool ring = false;                       // all-reduces that are not small go round the ring
   std::uint64_t rate = 0;                  // bytes a second of an operation of all ranks that the links allow, as far
@@ -38,8 +40,9 @@ struct JobConfig {
   std::uint32_t credit_of(std::size_t server, std::uint32_t job_credit) const;
   std::uint32_t segment_of(std::size_t server) const;
   std::uint32_t most_credit() const;
-  // How an operation of so many bytes is cut by a server with that window: a small one is not.
-  std::uint32_t segment_for(const Window& window, std::uint64_t bytes) const;
+  // How an operation of so many bytes is cut by a server with that window that has this shard of it. A small one is not
+  // cut.
+  std::uint32_t segment_for(const Window& window, std::uint64_t bytes, std::uint64_t shard_bytes) const;
   // What of a shard of such segments may travel with the opening: the first segment.
   std::uint32_t inline_of(std::uint64_t shard_bytes, std::uint32_t shard_segment) const;
   std::uint32_t most_inline() const { return std::max(segment, small); }

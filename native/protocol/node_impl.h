@@ -97,6 +97,8 @@ class Node::Impl {
   // The bytes that travel with the opening at this server, which count from now on.
   std::span<const std::byte> take_inline(Operation& operation, Part& part);
   static bool may_send(const node::ServerLink& link, std::uint64_t length);
+  bool has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const;
+  bool has_smaller_segments(const Part& part) const;
   void pump(std::uint32_t server);
   // The part is the next in its server's order; rank 0's node measures the operation from now on, until it ends.
   void admitted(Operation& operation, Part& part);

@@ -1,6 +1,7 @@
 // A node's operations: how they are opened, sent, and ended. docs/protocol.md, section 7.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "base/limits.h"
@@ -83,6 +84,26 @@ Range Part::segment_at(const Cursor& cursor) const {
     return {};
   }
   return {cursor.offset, std::min(cursor.offset + segment, runs[cursor.run].range.end)};
+}
+
+std::uint64_t Part::segments_sent() const {
+  std::uint64_t segments = 0;
+  for (std::size_t run = 0; run < runs.size() && run <= sent.run; ++run) {
+    const Range& range = runs[run].range;
+    const std::uint64_t end = run < sent.run ? range.end : sent.offset;
+    segments += (end - range.begin + segment - 1) / segment;
+  }
+  return segments;
+}
+
+std::uint64_t Operation::least_sent() const {
+  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+  for (const Part& part : parts) {
+    if (!part.all_sent()) {
+      least = std::min(least, part.segments_sent());
+    }
+  }
+  return least;
 }
 
 Part& Operation::part_of(std::uint32_t server) {
@@ -272,7 +293,7 @@ void Node::Impl::plan(Operation& operation) {
     Part& part = operation.parts.emplace_back();
     part.server = server;
     part.shard = shard;
-    part.segment = config_.segment_for(servers_[server].window, operation.bytes);
+    part.segment = config_.segment_for(servers_[server].window, operation.bytes, shard.size());
     part.runs.push_back({shard, sends, true});
     part.sent = part.answered = {0, shard.begin};
   };
@@ -351,6 +372,23 @@ bool Node::Impl::may_send(const node::ServerLink& link, std::uint64_t length) {
   return link.credit >= std::max(least, wanted);
 }
 
+// Of smaller segments no more are on their way than a window has of its own, and more than one only where no other
+// server waits for as many: what one link sends at once keeps the node's wire from the others.
+bool Node::Impl::has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const {
+  const node::ServerLink& link = servers_[part.server];
+  const std::uint64_t on_its_way = part.unanswered + part.eager;
+  if (!has_smaller_segments(part) || on_its_way == 0) {
+    return false;
+  }
+  const auto window = static_cast<std::uint64_t>(std::max<std::int64_t>(link.credit, 0)) + link.unanswered;
+  const std::uint64_t segments = std::max<std::uint64_t>(window / link.window.segment, 1);
+  return on_its_way + length > segments * part.segment || part.segments_sent() > operation.least_sent();
+}
+
+bool Node::Impl::has_smaller_segments(const Part& part) const {
+  return part.segment < servers_[part.server].window.segment;
+}
+
 // Spends credit on admitted operations, in the server's order.
 void Node::Impl::pump(std::uint32_t server) {
   node::ServerLink& link = servers_[server];
@@ -365,9 +403,10 @@ void Node::Impl::pump(std::uint32_t server) {
     const Cursor at = part.next_to_send();
     const Range segment = part.segment_at(at);
     const std::uint64_t length = segment.size();
-    if (!operation->has(segment) || !may_send(link, length)) {
+    if (!operation->has(segment) || !may_send(link, length) || has_enough_on_its_way(*operation, part, length)) {
       return;
     }
+    const std::uint64_t least_sent = has_smaller_segments(part) ? operation->least_sent() : 0;
     link.credit -= static_cast<std::int64_t>(length);
     link.unanswered += length;
     part.unanswered += length;
@@ -380,6 +419,11 @@ void Node::Impl::pump(std::uint32_t server) {
     const std::span<const std::byte> data = contribution(*operation, segment, copied);
     note_sending(*operation);
     send_to_server(server, header, std::move(copied), data, data.empty() ? 0 : operation->number);
+    if (has_smaller_segments(part) && operation->least_sent() > least_sent) {
+      for (const Part& other : operation->parts) {
+        pump(other.server);
+      }
+    }
   }
 }
 

@@ -75,6 +75,7 @@ struct Part {
   // The segment there, empty at the end.
   Range segment_at(const Cursor& cursor) const;
   bool all_sent() const { return segment_at(next_to_send()).empty(); }
+  std::uint64_t segments_sent() const;
 };
 
 // A block of an all-gather or all-to-all that goes to or comes from one member.
@@ -180,6 +181,8 @@ struct Operation {
   // Whether its results are the same on all members, so that one can help another out.
   bool shares_results(const JobConfig& config) const;
   Part& part_of(std::uint32_t server);
+  // Segments that every server has been sent, of those that are owed more.
+  std::uint64_t least_sent() const;
   bool done(const JobConfig& config) const;
 };
 

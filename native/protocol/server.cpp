@@ -249,9 +249,11 @@ std::uint32_t Server::Impl::inline_of(const wire::Opening& opening) const {
   if (is_gather(opening.collective)) {
     return opening.bytes <= config_.small ? static_cast<std::uint32_t>(opening.bytes) : 0;
   }
-  return takes_ring(opening)
-             ? 0
-             : config_.inline_of(shard_for(opening).size(), config_.segment_for(window_, opening.bytes));
+  if (takes_ring(opening)) {
+    return 0;
+  }
+  const std::uint64_t shard = shard_for(opening).size();
+  return config_.inline_of(shard, config_.segment_for(window_, opening.bytes, shard));
 }
 
 Status Server::Impl::receive_open(std::uint32_t rank) {

@@ -110,7 +110,7 @@ void Server::Impl::admit(Operation& operation) {
     return;
   }
   operation.shard = shard_for(attributes);
-  operation.segment = config_.segment_for(window_, attributes.bytes);
+  operation.segment = config_.segment_for(window_, attributes.bytes, operation.shard.size());
   if (has_results(operation)) {
     resume(operation);
     return;

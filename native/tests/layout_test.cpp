@@ -59,6 +59,21 @@ TEST(as_many_servers_as_machines_are_one_lane_of_each) {
   }
 }
 
+TEST(a_short_operation_has_smaller_segments_as_many_as_are_wanted_or_of_the_least_size) {
+  JobConfig config = config_with({2, 1}, 1024, 1);
+  config.segment = 16384;
+  const JobConfig::Window window{16384, 32768};
+  CHECK_EQ(config.segment_for(window, 4096, 2048), 16384U);
+  config.least_segment = 4096;
+  CHECK_EQ(config.segment_for(window, 1024, 1024), 16384U);  // is not cut
+  CHECK_EQ(config.segment_for(window, 4096, 2048), 4096U);
+  CHECK_EQ(config.segment_for(window, 1 << 20, 100'000), 6272U);  // a sixteenth, aligned
+  CHECK_EQ(config.segment_for(window, 1 << 20, 16 * 16384 + 64), 16384U);
+  // In proportion at a server whose segments are smaller.
+  CHECK_EQ(config.segment_for({8192, 16384}, 4096, 1024), 2048U);
+  CHECK_EQ(config.segment_for({64, 128}, 4096, 1024), 64U);
+}
+
 TEST(servers_without_weight_have_no_share_and_others_theirs_by_weight) {
   const JobConfig config = config_with({0, 6, 0, 6, 3, 0}, 0, 1);
   CHECK(shares_of(15 * 64, 4, config) ==

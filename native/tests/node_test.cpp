@@ -69,7 +69,8 @@ Status frame(Node& node, LinkId link, wire::Header header, const Bytes& payload)
 }
 
 struct Job {
-  explicit Job(std::uint32_t eager = 0) : config{{"a", "b"}, {"s"}, {-1}, {1}, 4096, 8192, eager, 1024, 1, 10} {
+  explicit Job(std::uint32_t eager = 0, std::uint32_t least_segment = 0)
+      : config{{"a", "b"}, {"s"}, {-1}, {1}, 4096, 8192, eager, 1024, 1, least_segment, 10} {
     node.attach_server(server_link, 0);
   }
 
@@ -82,7 +83,8 @@ struct Job {
 };
 
 struct TwoServers {
-  TwoServers() {
+  explicit TwoServers(std::uint32_t least_segment = 0)
+      : config{{"a", "b"}, {"s", "t"}, {-1, -1}, {1, 1}, 4096, 8192, 0, 1024, 1, least_segment, 10} {
     for (std::uint32_t server : {0, 1}) {
       node.attach_server(server_link + server, server);
     }
@@ -100,7 +102,7 @@ struct TwoServers {
     return arrives(coordinator_link, {.type = Type::epoch, .epoch = 1}, wire::encode(wire::Epoch{weights, "lost"}));
   }
 
-  const JobConfig config{{"a", "b"}, {"s", "t"}, {-1, -1}, {1, 1}, 4096, 8192, 0, 1024, 1, 10};
+  const JobConfig config;
   World world;
   BufferPool pool{0};
   Node node{config, 0, world, pool};
@@ -170,6 +172,52 @@ TEST(a_first_result_without_admit_says_the_same) {
   result.credit = 4096;
   CHECK(job.frame(result, Bytes(4096)).ok());
   CHECK_EQ(data_sent(), 3);
+}
+
+// A window holds two segments: four of 2048 bytes would fit, but the other servers' first ones would wait meanwhile.
+TEST(of_smaller_segments_no_more_are_on_their_way_than_of_others) {
+  Job job(0, 2048);
+  std::vector<std::byte> array(std::size_t{5} * 2048);
+  job.node.submit(all_reduce(array));
+  CHECK(job.frame({.type = Type::admit, .operation = 1}, {}).ok());
+  const auto data_sent = [&job] {
+    return std::count_if(job.world.queue.begin(), job.world.queue.end(), [](const World::Queued& frame) {
+      return frame.header.type == Type::data && frame.header.length == 2048;
+    });
+  };
+  CHECK_EQ(data_sent(), 2);
+  wire::Header result{.type = Type::result, .dtype = DType::uint8, .operation = 1, .credit = 2048};
+  CHECK(job.frame(result, Bytes(2048)).ok());
+  CHECK_EQ(data_sent(), 3);
+  // With a window that is twice as large, twice as many.
+  CHECK(job.frame({.type = Type::grant, .credit = 8192}, {}).ok());
+  CHECK_EQ(data_sent(), 5);
+}
+
+TEST(a_second_of_smaller_segments_leaves_when_every_server_has_its_first) {
+  TwoServers job(2048);
+  std::vector<std::byte> array(std::size_t{10} * 2048);
+  job.node.submit(all_reduce(array));
+  const auto sent_to = [&job](LinkId link) {
+    return std::count_if(job.world.queue.begin(), job.world.queue.end(), [link](const World::Queued& frame) {
+      return frame.link == link && frame.header.type == Type::data;
+    });
+  };
+  CHECK(job.arrives(server_link, {.type = Type::admit, .operation = 1}, {}).ok());
+  CHECK_EQ(sent_to(server_link), 1);
+  CHECK(job.arrives(server_link + 1, {.type = Type::admit, .operation = 1}, {}).ok());
+  CHECK_EQ(sent_to(server_link), 2);
+  CHECK_EQ(sent_to(server_link + 1), 2);
+  // One that is ahead goes on all the same, with one on its way: no server waits for another.
+  wire::Header result{.type = Type::result, .dtype = DType::uint8, .operation = 1, .credit = 2048};
+  CHECK(job.arrives(server_link, result, Bytes(2048)).ok());
+  CHECK_EQ(sent_to(server_link), 3);
+  result.offset = 2048;
+  CHECK(job.arrives(server_link, result, Bytes(2048)).ok());
+  CHECK_EQ(sent_to(server_link), 3);
+  result.offset = 4096;
+  CHECK(job.arrives(server_link, result, Bytes(2048)).ok());
+  CHECK_EQ(sent_to(server_link), 4);
 }
 
 TEST(results_that_a_later_frame_has_acknowledged_are_not_acknowledged_by_one_of_their_own) {

@@ -97,7 +97,7 @@ struct Job {
   }
 
   static JobConfig make_config(std::int32_t held_by, std::uint32_t eager, std::uint64_t rate) {
-    JobConfig config{{"a", "b", "c"}, {"s"}, {held_by}, {1}, 4096, 8192, eager, 1024, 1, 10, false, rate};
+    JobConfig config{{"a", "b", "c"}, {"s"}, {held_by}, {1}, 4096, 8192, eager, 1024, 1, 0, 10, false, rate};
     CHECK_EQ(problem_with(config), "");
     return config;
   }

@@ -29,6 +29,7 @@ constexpr const char* usage =
   --host-queue 64ki         bytes of one flow that wait in its own host
   --bytes 25m --rounds 1    what is averaged, and how often, one after another
   --segment 16ki            bytes of a segment
+  --least-segment 0         bytes of the smallest segment of short operations; 0: they have the same
   --credit 16ki             bytes that a node may have unanswered at one server
   --frame-cost 5us          a process's time for a frame
   --jitter 5us              everything that a process does takes up to so much longer
@@ -46,6 +47,7 @@ struct Options {
   std::uint32_t nodes = 8;
   std::uint32_t servers = 8;
   std::uint32_t segment = 16 * 1024;
+  std::uint32_t least_segment = 0;
   std::uint32_t credit = 16 * 1024;
   HostSettings host;
   bool pace = false;
@@ -105,6 +107,7 @@ const std::map<std::string, Reader> readers{
     {"--bytes", read(sizes, [](Options& o) -> auto& { return o.setup.bytes; })},
     {"--rounds", read(sizes, [](Options& o) -> auto& { return o.setup.rounds; })},
     {"--segment", read(sizes, [](Options& o) -> auto& { return o.segment; })},
+    {"--least-segment", read(sizes, [](Options& o) -> auto& { return o.least_segment; })},
     {"--credit", read(sizes, [](Options& o) -> auto& { return o.credit; })},
     {"--frame-cost", read(times, [](Options& o) -> auto& { return o.setup.costs.frame; })},
     {"--jitter", read(times, [](Options& o) -> auto& { return o.setup.costs.jitter; })},
@@ -135,6 +138,7 @@ Setup setup_of(const Options& options) {
   Setup setup = options.setup;
   setup.config = even.config;
   setup.config.ring = options.ring;
+  setup.config.least_segment = options.least_segment;
   setup.fabric.hosts = even.fabric.hosts;
   if (options.pace) {
     setup.config.rate = static_cast<std::uint64_t>(options.nodes == 1 ? 0 : 1 / bound(setup, 1));

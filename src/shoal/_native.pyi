@@ -119,6 +119,7 @@ class JobConfig:
         eager: int,
         small: int,
         least_shard: int,
+        least_segment: int,
         open_limit: int,
         peer_timeout: int,
         ring: bool = False,

@@ -71,8 +71,8 @@ class Limits:
 
     ``segment``: the unit on the wire. ``credit``: what a node may have sent to a server without a result. ``eager``:
     unanswered inline data per node and server. ``small``: operations up to so many bytes live on one server.
-    ``least_shard``: larger ones have no more servers than leave each so many bytes.
-    ``open_limit``: operations open at once per node. Raises ConfigurationError for what cannot work.
+    ``least_shard``: larger ones have no more servers than leave each so many bytes. ``least_segment``: short operations
+    have smaller segments, down to this; 0: all have the same. ``open_limit``: operations open at once per node. Raises ConfigurationError for what cannot work.
     """
 
     segment: int = 524288
@@ -80,6 +80,7 @@ class Limits:
     eager: int = 524288
     small: int = 16384
     least_shard: int = 16384
+    least_segment: int = 0
     open_limit: int = 4096
 
     def __post_init__(self) -> None:
@@ -95,6 +96,10 @@ class Limits:
         )
         _require(
             0 < self.least_shard <= _LARGEST_UNSIGNED, f"least_shard={self.least_shard} must be from 1 to 2^32 - 1"
+        )
+        _require(
+            0 <= self.least_segment <= self.segment,
+            f"least_segment={self.least_segment} must be from 0 to a segment ({self.segment})",
         )
         _require(0 < self.open_limit <= _LARGEST_UNSIGNED, f"open_limit={self.open_limit} must be from 1 to 2^32 - 1")
 

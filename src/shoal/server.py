@@ -229,6 +229,7 @@ def _core_config(terms: JobTerms, address: Address) -> _native.JobConfig:
         eager=terms.limits.eager,
         small=terms.limits.small,
         least_shard=terms.limits.least_shard,
+        least_segment=terms.limits.least_segment,
         open_limit=terms.limits.open_limit,
         peer_timeout=terms.peer_timeout,
         ring=terms.algorithm == "ring",

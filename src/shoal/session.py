@@ -61,6 +61,7 @@ def native_config(joined: Joined) -> _native.JobConfig:
         eager=welcome.limits.eager,
         small=welcome.limits.small,
         least_shard=welcome.limits.least_shard,
+        least_segment=welcome.limits.least_segment,
         open_limit=welcome.limits.open_limit,
         peer_timeout=welcome.peer_timeout,
         ring=welcome.terms.algorithm == "ring",

@@ -1,9 +1,11 @@
 """The limits of a job from its size and what was measured of its network.
 
-Four rules. What all nodes may have in flight toward one port stays above what the wire holds and below what a switch's
+Five rules. What all nodes may have in flight toward one port stays above what the wire holds and below what a switch's
 queue holds. That is two segments of every node, so that one is on its way while the other is answered. A segment is not so
 small that waking up for each costs more time than its bytes; where two of the smallest of all nodes are too many, a node has
-one. And an operation has no more servers than are worth their frames. docs/decisions/windows.md and shards.md have figures.
+one. An operation has no more servers than are worth their frames. And where there are dedicated servers, operations of few
+segments have smaller ones, if links are so slow that processors have time for it. docs/decisions/windows.md and shards.md have
+figures.
 """
 
 from collections.abc import Mapping
@@ -37,6 +39,10 @@ _SEGMENT_STEP = 256
 _LARGEST_SEGMENT = 60 * KIB
 _LARGEST_SMALL = 16 * KIB
 
+# The smallest segments of short operations: so many bytes, and so many seconds of the wire.
+_LEAST_OF_SHORT = 8 * KIB
+_LEAST_SECONDS_OF_SHORT = 65e-6
+
 # Seconds of a processor that one more server costs a node: a frame there and a frame back.
 _FRAMES = 10e-6
 
@@ -50,11 +56,13 @@ def limits_for(network: Network | None, flows: int, overrides: Mapping[str, int]
     found = asdict(Limits() if network is None else _limits_of(network, flows))
     if "segment" in overrides:
         found["credit"] = max(found["credit"], overrides["segment"])
+        found["least_segment"] = 0
     elif "credit" in overrides:
         found["segment"] = max(
             SEGMENT_ALIGNMENT, min(found["segment"], _rounded(overrides["credit"], SEGMENT_ALIGNMENT))
         )
     found["small"] = min(found["small"], overrides.get("segment", found["segment"]))
+    found["least_segment"] = min(found["least_segment"], found["segment"])
     return Limits(**{**found, **overrides})
 
 
@@ -69,6 +77,7 @@ def _limits_of(network: Network, flows: int) -> Limits:
         eager=credit,
         small=min(_LARGEST_SMALL, segment),
         least_shard=_least_shard(network),
+        least_segment=_least_segment_of_short(network, segment),
     )
 
 
@@ -86,6 +95,11 @@ def most_of_smallest(network: Network) -> int:
 def _least_segment(network: Network) -> int:
     enough = network.rate // _MOST_SEGMENTS
     return max(_SEGMENT_STEP, _rounded(enough + _SEGMENT_STEP - 1, _SEGMENT_STEP))
+
+
+def _least_segment_of_short(network: Network, segment: int) -> int:
+    least = max(_LEAST_OF_SHORT, _rounded(round(network.rate * _LEAST_SECONDS_OF_SHORT), SEGMENT_ALIGNMENT))
+    return least if network.server_rates and least < segment else 0
 
 
 def _least_shard(network: Network) -> int:

@@ -82,6 +82,7 @@ def test_a_lab_has_nodes_first_and_links_as_asked_for() -> None:
     assert shape.factors() == [1, 1, 1, 0.5, 1, 0.25]
     assert shape.link.slow_start_after_idle
     assert not LabShape.parse("nodes=2,slow_start_after_idle=off").link.slow_start_after_idle
+    assert LabShape.parse("nodes=2,offload=16kb").link.largest_piece == 16384
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,7 @@ def test_a_lab_has_nodes_first_and_links_as_asked_for() -> None:
         "nodes=2,slow=1:1mbit",
         "nodes=x",
         "nodes=2,slow_start_after_idle=0",
+        "nodes=2,offload=1kb",
     ],
 )
 def test_a_lab_that_cannot_be_is_refused(text: str) -> None:

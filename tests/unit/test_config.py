@@ -202,6 +202,7 @@ def test_settings_that_must_agree_are_those_that_ranks_could_differ_in() -> None
         {"eager": -1},
         {"small": Limits().segment + 1},
         {"least_shard": 0},
+        {"least_segment": Limits().segment + 1},
         {"open_limit": 0},
         {"credit": 2**32},
     ],

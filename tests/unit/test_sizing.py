@@ -66,6 +66,26 @@ def test_a_shard_is_what_a_link_moves_while_two_frames_are_handled(rate: int, ex
     assert limits_for(network(rate), 8, {}).least_shard == expected
 
 
+@pytest.mark.parametrize(
+    ("rate", "servers", "expected"),
+    [
+        (FOUR_HUNDRED_MEGABIT, 8, 8192),
+        (GIGABIT, 8, 8192),
+        (5 * GIGABIT // 4, 4, 9664),
+        (5 * GIGABIT // 2, 8, 0),  # segments are not larger than that
+        (GIGABIT, 0, 0),  # nodes send results too: nothing is left idle
+    ],
+)
+def test_short_operations_have_smaller_segments_on_slow_links_to_servers(
+    rate: int, servers: int, expected: int
+) -> None:
+    measured = Network((rate,) * 8, (rate,) * servers, 20e-6)
+    assert limits_for(measured, 8, {}).least_segment == expected
+    assert limits_for(measured, 8, {"segment": 65536}).least_segment == 0
+    assert limits_for(measured, 8, {"segment": 65536, "least_segment": 4096}).least_segment == 4096
+    assert limits_for(measured, 8, {"credit": 4096}).least_segment <= 4096
+
+
 def test_a_faster_network_has_more_in_flight() -> None:
     assert in_flight(network(GIGABIT)) < in_flight(network(10 * GIGABIT)) < in_flight(network(10 * GIGABIT, 1e-3))
 
@@ -79,6 +99,7 @@ def test_a_faster_network_has_more_in_flight() -> None:
             "credit": st.integers(262144, 2**32 - 1),
             "eager": st.integers(0, 2**32 - 1),
             "least_shard": st.integers(1, 2**32 - 1),
+            "least_segment": st.integers(0, 64),
             "open_limit": st.integers(1, 2**32 - 1),
         },
     ),

@@ -229,6 +229,8 @@ void choose_limits(Random& random, JobConfig& config) {
   config.small = std::min(config.segment, random.pick<std::uint32_t>({0, 8, 64, 256, 1024}));
   config.eager = random.pick<std::uint32_t>({0, 8, 64, 1024, 4096});
   config.ring = random.chance(0.2);
+  config.least_segment =
+      random.chance(0.5) ? 0 : unit * static_cast<std::uint32_t>(random.between(1, config.segment / unit));
   config.least_shard = random.chance(0.5) ? 1 : static_cast<std::uint32_t>(random.between(1, 4 * config.segment));
 }
 

@@ -17,7 +17,7 @@ from shoal.testing.lab import Lab, LinkShape, parse_rate, parse_size
 # Hosts of a lab are ours alone: no port of theirs is taken before we take it.
 _FIRST_PORT = 20000
 _INTERFACE = "eth0"
-_WORDS = "nodes, ranks, servers, rate, queue, burst, cc, slow_start_after_idle, slow"
+_WORDS = "nodes, ranks, servers, rate, queue, burst, offload, cc, slow_start_after_idle, slow"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LabShape:
 
     @staticmethod
     def parse(text: str) -> "LabShape":
-        """``nodes=8,ranks=1,servers=8,rate=400mbit,queue=256kb,burst=128kb,cc=reno,slow=3:200mbit+9:100mbit``.
+        """``nodes=8,ranks=1,servers=8,rate=400mbit,queue=256kb,burst=128kb,offload=64kb,cc=reno,slow=3:200mbit+9:100mbit``.
 
         Raises ConfigurationError.
         """
@@ -49,6 +49,8 @@ class LabShape:
                 link = replace(link, queue=parse_size(pairs.pop("queue")))
             if "burst" in pairs:
                 link = replace(link, burst=parse_size(pairs.pop("burst")))
+            if "offload" in pairs:
+                link = replace(link, offload=parse_size(pairs.pop("offload")))
             slow = _parse_slow(pairs.pop("slow", ""))
         except (KeyError, ValueError) as error:
             why = "nodes is missing" if isinstance(error, KeyError) else str(error)

@@ -1,0 +1,72 @@
+"""Arrays of 64 KiB to 2 MiB, one at a time, on links that hardly let anything through for nothing.
+
+With dedicated servers a short operation is all beginning and end: contributions go while no result comes, then results
+come while no contribution goes. Smaller segments let both go at once (``least_segment``; decisions/windows.md). The
+links of a lab that let 128 KiB through for nothing hide what is lost: so here they let 32 KiB through, and are so
+slow that one machine's cores can keep up with all hosts. One part has the usual links of 400 Mbit/s instead, where
+hosts share 2 cores: smaller segments cost what they cost there.
+
+Without dedicated servers the same links tell what the ring's 2(n-1) steps cost.
+
+    sudo python benchmarks/short_operations.py [--quick] [--part 'n = k = 4']
+
+Needs root. Takes 4 minutes on 2 cores.
+"""
+
+from pathlib import Path
+
+from common import Part, Runs, Script, lined_up
+
+from shoal.bench import Plan, Report, Variant, shown_name, variant_name
+from shoal.bench.sizes import show_bytes, show_seconds
+
+SIZES = tuple(65_536 * 2**power for power in range(6))
+RING_SIZES = tuple(32_768 * 2**power for power in range(5))
+ROUNDS = 7
+
+# A frame of 16 KiB and its headers fit into one piece of 20 KiB, and that into what links let through at once.
+_WIRE = "burst=32kb,offload=20kb"
+
+_ALIKE = "with equal segments"
+_RING = "ring"
+
+
+def parts(quick: bool) -> list[Part]:
+    alike = {_ALIKE: Variant(limits={"least_segment": 0})}
+    ring = {_RING: Variant(environment={"SHOAL_ALGORITHM": "ring"})}
+    if quick:
+        plan = Plan((262_144,), 2, ("shoal", "gloo"), variants=alike)
+        return [Part("n = k = 2", f"nodes=2,servers=2,rate=200mbit,{_WIRE}", plan)]
+    served = Plan(SIZES, ROUNDS, ("shoal", "gloo"), variants=alike)
+    unserved = Plan(RING_SIZES, ROUNDS, ("shoal", "gloo"), variants=ring)
+    return [
+        Part("n = k = 4, 200 Mbit/s", f"nodes=4,servers=4,rate=200mbit,{_WIRE}", served),
+        Part("n = k = 8, 100 Mbit/s", f"nodes=8,servers=8,rate=100mbit,{_WIRE}", served),
+        Part("n = k = 8, 400 Mbit/s, 128 KiB for nothing", "nodes=8,servers=8,rate=400mbit", served),
+        Part("n = 4, k = 0, 200 Mbit/s", f"nodes=4,rate=200mbit,{_WIRE}", unserved),
+        Part("n = 8, k = 0, 100 Mbit/s", f"nodes=8,rate=100mbit,{_WIRE}", unserved),
+    ]
+
+
+def tell(runs: Runs) -> list[str]:
+    lines = ["Median time of one all-reduce, and that time as a multiple of the bound", ""]
+    for name, report in runs.items():
+        lines += [name, *lined_up(_rows(report)), ""]
+    return lines
+
+
+def _rows(report: Report) -> list[list[str]]:
+    others = [name for name in report.contestants if name != "shoal"]
+    variant = next(name for name in others if name in (variant_name(_ALIKE), variant_name(_RING)))
+    rows = [["size", *(word for name in report.contestants for word in (shown_name(name), "× bound")), "of its time"]]
+    for size in report.sizes:
+        row = [show_bytes(size)]
+        for name in report.contestants:
+            ratio = report.bound_ratio(name, size)
+            row += [show_seconds(report.result(name, size).seconds), "" if ratio is None else f"{ratio:.3f}"]
+        rows.append([*row, f"{1 / report.speedup(variant, size):.3f}"])
+    return rows
+
+
+if __name__ == "__main__":
+    Script(Path(__file__), parts, tell).main()
