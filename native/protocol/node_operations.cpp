@@ -420,6 +420,7 @@ void Node::Impl::pump(std::uint32_t server) {
     note_sending(*operation);
     send_to_server(server, header, std::move(copied), data, data.empty() ? 0 : operation->number);
     if (has_smaller_segments(part) && operation->least_sent() > least_sent) {
+      // This was the server that the others' next ones waited for.
       for (const Part& other : operation->parts) {
         pump(other.server);
       }

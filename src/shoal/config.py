@@ -72,7 +72,8 @@ class Limits:
     ``segment``: the unit on the wire. ``credit``: what a node may have sent to a server without a result. ``eager``:
     unanswered inline data per node and server. ``small``: operations up to so many bytes live on one server.
     ``least_shard``: larger ones have no more servers than leave each so many bytes. ``least_segment``: short operations
-    have smaller segments, down to this; 0: all have the same. ``open_limit``: operations open at once per node. Raises ConfigurationError for what cannot work.
+    have smaller segments, down to this; 0: all have the same. ``open_limit``: operations open at once per node.
+    Raises ConfigurationError for what cannot work.
     """
 
     segment: int = 524288
