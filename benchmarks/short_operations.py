@@ -1,4 +1,4 @@
-"""Arrays of 64 KiB to 2 MiB, one at a time, on links that hardly let anything through for nothing.
+"""Arrays of 64 KiB to 2 MiB, one at a time or many at once, on links that hardly let anything through for nothing.
 
 With dedicated servers a short operation is all beginning and end: contributions go while no result comes, then results
 come while no contribution goes. Smaller segments let both go at once (``least_segment``; decisions/windows.md). The
@@ -10,7 +10,7 @@ Without dedicated servers the same links tell what the ring's 2(n-1) steps cost.
 
     sudo python benchmarks/short_operations.py [--quick] [--part 'n = k = 4']
 
-Needs root. Takes 4 minutes on 2 cores.
+Needs root. Takes 6 minutes on 2 cores.
 """
 
 from pathlib import Path
@@ -23,6 +23,10 @@ from shoal.bench.sizes import show_bytes, show_seconds
 SIZES = tuple(65_536 * 2**power for power in range(6))
 RING_SIZES = tuple(32_768 * 2**power for power in range(5))
 ROUNDS = 7
+
+# An array in pieces that are all submitted at once.
+ARRAY = 4 * 1_048_576
+PIECES = (65_536, 262_144, 1_048_576)
 
 # A frame of 16 KiB and its headers fit into one piece of 20 KiB, and that into what links let through at once.
 _WIRE = "burst=32kb,offload=20kb"
@@ -43,16 +47,42 @@ def parts(quick: bool) -> list[Part]:
         Part("n = k = 4, 200 Mbit/s", f"nodes=4,servers=4,rate=200mbit,{_WIRE}", served),
         Part("n = k = 8, 100 Mbit/s", f"nodes=8,servers=8,rate=100mbit,{_WIRE}", served),
         Part("n = k = 8, 400 Mbit/s, 128 KiB for nothing", "nodes=8,servers=8,rate=400mbit", served),
+        Part("n = k = 4, 200 Mbit/s, at once", f"nodes=4,servers=4,rate=200mbit,{_WIRE}", _at_once()),
+        Part("n = k = 8, 400 Mbit/s, at once, 128 KiB for nothing", "nodes=8,servers=8,rate=400mbit", _at_once()),
         Part("n = 4, k = 0, 200 Mbit/s", f"nodes=4,rate=200mbit,{_WIRE}", unserved),
         Part("n = 8, k = 0, 100 Mbit/s", f"nodes=8,rate=100mbit,{_WIRE}", unserved),
     ]
 
 
+def _at_once() -> Plan:
+    pairs = ((piece, limits) for piece in PIECES for limits in ({}, {"least_segment": 0}))
+    variants = {_piece_name(piece, not limits): Variant(limits=limits, window=piece) for piece, limits in pairs}
+    return Plan((ARRAY,), ROUNDS, ("shoal",), variants=variants)
+
+
+def _piece_name(piece: int, smaller: bool) -> str:
+    return f"by {show_bytes(piece)}" + ("" if smaller else f" {_ALIKE}")
+
+
 def tell(runs: Runs) -> list[str]:
     lines = ["Median time of one all-reduce, and that time as a multiple of the bound", ""]
     for name, report in runs.items():
-        lines += [name, *lined_up(_rows(report)), ""]
+        at_once = ARRAY in report.sizes
+        lines += [name, *lined_up(_rows_at_once(report) if at_once else _rows(report)), ""]
     return lines
+
+
+def _rows_at_once(report: Report) -> list[list[str]]:
+    rows = [["operations at once", "Shoal", "× bound", _ALIKE, "× bound", "of its time"]]
+    for piece in PIECES:
+        names = [variant_name(_piece_name(piece, smaller)) for smaller in (True, False)]
+        row = [f"{ARRAY // piece} of {show_bytes(piece)}"]
+        for name in names:
+            ratio = report.bound_ratio(name, ARRAY)
+            row += [show_seconds(report.result(name, ARRAY).seconds), "" if ratio is None else f"{ratio:.3f}"]
+        share = report.result(names[0], ARRAY).seconds / report.result(names[1], ARRAY).seconds
+        rows.append([*row, f"{share:.3f}"])
+    return rows
 
 
 def _rows(report: Report) -> list[list[str]]:
