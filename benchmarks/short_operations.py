@@ -3,12 +3,13 @@
 With dedicated servers a short operation is all beginning and end: contributions go while no result comes, then results
 come while no contribution goes. Smaller segments let both go at once (``least_segment``; decisions/windows.md). The
 links of a lab that let 128 KiB through for nothing hide what is lost: so here they let 32 KiB through, and are so
-slow that one machine's cores can keep up with all hosts. One part has the usual links of 400 Mbit/s instead, where
-hosts share 2 cores: smaller segments cost what they cost there.
+slow that one machine's cores can keep up with all hosts. Two parts have the usual links of 400 Mbit/s instead, where
+hosts share 2 cores: smaller segments cost what they cost there. Of operations that are open at once, one fills the
+links while another begins or ends.
 
 Without dedicated servers the same links tell what the ring's 2(n-1) steps cost.
 
-    sudo python benchmarks/short_operations.py [--quick] [--part 'n = k = 4']
+    sudo python benchmarks/short_operations.py [--quick] [--part 'n = k = 4, 200 Mbit/s']
 
 Needs root. Takes 6 minutes on 2 cores.
 """
@@ -77,9 +78,7 @@ def _rows_at_once(report: Report) -> list[list[str]]:
     for piece in PIECES:
         names = [variant_name(_piece_name(piece, smaller)) for smaller in (True, False)]
         row = [f"{ARRAY // piece} of {show_bytes(piece)}"]
-        for name in names:
-            ratio = report.bound_ratio(name, ARRAY)
-            row += [show_seconds(report.result(name, ARRAY).seconds), "" if ratio is None else f"{ratio:.3f}"]
+        row += [word for name in names for word in _time(report, name, ARRAY)]
         share = report.result(names[0], ARRAY).seconds / report.result(names[1], ARRAY).seconds
         rows.append([*row, f"{share:.3f}"])
     return rows
@@ -90,12 +89,14 @@ def _rows(report: Report) -> list[list[str]]:
     variant = next(name for name in others if name in (variant_name(_ALIKE), variant_name(_RING)))
     rows = [["size", *(word for name in report.contestants for word in (shown_name(name), "× bound")), "of its time"]]
     for size in report.sizes:
-        row = [show_bytes(size)]
-        for name in report.contestants:
-            ratio = report.bound_ratio(name, size)
-            row += [show_seconds(report.result(name, size).seconds), "" if ratio is None else f"{ratio:.3f}"]
-        rows.append([*row, f"{1 / report.speedup(variant, size):.3f}"])
+        times = [word for name in report.contestants for word in _time(report, name, size)]
+        rows.append([show_bytes(size), *times, f"{1 / report.speedup(variant, size):.3f}"])
     return rows
+
+
+def _time(report: Report, name: str, size: int) -> list[str]:
+    ratio = report.bound_ratio(name, size)
+    return [show_seconds(report.result(name, size).seconds), "" if ratio is None else f"{ratio:.3f}"]
 
 
 if __name__ == "__main__":
