@@ -17,9 +17,9 @@ from shoal.network import Network
 KIB = 1024
 
 # Bytes in flight toward a port: this many times what the wire holds, within what switches can keep. Where
-# processors keep up, a tenth of the least is in the port's queue.
+# processors keep up, a tenth of the least is in the port's queue. All of it, with headers, fits into 256 KiB.
 _ROUND_TRIPS = 2
-_LEAST_IN_FLIGHT = 256 * KIB
+_LEAST_IN_FLIGHT = 240 * KIB
 _MOST_IN_FLIGHT = 4096 * KIB
 
 # Seconds until a process answers what has arrived, beside the network's round trip.

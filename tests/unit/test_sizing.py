@@ -10,6 +10,8 @@ from shoal.network import Network
 from shoal.sizing import KIB, in_flight, limits_for, most_of_smallest
 
 GIGABIT, FOUR_HUNDRED_MEGABIT = 119_600_000, 47_800_000
+# Of frames (docs/protocol.md), and of packets: Ethernet, IPv4, and TCP with timestamps at the usual MTU.
+FRAME_HEADER, PACKET_HEADERS, SEGMENT_PAYLOAD = 40, 66, 1448
 networks = st.builds(
     lambda rate, round_trip: Network((rate, rate), (), round_trip), st.integers(10**5, 2 * 10**10), st.floats(0, 0.1)
 )
@@ -23,7 +25,7 @@ def test_nothing_measured_means_the_defaults() -> None:
     assert limits_for(None, 8, {}) == Limits()
 
 
-@pytest.mark.parametrize(("rate", "nodes", "expected"), [(GIGABIT, 4, 64 * KIB), (FOUR_HUNDRED_MEGABIT, 8, 32 * KIB)])
+@pytest.mark.parametrize(("rate", "nodes", "expected"), [(GIGABIT, 4, 60 * KIB), (FOUR_HUNDRED_MEGABIT, 8, 30 * KIB)])
 def test_what_is_known_to_be_good(rate: int, nodes: int, expected: int) -> None:
     found = limits_for(network(rate), nodes, {})
     assert (found.segment, found.credit, found.eager) == (expected // 2, expected, expected)
@@ -32,7 +34,7 @@ def test_what_is_known_to_be_good(rate: int, nodes: int, expected: int) -> None:
 @given(networks, st.integers(2, 64 * 512))
 def test_what_all_may_send_fits_into_a_port(measured: Network, flows: int) -> None:
     found = limits_for(measured, flows, {})
-    assert 256 * KIB <= in_flight(measured) <= 4096 * KIB
+    assert 240 * KIB <= in_flight(measured) <= 4096 * KIB
     assert found.segment <= found.credit
     # Segments are not smaller than is worth their frames, so many flows may pass the rule: less than one cannot be granted.
     most = max(in_flight(measured), most_of_smallest(measured))
@@ -41,9 +43,16 @@ def test_what_all_may_send_fits_into_a_port(measured: Network, flows: int) -> No
     assert 256 <= found.segment <= 64 * KIB
 
 
+@pytest.mark.parametrize("nodes", [2, 3, 4, 8, 16, 32, 64])
+def test_two_segments_of_all_nodes_fit_into_a_short_queue_with_their_headers(nodes: int) -> None:
+    found = limits_for(network(FOUR_HUNDRED_MEGABIT), nodes, {})
+    packets = -(-(found.segment + FRAME_HEADER) // SEGMENT_PAYLOAD)
+    assert 2 * nodes * (found.segment + FRAME_HEADER + packets * PACKET_HEADERS) <= 256 * KIB
+
+
 def test_many_nodes_still_fit_into_a_port() -> None:
     found = limits_for(network(FOUR_HUNDRED_MEGABIT), 64, {})
-    assert (found.segment, found.credit) == (2048, 4096)
+    assert (found.segment, found.credit) == (1792, 3584)
 
 
 # Those of `two_of_the_smallest_segments_fill_links...` in native/tests/rated_test.cpp.
