@@ -75,7 +75,7 @@ def test_equal_links_have_equal_shares() -> None:
         assert weights == [2, 2, 2, 2, 6, 6]
         assert len({*node_rates, *server_rates}) == 1
         assert node_rates[0] == pytest.approx(USUAL * PAYLOAD, rel=0.15)
-        assert segment == 32 * 1024, "two of every node fill 256 KiB"
+        assert segment == 30 * 1024, "two of every node are 240 KiB"
 
     holds_within_three(check)
 
