@@ -17,9 +17,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from common import Part, Runs, Script, lined_up, verdict
+from common import RING, WITH_RING, Part, Runs, Script, lined_up, verdict
 
-from shoal.bench import Plan, Report, Variant, server_factor, variant_name
+from shoal.bench import Plan, Report, server_factor
 from shoal.bench.sizes import show_bytes, show_seconds
 from shoal.testing.lab import parse_rate
 
@@ -29,7 +29,6 @@ SIZE = 25_000_000
 LARGE = 100_000_000
 SMALL = (32_768, 65_536, 262_144, 524_288)
 MOST = 1.10
-RING = variant_name("ring")
 MOST_OVER_RING = 1.05
 MOST_RING = 1.05
 
@@ -37,17 +36,16 @@ _RING_NAME = "k = 0 and the ring"
 
 
 def parts(quick: bool) -> list[Part]:
-    ring = {"ring": Variant(environment={"SHOAL_ALGORITHM": "ring"})}
     rivals = ("shoal", "gloo")
     if quick:
         return [
-            Part(_RING_NAME, "nodes=3,rate=400mbit", Plan((65_536, 1_000_000), 2, rivals, variants=ring)),
+            Part(_RING_NAME, "nodes=3,rate=400mbit", Plan((65_536, 1_000_000), 2, rivals, variants=WITH_RING)),
             Part("k = 1", "nodes=3,servers=1,rate=400mbit", Plan((1_000_000,), 2, rivals)),
         ]
     shape = f"nodes={NODES},rate={RATE}"
     return [
-        Part(_RING_NAME, shape, Plan((*SMALL, SIZE), contestants=rivals, variants=ring)),
-        Part(f"{_RING_NAME}, 100 MB", shape, Plan((LARGE,), contestants=rivals, variants=ring)),
+        Part(_RING_NAME, shape, Plan((*SMALL, SIZE), contestants=rivals, variants=WITH_RING)),
+        Part(f"{_RING_NAME}, 100 MB", shape, Plan((LARGE,), contestants=rivals, variants=WITH_RING)),
         *(
             Part(f"k = {servers}", f"{shape},servers={servers}", Plan((SIZE,), contestants=rivals))
             for servers in range(1, NODES + 1)

@@ -27,6 +27,7 @@ from shoal.bench import (
     print_table,
     run,
     shown_name,
+    variant_name,
 )
 from shoal.bench.places import Place
 from shoal.bench.sizes import show_bytes, show_seconds
@@ -43,6 +44,10 @@ _QUICK_FOLDER = Path(__file__).parent.parent / "build" / "benchmarks"
 _QUIET = 0.2
 _PATIENCE = 45.0
 _LOAD = "other load, before"
+
+# Shoal's own ring, beside its servers: what a plan has, and its name among a report's contestants.
+WITH_RING = {"ring": Variant(environment={"SHOAL_ALGORITHM": "ring"})}
+RING = variant_name("ring")
 
 # By the name of the part.
 Runs = Mapping[str, Report]

@@ -16,7 +16,7 @@ Needs root. Takes 6 minutes on 2 cores.
 
 from pathlib import Path
 
-from common import Part, Runs, Script, lined_up
+from common import RING, WITH_RING, Part, Runs, Script, lined_up
 
 from shoal.bench import Plan, Report, Variant, shown_name, variant_name
 from shoal.bench.sizes import show_bytes, show_seconds
@@ -33,17 +33,15 @@ PIECES = (65_536, 262_144, 1_048_576)
 _WIRE = "burst=32kb,offload=20kb"
 
 _ALIKE = "with equal segments"
-_RING = "ring"
 
 
 def parts(quick: bool) -> list[Part]:
     alike = {_ALIKE: Variant(limits={"least_segment": 0})}
-    ring = {_RING: Variant(environment={"SHOAL_ALGORITHM": "ring"})}
     if quick:
         plan = Plan((262_144,), 2, ("shoal", "gloo"), variants=alike)
         return [Part("n = k = 2", f"nodes=2,servers=2,rate=200mbit,{_WIRE}", plan)]
     served = Plan(SIZES, ROUNDS, ("shoal", "gloo"), variants=alike)
-    unserved = Plan(RING_SIZES, ROUNDS, ("shoal", "gloo"), variants=ring)
+    unserved = Plan(RING_SIZES, ROUNDS, ("shoal", "gloo"), variants=WITH_RING)
     return [
         Part("n = k = 4, 200 Mbit/s", f"nodes=4,servers=4,rate=200mbit,{_WIRE}", served),
         Part("n = k = 8, 100 Mbit/s", f"nodes=8,servers=8,rate=100mbit,{_WIRE}", served),
@@ -86,7 +84,7 @@ def _rows_at_once(report: Report) -> list[list[str]]:
 
 def _rows(report: Report) -> list[list[str]]:
     others = [name for name in report.contestants if name != "shoal"]
-    variant = next(name for name in others if name in (variant_name(_ALIKE), variant_name(_RING)))
+    variant = next(name for name in others if name in (variant_name(_ALIKE), RING))
     rows = [["size", *(word for name in report.contestants for word in (shown_name(name), "× bound")), "of its time"]]
     for size in report.sizes:
         times = [word for name in report.contestants for word in _time(report, name, size)]

@@ -1,10 +1,10 @@
 """Small all-reduces, where the latency counts: 1 KiB to 1 MiB over links as fast as the machine, 8 nodes, 0 and 2 servers.
 
 Targets: faster than gloo at every size, and 4 KiB in at most half of gloo's time; without dedicated servers, the servers in
-the nodes are faster than Shoal's own ring below 1 MB (up to 16 KiB an array goes to one server, ring or not). 8 or 10
-hosts share the machine's cores, so this is about what an operation costs the processors, and how often somebody has to be
-woken up: servers do it in 2 hops, the ring in 2(n-1). Where links are so slow that they, or their shapers' timers, are what
-counts, any_servers.py compares the two.
+the nodes are faster than Shoal's own ring below 1 MB (compared from 32 KiB on: up to `small` bytes, 16 KiB at most, an array
+goes to one server, ring or not). 8 or 10 hosts share the machine's cores, so this is about what an operation costs the
+processors, and how often somebody has to be woken up: servers do it in 2 hops, the ring in 2(n-1). Where links are so slow
+that they, or their shapers' timers, are what counts, any_servers.py compares the two.
 
     sudo python benchmarks/small_sizes.py [--quick] [--part 'k = 2']
 
@@ -13,9 +13,9 @@ Needs root. Takes 4 minutes on 2 cores.
 
 from pathlib import Path
 
-from common import Part, Runs, Script, beside_rivals, lined_up, verdict
+from common import RING, WITH_RING, Part, Runs, Script, beside_rivals, lined_up, verdict
 
-from shoal.bench import Plan, Report, Variant, variant_name
+from shoal.bench import Plan, Report
 from shoal.bench.sizes import show_bytes
 
 NODES = 8
@@ -23,15 +23,12 @@ SERVERS = (0, 2)
 SIZES = tuple(1024 * 2**power for power in range(11))
 ROUNDS = 11
 HALVED = 4096
-RING = variant_name("ring")
-RING_SIZES = (32_768, 65_536, 131_072, 262_144, 524_288)
+RING_SIZES = tuple(size for size in SIZES if 32_768 <= size < 1_000_000)
 
 
 def parts(quick: bool) -> list[Part]:
-    ring = {"ring": Variant(environment={"SHOAL_ALGORITHM": "ring"})}
-
     def plan(servers: int) -> Plan:
-        variants = {} if servers else ring
+        variants = {} if servers else WITH_RING
         if quick:
             return Plan(sizes=(1024, HALVED, 65_536), rounds=2, variants=variants)
         return Plan(sizes=SIZES, rounds=ROUNDS, variants=variants)
