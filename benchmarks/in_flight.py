@@ -6,18 +6,19 @@ it: a packet that is lost costs a link its congestion window whenever it is idle
 
     sudo python benchmarks/in_flight.py [--quick] [--part 'reno, 256 KB']
 
-Needs root. Takes 6 minutes on 2 cores.
+Needs root. Takes 7 minutes on 2 cores.
 """
 
 from pathlib import Path
 
 from common import Part, Runs, Script, lined_up
 
-from shoal.bench import Plan, Report, Variant, shown_name, variant_name
+from shoal.bench import Plan, Report, Variant
 from shoal.bench.sizes import show_bytes, show_seconds
 
-SHAPE = "nodes=8,servers=8,rate=400mbit"
-# (the hosts' congestion control, the depth of queues): the part's name, and what the lab is told.
+NODES = 8
+SHAPE = f"nodes={NODES},servers={NODES},rate=400mbit"
+# By the part's name: the hosts' congestion control and the depth of queues, as the lab takes them.
 PLACES = {
     "reno, 256 KB": "cc=reno,queue=256kb",
     "bbr, 256 KB": "cc=bbr,queue=256kb",
@@ -27,7 +28,6 @@ PLACES = {
 SHALLOW = "64 KB"
 SIZE, LARGE = 25_000_000, 100_000_000
 ROUNDS = 7
-NODES = 8
 KIB = 1024
 IN_FLIGHT = (128 * KIB, 256 * KIB, 512 * KIB)
 
@@ -42,39 +42,31 @@ def parts(quick: bool) -> list[Part]:
 
 
 def _plan(sizes: tuple[int, ...], rounds: int, nodes: int) -> Plan:
-    variants = {_in_flight(total): _window(total // nodes) for total in IN_FLIGHT}
+    # Two segments a window, as ``init`` has them.
+    limits = [{"segment": total // nodes // 2, "credit": total // nodes} for total in IN_FLIGHT]
+    variants = {_in_flight(window["credit"], nodes): Variant(limits=window) for window in limits}
     return Plan(sizes, rounds, ("shoal",), variants=variants)
 
 
-def _in_flight(total: int) -> str:
-    return f"{show_bytes(total)} in flight"
-
-
-def _window(credit: int) -> Variant:
-    """Two segments, as ``init`` has them."""
-    return Variant(limits={"segment": credit // 2, "credit": credit})
+def _in_flight(credit: int, nodes: int) -> str:
+    return f"{show_bytes(credit * nodes)} in flight"
 
 
 def tell(runs: Runs) -> list[str]:
     lines = ["Time of one all-reduce by what may be in flight toward a port, and the packets that links dropped", ""]
     rows = [["", "size", "", "median", "× bound", "CPU s/GB", "drops"]]
     for name, report in runs.items():
-        for size in report.sizes:
-            rows += [_row(name, report, size, contestant) for contestant in ("shoal", *map(variant_name, _names()))]
+        rows += [_row(name, report, size, one) for size in report.sizes for one in report.contestants]
     return [*lines, *lined_up(rows)]
-
-
-def _names() -> list[str]:
-    return [_in_flight(total) for total in IN_FLIGHT]
 
 
 def _row(name: str, report: Report, size: int, contestant: str) -> list[str]:
     result = report.result(contestant, size)
-    chosen = f"chosen: {show_bytes(report.limits['shoal']['credit'] * report.nodes)}"
+    chosen = "chosen: " if contestant == "shoal" else ""
     return [
         name,
         show_bytes(size),
-        chosen if contestant == "shoal" else shown_name(contestant).partition(" ")[2],
+        chosen + _in_flight(report.limits[contestant]["credit"], report.nodes),
         show_seconds(result.seconds),
         f"{report.bound_ratio(contestant, size) or 0.0:.3f}",
         f"{result.cpu_per_gb:.1f}",
