@@ -61,29 +61,37 @@ struct Keeper final : Receiver {
     if (Status status = judge_header(header); !status.ok()) {
       return {std::move(status), nullptr};
     }
-    present = {header, wire::Bytes(header.length)};
-    return {{}, present.payload.data()};
+    present = header;
+    payload = header.length > 0 ? pool.take(header.length) : Buffer();
+    return {{}, payload.data(), exchanges ? &payload : nullptr};
   }
+  Buffer spare(LinkId /*link*/, std::size_t bytes) override { return exchanges ? pool.take(bytes) : Buffer(); }
   Status frame_ends(LinkId /*link*/) override {
-    seen.frames.push_back(std::move(present));
+    seen.frames.push_back({present, wire::Bytes(payload.data(), payload.data() + payload.size())});
     return judge_payload(seen.frames.back().payload);
   }
-  Frame present;
+  bool exchanges = false;  // buffers
+  BufferPool pool{1 << 20};
+  wire::Header present;
+  Buffer payload;
   Seen seen;
 };
 
 // Frames that are right, that are almost right, and other bytes.
 wire::Bytes make_stream(Input& input, std::vector<std::size_t>& pieces) {
   wire::Bytes stream;
+  std::size_t length = 0;
   for (int i = 0; i < 24 && !input.empty(); ++i) {
     const std::size_t kind = input.below(8);
     if (kind == 0) {
       const wire::Bytes other = input.bytes(input.below(64));
       stream.insert(stream.end(), other.begin(), other.end());
     } else {
+      if (!input.once_in(3)) {  // else as long as the one before
+        length = input.once_in(2) ? input.number(2) % longest_payload : input.byte();
+      }
       Frame frame{{.type = wire::Type::data, .dtype = DType::uint8, .operation = input.byte()},
-                  wire::Bytes(input.once_in(4) ? input.number(2) % longest_payload : input.byte(),
-                              static_cast<std::byte>(input.byte()))};
+                  wire::Bytes(length, static_cast<std::byte>(input.byte()))};
       frame.header.length = static_cast<std::uint32_t>(frame.payload.size());
       if (kind == 1) {
         fuzz::damage(frame, input);
@@ -105,6 +113,7 @@ wire::Bytes make_stream(Input& input, std::vector<std::size_t>& pieces) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Input input(data, size);
+  const bool exchanges = input.once_in(2);
   std::vector<std::size_t> pieces;
   const wire::Bytes stream = make_stream(input, pieces);
   if (stream.empty()) {
@@ -115,6 +124,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const os::Descriptor far(ends[1]);
   tcp::Link link(1, os::Descriptor(ends[0]), {});
   Keeper keeper;
+  keeper.exchanges = exchanges;
   tcp::LinkCounters counters;
   std::size_t written = 0;
   tcp::Link::Progress progress = tcp::Link::Progress::idle;

@@ -28,6 +28,17 @@ bool FrameReader::consume(std::span<const std::byte> bytes, Receiver& receiver) 
   return true;
 }
 
+bool FrameReader::consume(Buffer& filled, std::size_t count, Receiver& receiver) {
+  const bool begins_payload =
+      payload_missing_ == filled.size() && buffer_ != nullptr && buffer_->size() == filled.size();
+  if (!begins_payload) {
+    return consume(std::span(filled.data(), count), receiver);
+  }
+  std::swap(*buffer_, filled);
+  payload_ = buffer_->data();
+  return placed(count, receiver);
+}
+
 bool FrameReader::placed(std::size_t bytes, Receiver& receiver) {
   payload_ += bytes;
   payload_missing_ -= bytes;
@@ -52,12 +63,14 @@ bool FrameReader::begin_frame(Receiver& receiver) {
   }
   last_length_ = header.length;
   payload_ = placement.memory;
+  buffer_ = placement.buffer;
   payload_missing_ = header.length;
   return true;
 }
 
 bool FrameReader::end_frame(Receiver& receiver) {
   payload_ = nullptr;
+  buffer_ = nullptr;
   Status status = receiver.frame_ends(link_);
   if (stopped_) {
     return false;

@@ -20,6 +20,8 @@ class Receiver {
  public:
   virtual ~Receiver() = default;
   virtual Placement frame_begins(LinkId link, const wire::Header& header) = 0;
+  // As Machine::spare().
+  virtual Buffer spare(LinkId /*link*/, std::size_t /*bytes*/) { return {}; }
   virtual Status frame_ends(LinkId link) = 0;
 };
 
@@ -29,6 +31,10 @@ class FrameReader {
 
   // Takes the next bytes of the stream. False: the stream has ended, for why().
   bool consume(std::span<const std::byte> bytes, Receiver& receiver);
+
+  // The same, of bytes that are the first `count` of `filled`. Where they begin a payload of just the buffer's size, it
+  // is exchanged for the machine's instead of copied (Placement::buffer).
+  bool consume(Buffer& filled, std::size_t count, Receiver& receiver);
 
   // Where the next bytes of the stream belong, if they are a payload's. Who has read `bytes` of them to there says so
   // with placed(); false: as with consume().
@@ -53,6 +59,7 @@ class FrameReader {
   LinkId link_;
   std::array<std::byte, wire::header_bytes> header_{};
   std::size_t header_received_ = 0;
+  Buffer* buffer_ = nullptr;         // of the payload, if it may be exchanged
   std::byte* payload_ = nullptr;     // where the rest of the payload goes
   std::size_t payload_missing_ = 0;  // bytes; above 0: a payload is being received
   std::size_t last_length_ = 0;

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/range.h"
 #include "base/status.h"
 #include "base/types.h"
@@ -46,6 +47,8 @@ using wire::Bytes;
 struct Placement {
   Status status;
   std::byte* memory = nullptr;
+  // What owns that memory, where the driver may exchange it, until on_payload, for a spare buffer of the same size.
+  Buffer* buffer = nullptr;
 };
 
 // One sum (native/reduce/reduce.h) to be carried out.
@@ -140,6 +143,10 @@ class Machine {
   // A header has arrived and its check was right. The memory returned holds header.length bytes and stays valid
   // until on_payload or on_lost.
   virtual Placement on_header(LinkId link, const wire::Header& header) = 0;
+
+  // A buffer of so many bytes like those of Placement, for a driver that reads payloads before it has seen their
+  // headers. None: the machine has no such buffers.
+  virtual Buffer spare(std::size_t /*bytes*/) { return {}; }
 
   // The payload of the last header is in its place. An error: as in Placement.
   virtual Status on_payload(LinkId link) = 0;

@@ -62,6 +62,7 @@ bool Node::left() const { return impl_->left(); }
 bool Node::serves() const { return impl_->serves(); }
 void Node::abort(const std::string& reason) { impl_->abort(reason); }
 Placement Node::on_header(LinkId link, const Header& header) { return impl_->on_header(link, header); }
+Buffer Node::spare(std::size_t bytes) { return impl_->spare(bytes); }
 Status Node::on_payload(LinkId link) { return impl_->on_payload(link); }
 void Node::on_sent(Token token) { impl_->on_sent(token); }
 void Node::on_summed(Token token) { impl_->on_summed(token); }
@@ -137,7 +138,7 @@ Placement Node::Impl::on_header(LinkId link, const Header& header) {
   }
   state.header = header;
   state.payload = header.length > 0 ? pool_.take(header.length) : Buffer();
-  return {{}, state.payload.data()};
+  return {{}, state.payload.data(), &state.payload};
 }
 
 Status Node::Impl::check_coordinator_header(const Header& header) const {

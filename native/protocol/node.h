@@ -94,6 +94,7 @@ class Node final : public Machine {
   Status loss_of(std::uint32_t group) const;
 
   Placement on_header(LinkId link, const wire::Header& header) override;
+  Buffer spare(std::size_t bytes) override;
   Status on_payload(LinkId link) override;
   void on_sent(Token token) override;
   void on_summed(Token token) override;

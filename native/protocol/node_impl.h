@@ -39,6 +39,7 @@ class Node::Impl {
   void attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
   Placement on_header(LinkId link, const wire::Header& header);
+  Buffer spare(std::size_t bytes) { return pool_.take(bytes); }
   Status on_payload(LinkId link);
   void on_sent(Token token);
   void on_summed(Token token);

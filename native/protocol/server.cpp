@@ -44,6 +44,7 @@ Server::Server(const JobConfig& config, std::uint32_t index, ServerWorld& world,
 Server::~Server() = default;
 void Server::attach_node(LinkId link, std::uint32_t rank) { impl_->attach_node(link, rank); }
 Placement Server::on_header(LinkId link, const Header& header) { return impl_->on_header(link, header); }
+Buffer Server::spare(std::size_t bytes) { return impl_->spare(bytes); }
 Status Server::on_payload(LinkId link) { return impl_->on_payload(link); }
 void Server::on_sent(Token token) { impl_->on_sent(token); }
 void Server::on_summed(Token token) { impl_->on_summed(token); }
@@ -83,7 +84,7 @@ Placement Server::Impl::on_header(LinkId link, const Header& header) {
   from.heard = now_;
   from.header = header;
   from.payload = header.length > 0 ? pool_.take(header.length) : Buffer();
-  return {{}, from.payload.data()};
+  return {{}, from.payload.data(), &from.payload};
 }
 
 Status Server::Impl::check_header(const NodeState& from, const Header& header) const {

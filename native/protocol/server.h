@@ -23,6 +23,7 @@ class Server final : public Machine {
   void attach_node(LinkId link, std::uint32_t rank);
 
   Placement on_header(LinkId link, const wire::Header& header) override;
+  Buffer spare(std::size_t bytes) override;
   Status on_payload(LinkId link) override;
   void on_sent(Token token) override;
   void on_summed(Token token) override;

@@ -22,6 +22,7 @@ class Server::Impl {
   // Events (server.cpp).
   void attach_node(LinkId link, std::uint32_t rank);
   Placement on_header(LinkId link, const wire::Header& header);
+  Buffer spare(std::size_t bytes) { return pool_.take(bytes); }
   Status on_payload(LinkId link);
   void on_sent(Token token);
   void on_summed(Token token);

@@ -10,10 +10,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
+
+#include "drivers/tcp/read_ahead.h"
 
 namespace shoal::tcp {
 
@@ -33,16 +36,16 @@ constexpr std::size_t bytes_of_a_short_turn = 17 * 1024;
 // Frames are gathered from at most so many pieces of memory, three a frame; the kernel's limit is 1024.
 constexpr std::size_t pieces_per_call = 192;
 
-// Where frames are of at most so many bytes, what follows the present payload is read ahead, many frames at once or all
-// of one, and copied from there: a copy takes less time than another call, after which the kernel acknowledges again.
-// Among larger payloads only the next header is: its own payload shall go to its place directly.
-constexpr std::size_t ahead_bytes = std::size_t{64} * 1024 + wire::header_bytes;
-
 // What the kernel says of a connection; nothing of sockets that are not TCP.
 std::optional<tcp_info> info_of(int socket) {
   tcp_info info{};
   socklen_t size = sizeof info;
   return ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 ? std::optional(info) : std::nullopt;
+}
+
+std::size_t size_of(std::span<const iovec> vectors) {
+  return std::accumulate(vectors.begin(), vectors.end(), std::size_t{0},
+                         [](std::size_t sum, const iovec& vector) { return sum + vector.iov_len; });
 }
 
 // strerror() that threads may call.
@@ -180,19 +183,18 @@ void Link::frames_written(std::size_t bytes, std::vector<Token>& sent) {
 }
 
 Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
-  std::array<std::byte, ahead_bytes> ahead;
+  ReadAhead ahead;
   std::size_t budget = bytes_of_a_turn;
   // What is held here must be taken: the kernel would not tell of it again.
   while (budget > 0 || holds_bytes()) {
     const std::span<std::byte> place = reader_.place();
-    const std::size_t into_place = place.size();
-    const bool fits = reader_.last_length() + wire::header_bytes <= ahead_bytes;
-    const std::size_t into_ahead = fits ? ahead_bytes : wire::header_bytes;
-    const std::array<iovec, 2> vectors{iovec{place.data(), into_place}, iovec{ahead.data(), into_ahead}};
-    const std::size_t first = into_place == 0 ? 1 : 0;
-    const ssize_t read = tls_ == nullptr
-                             ? ::readv(socket_.number(), &vectors[first], static_cast<int>(2 - first))
-                             : tls_->receive(socket_.number(), std::span(vectors).subspan(first), budget > 0);
+    std::array<iovec, 1 + ReadAhead::most_vectors> vectors{iovec{place.data(), place.size()}};
+    const std::size_t count =
+        1 + ahead.prepare(std::span(vectors).subspan(1), reader_.last_length(), id_, receiver).size();
+    const std::size_t first = place.empty() ? 1 : 0;
+    const std::span<const iovec> wanted(&vectors[first], count - first);
+    const ssize_t read = tls_ == nullptr ? ::readv(socket_.number(), wanted.data(), static_cast<int>(wanted.size()))
+                                         : tls_->receive(socket_.number(), wanted, budget > 0);
     if (read < 0) {
       if (errno == EINTR) {
         continue;
@@ -210,12 +212,12 @@ Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
     heard_ = true;
     budget -= std::min(budget, bytes);
 
-    const std::size_t placed = std::min(bytes, into_place);
-    if (!reader_.placed(placed, receiver) || !reader_.consume(std::span(ahead).first(bytes - placed), receiver)) {
+    const std::size_t placed = std::min(bytes, place.size());
+    if (!reader_.placed(placed, receiver) || !ahead.consume(bytes - placed, reader_, receiver)) {
       return end_stream();
     }
     const bool hears_more = broken() || (tls_ != nullptr && tls_->has_ended());
-    if (bytes < into_place + into_ahead && !hears_more) {
+    if (bytes < size_of(wanted) && !hears_more) {
       return Progress::idle;  // the kernel had no more; if it has by now, the next round hears of it
     }
   }

@@ -1,7 +1,7 @@
 // One connection: frames out of a non-blocking stream socket and into it, without copying payloads.
 //
 // Receiving, a link reads the rest of the present payload, straight into the memory that the machine named, and what
-// follows it in one system call. Sending, it hands many queued frames to the kernel at once.
+// follows it in one system call (read_ahead.h). Sending, it hands many queued frames to the kernel at once.
 //
 // A link knows bytes and frames and no machine: its events go to a Receiver (the loop). It is used from one
 // thread. Invariant while receiving: either fewer than 40 bytes of a header are held, or a payload is being received of
