@@ -26,17 +26,33 @@ JobConfig::Window JobConfig::window_of(std::size_t server) const {
 }
 
 std::uint32_t JobConfig::segment_of(std::size_t server) const {
-  const std::uint64_t largest = *std::max_element(weights.begin(), weights.end());
-  const std::uint64_t in_proportion =
-      std::max((std::uint64_t{segment} * weights[server] + largest - 1) / largest, segment / smallest_part);
-  return static_cast<std::uint32_t>(
-      std::clamp<std::uint64_t>(aligned(in_proportion), limits::shard_alignment, segment));
+  const Cut cut = cut_of(server);
+  const std::uint64_t four_of_largest = std::uint64_t{4} * *std::max_element(weights.begin(), weights.end());
+  const std::uint64_t wanted =
+      (std::uint64_t{segment} * weights[server] * cut.quarters + four_of_largest - 1) / four_of_largest;
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
+      aligned(std::max<std::uint64_t>(wanted, segment / smallest_part)), limits::shard_alignment, segment));
 }
 
 std::uint32_t JobConfig::credit_of(std::size_t server, std::uint32_t job_credit) const {
+  const std::uint64_t least = segment_of(server);
+  const std::uint64_t in_proportion = least * job_credit / (std::uint64_t{segment} * cut_of(server).divisor);
+  return static_cast<std::uint32_t>(std::max(least, in_proportion));
+}
+
+// What is on its way to nodes' own servers fills the links that dedicated servers' results come through. So where those
+// are the largest, and windows are of more than a segment, own servers have three quarters of what weights would give,
+// in one piece where two would be small. docs/decisions/windows.md.
+JobConfig::Cut JobConfig::cut_of(std::size_t server) const {
   const std::uint64_t largest = *std::max_element(weights.begin(), weights.end());
-  const auto in_proportion = static_cast<std::uint32_t>(std::uint64_t{job_credit} * weights[server] / largest);
-  return std::max(segment_of(server), in_proportion);
+  bool beside_dedicated = false;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    beside_dedicated = beside_dedicated || (weights[i] == largest && server_ranks[i] < 0);
+  }
+  if (server_ranks[server] < 0 || !beside_dedicated || credit < 2 * segment) {
+    return {4, 1};
+  }
+  return 9 * std::uint64_t{weights[server]} > 4 * largest ? Cut{3, 1} : Cut{6, 2};
 }
 
 std::uint32_t JobConfig::most_credit() const {

@@ -57,6 +57,13 @@ struct JobConfig {
   std::uint32_t size() const { return static_cast<std::uint32_t>(hosts.size()); }
   std::uint32_t servers() const { return static_cast<std::uint32_t>(weights.size()); }
   friend bool operator==(const JobConfig&, const JobConfig&) = default;
+
+ private:
+  struct Cut {
+    std::uint32_t quarters;  // of the segment that is in proportion to the weight
+    std::uint32_t divisor;   // segments of the credit at the server with the largest weight, for one here
+  };
+  Cut cut_of(std::size_t server) const;
 };
 
 // Empty if the configuration can be worked with, otherwise what is wrong with it.

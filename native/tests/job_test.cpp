@@ -1,0 +1,84 @@
+// What a job's configuration makes of its limits at each server.
+#include "protocol/job.h"
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+
+namespace shoal {
+namespace {
+
+constexpr std::uint32_t kib = 1024;
+constexpr std::uint32_t segment = 16 * kib;
+
+// `nodes` own servers and as many dedicated ones behind them as there are more weights.
+JobConfig config_with(std::size_t nodes, std::vector<std::uint32_t> weights) {
+  JobConfig config;
+  config.segment = segment;
+  config.credit = 2 * segment;
+  for (std::size_t server = 0; server < weights.size(); ++server) {
+    config.server_ranks.push_back(server < nodes ? static_cast<std::int32_t>(server) : -1);
+  }
+  config.weights = std::move(weights);
+  return config;
+}
+
+TEST(equal_servers_have_the_windows_of_the_job) {
+  for (const std::size_t nodes : {0U, 2U}) {
+    const JobConfig config = config_with(nodes, {7, 7});
+    CHECK_EQ(config.segment_of(1), segment);
+    CHECK_EQ(config.window_of(1).credit, 2 * segment);
+    CHECK_EQ(config.credit_of(1, 5 * segment), 5 * segment);
+  }
+}
+
+TEST(slower_servers_have_segments_in_proportion_and_as_many) {
+  for (const std::size_t nodes : {0U, 2U}) {
+    const JobConfig config = config_with(nodes, {1000, 487});
+    CHECK_EQ(config.segment_of(1), 8000U);  // 7979.008, and up to a multiple of 64
+    CHECK_EQ(config.window_of(1).credit, 16000U);
+    CHECK_EQ(config.credit_of(1, segment), 8000U);
+  }
+}
+
+TEST(no_segment_is_smaller_than_a_sixteenth) {
+  const JobConfig config = config_with(0, {1000, 1});
+  CHECK_EQ(config.segment_of(1), kib);
+}
+
+TEST(nodes_own_servers_beside_dedicated_ones_have_three_quarters_in_one_segment) {
+  const JobConfig config = config_with(2, {250, 250, 1000});
+  CHECK_EQ(config.segment_of(0), 6 * kib);
+  CHECK_EQ(config.window_of(0).credit, 6 * kib);
+  CHECK_EQ(config.credit_of(0, segment), 6 * kib);  // there is no less than a segment
+  CHECK_EQ(config.credit_of(0, 4 * segment), 12 * kib);
+  CHECK_EQ(config.segment_of(2), segment);
+}
+
+TEST(where_windows_are_one_segment_they_have_one_in_proportion) {
+  JobConfig config = config_with(2, {250, 250, 1000});
+  config.credit = segment;
+  CHECK_EQ(config.segment_of(0), 4 * kib);
+  CHECK_EQ(config.window_of(0).credit, 4 * kib);
+}
+
+TEST(they_have_it_in_two_where_that_is_no_small_segment) {
+  const JobConfig config = config_with(2, {500, 500, 1000});
+  CHECK_EQ(config.segment_of(0), 6 * kib);
+  CHECK_EQ(config.window_of(0).credit, 12 * kib);
+}
+
+TEST(where_a_dedicated_server_has_less_than_nodes_own_all_are_in_proportion) {
+  const JobConfig config = config_with(2, {1000, 250, 500});
+  CHECK_EQ(config.segment_of(1), 4 * kib);
+  CHECK_EQ(config.window_of(1).credit, 8 * kib);
+  CHECK_EQ(config.segment_of(2), 8 * kib);
+  CHECK_EQ(config.window_of(2).credit, 16 * kib);
+}
+
+}  // namespace
+}  // namespace shoal
+
+RUN_TESTS()
