@@ -65,7 +65,7 @@ struct Keeper final : Receiver {
     payload = header.length > 0 ? pool.take(header.length) : Buffer();
     return {{}, payload.data(), exchanges ? &payload : nullptr};
   }
-  Buffer spare(LinkId /*link*/, std::size_t bytes) override { return exchanges ? pool.take(bytes) : Buffer(); }
+  Buffer spare(std::size_t bytes) override { return exchanges ? pool.take(bytes) : Buffer(); }
   Status frame_ends(LinkId /*link*/) override {
     seen.frames.push_back({present, wire::Bytes(payload.data(), payload.data() + payload.size())});
     return judge_payload(seen.frames.back().payload);

@@ -75,7 +75,7 @@ class Site : public Receiver {
   virtual void check() = 0;
 
   Placement frame_begins(LinkId link, const Header& header) override { return machine().on_header(link, header); }
-  Buffer spare(LinkId /*link*/, std::size_t bytes) override { return machine().spare(bytes); }
+  Buffer spare(std::size_t bytes) override { return machine().spare(bytes); }
   Status frame_ends(LinkId link) override { return machine().on_payload(link); }
 
   void queue(LinkId link, const Header& header, Bytes owned, std::span<const std::byte> borrowed, Token token) {

@@ -21,7 +21,7 @@ class Receiver {
   virtual ~Receiver() = default;
   virtual Placement frame_begins(LinkId link, const wire::Header& header) = 0;
   // As Machine::spare().
-  virtual Buffer spare(LinkId /*link*/, std::size_t /*bytes*/) { return {}; }
+  virtual Buffer spare(std::size_t /*bytes*/) { return {}; }
   virtual Status frame_ends(LinkId link) = 0;
 };
 

@@ -30,7 +30,8 @@ struct JobConfig {
   std::uint32_t peer_timeout = 15;       // seconds of silence from a host after which it counts as lost
 
   // What one server averages in proportion to its weight, it also moves in pieces of that proportion, so that the parts
-  // of an operation end together and no link is full of one server's bytes while another server waits.
+  // of an operation end together and no link is full of one server's bytes while another server waits. (Nodes' own
+  // servers beside dedicated ones: less, so that they keep no link from those.)
   struct Window {
     std::uint32_t segment = 0;
     std::uint32_t credit = 0;

@@ -220,7 +220,7 @@ TEST(two_of_the_smallest_segments_fill_links_that_are_faster_or_nodes_that_are_m
   }
 }
 
-// Windows in proportion to weights took up to 1.10 of the bound, 1.12 with 32 nodes.
+// Windows in proportion to weights took up to 1.10 of the bound, 1.145 with 32 nodes.
 TEST(nodes_own_servers_beside_dedicated_ones_keep_no_link_from_theirs) {
   struct Case {
     std::uint32_t nodes;

@@ -189,8 +189,7 @@ Link::Progress Link::receive(Receiver& receiver, LinkCounters& counters) {
   while (budget > 0 || holds_bytes()) {
     const std::span<std::byte> place = reader_.place();
     std::array<iovec, 1 + ReadAhead::most_vectors> vectors{iovec{place.data(), place.size()}};
-    const std::size_t count =
-        1 + ahead.prepare(std::span(vectors).subspan(1), reader_.last_length(), id_, receiver).size();
+    const std::size_t count = 1 + ahead.prepare(std::span(vectors).subspan(1), reader_.last_length(), receiver).size();
     const std::size_t first = place.empty() ? 1 : 0;
     const std::span<const iovec> wanted(&vectors[first], count - first);
     const ssize_t read = tls_ == nullptr ? ::readv(socket_.number(), wanted.data(), static_cast<int>(wanted.size()))

@@ -124,7 +124,7 @@ class Loop final : private Receiver {
   };
 
   Placement frame_begins(LinkId link, const wire::Header& header) override;
-  Buffer spare(LinkId link, std::size_t bytes) override;
+  Buffer spare(std::size_t bytes) override;
   Status frame_ends(LinkId link) override;
 
   void run();

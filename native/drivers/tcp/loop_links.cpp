@@ -46,7 +46,7 @@ void Loop::receive(LinkId link) {
 
 Placement Loop::frame_begins(LinkId link, const wire::Header& header) { return receiving_->on_header(link, header); }
 
-Buffer Loop::spare(LinkId /*link*/, std::size_t bytes) { return receiving_->spare(bytes); }
+Buffer Loop::spare(std::size_t bytes) { return receiving_->spare(bytes); }
 
 Status Loop::frame_ends(LinkId link) { return receiving_->on_payload(link); }
 

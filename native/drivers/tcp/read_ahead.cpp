@@ -13,14 +13,14 @@ constexpr std::size_t smallest_payload = 2048;
 
 }  // namespace
 
-std::span<iovec> ReadAhead::prepare(std::span<iovec> vectors, std::size_t length, LinkId link, Receiver& receiver) {
+std::span<iovec> ReadAhead::prepare(std::span<iovec> vectors, std::size_t length, Receiver& receiver) {
   const std::size_t frame = wire::header_bytes + length;
   std::size_t rest = frame <= capacity ? capacity : wire::header_bytes;
   std::size_t count = 0;
   for (frames_ = 0; length >= smallest_payload && frames_ < most_frames && frame <= rest; ++frames_) {
     Buffer& payload = payloads_[frames_];
     if (payload.size() != length) {
-      payload = receiver.spare(link, length);
+      payload = receiver.spare(length);
     }
     if (!payload) {
       break;

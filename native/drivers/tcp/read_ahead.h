@@ -26,15 +26,15 @@ class ReadAhead {
 
   // Lays it out for what comes behind a frame whose payload had `length` bytes, in `vectors` (at least most_vectors):
   // returns those that are to be read into, in their order.
-  std::span<iovec> prepare(std::span<iovec> vectors, std::size_t length, LinkId link, Receiver& receiver);
+  std::span<iovec> prepare(std::span<iovec> vectors, std::size_t length, Receiver& receiver);
 
   // Gives the reader the first `bytes` of it. False: as with FrameReader::consume().
   bool consume(std::size_t bytes, FrameReader& reader, Receiver& receiver);
 
  private:
-  // Where frames are of at most so many bytes, many are read at once, or all of one: a copy of what was expected
-  // otherwise takes less time than another call, after which the kernel acknowledges again. Among larger payloads only
-  // the next header is read: its own payload shall go to its place directly.
+  // Where frames are of at most so many bytes, many are read at once, or all of one: even copied they take less time
+  // than another call, after which the kernel acknowledges again. Among larger payloads only the next header is read:
+  // its own payload shall go to its place directly.
   static constexpr std::size_t capacity = std::size_t{64} * 1024 + wire::header_bytes;
 
   std::size_t frames_ = 0;
