@@ -9,9 +9,6 @@ namespace shoal {
 
 namespace {
 
-// Of the largest: smaller segments cost more in headers and wake-ups than an even end is worth.
-constexpr std::uint64_t smallest_part = 16;
-
 // Of a shard: with fewer, most of an operation's time goes by before the first results are there.
 constexpr std::uint64_t wanted_segments = 16;
 
@@ -27,11 +24,11 @@ JobConfig::Window JobConfig::window_of(std::size_t server) const {
 
 std::uint32_t JobConfig::segment_of(std::size_t server) const {
   const Cut cut = cut_of(server);
-  const std::uint64_t four_of_largest = std::uint64_t{4} * *std::max_element(weights.begin(), weights.end());
+  const std::uint64_t four_of_largest = std::uint64_t{4} * largest_weight();
   const std::uint64_t wanted =
       (std::uint64_t{segment} * weights[server] * cut.quarters + four_of_largest - 1) / four_of_largest;
   return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
-      aligned(std::max<std::uint64_t>(wanted, segment / smallest_part)), limits::shard_alignment, segment));
+      aligned(std::max<std::uint64_t>(wanted, segment / cut.least)), limits::shard_alignment, segment));
 }
 
 std::uint32_t JobConfig::credit_of(std::size_t server, std::uint32_t job_credit) const {
@@ -40,19 +37,30 @@ std::uint32_t JobConfig::credit_of(std::size_t server, std::uint32_t job_credit)
   return static_cast<std::uint32_t>(std::max(least, in_proportion));
 }
 
+bool JobConfig::keeps_step(std::size_t server) const {
+  // Who leads waits for nobody: if servers waited for each other, nodes could for each other's next segments.
+  if (server_ranks[server] < 0 || leads(server) || credit < 2 * segment) {
+    return false;
+  }
+  const std::uint32_t largest = largest_weight();
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (server_ranks[i] < 0 && weights[i] == largest) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // What is on its way to nodes' own servers fills the links that dedicated servers' results come through. So where those
 // are the largest, and windows are of more than a segment, own servers have three quarters of what weights would give,
-// in one piece where two would be small. docs/decisions/windows.md.
+// in one piece where two would be small. A piece below half of the largest costs more processor than an even end
+// is worth; but only those that keep step can have more than their weight gives: others would run ahead.
+// docs/decisions/windows.md.
 JobConfig::Cut JobConfig::cut_of(std::size_t server) const {
-  const std::uint64_t largest = *std::max_element(weights.begin(), weights.end());
-  bool beside_dedicated = false;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    beside_dedicated = beside_dedicated || (weights[i] == largest && server_ranks[i] < 0);
+  if (!keeps_step(server)) {
+    return {4, 1, 16};
   }
-  if (server_ranks[server] < 0 || !beside_dedicated || credit < 2 * segment) {
-    return {4, 1};
-  }
-  return 9 * std::uint64_t{weights[server]} > 4 * largest ? Cut{3, 1} : Cut{6, 2};
+  return 9 * std::uint64_t{weights[server]} > 4 * std::uint64_t{largest_weight()} ? Cut{3, 1, 2} : Cut{6, 2, 2};
 }
 
 std::uint32_t JobConfig::most_credit() const {

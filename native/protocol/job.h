@@ -41,6 +41,10 @@ struct JobConfig {
   std::uint32_t credit_of(std::size_t server, std::uint32_t job_credit) const;
   std::uint32_t segment_of(std::size_t server) const;
   std::uint32_t most_credit() const;
+  // Whether no node sends it a larger part of its shard than it has sent to each server that leads: so it is with
+  // nodes' own servers beside dedicated ones.
+  bool keeps_step(std::size_t server) const;
+  bool leads(std::size_t server) const { return weights[server] == largest_weight(); }
   // How an operation of so many bytes is cut by a server with that window that has this shard of it. A small one is not
   // cut.
   std::uint32_t segment_for(const Window& window, std::uint64_t bytes, std::uint64_t shard_bytes) const;
@@ -63,8 +67,10 @@ struct JobConfig {
   struct Cut {
     std::uint32_t quarters;  // of the segment that is in proportion to the weight
     std::uint32_t divisor;   // segments of the credit at the server with the largest weight, for one here
+    std::uint32_t least;     // no segment is smaller than the largest by this
   };
   Cut cut_of(std::size_t server) const;
+  std::uint32_t largest_weight() const { return *std::max_element(weights.begin(), weights.end()); }
 };
 
 // Empty if the configuration can be worked with, otherwise what is wrong with it.

@@ -84,9 +84,7 @@ Node::Impl::Impl(const JobConfig& config, std::uint32_t rank, NodeWorld& world, 
   std::vector<std::uint32_t> needed = all;
   make_group(std::move(all), std::move(needed), "");
   for (std::uint32_t index = 0; index < config.servers(); ++index) {
-    servers_[index].window = config.window_of(index);
-    servers_[index].credit = servers_[index].window.credit;
-    servers_[index].most_credit = config.credit_of(index, config.most_credit());
+    begin_window(index);
   }
 }
 

@@ -88,9 +88,7 @@ void Node::Impl::reset_servers(const std::vector<std::uint32_t>& weights) {
   config_.weights = weights;
   for (std::uint32_t server = 0; server < config_.servers(); ++server) {
     node::ServerLink& link = servers_[server];
-    link.window = config_.window_of(server);
-    link.credit = link.window.credit;
-    link.most_credit = config_.credit_of(server, config_.most_credit());
+    begin_window(server);
     link.eager = 0;
     link.unanswered = 0;
     link.admitted.clear();

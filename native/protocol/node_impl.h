@@ -93,10 +93,12 @@ class Node::Impl {
   void finish_alone(const Submission& submission);
   void measure(Operation& operation);
   void plan(Operation& operation);
+  void keep_step(Operation& operation);
   void open(Operation& operation);
   void announce(std::uint32_t server, std::uint32_t group);
   // The bytes that travel with the opening at this server, which count from now on.
   std::span<const std::byte> take_inline(Operation& operation, Part& part);
+  void begin_window(std::uint32_t server);  // as the weights of the epoch have it
   static bool may_send(const node::ServerLink& link, std::uint64_t length);
   bool has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const;
   bool has_smaller_segments(const Part& part) const;

@@ -1,5 +1,6 @@
 // A node's operations: how they are opened, sent, and ended. docs/protocol.md, section 7.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -104,6 +105,22 @@ std::uint64_t Operation::least_sent() const {
     }
   }
   return least;
+}
+
+double Operation::step() const {
+  double least = 1;
+  for (const Part& part : parts) {
+    const Range next = part.segment_at(part.next_to_send());
+    if (part.leads && !next.empty() && has(next)) {
+      least = std::min(least, static_cast<double>(part.bytes_sent()) / static_cast<double>(part.shard.size()));
+    }
+  }
+  return least;
+}
+
+bool Operation::in_step(const Part& part) const {
+  return !part.keeps_step ||
+         static_cast<double>(part.bytes_sent()) <= step() * static_cast<double>(part.shard.size()) + part.head_start;
 }
 
 Part& Operation::part_of(std::uint32_t server) {
@@ -294,6 +311,7 @@ void Node::Impl::plan(Operation& operation) {
     part.server = server;
     part.shard = shard;
     part.segment = config_.segment_for(servers_[server].window, operation.bytes, shard.size());
+    part.leads = servers_[server].leads;
     part.runs.push_back({shard, sends, true});
     part.sent = part.answered = {0, shard.begin};
   };
@@ -305,6 +323,21 @@ void Node::Impl::plan(Operation& operation) {
   operation.parts.reserve(shares.size());
   for (const Share& share : shares) {
     add(share.server, share.shard);
+  }
+  keep_step(operation);
+}
+
+// Short operations are all beginning and end, where a server that waits for another only loses time.
+void Node::Impl::keep_step(Operation& operation) {
+  const bool is_short = std::any_of(operation.parts.begin(), operation.parts.end(),
+                                    [this](const Part& part) { return part.leads && has_smaller_segments(part); });
+  for (Part& part : operation.parts) {
+    part.keeps_step = servers_[part.server].keeps_step && !is_short;
+    // Multiples of the golden ratio are spread evenly, however servers and ranks are numbered.
+    constexpr double golden_ratio = 0.6180339887498949;
+    double whole = 0;
+    part.head_start =
+        static_cast<std::uint32_t>(std::modf(golden_ratio * (part.server + rank_), &whole) * part.segment);
   }
 }
 
@@ -403,10 +436,12 @@ void Node::Impl::pump(std::uint32_t server) {
     const Cursor at = part.next_to_send();
     const Range segment = part.segment_at(at);
     const std::uint64_t length = segment.size();
-    if (!operation->has(segment) || !may_send(link, length) || has_enough_on_its_way(*operation, part, length)) {
+    if (!operation->has(segment) || !may_send(link, length) || !operation->in_step(part) ||
+        has_enough_on_its_way(*operation, part, length)) {
       return;
     }
     const std::uint64_t least_sent = has_smaller_segments(part) ? operation->least_sent() : 0;
+    const double step = part.leads ? operation->step() : 1;
     link.credit -= static_cast<std::int64_t>(length);
     link.unanswered += length;
     part.unanswered += length;
@@ -419,9 +454,11 @@ void Node::Impl::pump(std::uint32_t server) {
     const std::span<const std::byte> data = contribution(*operation, segment, copied);
     note_sending(*operation);
     send_to_server(server, header, std::move(copied), data, data.empty() ? 0 : operation->number);
-    if (has_smaller_segments(part) && operation->least_sent() > least_sent) {
-      // This was the server that the others' next ones waited for.
-      for (const Part& other : operation->parts) {
+    // Others' next ones may have waited for this one.
+    const bool least_rose = has_smaller_segments(part) && operation->least_sent() > least_sent;
+    const bool step_rose = part.leads && operation->step() > step;
+    for (const Part& other : operation->parts) {
+      if (least_rose || (step_rose && other.keeps_step)) {
         pump(other.server);
       }
     }
@@ -446,6 +483,15 @@ std::uint64_t Node::Impl::repairs() const {
     sum += server.link ? world_.repairs(*server.link) : 0;
   }
   return sum;
+}
+
+void Node::Impl::begin_window(std::uint32_t server) {
+  node::ServerLink& link = servers_[server];
+  link.window = config_.window_of(server);
+  link.credit = link.window.credit;
+  link.most_credit = config_.credit_of(server, config_.most_credit());
+  link.leads = config_.leads(server);
+  link.keeps_step = config_.keeps_step(server);
 }
 
 void Node::Impl::set_window(const Pace::Setting& window) {

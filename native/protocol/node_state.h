@@ -58,6 +58,9 @@ struct Part {
   Cursor answered;
   std::uint32_t eager = 0;       // bytes of inline data without an answer
   std::uint64_t unanswered = 0;  // bytes of DATA without an answer
+  bool leads = false;            // its server does
+  bool keeps_step = false;       // with those that lead
+  std::uint32_t head_start = 0;  // bytes that it may be ahead of them
   bool admitted = false;
   bool resumed = false;        // the server has said what is missing
   bool done = false;           // every result is here
@@ -76,6 +79,7 @@ struct Part {
   Range segment_at(const Cursor& cursor) const;
   bool all_sent() const { return segment_at(next_to_send()).empty(); }
   std::uint64_t segments_sent() const;
+  std::uint64_t bytes_sent() const { return next_to_send().offset - shard.begin; }  // with what is skipped
 };
 
 // A block of an all-gather or all-to-all that goes to or comes from one member.
@@ -183,14 +187,20 @@ struct Operation {
   Part& part_of(std::uint32_t server);
   // Segments that every server has been sent, of those that are owed more.
   std::uint64_t least_sent() const;
+  // The fraction of its shard that every server that leads has been sent, of those that are owed more and for which
+  // more is there.
+  double step() const;
+  bool in_step(const Part& part) const;
   bool done(const JobConfig& config) const;
 };
 
 struct ServerLink {
   std::optional<LinkId> link;
   JobConfig::Window window;
-  std::int64_t credit = 0;             // bytes that may be sent; below 0 after a small operation that is larger
-  std::int64_t most_credit = 0;        // that it can ever be
+  std::int64_t credit = 0;       // bytes that may be sent; below 0 after a small operation that is larger
+  std::int64_t most_credit = 0;  // that it can ever be
+  bool leads = false;            // JobConfig::leads, JobConfig::keeps_step
+  bool keeps_step = false;
   std::uint64_t eager = 0;             // bytes of inline data without an answer
   std::uint64_t unanswered = 0;        // bytes of DATA of operations that go on, without an answer
   std::deque<std::uint64_t> admitted;  // numbers in the server's order; ended ones are passed over

@@ -49,12 +49,35 @@ TEST(no_segment_is_smaller_than_a_sixteenth) {
 }
 
 TEST(nodes_own_servers_beside_dedicated_ones_have_three_quarters_in_one_segment) {
-  const JobConfig config = config_with(2, {250, 250, 1000});
-  CHECK_EQ(config.segment_of(0), 6 * kib);
-  CHECK_EQ(config.window_of(0).credit, 6 * kib);
-  CHECK_EQ(config.credit_of(0, segment), 6 * kib);  // there is no less than a segment
-  CHECK_EQ(config.credit_of(0, 4 * segment), 12 * kib);
+  const JobConfig config = config_with(2, {400, 400, 1000});
+  CHECK_EQ(config.segment_of(0), 9856U);  // 9830.4, and up to a multiple of 64
+  CHECK_EQ(config.window_of(0).credit, 9856U);
+  CHECK_EQ(config.credit_of(0, segment), 9856U);  // there is no less than a segment
+  CHECK_EQ(config.credit_of(0, 4 * segment), 2U * 9856U);
   CHECK_EQ(config.segment_of(2), segment);
+}
+
+TEST(that_segment_is_at_least_half_of_the_largest) {
+  for (const std::uint32_t weight : {1U, 60U, 250U, 333U}) {
+    const JobConfig config = config_with(2, {weight, weight, 1000});
+    CHECK_EQ(config.segment_of(0), segment / 2);
+    CHECK_EQ(config.window_of(0).credit, segment / 2);
+    CHECK_EQ(config.credit_of(0, 4 * segment), segment);
+  }
+}
+
+TEST(nodes_own_servers_keep_step_with_dedicated_ones_that_lead) {
+  const JobConfig config = config_with(2, {250, 250, 1000, 600});
+  CHECK(config.keeps_step(0) && config.keeps_step(1));
+  CHECK(!config.keeps_step(2) && !config.keeps_step(3));
+  CHECK(config.leads(2));
+  CHECK(!config.leads(0) && !config.leads(3));
+  for (const JobConfig& equal : {config_with(2, {1000, 1000}), config_with(2, {1000, 1000, 1000})}) {
+    CHECK(!equal.keeps_step(0));
+    CHECK(equal.leads(0));
+    CHECK_EQ(equal.segment_of(0), segment);
+    CHECK_EQ(equal.window_of(0).credit, 2 * segment);
+  }
 }
 
 TEST(where_windows_are_one_segment_they_have_one_in_proportion) {
@@ -62,17 +85,22 @@ TEST(where_windows_are_one_segment_they_have_one_in_proportion) {
   config.credit = segment;
   CHECK_EQ(config.segment_of(0), 4 * kib);
   CHECK_EQ(config.window_of(0).credit, 4 * kib);
+  CHECK(!config.keeps_step(0));
 }
 
-TEST(they_have_it_in_two_where_that_is_no_small_segment) {
+TEST(they_have_two_of_it_above_four_ninths_of_the_largest_weight) {
   const JobConfig config = config_with(2, {500, 500, 1000});
-  CHECK_EQ(config.segment_of(0), 6 * kib);
-  CHECK_EQ(config.window_of(0).credit, 12 * kib);
+  CHECK_EQ(config.segment_of(0), 8 * kib);
+  CHECK_EQ(config.window_of(0).credit, 16 * kib);
+  const JobConfig nearly_equal = config_with(2, {800, 800, 1000});
+  CHECK_EQ(nearly_equal.segment_of(0), 9856U);
+  CHECK_EQ(nearly_equal.window_of(0).credit, 2U * 9856U);
 }
 
 TEST(where_a_dedicated_server_has_less_than_nodes_own_all_are_in_proportion) {
   const JobConfig config = config_with(2, {1000, 250, 500});
   CHECK_EQ(config.segment_of(1), 4 * kib);
+  CHECK(!config.keeps_step(1));
   CHECK_EQ(config.window_of(1).credit, 8 * kib);
   CHECK_EQ(config.segment_of(2), 8 * kib);
   CHECK_EQ(config.window_of(2).credit, 16 * kib);

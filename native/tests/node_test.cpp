@@ -108,6 +108,39 @@ struct TwoServers {
   Node node{config, 0, world, pool};
 };
 
+// Rank 0 of two, whose own servers have a quarter of the dedicated one's weight and segments of half the size.
+struct OwnServers {
+  explicit OwnServers(std::uint32_t least_segment = 0)
+      : config{{"a", "b"}, {"a", "b", "s"}, {0, 1, -1}, {1, 1, 4}, 4096, 8192, 0, 1024, 1, least_segment, 10} {
+    for (const LinkId link : {own, others, dedicated}) {
+      node.attach_server(link, static_cast<std::uint32_t>(link - own));
+    }
+  }
+
+  void admits(LinkId link) { CHECK(frame(node, link, {.type = Type::admit, .operation = 1}, {}).ok()); }
+
+  // The next segment's result, which gives its credit back.
+  void answers(LinkId link, std::uint64_t offset, std::uint32_t bytes) {
+    const wire::Header header{
+        .type = Type::result, .dtype = DType::uint8, .operation = 1, .offset = offset, .credit = bytes};
+    CHECK(frame(node, link, header, Bytes(bytes)).ok());
+  }
+
+  std::ptrdiff_t sent_to(LinkId link) const {
+    return std::count_if(world.queue.begin(), world.queue.end(), [link](const World::Queued& frame) {
+      return frame.link == link && frame.header.type == Type::data;
+    });
+  }
+
+  static constexpr LinkId own = server_link;
+  static constexpr LinkId others = server_link + 1;
+  static constexpr LinkId dedicated = server_link + 2;
+  const JobConfig config;
+  World world;
+  BufferPool pool{0};
+  Node node{config, 0, world, pool};
+};
+
 Submission all_reduce(std::vector<std::byte>& array) {
   Submission submission;
   submission.handle = 7;
@@ -218,6 +251,66 @@ TEST(a_second_of_smaller_segments_leaves_when_every_server_has_its_first) {
   result.offset = 4096;
   CHECK(job.arrives(server_link, result, Bytes(2048)).ok());
   CHECK_EQ(sent_to(server_link), 4);
+}
+
+// Shards of 8 segments at the nodes' own servers, of 16 at the dedicated one.
+TEST(nodes_own_servers_keep_step_with_the_dedicated_one) {
+  OwnServers job;
+  std::vector<std::byte> array(std::size_t{24} * 4096);
+  job.node.submit(all_reduce(array));
+  job.admits(job.own);
+  job.admits(job.others);
+  CHECK_EQ(job.sent_to(job.own), 1);
+  CHECK_EQ(job.sent_to(job.others), 1);
+  job.answers(job.own, 0, 2048);
+  job.answers(job.others, 16384, 2048);
+  CHECK_EQ(job.sent_to(job.own), 1);  // the dedicated one has nothing yet
+  CHECK_EQ(job.sent_to(job.others), 1);
+  job.admits(job.dedicated);
+  CHECK_EQ(job.sent_to(job.dedicated), 2);  // an eighth of its shard
+  CHECK_EQ(job.sent_to(job.own), 2);
+  CHECK_EQ(job.sent_to(job.others), 2);
+  job.answers(job.own, 2048, 2048);
+  job.answers(job.others, 16384 + 2048, 2048);
+  CHECK_EQ(job.sent_to(job.own), 2);
+  CHECK_EQ(job.sent_to(job.others), 2);
+  // Rank 0 has the third for rank 1's server sooner than that for its own.
+  job.answers(job.dedicated, 32768, 4096);
+  CHECK_EQ(job.sent_to(job.dedicated), 3);
+  CHECK_EQ(job.sent_to(job.own), 2);
+  CHECK_EQ(job.sent_to(job.others), 3);
+  job.answers(job.dedicated, 32768 + 4096, 4096);
+  CHECK_EQ(job.sent_to(job.own), 3);
+}
+
+TEST(they_wait_for_nothing_that_is_not_there_yet) {
+  OwnServers job;
+  std::vector<std::byte> array(std::size_t{24} * 4096);
+  Submission submission = all_reduce(array);
+  submission.in_parts = true;
+  job.node.submit(std::move(submission));
+  for (const LinkId link : {job.own, job.others, job.dedicated}) {
+    job.admits(link);
+  }
+  job.node.contributed(7, {0, 4096});
+  CHECK_EQ(job.sent_to(job.own), 1);
+  job.answers(job.own, 0, 2048);
+  CHECK_EQ(job.sent_to(job.own), 2);
+  job.node.contributed(7, {4096, 8192});
+  job.node.contributed(7, {32768, std::uint64_t{32768} + 4096});
+  CHECK_EQ(job.sent_to(job.dedicated), 1);
+  job.answers(job.own, 2048, 2048);
+  CHECK_EQ(job.sent_to(job.own), 3);
+}
+
+TEST(in_short_operations_no_server_keeps_step) {
+  OwnServers job(1024);
+  std::vector<std::byte> array(std::size_t{6} * 4096);
+  job.node.submit(all_reduce(array));
+  job.admits(job.own);
+  CHECK_EQ(job.sent_to(job.own), 1);
+  job.answers(job.own, 0, 512);
+  CHECK_EQ(job.sent_to(job.own), 2);
 }
 
 TEST(results_that_a_later_frame_has_acknowledged_are_not_acknowledged_by_one_of_their_own) {
