@@ -31,7 +31,7 @@ struct JobConfig {
 
   // What one server averages in proportion to its weight, it also moves in pieces of that proportion, so that the parts
   // of an operation end together and no link is full of one server's bytes while another server waits. (Nodes' own
-  // servers beside dedicated ones: less, so that they keep no link from those.)
+  // servers beside dedicated ones: in fewer and larger pieces, but in step with those.)
   struct Window {
     std::uint32_t segment = 0;
     std::uint32_t credit = 0;

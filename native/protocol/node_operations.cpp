@@ -329,10 +329,12 @@ void Node::Impl::plan(Operation& operation) {
 
 // Short operations are all beginning and end, where a server that waits for another only loses time.
 void Node::Impl::keep_step(Operation& operation) {
+  operation.keeps_step = false;
   const bool is_short = std::any_of(operation.parts.begin(), operation.parts.end(),
                                     [this](const Part& part) { return part.leads && has_smaller_segments(part); });
   for (Part& part : operation.parts) {
     part.keeps_step = servers_[part.server].keeps_step && !is_short;
+    operation.keeps_step = operation.keeps_step || part.keeps_step;
     // Multiples of the golden ratio are spread evenly, however servers and ranks are numbered.
     constexpr double golden_ratio = 0.6180339887498949;
     double whole = 0;
@@ -441,7 +443,8 @@ void Node::Impl::pump(std::uint32_t server) {
       return;
     }
     const std::uint64_t least_sent = has_smaller_segments(part) ? operation->least_sent() : 0;
-    const double step = part.leads ? operation->step() : 1;
+    const bool paces = part.leads && operation->keeps_step;
+    const double step = paces ? operation->step() : 1;
     link.credit -= static_cast<std::int64_t>(length);
     link.unanswered += length;
     part.unanswered += length;
@@ -456,7 +459,7 @@ void Node::Impl::pump(std::uint32_t server) {
     send_to_server(server, header, std::move(copied), data, data.empty() ? 0 : operation->number);
     // Others' next ones may have waited for this one.
     const bool least_rose = has_smaller_segments(part) && operation->least_sent() > least_sent;
-    const bool step_rose = part.leads && operation->step() > step;
+    const bool step_rose = paces && operation->step() > step;
     for (const Part& other : operation->parts) {
       if (least_rose || (step_rose && other.keeps_step)) {
         pump(other.server);

@@ -159,6 +159,7 @@ struct Operation {
   std::vector<Kept> kept;        // results of epochs before
   Buffer own_input;              // a copy of what a small one contributed, once its result is here
   std::vector<Part> parts;       // in ascending order of servers
+  bool keeps_step = false;       // some of the parts do
   std::uint64_t bytes = 0;       // of the operation's buffer
   Range wanted;                  // of the result
   Exchange exchange;             // what goes from node to node
