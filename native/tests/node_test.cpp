@@ -49,6 +49,11 @@ struct World final : NodeWorld {
   void ended() override {}
   std::uint64_t repairs(LinkId /*link*/) const override { return 0; }
 
+  std::ptrdiff_t data_sent_to(LinkId link) const {
+    return std::count_if(queue.begin(), queue.end(),
+                         [link](const Queued& frame) { return frame.link == link && frame.header.type == Type::data; });
+  }
+
   std::vector<Queued> queue;
   std::map<LinkId, bool> insistent;
   std::map<std::uint64_t, Status> finished;
@@ -126,11 +131,7 @@ struct OwnServers {
     CHECK(frame(node, link, header, Bytes(bytes)).ok());
   }
 
-  std::ptrdiff_t sent_to(LinkId link) const {
-    return std::count_if(world.queue.begin(), world.queue.end(), [link](const World::Queued& frame) {
-      return frame.link == link && frame.header.type == Type::data;
-    });
-  }
+  std::ptrdiff_t sent_to(LinkId link) const { return world.data_sent_to(link); }
 
   static constexpr LinkId own = server_link;
   static constexpr LinkId others = server_link + 1;
@@ -231,11 +232,7 @@ TEST(a_second_of_smaller_segments_leaves_when_every_server_has_its_first) {
   TwoServers job(2048);
   std::vector<std::byte> array(std::size_t{10} * 2048);
   job.node.submit(all_reduce(array));
-  const auto sent_to = [&job](LinkId link) {
-    return std::count_if(job.world.queue.begin(), job.world.queue.end(), [link](const World::Queued& frame) {
-      return frame.link == link && frame.header.type == Type::data;
-    });
-  };
+  const auto sent_to = [&job](LinkId link) { return job.world.data_sent_to(link); };
   CHECK(job.arrives(server_link, {.type = Type::admit, .operation = 1}, {}).ok());
   CHECK_EQ(sent_to(server_link), 1);
   CHECK(job.arrives(server_link + 1, {.type = Type::admit, .operation = 1}, {}).ok());

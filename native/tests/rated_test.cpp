@@ -225,14 +225,15 @@ TEST(nodes_own_servers_beside_dedicated_ones_keep_no_link_from_theirs) {
   struct Case {
     std::uint32_t nodes;
     std::uint32_t servers;
+    double most = 1.05;
   };
   for (const Case& each : {Case{4, 1}, Case{4, 2}, Case{4, 3}, Case{8, 1}, Case{8, 2}, Case{8, 4}, Case{8, 6},
-                           Case{8, 7}, Case{16, 1}, Case{16, 4}, Case{16, 15}, Case{32, 4}}) {
+                           Case{8, 7}, Case{16, 1}, Case{16, 4}, Case{16, 15}, Case{32, 4, 1.055}}) {
     const std::uint32_t segment = 120 * kib / each.nodes;
     Setup setup = even_setup(each.nodes, each.servers, host, segment, 2 * segment);
     setup.fabric.delay = 20'000;
     const Report report = ran(setup);
-    CHECK(ratio(setup, report) < 1.055);
+    CHECK(ratio(setup, report) < each.most);
     CHECK_EQ(report.counts.dropped, 0U);
   }
 }
