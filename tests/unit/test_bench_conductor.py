@@ -78,6 +78,14 @@ def test_a_turn_lasts_as_long_as_it_should(tmp_path: Path, first: float, later: 
     assert result.repetitions <= 2 * PLAN.turn_seconds / later
 
 
+def test_contestants_of_one_library_repeat_equally_often(tmp_path: Path) -> None:
+    contestants = {"shoal": Sleeper(0.002, 0.002), "gloo": Sleeper(0.01, 0.01), "shoal ring": Sleeper(0.004, 0.004)}
+    with conducted(tmp_path, contestants) as conductor:
+        ours, gloo, ring = conductor.measure(PLAN, 4096, lambda *_: None)
+    assert ours.repetitions == ring.repetitions > gloo.repetitions
+    assert min(turn.seconds * ours.repetitions for turn in ours.turns) > 0.8 * PLAN.turn_seconds
+
+
 def test_contestants_have_their_turns_in_another_order_every_round(tmp_path: Path) -> None:
     heard: dict[int, list[str]] = {}
     contestants = {name: Sleeper(0.001, 0.001) for name in ("one", "two", "three")}
