@@ -13,7 +13,7 @@ stand for faster ones: by 16 or 64 to fit this machine, and by 256, where the by
 100 Gbit/s, so that transmission takes as long as BERT-large does on such a network.
 
     python benchmarks/small_tensors.py [--quick] [--only n4|n8|loopback]
-        root, for the lab; 7 minutes; results beside it (.txt, .json)
+        root, for the lab; 10 minutes; results beside it (.txt, .json)
 """
 
 import sys
