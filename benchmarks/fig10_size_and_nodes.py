@@ -24,11 +24,12 @@ LARGEST = 100_000_000
 RATE = "400mbit"
 GIGABIT = "n = 4, 1 Gbit/s"
 
-# Part → size → largest ratio to the bound, least ratio to each rival.
-TARGETS: dict[str, dict[int, tuple[float, float | None]]] = {
-    "n = 8, to 25 MB": {25_000_000: (1.04, 1.65)},
-    "n = 8, 100 MB": {LARGEST: (1.02, 1.7)},
-    GIGABIT: {25_000_000: (1.03, None), LARGEST: (1.015, None)},
+# Whether at 1 Gbit/s, nodes, size → largest ratio to the bound, least ratio to each rival.
+TARGETS: dict[tuple[bool, int, int], tuple[float, float | None]] = {
+    (False, 8, 25_000_000): (1.04, 1.65),
+    (False, 8, LARGEST): (1.02, 1.7),
+    (True, 4, 25_000_000): (1.03, None),
+    (True, 4, LARGEST): (1.015, None),
 }
 
 _COLOURS = {"shoal": "#0b6e99", "gloo": "#d9822b", "openmpi": "#7a9e3a", "mpich": "#a05195"}
@@ -88,18 +89,17 @@ def _row(report: Report, size: int, names: list[str]) -> list[str]:
 
 
 def _verdicts(runs: Runs) -> list[str]:
-    return [
-        line
-        for part, targets in TARGETS.items()
-        if part in runs
-        for size, (most, least) in targets.items()
-        if size in runs[part].sizes
-        for line in _verdicts_at(part, runs[part], size, most, least)
-    ]
+    lines = []
+    for name, report in runs.items():
+        for size in report.sizes:
+            key = (name == GIGABIT, report.nodes, size)
+            if key in TARGETS:
+                lines += _verdicts_at(report, size, "1 Gbit/s, " if name == GIGABIT else "", *TARGETS[key])
+    return lines
 
 
-def _verdicts_at(part: str, report: Report, size: int, most: float, least: float | None) -> list[str]:
-    where = f"n = k = {report.nodes}, {'1 Gbit/s, ' if part == GIGABIT else ''}{show_bytes(size)}"
+def _verdicts_at(report: Report, size: int, links: str, most: float, least: float | None) -> list[str]:
+    where = f"n = k = {report.nodes}, {links}{show_bytes(size)}"
     ratio = report.bound_ratio("shoal", size) or 0.0
     lines = [verdict(f"{where}, {ratio:.3f} × the bound, at most {most}", ratio <= most)]
     if least is None:
