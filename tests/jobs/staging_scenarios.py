@@ -214,6 +214,57 @@ def _hooked(device: str) -> list[float]:
     return torch.cat([parameter.detach().cpu().flatten() for parameter in model.parameters()]).tolist()
 
 
+# Cycles of a CUDA device, some tens of milliseconds.
+LONG = 50_000_000
+
+
+def in_cuda_streams() -> dict[str, float]:
+    """Sums of what the program's stream has still to make, each read in the stream that waited for it."""
+    dist.init_process_group("shoal")
+    found = {}
+
+    def late() -> torch.Tensor:
+        torch.cuda._sleep(LONG)
+        return torch.full((2**20,), dist.get_rank() + 1.0, device="cuda")
+
+    tensor = late()
+    dist.all_reduce(tensor, async_op=True).wait()
+    found["wait"] = float(tensor.mean())
+    future = dist.all_reduce(late(), async_op=True).get_future()
+    found["future"] = float(future.then(lambda done: done.value()[0].mean()).wait())
+    tensor = late()
+    dist.all_reduce(tensor)
+    found["not asynchronous"] = float(tensor.mean())
+    with torch.cuda.stream(torch.cuda.Stream()):
+        tensor = late()
+        dist.all_reduce(tensor)
+        found["another stream"] = float(tensor.mean())
+    dist.destroy_process_group()
+    return found
+
+
+def refused_on_cuda() -> list[str]:
+    """What ranks get to see of operations that gloo would do for tensors on the CPU."""
+    dist.init_process_group("shoal")
+    tensor = torch.ones(2, device="cuda")
+    found = [
+        _outcome(lambda: dist.send(tensor, 1 - dist.get_rank())),
+        _outcome(lambda: dist.gather(tensor, None, dst=1 - dist.get_rank())),
+        _outcome(lambda: dist.all_reduce(tensor.int(), dist.ReduceOp.BXOR)),
+    ]
+    dist.destroy_process_group()
+    return found
+
+
+def lost_on_cuda() -> str:
+    """Rank 1 ends while rank 0's tensor is still on its way out."""
+    dist.init_process_group("shoal")
+    if dist.get_rank() == 1:
+        return ""
+    torch.cuda._sleep(20 * LONG)
+    return _outcome(lambda: dist.all_reduce(torch.ones(2, device="cuda")))
+
+
 def wrapped_everywhere() -> tuple[list[float], list[float], list[float], list[int]]:
     """The parameters after training with our own wrapper: on the CPU, on a device, with those of one dtype only on one.
 
@@ -240,7 +291,7 @@ def _wrapped(device: str) -> list[float]:
     torch.manual_seed(0)
     module = InTwoDtypes().to(device)
     model = shoal.torch.DistributedDataParallel(
-        module, fusion_mb=0.02, device_ids=[device] if device != "cpu" else None
+        module, fusion_mb=0.02, device_ids=None if device == "cpu" else [device]
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(shoal.rank())
