@@ -20,6 +20,7 @@ void bind_engine(nb::module_& module);
 void bind_server(nb::module_& module);
 void bind_tls(nb::module_& module);
 void bind_memory(nb::module_& module);
+void bind_ending(nb::module_& module);
 
 inline std::string text_of(const nb::bytes& bytes) { return std::string(bytes.c_str(), bytes.size()); }
 

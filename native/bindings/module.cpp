@@ -11,4 +11,5 @@ NB_MODULE(_native, module) {
   shoal::python::bind_memory(module);
   shoal::python::bind_engine(module);
   shoal::python::bind_server(module);
+  shoal::python::bind_ending(module);
 }

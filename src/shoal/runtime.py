@@ -138,12 +138,17 @@ def current() -> bootstrap.Session:
     session = _session
     if session is not None:
         return session
+    refuse_in_child()
+    raise ShoalError("this process has not joined a job: call shoal.init() first")
+
+
+def refuse_in_child() -> None:
+    """Raises ShoalError if this process was forked from a rank and has not joined a job itself."""
     if _forked:
         raise ShoalError(
             "this process was forked from one that uses Shoal and is not a rank itself: use Shoal in the parent only, or "
             "call shoal.init() here with a RANK of its own"
         )
-    raise ShoalError("this process has not joined a job: call shoal.init() first")
 
 
 def _forget() -> bootstrap.Session | None:

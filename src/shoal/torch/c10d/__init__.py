@@ -10,6 +10,7 @@ it is imported (``shoal_c10d``). Written for PyTorch 2.13; what later versions d
 | arguments, tensors | what PyTorch's operations are given, as the flat arrays that Shoal communicates |
 | gloo | the gloo group beside it |
 | by_device | devices that have another backend in the same process group |
+| inherited | process groups in a forked child |
 | work, futures | what a caller holds of an operation: waiting, results, errors, callbacks |
 | builtin_hooks | DistributedDataParallel's hooks in C++ |
 | places | which operation of the other ranks one belongs to that a callback calls |

@@ -47,9 +47,10 @@ def join_default() -> bool:
 def group_of(ranks: list[int], name: str, timeout: timedelta) -> Group:
     """The group of these ranks, for the process group that PyTorch calls ``name``; no ranks: of all.
 
-    Raises ConfigurationError if there is no job.
+    Raises ConfigurationError if there is no job, ShoalError in a forked child.
     """
     if not runtime.is_initialized():
+        runtime.refuse_in_child()
         raise ConfigurationError(
             'a process group of backend "shoal" needs the job that all ranks join: call init_process_group("shoal"), or '
             "shoal.torch.init() on every rank before new_group"

@@ -28,7 +28,7 @@ from shoal import operations, runtime
 from shoal.groups import Group
 from shoal.operations import Plan
 from shoal.torch import accelerators
-from shoal.torch.c10d import builtin_hooks, gloo, membership, places
+from shoal.torch.c10d import builtin_hooks, gloo, inherited, membership, places
 from shoal.torch.c10d.arguments import Tensors, as_list, operator_of, options_of, single, split_sizes
 from shoal.torch.c10d.by_device import NAME, Others, by_device
 from shoal.torch.c10d.places import Place
@@ -70,6 +70,7 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, self._gloo)
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+        inherited.watch(self)
 
     # --- What PyTorch asks of a process group ---
 
