@@ -125,7 +125,9 @@ def is_loopback(host: str) -> bool:
 
 
 def default_source() -> str | None:
-    """The address that this machine uses toward others, None if it has no route. Sends nothing."""
+    """The address that this machine uses toward others: without a route to everywhere, its first that is not the loopback's. None
+    if it has none. Sends nothing.
+    """
     for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -133,7 +135,8 @@ def default_source() -> str | None:
                 return str(probe.getsockname()[0])
         except OSError:
             continue
-    return None
+    found = [address for _, name in socket.if_nameindex() for address in [*_ipv4_of(name), *_ipv6_of(name)]]
+    return next((address for address in found if not is_loopback(address)), None)
 
 
 def interface_addresses(chosen: Sequence[str]) -> list[str]:

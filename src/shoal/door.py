@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 
-from shoal import links, measuring, messages
+from shoal import links, listening, measuring, messages
 from shoal.addresses import Address
 from shoal.errors import ShoalError
 from shoal.handshake import Hello, Role, Server
@@ -53,7 +53,7 @@ class Door:
         """Begins to accept: connections to measure at once, others after ``welcome``. ``callers``: so many at a time."""
         self._incarnation = incarnation
         self._welcome = asyncio.get_running_loop().create_future()
-        acceptor = links.Acceptor(self._listener, self._admit, self._refusals.note, callers + _STRANGERS)
+        acceptor = listening.Acceptor([self._listener], self._admit, self._refusals.note, callers + _STRANGERS)
         self._accepting = asyncio.create_task(acceptor.run())
 
     def welcome(self, welcome: Welcome) -> None:
@@ -110,7 +110,8 @@ class Door:
         if hello.role == Role.PEER:
             self._admit_peer(hello.rank, link)
         else:
-            await asyncio.wait_for(self._admit_node(welcome, hello, link), self._patience.answer)
+            # One of ours: it may be stopped between two words.
+            await asyncio.wait_for(self._admit_node(welcome, hello, link), self._patience.proven)
 
     def _admit_peer(self, rank: int, link: socket.socket) -> None:
         if rank >= self._rank:

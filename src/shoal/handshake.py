@@ -123,12 +123,20 @@ class Client:
     ) -> None:
         self.secret, self.role, self.rank, self.encrypts = secret, role, rank, encrypts
         self._key = job_key(secret, incarnation)
-        self._hello = Hello(role, lane, rank, incarnation, nonce or os.urandom(32)).pack()
+        self._says = Hello(role, lane, rank, incarnation, nonce or os.urandom(32))
+        self._hello = self._says.pack()
         self._challenge = b""
         self._proof = b""
         self.expects = CHALLENGE_BYTES
         # Known once the challenge is here: the 16 bytes that name the server, wherever it is reached.
         self.server_id: bytes | None = None
+
+    def __copy__(self) -> "Client":
+        """The same caller on another connection, with a nonce of its own. Only before it has begun."""
+        says = self._says
+        return Client(
+            self.secret, says.role, says.rank, lane=says.lane, incarnation=says.incarnation, encrypts=self.encrypts
+        )
 
     def start(self) -> bytes:
         return self._hello

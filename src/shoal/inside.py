@@ -13,7 +13,7 @@ import os
 import socket
 from dataclasses import dataclass
 
-from shoal import _native, links
+from shoal import _native, links, listening
 from shoal.handshake import Client, HandshakeRefused, Role, Server
 from shoal.nodes import MOST_RANKS
 from shoal.patience import Patience
@@ -97,7 +97,7 @@ class Giver:
     async def _give_all(self) -> None:
         while True:
             try:
-                link = await links.accept(self._listener)
+                link = await listening.accept(self._listener)
             except OSError as error:
                 # The caller has gone again, or descriptors have run out: neither is the listener's end.
                 _log.debug("rank %d could not let a rank of its node in: %s", self._node.rank, links.why(error))

@@ -10,12 +10,12 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal import _native, inside, links, measuring, messages, nodes, sizing
-from shoal.addresses import Address, is_loopback, is_unix
+from shoal import _native, inside, links, listening, measuring, messages, nodes, sizing
+from shoal.addresses import Address, is_unix
 from shoal.config import Settings
 from shoal.door import Door
 from shoal.errors import ConfigurationError, PeerLost, ShoalError, Timeout
@@ -28,6 +28,7 @@ from shoal.server_links import ServerLinks
 from shoal.shares import server_places
 from shoal.survey import NOTHING
 from shoal.terms import Welcome, parse_welcome
+from shoal.whereabouts import address_of_rank_zero, address_toward_others
 
 _log = logging.getLogger("shoal")
 
@@ -85,13 +86,21 @@ async def join_job(
 
     Raises ShoalError, the same kind on every rank, when something is wrong on any of them.
     """
-    if meeting.listener is None:
+    if not meeting.listeners:
         caller = Caller(settings, meeting, patience)
         control = await caller.reach_rank_zero()
-        return await _Node(settings, shared, caller.meeting, control, patience).join()
+
+        async def where() -> str:
+            return address_toward_others(caller.meeting, control)
+
+        return await _Node(settings, shared, caller.meeting, control, patience, where).join()
     ours, theirs = (links.watched(end) for end in socket.socketpair())
-    rendezvous = Rendezvous(settings, overrides, shared, meeting.secret, meeting.listener, theirs, patience)
-    return await _join_beside(rendezvous, _Node(settings, shared, meeting, ours, patience))
+    rendezvous = Rendezvous(settings, overrides, shared, meeting, theirs, patience)
+
+    async def where_met() -> str:
+        return await address_of_rank_zero(meeting, rendezvous)
+
+    return await _join_beside(rendezvous, _Node(settings, shared, meeting, ours, patience, where_met))
 
 
 async def _join_beside(rendezvous: Rendezvous, node: "_Node") -> Joined:
@@ -126,7 +135,9 @@ class Caller:
         self.meeting = meeting
         self._encrypts = settings.encrypts
         self._patience = patience
-        self._silent_since: float | None = None
+        # Since when connections have only ended without a word, and whether the last one stayed without any.
+        self._ended_since: float | None = None
+        self._stays_silent = False
 
     async def reach_rank_zero(self) -> socket.socket:
         """The control link. Raises AuthenticationError, ConfigurationError (another program answers) and Timeout."""
@@ -137,7 +148,7 @@ class Caller:
             address = self.meeting.address
             client = Client(self.meeting.secret, Role.CONTROL, self._rank, encrypts=self._encrypts)
             try:
-                return await links.connect_as(client, address, self.meeting.sources, self._patience.silence / 2)
+                return await links.connect_as(client, address, self.meeting.sources, self._patience.call)
             except HandshakeRefused as error:
                 if self._has_moved():
                     continue
@@ -145,7 +156,7 @@ class Caller:
             except OSError as error:
                 failure = error
             if self._has_moved():
-                self._silent_since = None
+                self._ended_since = None
                 continue
             self._check_silence(failure, tried, clock())
             elapsed = clock() - began
@@ -155,12 +166,17 @@ class Caller:
             if elapsed >= self._limit:
                 raise Timeout(f"{problem}: {self._what_to_do()}")
             if elapsed >= next_report:
-                _log.warning("%s; still trying", problem)
+                _log.warning("%s; still trying: %s", problem, self._what_to_do())
                 next_report *= 2
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, 1.0)
 
     def _what_to_do(self) -> str:
+        if self._stays_silent:
+            return (
+                "what listens there takes connections and does not answer: see whether rank 0 is stopped or busy, or whether another "
+                "program has this port (set SHOAL_RENDEZVOUS or MASTER_PORT to a free one on every rank)"
+            )
         if is_unix(self.meeting.address.host):
             return (
                 "see whether rank 0 runs, and has the same MASTER_ADDR and MASTER_PORT; if ranks of this machine run in containers "
@@ -177,12 +193,13 @@ class Caller:
 
     def _check_silence(self, failure: OSError, tried: float, now: float) -> None:
         """An earlier job's listener leaves a few connections behind that end without a word; a port that only ever does
-        that belongs to another program."""
-        if not isinstance(failure, links.Closed | links.Silent | ConnectionResetError | BrokenPipeError):
-            self._silent_since = None
+        that belongs to another program. One that says nothing and keeps them may be rank 0 that is stopped, or busy."""
+        self._stays_silent = any(isinstance(cause, links.Silent) for cause in links.causes(failure))
+        if not links.says_nothing(failure):
+            self._ended_since = None
             return
-        self._silent_since = self._silent_since or tried
-        if now - self._silent_since >= self._patience.silence:
+        self._ended_since = self._ended_since or tried
+        if now - self._ended_since >= self._patience.silence:
             raise ConfigurationError(
                 f"rank {self._rank}: what listens at {self.meeting.address} is not rank 0 of this job, since it does not answer: if "
                 "another program has this port, set SHOAL_RENDEZVOUS or MASTER_PORT to a free one on every rank"
@@ -193,7 +210,13 @@ class _Node:
     """One rank's way from a control link to ``go``."""
 
     def __init__(
-        self, settings: Settings, shared: dict[str, str], meeting: Meeting, control: socket.socket, patience: Patience
+        self,
+        settings: Settings,
+        shared: dict[str, str],
+        meeting: Meeting,
+        control: socket.socket,
+        patience: Patience,
+        where: Callable[[], Awaitable[str]],
     ) -> None:
         self._settings = settings
         self._rank = settings.rank
@@ -202,12 +225,13 @@ class _Node:
         self._meeting = meeting
         self._control = control
         self._patience = patience
+        self._where = where
         self._servers = ServerLinks(settings, meeting, patience)
         self._giver: inside.Giver | None = None
 
     async def join(self) -> Joined:
         try:
-            door = self._open_door()
+            door = await self._open_door()
         except BaseException as error:
             await self._say_why(error)
             raise
@@ -222,18 +246,9 @@ class _Node:
             if self._giver is not None:
                 await self._giver.close()
 
-    def _open_door(self) -> Door:
-        """At the address that this rank uses toward rank 0; rank 0 itself where it is met."""
-        listener = links.listen_in_range(self._own_address(), self._settings.port_range)
+    async def _open_door(self) -> Door:
+        listener = listening.listen_in_range(await self._where(), self._settings.port_range)
         return Door(listener, self._meeting.secret, self._rank, self._patience, encrypts=self._settings.encrypts)
-
-    def _own_address(self) -> str:
-        if is_unix(self._meeting.address.host):
-            return self._meeting.address.host
-        if self._meeting.listener is None:
-            return links.local_address(self._control).host
-        met_at = links.local_address(self._meeting.listener).host
-        return met_at if is_loopback(met_at) or not self._meeting.sources else self._meeting.sources[0]
 
     async def _join_with(self, door: Door) -> Joined:
         await self._tell(messages.pack("join", self._introduction(door.address)))

@@ -1,4 +1,7 @@
-"""Sockets while a job comes together: connecting, listening, the handshake and messages over them.
+"""Connections while a job comes together: reaching a host, the handshake and messages.
+
+A host may have several addresses, of which some lead nowhere: every one is called, each has a time of its own, and the first
+at which the handshake succeeds is taken (RFC 8305, with the handshake in the place of the connection).
 
 Nothing here reads a byte more than it was asked for: afterwards the socket goes to the native core, which must find its
 first frame whole. All sockets are non-blocking and close-on-exec, and a forked child closes those that are still Python's.
@@ -6,25 +9,22 @@ first frame whole. All sockets are non-blocking and close-on-exec, and a forked 
 
 import asyncio
 import contextlib
+import copy
 import errno
 import os
-import random
 import socket
 import struct
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from shoal import congestion, encryption, handshake, messages
 from shoal.addresses import Address, Resolved, is_numeric, is_unix, resolve, unix_address
 from shoal.encryption import Connection
-from shoal.errors import ConfigurationError
 from shoal.messages import Message
 
-# Connections that wait to be accepted: as many as the kernel allows.
-_BACKLOG = 4096
-
-# Numbers that are tried for a Unix socket: nearly all are free.
-_TRIES = 16
+# Seconds between the calls to two addresses of a host, unless the first has failed before.
+_STAGGER = 0.25
 
 # From linux/socket.h: process, user and group.
 _CREDENTIALS = struct.Struct("iII")
@@ -40,11 +40,53 @@ class Silent(TimeoutError):
     """The other side accepts connections, but does not answer."""
 
 
+class NoAnswer(TimeoutError):
+    """There is no connection to the other side, or its kernel does not answer any more."""
+
+
+class Tried(NamedTuple):
+    """What came of the call to one address."""
+
+    address: Resolved
+    error: "OSError | handshake.HandshakeRefused"
+
+    def __str__(self) -> str:
+        said = why(self.error) if isinstance(self.error, OSError) else str(self.error)
+        return f"{named(self.address)}: {said}"
+
+
+class Unreached(OSError):
+    """A host answered at none of its addresses. ``tried``: all of them, in the order of the calls."""
+
+    def __init__(self, tried: Sequence[Tried]) -> None:
+        super().__init__(errno.EHOSTUNREACH, "; ".join(map(str, tried)))
+        self.tried = tuple(tried)
+
+
 def why(error: OSError) -> str:
-    """What the operating system says, without what Python adds to it."""
-    if isinstance(error, Closed | Silent | encryption.Damaged | socket.gaierror) or error.errno is None:
+    """What the operating system says, without what Python adds to it; of several addresses, for each."""
+    ours = (Closed, Silent, NoAnswer, Unreached, encryption.Damaged, socket.gaierror)
+    if isinstance(error, ours) or error.errno is None:
         return error.strerror or str(error)
     return os.strerror(error.errno)
+
+
+def causes(error: OSError) -> "list[OSError | handshake.HandshakeRefused]":
+    """What went wrong, by address if there were several."""
+    return [tried.error for tried in error.tried] if isinstance(error, Unreached) else [error]
+
+
+def says_nothing(error: OSError) -> bool:
+    """Whether all that was reached has ended the connection without a word."""
+    without_a_word = (Closed, ConnectionResetError, BrokenPipeError)
+    return all(isinstance(cause, without_a_word) for cause in causes(error))
+
+
+def named(resolved: Resolved) -> str:
+    """A numeric address, as people write it."""
+    if isinstance(resolved.sockaddr, bytes):
+        return str(unix_address(resolved.sockaddr))
+    return str(Address(*resolved.sockaddr[:2]))
 
 
 def watched(link: socket.socket) -> socket.socket:
@@ -74,18 +116,6 @@ async def readable(link: socket.socket) -> None:
         await something.wait()
     finally:
         loop.remove_reader(link)
-
-
-async def accept(listener: socket.socket) -> socket.socket:
-    """The next caller. ``listener``: non-blocking. Raises OSError.
-
-    Cancelled, it loses none. The event loop's own sock_accept does: a caller that comes in the same turn as the
-    cancellation stays open until the garbage collector finds it.
-    """
-    while True:
-        with contextlib.suppress(BlockingIOError):
-            return listener.accept()[0]
-        await readable(listener)
 
 
 async def receive_exactly(link: socket.socket, count: int) -> bytes:
@@ -179,28 +209,18 @@ async def resolve_host(address: Address) -> list[Resolved]:
     return await asyncio.get_running_loop().run_in_executor(None, resolve, address)
 
 
-async def connect(address: Address, sources: Sequence[str] = ()) -> socket.socket:
-    """A connection to the first of the host's addresses that answers. ``sources``: numeric addresses to come from.
-
-    Raises OSError of the last address tried.
-    """
-    failure: OSError | None = None
-    for resolved in await resolve_host(address):
-        link = watched(Connection(resolved.family, socket.SOCK_STREAM))
-        try:
-            _bind_source(link, resolved, sources)
-            congestion.prepare(link)
-            await asyncio.get_running_loop().sock_connect(link, resolved.sockaddr)
-            congestion.settle(link)
-        except OSError as error:
-            failure = error
-            link.close()
-        except BaseException:
-            link.close()
-            raise
-        else:
-            return link
-    raise failure or OSError(errno.EADDRNOTAVAIL, "the host has no address")
+async def connect(resolved: Resolved, sources: Sequence[str] = ()) -> socket.socket:
+    """A connection to one address. ``sources``: numeric addresses to come from. Raises OSError."""
+    link = watched(Connection(resolved.family, socket.SOCK_STREAM))
+    try:
+        _bind_source(link, resolved, sources)
+        congestion.prepare(link)
+        await asyncio.get_running_loop().sock_connect(link, resolved.sockaddr)
+        congestion.settle(link)
+    except BaseException:
+        link.close()
+        raise
+    return link
 
 
 def _bind_source(link: socket.socket, target: Resolved, sources: Sequence[str]) -> None:
@@ -215,67 +235,144 @@ def _bind_source(link: socket.socket, target: Resolved, sources: Sequence[str]) 
             return
 
 
+def _watch_kernel(link: socket.socket, silence: float) -> None:
+    """Breaks the connection when the other host's kernel has not answered for so many seconds."""
+    if link.family == socket.AF_UNIX:
+        return
+    third = max(1, round(silence / 3))
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, third)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, third)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * silence))
+
+
+class Reached(NamedTuple):
+    """``client``: the one that shook hands over ``link``; it knows who answered."""
+
+    link: socket.socket
+    client: handshake.Client
+
+
 async def connect_as(
     client: handshake.Client, address: Address, sources: Sequence[str], answer: float
 ) -> socket.socket:
-    """Connects and proves who we are. Raises OSError (Closed and time-outs included) and HandshakeRefused."""
+    """``reach`` without what is known of who answered."""
+    return (await reach(client, address, sources, answer)).link
+
+
+async def reach(
+    client: handshake.Client, address: Address, sources: Sequence[str], answer: float, *, waits: bool = False
+) -> Reached:
+    """Connects and proves who we are, at whichever of the host's addresses that succeeds first.
+
+    ``client``: copied for each call. ``answer``: seconds that each address has to take the connection, and then as many
+    to shake hands. ``waits``: for the second it has as long as its kernel answers at least every ``answer`` seconds.
+
+    Raises HandshakeRefused if one that speaks Shoal refused and none took us, else OSError: that of the address, or Unreached
+    if the host is a name.
+    """
     try:
-        link = await asyncio.wait_for(connect(address, sources), answer)
+        found = await asyncio.wait_for(resolve_host(address), answer)
     except asyncio.TimeoutError:
-        raise TimeoutError(errno.ETIMEDOUT, f"no answer for {answer:g} s") from None
-    try:
-        await asyncio.wait_for(authenticate_client(link, client), answer)
-    except asyncio.TimeoutError:
-        link.close()
-        raise Silent(errno.ETIMEDOUT, f"it accepts connections but says nothing for {answer:g} s") from None
-    except BaseException:
-        link.close()
-        raise
-    return link
+        raise NoAnswer(errno.ETIMEDOUT, f"no name server answers for {answer:g} s") from None
+    if not found:
+        raise OSError(errno.EADDRNOTAVAIL, "the host has no address")
+    return await _Calls(client, address, sources, answer, waits).first_of(found)
 
 
-def listen(address: Address) -> socket.socket:
-    """Listens at the first of the host's addresses that this machine has. Raises OSError of the last one tried."""
-    failure: OSError | None = None
-    for resolved in resolve(address):
+class _Calls:
+    """Calls to the addresses of one host, at most one of which succeeds."""
+
+    def __init__(
+        self, client: handshake.Client, address: Address, sources: Sequence[str], answer: float, waits: bool
+    ) -> None:
+        self._client = client
+        self._by_name = not (is_numeric(address.host) or is_unix(address.host))
+        self._sources = sources
+        self._answer = answer
+        self._waits = waits
+        self._running: dict[asyncio.Task[Reached], Resolved] = {}
+        self._tried: list[Tried] = []
+
+    async def first_of(self, found: Sequence[Resolved]) -> Reached:
+        waiting = list(found)
+        order = {resolved: place for place, resolved in enumerate(found)}
         try:
-            return _listen_at(resolved)
-        except OSError as error:
-            failure = error
-    raise failure or OSError(errno.EADDRNOTAVAIL, "the host has no address")
+            while waiting or self._running:
+                if waiting:
+                    resolved = waiting.pop(0)
+                    self._running[asyncio.create_task(self._call(resolved))] = resolved
+                reached = await self._next(_STAGGER if waiting else None)
+                if reached is not None:
+                    return reached
+        finally:
+            await self._end()
+        self._tried.sort(key=lambda tried: order[tried.address])
+        raise self._failure()
 
-
-def _listen_at(resolved: Resolved) -> socket.socket:
-    listener = socket.socket(resolved.family, socket.SOCK_STREAM)
-    try:
-        if resolved.family != socket.AF_UNIX:
-            # Connections of an earlier job in TIME_WAIT do not count; another listener still does.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if resolved.family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        congestion.prepare(listener)
-        listener.bind(resolved.sockaddr)
-        listener.listen(_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return watched(listener)
-
-
-def listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
-    """Listens at a free port, of SHOAL_PORT_RANGE if that is set. Raises ConfigurationError."""
-    first, last = ports or (0, 0)
-    candidates = random.sample(range(1, 65536), _TRIES) if is_unix(host) else list(range(first, last + 1))
-    random.shuffle(candidates)  # ranks on one machine do not all try the same ones
-    for port in candidates:
+    async def _call(self, resolved: Resolved) -> Reached:
         try:
-            return listen(Address(host, port))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise ConfigurationError(
-                    f"cannot listen on {host} ({why(error)}): set SHOAL_INTERFACE to the network to use"
-                ) from None
-    raise ConfigurationError(f"SHOAL_PORT_RANGE={first}-{last}: every port of it is taken on {host}; widen it")
+            link = await asyncio.wait_for(connect(resolved, self._sources), self._answer)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise self._no_answer() from None
+        client = copy.copy(self._client)
+        if self._waits:
+            _watch_kernel(link, self._answer)
+        try:
+            await asyncio.wait_for(authenticate_client(link, client), None if self._waits else self._answer)
+        except (asyncio.TimeoutError, TimeoutError) as error:
+            link.close()
+            if isinstance(error, OSError) and error.errno is not None:  # the kernel's
+                raise self._no_answer() from None
+            said = f"it accepts connections but says nothing for {self._answer:g} s"
+            raise Silent(errno.ETIMEDOUT, said) from None
+        except BaseException:
+            link.close()
+            raise
+        return Reached(link, client)
+
+    def _no_answer(self) -> NoAnswer:
+        return NoAnswer(errno.ETIMEDOUT, f"no answer for {self._answer:g} s")
+
+    async def _next(self, seconds: float | None) -> Reached | None:
+        """Waits until a call has ended, or for so long. The one that has succeeded."""
+        ended, _ = await asyncio.wait(self._running, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            error = task.exception()
+            if error is None:
+                del self._running[task]
+                return task.result()
+            if not isinstance(error, OSError | handshake.HandshakeRefused):
+                raise error
+            self._tried.append(Tried(self._running.pop(task), error))
+        return None
+
+    async def _end(self) -> None:
+        for ended in await cancelled(*self._running):
+            if isinstance(ended, Reached):
+                ended.link.close()
+
+    def _failure(self) -> "OSError | handshake.HandshakeRefused":
+        errors = [tried.error for tried in self._tried]
+        refusals = [error for error in errors if isinstance(error, handshake.HandshakeRefused)]
+        ours = [error for error in refusals if error.refusal is not None]
+        if not self._by_name:
+            return errors[0]
+        if not ours and len(refusals) < len(errors):
+            return Unreached(self._tried)
+        refused = (ours or refusals)[0]
+        return (
+            refused
+            if len(errors) == 1
+            else handshake.HandshakeRefused("; ".join(map(str, self._tried)), refused.refusal)
+        )
+
+
+async def cancelled(*tasks: "asyncio.Task[Any]") -> list[Any]:
+    """What came of each task, once all of them have ended."""
+    for task in tasks:
+        task.cancel()
+    return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def local_address(link: socket.socket) -> Address:
@@ -301,96 +398,3 @@ def peer_credentials(link: socket.socket) -> tuple[int, int, int]:
     data = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, group = _CREDENTIALS.unpack(data)
     return process, user, group
-
-
-class Acceptor:
-    """Accepts connections and hands each to ``handle`` in a task of its own, at most ``at_once`` at a time.
-
-    ``handle`` owns the socket, and calls its second argument when the caller has proven who it is. Until then the caller
-    is a stranger, and when there is no place the one who has been there longest makes room for the next: so strangers who
-    take their time keep nobody out. Where nobody is a stranger, further callers wait in the kernel. When ``handle`` raises
-    OSError, TimeoutError or a refused handshake, the socket is closed and ``on_dropped`` is told.
-    """
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        handle: Callable[[socket.socket, Callable[[], None]], Awaitable[None]],
-        on_dropped: Callable[[str, Exception], None],
-        at_once: int,
-    ) -> None:
-        self._listener = listener
-        self._handle = handle
-        self._on_dropped = on_dropped
-        self._at_once = at_once
-        self._tasks: dict[asyncio.Task[None], socket.socket] = {}
-        # Of the tasks, in the order of their coming.
-        self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
-        self._room = asyncio.Event()
-
-    async def run(self) -> None:
-        """Until cancelled; then every connection that is still being handled is dropped and the listener closed."""
-        try:
-            while True:
-                await self._until_room()
-                link = await self._accept()
-                self._make_room()
-                task = asyncio.create_task(self._guard(link))
-                self._tasks[task] = link
-                self._strangers[link] = task
-                task.add_done_callback(self._finished)
-        finally:
-            self._listener.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _until_room(self) -> None:
-        while len(self._tasks) >= self._at_once and not self._strangers:
-            self._room.clear()
-            await self._room.wait()
-
-    def _make_room(self) -> None:
-        if len(self._tasks) >= self._at_once and self._strangers:
-            link, task = next(iter(self._strangers.items()))
-            del self._strangers[link]
-            name = peer_name(link)
-            task.cancel()
-            self._on_dropped(name, Silent(errno.ETIMEDOUT, "others needed its place, and it had not said who it is"))
-
-    async def _accept(self) -> socket.socket:
-        while True:
-            try:
-                link = await accept(self._listener)
-                congestion.settle(link)
-                return watched(Connection.adopt(link))
-            except OSError as error:
-                # The caller has gone again, or descriptors have run out: neither is the listener's end.
-                if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
-                    raise
-                await asyncio.sleep(0.05)
-
-    async def _guard(self, link: socket.socket) -> None:
-        name = peer_name(link)
-        try:
-            await self._handle(link, lambda: self._proven(link))
-        except (OSError, asyncio.TimeoutError, handshake.HandshakeRefused, messages.MessageError) as error:
-            link.close()
-            self._on_dropped(name, error)
-        except BaseException:
-            link.close()
-            raise
-
-    def _proven(self, link: socket.socket) -> None:
-        self._strangers.pop(link, None)
-
-    def _finished(self, task: "asyncio.Task[None]") -> None:
-        link = self._tasks.pop(task)
-        self._strangers.pop(link, None)
-        self._room.set()
-        if task.cancelled():
-            link.close()  # it may have ended before it began
-        elif (error := task.exception()) is not None:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "a connection could not be handled", "exception": error}
-            )

@@ -75,7 +75,10 @@ async def connect(client: Callable[[], Client], address: Address, sources: Seque
         try:
             return await links.connect_as(client(), address, sources, _CONNECT)
         except (OSError, HandshakeRefused) as error:
-            if not isinstance(error, ConnectionRefusedError) or clock() >= deadline:
+            starts = isinstance(error, OSError) and any(
+                isinstance(cause, ConnectionRefusedError) for cause in links.causes(error)
+            )
+            if not starts or clock() >= deadline:
                 _log.debug("no connection to %s to measure the link: %s", address, error)
                 return None
         await asyncio.sleep(_CONNECT / 10)

@@ -1,7 +1,8 @@
 """Where the ranks meet and with which secret, before any of them has spoken to another.
 
 Rank 0 listens at the meeting place; the others learn it from the environment or, if the launcher has one, from its
-store: an object with ``set(key, value)`` and a ``get(key)`` that waits until somebody has set it, as PyTorch's TCPStore.
+store. Its name need not mean the same on rank 0's machine (a service of Kubernetes, a line in /etc/hosts): where it is no address
+of that machine, or only of its loopback, rank 0 listens at all that it has, if there is a secret. A store is an object with ``set(key, value)`` and a ``get(key)`` that waits until somebody has set it, as PyTorch's TCPStore.
 """
 
 import contextlib
@@ -11,11 +12,11 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from shoal import encryption, keyring, links, messages
+from shoal import encryption, keyring, links, listening, messages
 from shoal.addresses import (
     Address,
     default_source,
@@ -43,7 +44,9 @@ class Store(Protocol):
 
 @dataclass
 class Meeting:
-    """``listener``: on rank 0 only. ``sources``: this machine's addresses that SHOAL_INTERFACE allows, empty: all.
+    """``listeners``: on rank 0 only. ``sources``: this machine's addresses that SHOAL_INTERFACE allows, empty: all.
+    ``everywhere``: rank 0 listens at all of its machine's addresses. ``leaves_machine``: ranks of other machines may hold the
+    secret.
 
     ``again``: asks the store once more, where there is one. What it held may be from an earlier start of the job: torchrun
     keeps its store when it starts the ranks anew, and rank 0 may not have written to it yet.
@@ -52,8 +55,22 @@ class Meeting:
     address: Address
     secret: bytes
     sources: list[str]
-    listener: socket.socket | None = None
+    listeners: Sequence[socket.socket] = ()
+    everywhere: bool = False
+    leaves_machine: bool = True
     again: Callable[[], "Meeting"] | None = None
+
+    @property
+    def listens_at(self) -> str:
+        """Where rank 0 listens, for messages."""
+        if self.everywhere:
+            return f"port {self.address.port} of every address of host {socket.gethostname()}"
+        return ", ".join(str(links.local_address(listener)) for listener in self.listeners)
+
+    @property
+    def is_by_name(self) -> bool:
+        """Whether others may find something else under the host's name than this machine does."""
+        return not (is_unix(self.address.host) or is_numeric(self.address.host))
 
 
 def meet(settings: Settings, store: Store | None = None) -> Meeting:
@@ -93,24 +110,28 @@ def _known_address(settings: Settings) -> Address:
 
 
 def _at(settings: Settings, address: Address, secret: bytes, sources: list[str]) -> Meeting:
-    listener = _listen(address) if settings.rank == 0 else None
-    return Meeting(address, secret, sources, listener)
+    has_secret = bool(keyring.configured_secrets(settings))
+    meeting = Meeting(address, secret, sources, leaves_machine=has_secret and not settings.launch.one_machine)
+    if settings.rank == 0:
+        meeting.listeners, meeting.everywhere = _listen(settings, address, has_secret)
+    return meeting
 
 
 def _host(settings: Settings, store: Store, key: str, sources: list[str]) -> Meeting:
     """Rank 0 opens a port and puts it into the store, with a fresh secret if none is set."""
+    everywhere = False
     if settings.rendezvous is not None:
-        listener = _listen(settings.rendezvous)
+        listeners, everywhere = _listen(settings, settings.rendezvous, True)
     else:
-        listener = links.listen_in_range(_own_host(settings, sources), settings.port_range)
+        listeners = [listening.listen_in_range(_own_host(settings, sources), settings.port_range)]
     try:
-        address = settings.rendezvous or links.local_address(listener)
+        address = settings.rendezvous or links.local_address(listeners[0])
         secret, published = _secret_for_store(settings, address)
         store.set(key, json.dumps({"address": address, "secret": published}))
     except BaseException:
-        listener.close()
+        listening.close_all(listeners)
         raise
-    return Meeting(address, secret, sources, listener)
+    return Meeting(address, secret, sources, listeners, everywhere)
 
 
 def _own_host(settings: Settings, sources: list[str]) -> str:
@@ -123,8 +144,11 @@ def _own_host(settings: Settings, sources: list[str]) -> str:
         return sources[0]
     master = settings.launch.master_host
     if master is not None and not is_loopback(master):
-        with contextlib.suppress(OSError), links.listen(Address(master, 0)) as probe:
-            return links.local_address(probe).host
+        with contextlib.suppress(OSError):
+            found = listening.listen(Address(master, 0))
+            listening.close_all(found[1:])
+            with found[0] as probe:
+                return links.local_address(probe).host
     return default_source() or "127.0.0.1"
 
 
@@ -185,21 +209,45 @@ def _secret(settings: Settings, address: Address) -> bytes:
     )
 
 
-def _listen(address: Address) -> socket.socket:
-    if (
-        address.host != "localhost"
-        and not (is_unix(address.host) or is_numeric(address.host))
-        and is_loopback(address.host)
-    ):
-        _log.warning(
-            "%s means a loopback address on rank 0's machine: if ranks on other machines cannot connect, set "
-            "SHOAL_RENDEZVOUS to an IP address of this machine",
-            address.host,
-        )
+def _listen(settings: Settings, address: Address, has_secret: bool) -> tuple[list[socket.socket], bool]:
+    """The listeners of rank 0, and whether they are at all addresses of this machine."""
+    name = not (is_unix(address.host) or is_numeric(address.host))
+    if name and is_loopback(address.host) and not settings.launch.one_machine:
+        if has_secret:
+            return _listen_everywhere(address, "leads only to this machine's loopback here"), True
+        if address.host != "localhost":
+            _log.warning(
+                "%s means a loopback address on rank 0's machine: if there are ranks on other machines, set SHOAL_SECRET, and "
+                "rank 0 listens where they can reach it",
+                address.host,
+            )
     try:
-        return links.listen(address)
+        return listening.listen(address), False
     except OSError as error:
-        raise ConfigurationError(f"rank 0 cannot listen at {address}: {_advice(error)}") from None
+        elsewhere = error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror)
+        if not (elsewhere and has_secret) or settings.launch.one_machine:
+            raise _cannot_listen(address, error) from None
+        return _listen_everywhere(address, f"is no address of rank 0's machine ({links.why(error)})"), True
+
+
+def _listen_everywhere(address: Address, why: str) -> list[socket.socket]:
+    _log.warning(
+        "%s %s: rank 0 (host %s) listens at port %d of every address that its machine has, for ranks that hold the secret. If "
+        "%s is not a service or gateway that leads here, nobody will come: set MASTER_ADDR or SHOAL_RENDEZVOUS to rank 0's machine",
+        address.host,
+        why,
+        socket.gethostname(),
+        address.port,
+        address.host,
+    )
+    try:
+        return listening.listen_everywhere(address.port)
+    except OSError as error:
+        raise _cannot_listen(address, error) from None
+
+
+def _cannot_listen(address: Address, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"rank 0 cannot listen at {address}: {_advice(error)}")
 
 
 def _advice(error: OSError) -> str:

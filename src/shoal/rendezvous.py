@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from shoal import links, messages, sizing
+from shoal import links, listening, messages, sizing
 from shoal.addresses import Address
 from shoal.config import Settings
 from shoal.doubts import EXPLAINING, Doubts
@@ -29,6 +29,7 @@ from shoal.errors import (
 )
 from shoal.handshake import HandshakeRefused, Refusal, Role, Server
 from shoal.launchers import MOST_RANKS
+from shoal.meeting import Meeting
 from shoal.messages import Message, MessageError
 from shoal.network import Network
 from shoal.nodes import by_node, leaders_of
@@ -96,7 +97,7 @@ _Event = _Joining | _Said | _Quiet | ShoalError
 class Rendezvous:
     """One attempt to bring a job together.
 
-    ``listener``: at the meeting place; closed when this is over. ``own``: one end of a pair of sockets, whose other end
+    ``meeting``: with listeners, which are closed when this is over. ``own``: one end of a pair of sockets, whose other end
     rank 0's own node uses as every other node uses its control link. ``overrides``: limits that are not to be found by
     measuring. ``shared``: what must be equal everywhere.
     """
@@ -106,16 +107,14 @@ class Rendezvous:
         settings: Settings,
         overrides: Mapping[str, int],
         shared: dict[str, str],
-        secret: bytes,
-        listener: socket.socket,
+        meeting: Meeting,
         own: socket.socket,
         patience: Patience,
     ) -> None:
         self._settings = settings
         self._overrides = overrides
         self._shared = shared
-        self._secret = secret
-        self._listener = listener
+        self._meeting = meeting
         self._own = own
         self._patience = patience
         self._refusals = Refusals("rank 0")
@@ -132,11 +131,21 @@ class Rendezvous:
         self._inside = False
         self._told: set[int] = set()
         self._all_told = asyncio.Event()
+        self._reached: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+
+    async def reached_at(self) -> list[str]:
+        """This machine's addresses at which the other ranks have reached it, by rank, once all of them have joined.
+
+        Raises what went wrong before.
+        """
+        return await asyncio.shield(self._reached)
 
     async def run(self) -> dict[int, socket.socket]:
         """The control links of the other ranks, each having heard ``go``. Raises what went wrong, once all know it."""
         door = asyncio.create_task(
-            links.Acceptor(self._listener, self._admit, self._refusals.note, self._settings.size + _STRANGERS).run()
+            listening.Acceptor(
+                self._meeting.listeners, self._admit, self._refusals.note, self._settings.size + _STRANGERS
+            ).run()
         )
         self._readers.append(asyncio.create_task(self._admit_own()))
         complete = False
@@ -145,6 +154,9 @@ class Rendezvous:
             await self._connect(await self._measure())
             complete = True
         except ShoalError as error:
+            if not self._reached.done():
+                self._reached.set_exception(error)
+                self._reached.exception()  # it is raised below, whether anyone waits for it here or not
             await self._refuse(error)
             raise
         finally:
@@ -160,24 +172,25 @@ class Rendezvous:
         self._events.put_nowait(_Joining(0, self._own, message))
 
     async def _admit(self, link: socket.socket, proven: Callable[[], None]) -> None:
-        rank, message = await asyncio.wait_for(self._first_message(link, proven), self._patience.stranger)
+        rank, message = await self._first_message(link, proven)
         if self._refusal is not None:
             await self._tell_late(rank, link)
         else:
             self._events.put_nowait(_Joining(rank, link, message))
 
     async def _first_message(self, link: socket.socket, proven: Callable[[], None]) -> tuple[int, Message]:
-        server = Server([self._secret], self._id, [Role.CONTROL], encrypts=self._settings.encrypts)
+        server = Server([self._meeting.secret], self._id, [Role.CONTROL], encrypts=self._settings.encrypts)
         caller = links.peer_name(link)
         try:
-            hello = await links.authenticate_server(link, server)
+            hello = await asyncio.wait_for(links.authenticate_server(link, server), self._patience.stranger)
         except HandshakeRefused as error:
             if error.refusal in EXPLAINING and server.hello is not None and server.hello.role == Role.CONTROL:
                 self._doubt(server.hello.rank, error.refusal, caller)
             raise
         proven()
         try:
-            return hello.rank, await links.receive_message(link)
+            # One of ours: it may be stopped between two words.
+            return hello.rank, await asyncio.wait_for(links.receive_message(link), self._patience.proven)
         except MessageError as error:
             self._events.put_nowait(ShoalError(f"rank {hello.rank} at {caller}: {error}"))
             raise
@@ -240,16 +253,20 @@ class Rendezvous:
         return self._doubts.explanation(missing, f"{_list_of(missing)} did not join")
 
     def _missing(self) -> list[int]:
-        return [rank for rank in range(self._settings.size) if rank not in self._members]
+        """Rank 0 itself may wait for the others first."""
+        return [rank for rank in range(1, self._settings.size) if rank not in self._members] or [0]
 
     def _patience_limit(self) -> float:
         return min(self._settings.timeout, self._patience.rendezvous)
 
     def _who_is_missing(self) -> str:
-        return f"{_list_of(self._missing())} of {self._settings.size} to join at {links.local_address(self._listener)}"
+        return f"{_list_of(self._missing())} of {self._settings.size} to join at {self._meeting.listens_at}"
 
     def _add(self, member: Member) -> None:
         self._members[member.rank] = member
+        if len(self._members) - (0 in self._members) == self._settings.size - 1 and not self._reached.done():
+            others = sorted(rank for rank in self._members if rank != 0)
+            self._reached.set_result([links.local_address(self._members[rank].link).host for rank in others])
         self._readers.append(asyncio.create_task(self._listen_to(member)))
         if self._doubts.ranks():
             self._await_quiet()

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shoal import _native, encryption, keyring, links, measuring, messages
+from shoal import _native, encryption, keyring, links, listening, measuring, messages
 from shoal.addresses import Address, is_loopback
 from shoal.config import secret_folder
 from shoal.errors import ConfigurationError
@@ -99,8 +99,8 @@ class Front:
         self._encrypts = encrypts
         self._secrets = list(secrets) or [_secret_for(host)]
         self._patience = patience
-        self._listener = _listen(Address(host, port))
-        self.address = links.local_address(self._listener)
+        self._listeners = _listen(Address(host, port))
+        self.address = links.local_address(self._listeners[0])
         # Names this server, by whatever address it is reached.
         self._id = os.urandom(16)
         self._core = _native.Server(proxies)
@@ -110,7 +110,7 @@ class Front:
 
     async def run(self) -> None:
         try:
-            await links.Acceptor(self._listener, self._admit, self._refusals.note, _AT_ONCE).run()
+            await listening.Acceptor(self._listeners, self._admit, self._refusals.note, _AT_ONCE).run()
         finally:
             self._core.close()
 
@@ -126,7 +126,8 @@ class Front:
         if hello.role == Role.MEASURE:
             await measuring.answer(link)
             return
-        message = await asyncio.wait_for(links.receive_message(link), self._patience.answer)
+        # One that has a secret: it may be stopped between two words.
+        message = await asyncio.wait_for(links.receive_message(link), self._patience.proven)
         try:
             assert server.secret is not None, "a handshake that is done has proven a secret"
             request = self._checked(hello, message, server.secret)
@@ -208,9 +209,9 @@ def _secret_for(host: str) -> bytes:
     return keyring.user_secret(secret_folder(os.environ))
 
 
-def _listen(address: Address) -> socket.socket:
+def _listen(address: Address) -> list[socket.socket]:
     try:
-        return links.listen(address)
+        return listening.listen(address)
     except OSError as error:
         raise ConfigurationError(
             f"shoal server cannot listen on {address} ({links.why(error)}): choose another --host or --port"

@@ -10,6 +10,7 @@ from shoal.addresses import Address
 from shoal.config import Settings
 from shoal.errors import ConfigurationError, PeerLost, ShoalError
 from shoal.handshake import Client, HandshakeRefused, Role, refusal_error
+from shoal.late import reach_rank
 from shoal.meeting import Meeting
 from shoal.messages import MessageError
 from shoal.patience import Patience
@@ -76,9 +77,13 @@ class ServerLinks:
                 incarnation=welcome.incarnation,
                 encrypts=self._encrypts,
             )
-            link = await links.connect_as(client, welcome.where(place), self._sources, self._patience.answer)
-            assert client.server_id is not None, "a handshake that is done has named the server"
-            return link, client.server_id
+            where, answer = welcome.where(place), self._patience.answer
+            if place.rank is None:
+                reached = await links.reach(client, where, self._sources, answer)
+            else:
+                reached = await reach_rank(client, where, self._sources, answer, self._patience)
+            assert reached.client.server_id is not None, "a handshake that is done has named the server"
+            return reached.link, reached.client.server_id
 
         try:
             link, server_id = await _again_until(self._patience.server, attempt)
@@ -88,7 +93,8 @@ class ServerLinks:
             raise self._unreachable(place, welcome.where(place), error) from None
         try:
             self._note_id(index // welcome.lanes, place, server_id)
-            await introduce(link, welcome, index, called, self._patience.answer)
+            # A rank may be late; rank 0 says when that is too late.
+            await introduce(link, welcome, index, called, self._patience.answer if place.rank is None else None)
         except BaseException:
             link.close()
             raise
@@ -120,9 +126,12 @@ class ServerLinks:
 
 
 async def introduce(
-    link: socket.socket, welcome: Welcome, index: int, called: str, answer: float, attempt: int = 0
+    link: socket.socket, welcome: Welcome, index: int, called: str, answer: float | None, attempt: int = 0
 ) -> None:
-    """Says ``job`` to a server and hears that it takes it. Raises ShoalError, which begins with ``called``."""
+    """Says ``job`` to a server and hears that it takes it, within ``answer`` seconds or whenever it does.
+
+    Raises ShoalError, which begins with ``called``.
+    """
     try:
         await links.send(link, messages.pack("job", welcome.terms.job_fields(owner(), index, attempt)))
         said = await asyncio.wait_for(links.receive_message(link), answer)

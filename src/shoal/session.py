@@ -27,6 +27,7 @@ from shoal.encryption import hand_over
 from shoal.errors import ShoalError, Timeout
 from shoal.handshake import Client, HandshakeRefused, Role
 from shoal.joining import Joined
+from shoal.late import reach_rank
 from shoal.patience import Patience
 from shoal.server_links import introduce, several_servers
 from shoal.shares import ServerPlace
@@ -285,7 +286,8 @@ class Session:
             incarnation=self.incarnation,
             encrypts=self.settings.encrypts,
         )
-        return await links.connect_as(client, address, self._joined.sources, self._patience.peer)
+        silence = max(self._joined.welcome.peer_timeout, self._patience.peer)
+        return (await reach_rank(client, address, self._joined.sources, silence, self._patience)).link
 
     # --- Servers that were lost and may be back, in the link thread ---
 
@@ -351,7 +353,7 @@ class Session:
             encrypts=self.settings.encrypts,
         )
         address = welcome.where(self._place(index))
-        link = await links.connect_as(client, address, self._joined.sources, self._patience.peer)
+        link, client = await links.reach(client, address, self._joined.sources, self._patience.peer)
         try:
             called = f"{rank_name(self.rank, self.hosts)} called the server {self._place(index)} again"
             await introduce(link, welcome, index, called, self._patience.peer, attempt)

@@ -13,16 +13,18 @@ def _split(address: str) -> tuple[str, int]:
 
 
 class Relay:
-    """Listens on loopback, at ``port`` or any, and carries every connection to ``server``, a host:port.
+    """Listens at ``host`` and ``port``, or any, and carries every connection to ``server``, a host:port.
 
     ``others``: more of them, each of which gets the next connection in turn, as behind a balancer of load. ``flip_after``: of each connection's bytes from the server, the one after so many has a bit changed. ``seen`` is all that
     has passed, either way, of all connections.
     """
 
-    def __init__(self, server: str, *others: str, flip_after: int | None = None, port: int = 0) -> None:
+    def __init__(
+        self, server: str, *others: str, flip_after: int | None = None, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
         self._servers = itertools.cycle([_split(each) for each in (server, *others)])
         self._flip_after = flip_after
-        self._listener = socket.create_server(("127.0.0.1", port))
+        self._listener = socket.create_server((host, port))
         self._lock = threading.Lock()
         self._ends: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -51,7 +53,11 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(next(self._servers))
+                try:
+                    far = socket.create_connection(next(self._servers))
+                except OSError:  # nobody is there yet
+                    near.close()
+                    continue
                 self._ends += [near, far]
                 for source, target, flip_after in ((near, far, None), (far, near, self._flip_after)):
                     thread = threading.Thread(target=self._carry, args=(source, target, flip_after), daemon=True)

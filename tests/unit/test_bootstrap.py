@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -19,7 +20,7 @@ import pytest
 from local_front import keepalive_of_ends_at, running
 
 from shoal import _native, handshake, messages
-from shoal.addresses import Address
+from shoal.addresses import Address, is_loopback
 from shoal.bootstrap import Session, _shared, join
 from shoal.config import Limits, Settings
 from shoal.errors import AuthenticationError, ConfigurationError, PeerLost, ShoalError, Timeout
@@ -31,7 +32,18 @@ from shoal.session import _sessions
 
 SECRET = b"the secret of the bootstrap's tests"
 # As the default, but for what the tests wait for.
-HASTY = Patience(stranger=1.0, answer=5.0, late=0.3, rendezvous=20.0, silence=1.0, server=0.6, farewell=1.0, doubt=0.7)
+HASTY = Patience(
+    stranger=1.0,
+    proven=1.0,
+    answer=5.0,
+    call=0.5,
+    late=0.3,
+    rendezvous=20.0,
+    silence=1.0,
+    server=0.6,
+    farewell=1.0,
+    doubt=0.7,
+)
 OTHER_SECRET = b"not the secret of these tests"
 LIMIT = 30.0
 
@@ -380,13 +392,63 @@ def test_a_taken_rendezvous_port_is_an_error_on_every_rank() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = Address("127.0.0.1", taken.getsockname()[1])
-        outcomes = run_ranks([settings(rank, 3, address) for rank in range(3)])
-        errors(outcomes, ConfigurationError, str(address), "SHOAL_RENDEZVOUS")
-        errors(outcomes[:1], ConfigurationError, "taken")
+        patience = dataclasses.replace(HASTY, rendezvous=3.0)
+        outcomes = run_ranks([settings(rank, 3, address) for rank in range(3)], patience=patience)
+        errors(outcomes[:1], ConfigurationError, str(address), "SHOAL_RENDEZVOUS", "taken")
+        # To them it might be a rank 0 that is stopped.
+        errors(outcomes[1:], Timeout, str(address), "another program has this port", "SHOAL_RENDEZVOUS")
+
+
+def test_what_ends_every_connection_without_a_word_is_not_rank_zero() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = Address("127.0.0.1", taken.getsockname()[1])
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.accept()[0].close()
+
+        ending = threading.Thread(target=hang_up)
+        ending.start()
+        try:
+            errors(run_ranks([settings(1, 2, address)]), ConfigurationError, str(address), "is not rank 0 of this job")
+        finally:
+            taken.shutdown(socket.SHUT_RDWR)
+            ending.join(LIMIT)
 
 
 def test_an_address_that_is_not_rank_zeros_is_named() -> None:
     errors(run_ranks([settings(0, 2, Address("192.0.2.77", 7000))]), ConfigurationError, "192.0.2.77:7000")
+
+
+def of_several_machines(rank: int, size: int, address: Address | None, **changes: Any) -> Settings:
+    launch = Launch("test", rank, size, 0, 1, None, 29500, "")
+    return dataclasses.replace(settings(rank, size, address), launch=launch, **changes)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.77", "head.invalid"])  # RFC 5737, RFC 2606: nobody has them
+def test_with_a_secret_rank_zero_can_be_met_under_a_name_that_is_not_its_own(
+    host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As behind a service's address: what leads there is not seen by rank 0."""
+    port = free_address().port
+    ways = [Address(host, port), Address("127.0.0.1", port), Address("127.0.0.2", port)]
+    joined = sessions(run_ranks([of_several_machines(rank, 3, way) for rank, way in enumerate(ways)]))
+    assert f"{host} is no address of rank 0's machine" in caplog.text
+    # The rendezvous alone was everywhere: what a rank listens at is one address.
+    addresses = [address.host for address in joined[0]._joined.welcome.addresses]
+    assert addresses[1:] == ["127.0.0.1", "127.0.0.1"]
+    assert addresses[0] not in ("0.0.0.0", "::")
+    leave_all(joined)
+
+
+def test_without_a_secret_of_its_own_rank_zero_is_met_where_its_name_leads(tmp_path: Path) -> None:
+    port = free_address().port
+    address = Address("localhost", port)
+    private = [of_several_machines(rank, 2, address, secret=None, secret_folder=tmp_path) for rank in range(2)]
+    joined = sessions(run_ranks(private))
+    assert all(is_loopback(address.host) for address in joined[0]._joined.welcome.addresses)
+    leave_all(joined)
 
 
 def test_nobody_who_knows_where_rank_zero_is() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal import congestion, links
-from shoal.addresses import Address
+from shoal import congestion, links, listening
+from shoal.addresses import Address, resolve
 
 
 def available() -> set[str]:
@@ -27,10 +27,10 @@ async def ends() -> tuple[bytes, bytes]:
         accepted.append(congestion.in_use(link))
         link.close()
 
-    listener = links.listen(Address("127.0.0.1", 0))
-    acceptor = links.Acceptor(listener, note, lambda name, why: None, 1)
+    listener = listening.listen(Address("127.0.0.1", 0))[0]
+    acceptor = listening.Acceptor([listener], note, lambda name, why: None, 1)
     task = asyncio.create_task(acceptor.run())
-    caller = await links.connect(links.local_address(listener))
+    caller = await links.connect(*resolve(links.local_address(listener)))
     connecting = congestion.in_use(caller)
     assert await asyncio.get_running_loop().sock_recv(caller, 1) == b""
     caller.close()

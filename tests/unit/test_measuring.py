@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 from local_front import SECRET, running
 
-from shoal import links, measuring, messages
-from shoal.addresses import Address
+from shoal import links, listening, measuring, messages
+from shoal.addresses import Address, resolve
 from shoal.door import Door
 from shoal.handshake import Client, HandshakeRefused, Refusal, Role
 from shoal.messages import MessageError
@@ -34,8 +34,8 @@ def client(incarnation: bytes = INCARNATION, secret: bytes = SECRET) -> Client:
 
 async def connection() -> tuple[socket.socket, socket.socket]:
     """Both ends of a TCP connection over loopback."""
-    listener = links.listen(Address("127.0.0.1", 0))
-    caller = await links.connect(links.local_address(listener))
+    listener = listening.listen(Address("127.0.0.1", 0))[0]
+    caller = await links.connect(*resolve(links.local_address(listener)))
     called, _ = await asyncio.get_running_loop().sock_accept(listener)
     listener.close()
     return caller, links.watched(called)
@@ -120,7 +120,7 @@ def test_a_dedicated_server_measures_with_those_who_hold_its_secret() -> None:
 
 def with_door(act: Callable[[Door], Awaitable[None]]) -> None:
     async def run() -> None:
-        door = Door(links.listen(Address("127.0.0.1", 0)), SECRET, 0, Patience(answer=0.3))
+        door = Door(listening.listen(Address("127.0.0.1", 0))[0], SECRET, 0, Patience(answer=0.3))
         door.open(INCARNATION, 4)
         try:
             await act(door)

@@ -1,10 +1,10 @@
 """One host of a lab: runs programs, and has a link that can be cut, mended, reshaped and read."""
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shoal.testing.lab import commands, links
+from shoal.testing.lab import commands, links, namespaces
 from shoal.testing.lab.links import Counters, Place
 from shoal.testing.lab.shapes import LinkShape
 
@@ -14,7 +14,7 @@ Started = Callable[["subprocess.Popen[Any]"], None]
 class Host:
     """A network namespace with an interface of its own. Made by ``Lab``.
 
-    It shares everything else with the machine: files, /etc/hosts, the host's name, /dev/shm, process numbers, CPU time.
+    It shares everything else with the machine: files, /etc/hosts (unless ``knows`` says otherwise), the host's name, /dev/shm, process numbers, CPU time.
     ``index`` counts from 0; ``name`` is ``host0`` and so on, for people; ``address`` is its IPv4 address; ``namespace``
     is what ``ip netns`` calls it; ``shape`` is its link's.
     """
@@ -46,6 +46,11 @@ class Host:
         process = subprocess.Popen(self.command(arguments), **{"start_new_session": True, **popen})
         self._started(process)
         return process
+
+    def knows(self, names: Mapping[str, Sequence[str]]) -> None:
+        """What programs that are started here from now on find under some names: their addresses, instead of /etc/hosts."""
+        lines = [f"{address} {name}" for name, addresses in names.items() for address in addresses]
+        namespaces.write_hosts(self.namespace, "".join(f"{line}\n" for line in ["127.0.0.1 localhost", *lines]))
 
     def cut(self) -> None:
         """Unplugs the cable: what waits in the queues is lost, nothing passes in either direction until ``mend``.

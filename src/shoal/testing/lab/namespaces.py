@@ -9,6 +9,7 @@ and cleans up when the pipe ends. It is this file, run by path; so nothing here 
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 FOLDER = Path("/var/run/netns")  # iproute2's
+OWN_FILES = Path("/etc/netns")  # what is in NAME/ here, programs of a namespace see in /etc: iproute2's as well
 _NAME = re.compile(r"shoal-lab-(?P<pid>\d+)-(?P<start>\d+)-.+")
 _END_SECONDS = 5.0  # for processes to die, and for namespaces to go
 _LATE_SECONDS = 1.0  # for a process that has opened a namespace to be in it
@@ -60,6 +62,8 @@ def remove(names: Iterable[str], ip: str) -> None:
     if not names:
         return
     kill_all(names)
+    for name in names:
+        shutil.rmtree(OWN_FILES / name, ignore_errors=True)
     # The links go with the namespaces that hold them.
     commands = "".join(f"netns delete {name}\n" for name in names)
     done = subprocess.run(
@@ -86,6 +90,13 @@ def remove_with_latecomers(names: Sequence[str], ip: str) -> None:
         while inodes and time.monotonic() < deadline:
             _kill_once(inodes)
             time.sleep(0.05)
+
+
+def write_hosts(name: str, text: str) -> None:
+    """The /etc/hosts of programs that are started in a namespace from now on."""
+    folder = OWN_FILES / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "hosts").write_text(text)
 
 
 def kill_all(names: Iterable[str]) -> None:

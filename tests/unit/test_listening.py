@@ -1,0 +1,73 @@
+"""Listening while a job comes together: at every address of a name, and what is cancelled loses nobody."""
+
+import asyncio
+import socket
+
+import pytest
+
+from shoal import listening
+from shoal.addresses import Address, Resolved
+
+PATIENCE = 10.0
+
+
+def test_a_caller_that_comes_as_accepting_is_cancelled_is_the_next_ones() -> None:
+    async def scenario(listener: socket.socket) -> None:
+        waiting = asyncio.create_task(listening.accept(listener))
+        await asyncio.sleep(0)
+        stop, stopped = socket.socketpair()
+        with stop, stopped, socket.create_connection(listener.getsockname(), timeout=PATIENCE) as caller:
+            # Both can be read when the loop looks next, the listener first.
+            asyncio.get_running_loop().add_reader(stopped, waiting.cancel)
+            stop.send(b"\0")
+            await asyncio.wait({waiting})
+            asyncio.get_running_loop().remove_reader(stopped)
+            assert waiting.cancelled()
+            with await asyncio.wait_for(listening.accept(listener), PATIENCE) as link:
+                link.sendall(b"hello")
+                assert caller.recv(5) == b"hello"
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        asyncio.run(scenario(listener))
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, hosts: list[str]) -> None:
+    """Every name stands for these addresses, as a name server or /etc/hosts may say."""
+    found = [Resolved(socket.AF_INET6 if ":" in host else socket.AF_INET, host) for host in hosts]
+
+    def resolve(address: Address) -> list[Resolved]:
+        return [
+            Resolved(family, (host, address.port, 0, 0) if ":" in host else (host, address.port))
+            for family, host in found
+        ]
+
+    monkeypatch.setattr(listening, "resolve", resolve)
+
+
+def addresses_of(listeners: list[socket.socket]) -> list[tuple[str, int]]:
+    found = [listener.getsockname()[:2] for listener in listeners]
+    listening.close_all(listeners)
+    return found
+
+
+def test_a_name_is_listened_at_at_every_address_that_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, ["192.0.2.7", "::1", "2001:db8::7", "127.0.0.2"])
+    (first, port), second = addresses_of(listening.listen(Address("head", 0)))
+    assert (first, second) == ("::1", ("127.0.0.2", port))
+
+
+def test_a_name_without_an_address_of_this_machine_cannot_be_listened_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, ["192.0.2.7", "192.0.2.8"])
+    with pytest.raises(OSError, match="assign requested address"):
+        listening.listen(Address("head", 0))
+
+
+def test_a_port_that_is_taken_at_one_of_the_addresses_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as other:
+        port = other.getsockname()[1]
+        resolving(monkeypatch, ["127.0.0.3", "127.0.0.2"])
+        with pytest.raises(OSError, match="in use"):
+            listening.listen(Address("head", port))
+        with socket.create_server(("127.0.0.3", port)):
+            pass  # what it had bound before is free again
