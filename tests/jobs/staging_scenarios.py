@@ -325,7 +325,7 @@ def made_in_two_streams() -> float:
     def go_on_in_another_stream(_: torch.Tensor) -> None:
         def add() -> None:
             time.sleep(0.1)
-            last.weight.grad += shoal.rank() * 2.0
+            last.weight.grad.data += shoal.rank() * 2.0  # a kernel; PyTorch has counted the change when it was launched
 
         device.launch(add)
         elsewhere.enter_context(device.inside(device.stream()))

@@ -5,6 +5,7 @@ On the CPU, and with a simulated device in the place of the CPU.
 
 import pytest
 import torch_layers
+import torch_passes
 import torch_scenarios
 import torch_swapped
 import torch_uneven
@@ -14,7 +15,7 @@ import shoal
 from shoal.testing import Cluster, run_ranks
 
 RANKS = 3
-SUBJECTS = (torch_scenarios, torch_layers, torch_uneven, torch_swapped)
+SUBJECTS = (torch_scenarios, torch_layers, torch_passes, torch_uneven, torch_swapped)
 SCENARIOS = {name: function for subject in SUBJECTS for name, function in subject.SCENARIOS.items()}
 
 

@@ -1,24 +1,31 @@
-"""Gradient arenas: all gradients of a dtype and a device in one flat memory, each ``param.grad`` a view into it.
+"""Gradient arenas: all gradients of a dtype and a device in one flat memory, each ``param.grad`` a tensor on a slot of it.
 
 What the backward pass wrote is what the network reads, and results land where the optimizer reads. A gradient is copied
 at most once, in ``place``: where the optimizer has set it to None, PyTorch hands over a fresh tensor. An arena of an
 accelerator has a mirror in memory of the host, which is what the network reads and writes. See docs/decisions/arena.md.
 
-An arena has no values of its own to keep: its memory counts only where a ``param.grad`` is its view, and from the time a
-buffer is handed to an operation until that is done.
+An arena has no values of its own to keep: its memory counts only where a ``param.grad`` lies in its own slot, and from the time
+a buffer is handed to an operation until that is done. Before a pass writes, ``prepare`` sees to it that nobody else holds
+a tensor on a slot. Some gradients are apart: their slots only carry them, and the result goes back to the tensor that
+``param.grad`` is. Those are the ones that the program has put there itself or holds, and those of parameters that
+several wrappers have.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
 
 from shoal import runtime
+from shoal.errors import ShoalError
 from shoal.layout import ArenaLayout, Item, lay_out
 from shoal.torch import accelerators
 from shoal.torch.accelerators import Accelerator
 from shoal.torch.devices import places_of
+from shoal.torch.slots import Slot
 
 PAGE = 4096
 
@@ -70,22 +77,41 @@ class GradientArenas:
         self._parameters = [parameter for _, parameter in parameters]
         self._devices = [accelerators.of([parameter]) for parameter in self._parameters]
         places = places_of(self._parameters)
-        self._kinds = [Kind(place, each.dtype) for place, each in zip(places, self._parameters, strict=True)]
+        self._kinds = [Kind(place, gradient_dtype(each)) for place, each in zip(places, self._parameters, strict=True)]
         self._buffer_bytes = buffer_bytes
         self._memory: dict[Kind, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._shared: frozenset[int] = frozenset()
+        self._strayed: set[int] = set()
+        self._apart: set[int] = set()
+        self._frozen: frozenset[int] = frozenset()
+        self._slots: list[Slot] = []
         self._lay_out(order)
 
     def reorder(self, order: Sequence[int]) -> None:
         """From now on the gradients lie in this order, with the values that they have.
 
-        There is no second arena for that: gradients that have changed places among each other are copied together and put back,
-        and between the order of registration and that of arrival these are mostly the few of a layer.
+        There is no second arena for that, unless the program holds a gradient that would move under its hands: gradients that have
+        changed places among each other are copied together and put back, and between the order of registration and that of
+        arrival these are mostly the few of a layer.
         """
-        before, places = self._orders, self._views
+        before, slots = self._orders, self._slots
+        inside = [index for index in range(len(slots)) if self._is_inside(index)]
+        for index in inside:
+            self._parameters[index].grad = None
+        held = {self._kinds[index] for index, slot in enumerate(slots) if slot.is_held}
+        for kind in held:
+            del self._memory[kind]
         self._lay_out(order)
         for kind, after in self._orders.items():
             for moved in _permuted(before[kind], after):
-                self._move(moved, places)
+                values = {index: slots[index].memory for index in moved if index in inside}
+                if len(moved) > 1 and kind not in held:
+                    values = {index: memory.clone() for index, memory in values.items()}
+                for index, value in values.items():
+                    slot = self._slots[index]
+                    if value.data_ptr() != slot.begin:
+                        slot.memory.copy_(value)
+                    self._parameters[index].grad = slot.hand_out()
 
     @property
     def nbytes(self) -> int:
@@ -114,54 +140,167 @@ class GradientArenas:
         """The number of a gradient's device among those of all."""
         return self._kinds[index].place
 
-    def view(self, index: int) -> torch.Tensor:
-        """The place of a gradient: of the parameter's shape, and of its strides where those are dense."""
-        return self._views[index]
+    def slot(self, index: int) -> torch.Tensor:
+        """The memory of a gradient in its arena: of the parameter's shape, and of its strides where those are dense."""
+        return self._slots[index].memory
+
+    @property
+    def frozen(self) -> frozenset[int]:
+        """The parameters that get no gradients for the time being. Their slots are holes: whatever is there is sent."""
+        return self._frozen
+
+    def freeze(self, frozen: frozenset[int]) -> None:
+        """``frozen``: all that are, from now on. Their gradients stay as they are, outside of the arena."""
+        self._frozen = frozen
+        for index in frozen:
+            self._move_out(index)
+
+    def keep_apart(self, shared: frozenset[int]) -> None:
+        """``shared``: all parameters that another wrapper has too, from now on."""
+        self._shared = shared
+
+    def prepare(self) -> None:
+        """Before a pass writes into the arenas: says what is apart in this pass.
+
+        Whatever the program still holds of the arenas is left to it, and new memory takes over. That happens once for each
+        gradient, which is apart ever after.
+        """
+        outside: set[int] = set()
+        strayed: set[int] = set()
+        left: set[Kind] = set()
+        for index, (parameter, slot) in enumerate(zip(self._parameters, self._slots, strict=True)):
+            gradient = parameter.grad
+            begin = 0
+            if gradient is not None and gradient.layout == torch.strided:
+                begin = gradient.data_ptr()
+                if begin == slot.begin:
+                    continue
+                outside.add(index)
+            trespassed = self._kind_at(begin) if begin else None
+            if slot.is_held or trespassed is not None:
+                strayed.add(index)
+                left.update({self._kinds[index], *(() if trespassed is None else (trespassed,))})
+                outside.update(other for other, each in enumerate(self._slots) if begin and each.begin == begin)
+        if left:
+            self._strayed |= strayed
+            for kind in left:
+                del self._memory[kind]
+            self._lay_out(self.order)
+        self._apart = outside | self._strayed | self._shared
+        for index in self._apart | self._frozen:
+            self._move_out(index)
 
     def place(self, index: int) -> None:
-        """Makes ``param.grad``, if there is one, the view with the same values."""
-        parameter, view = self._parameters[index], self._views[index]
+        """Puts the values of ``param.grad``, zero for None, into its slot, and ``param.grad`` there, unless that is apart.
+
+        Raises ShoalError for a gradient that does not fit there.
+        """
+        parameter, slot = self._parameters[index], self._slots[index]
         gradient = parameter.grad
-        if gradient is None or gradient is view:
-            return
-        if not _same_memory(gradient, view):
-            view.copy_(gradient.detach())
-        parameter.grad = view
+        if gradient is None:
+            slot.memory.zero_()
+        elif not slot.is_under(gradient):
+            self._check_fits(index, gradient)
+            slot.memory.copy_(gradient.detach())
+            if _is_kept(parameter):
+                self._apart.add(index)
+            if index not in self._apart:
+                parameter.grad = slot.hand_out()
+
+    def settle(self, index: int) -> None:
+        """After the average: ``param.grad`` is what the slot holds."""
+        parameter, slot = self._parameters[index], self._slots[index]
+        gradient = parameter.grad
+        if index not in self._apart:
+            if gradient is None or not slot.is_under(gradient):
+                parameter.grad = slot.hand_out()
+        elif gradient is None or (gradient.shape, gradient.dtype) != (slot.memory.shape, slot.memory.dtype):
+            parameter.grad = slot.memory.clone()
+        else:
+            gradient.detach().copy_(slot.memory)
+
+    def version(self, index: int) -> int | None:
+        """A number that changes whenever a program changes ``param.grad`` in its slot. None if that is not where it is."""
+        gradient = self._parameters[index].grad
+        if gradient is None or index in self._apart or gradient.data_ptr() != self._slots[index].begin:
+            return None
+        return gradient._version
 
     def contribute_unused(self, index: int) -> torch.Tensor | None:
-        """Puts what a parameter that got no gradient now has (zero for None) into its place, and leaves ``param.grad``.
+        """Puts what a parameter that got no gradient now has (zero for None) into its slot, and leaves ``param.grad``.
 
-        Returns a copy where ``param.grad`` is that place, since the result will overwrite it.
+        Returns a copy where ``param.grad`` is that slot, since the result will overwrite it.
         """
-        gradient, view = self._parameters[index].grad, self._views[index]
+        gradient, slot = self._parameters[index].grad, self._slots[index]
         if gradient is None:
-            view.zero_()
-        elif _same_memory(gradient, view):
-            return view.clone()
+            slot.memory.zero_()
+        elif slot.is_under(gradient):
+            return slot.memory.clone()
         else:
-            view.copy_(gradient.detach())
+            self._check_fits(index, gradient)
+            slot.memory.copy_(gradient.detach())
         return None
 
     def settle_unused(self, index: int, saved: torch.Tensor | None, used_elsewhere: bool) -> None:
         """After the average: takes the result if a rank had a gradient, otherwise leaves ``param.grad`` as it was."""
         if used_elsewhere:
-            self._parameters[index].grad = self._views[index]
+            self.settle(index)
         elif saved is not None:
-            self._views[index].copy_(saved)
+            self._slots[index].memory.copy_(saved)
 
-    def take_over(self) -> None:
-        """Places every gradient that there is, whatever arena it was in before."""
-        for index in self._views:
-            self.place(index)
+    def take_over(self, before: "GradientArenas | None") -> None:
+        """Places the gradients that lie in these other arenas, which are used no more, unless the program holds them."""
+        if before is None:
+            return
+        numbers = {id(parameter): index for index, parameter in enumerate(self._parameters)}
+        for index, parameter in enumerate(before._parameters):
+            if not before._is_inside(index):
+                continue
+            slot = before._slots[index]
+            parameter.grad = None
+            if slot.is_held:
+                parameter.grad = slot.hand_out()
+            elif id(parameter) in numbers and gradient_dtype(parameter) == slot.memory.dtype:
+                now = self._slots[numbers[id(parameter)]]
+                now.memory.copy_(slot.memory)
+                parameter.grad = now.hand_out()
+            else:
+                parameter.grad = slot.memory.clone()
+
+    def _is_inside(self, index: int) -> bool:
+        gradient = self._parameters[index].grad
+        return gradient is not None and self._slots[index].begin != 0 and self._slots[index].is_under(gradient)
+
+    def _move_out(self, index: int) -> None:
+        """Its gradient is a tensor of its own from now on, if it lies in its slot."""
+        if self._is_inside(index):
+            self._parameters[index].grad = self._slots[index].memory.clone()
+
+    def _kind_at(self, address: int) -> Kind | None:
+        """The arena that has this address."""
+        for kind, (memory, _) in self._memory.items():
+            begin = memory.data_ptr()
+            if begin <= address < begin + memory.nbytes:
+                return kind
+        return None
+
+    def _check_fits(self, index: int, gradient: torch.Tensor) -> None:
+        memory = self._slots[index].memory
+        if (gradient.shape, gradient.dtype, gradient.device) != (memory.shape, memory.dtype, memory.device):
+            raise ShoalError(
+                f"the gradient of {self._names[index]} is {_description(gradient)}, and {_description(memory)} is averaged on "
+                "every rank: convert it in a hook of the parameter, or set the parameter's grad_dtype before it is wrapped"
+            )
 
     def _lay_out(self, order: Sequence[int]) -> None:
-        self._views: dict[int, torch.Tensor] = {}
+        slots: dict[int, Slot] = {}
         self._orders = self._by_kind(order)
         self._layouts: dict[Kind, ArenaLayout] = {}
         self.buffers: list[Buffer] = []
         self.touched: list[tuple[int, ...]] = [()] * len(self._parameters)
         for kind, indices in self._orders.items():
-            self._add_arena(kind, indices)
+            self._add_arena(kind, indices, slots)
+        self._slots = [slots[index] for index in range(len(self._parameters))]
 
     def _by_kind(self, order: Sequence[int]) -> dict[Kind, list[int]]:
         orders: dict[Kind, list[int]] = {}
@@ -171,9 +310,10 @@ class GradientArenas:
 
     def _layout(self, indices: Sequence[int]) -> ArenaLayout:
         parameters = [(self._names[index], self._parameters[index]) for index in indices]
-        return lay_out([Item(name, each.numel(), each.dtype.itemsize) for name, each in parameters], self._buffer_bytes)
+        items = [Item(name, each.numel(), gradient_dtype(each).itemsize) for name, each in parameters]
+        return lay_out(items, self._buffer_bytes)
 
-    def _add_arena(self, kind: Kind, indices: Sequence[int]) -> None:
+    def _add_arena(self, kind: Kind, indices: Sequence[int], slots: dict[int, Slot]) -> None:
         dtype = kind.dtype
         wire = _wire_dtype(dtype, self._names[indices[0]])
         layout = self._layouts[kind] = self._layout(indices)
@@ -183,8 +323,8 @@ class GradientArenas:
         elements = memory.view(dtype)
         first_buffer = len(self.buffers)
         for index, extent, touched in zip(indices, layout.extents, layout.touched, strict=True):
-            place = elements[extent.begin // dtype.itemsize : extent.end // dtype.itemsize]
-            self._views[index] = _like(place, self._parameters[index])
+            part = elements[extent.begin // dtype.itemsize : extent.end // dtype.itemsize]
+            slots[index] = self._slot_of(index, _like(part, self._parameters[index]))
             self.touched[index] = tuple(first_buffer + buffer for buffer in touched)
         name = str(dtype).removeprefix("torch.")
         prefix = f"place{kind.place}." if kind.place else ""
@@ -195,18 +335,16 @@ class GradientArenas:
             gradients = tuple(indices[item] for item in needed)
             self.buffers.append(Buffer(f"{prefix}{name}.buffer{number}", window, gradients, host))
 
-    def _move(self, moved: Sequence[int], places: dict[int, torch.Tensor]) -> None:
-        """Gradients that together fill the same memory as before. ``places``: where they were."""
-        saved: dict[int, torch.Tensor] = {}
-        for index in moved:
-            gradient = self._parameters[index].grad
-            if len(moved) > 1 and gradient is not None and _same_memory(gradient, places[index]):
-                saved[index] = gradient.detach().clone()
-        for index in moved:
-            if index in saved:
-                self._parameters[index].grad = self._views[index].copy_(saved[index])
-            else:
-                self.place(index)
+    def _slot_of(self, index: int, memory: torch.Tensor) -> Slot:
+        """The one that there was, which knows who holds it, if it is this memory."""
+        before = self._slots[index] if self._slots else None
+        return before if before is not None and before.is_under(memory) else Slot(memory)
+
+
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """The dtype of the parameter's gradient: its own, unless the program has given it another (``grad_dtype``)."""
+    dtype: torch.dtype | None = getattr(parameter, "grad_dtype", None)
+    return parameter.dtype if dtype is None else dtype
 
 
 def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
@@ -227,8 +365,8 @@ def _permuted(before: Sequence[int], after: Sequence[int]) -> Iterator[Sequence[
             begin = end
 
 
-def _like(place: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    return place.as_strided(parameter.shape, gradient_strides(parameter))
+def _like(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    return part.as_strided(parameter.shape, gradient_strides(parameter))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -243,15 +381,26 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _same_memory(gradient: torch.Tensor, view: torch.Tensor) -> bool:
-    if gradient.layout != torch.strided:
-        return False
-    return (gradient.data_ptr(), gradient.dtype, gradient.shape, gradient.stride()) == (
-        view.data_ptr(),
-        view.dtype,
-        view.shape,
-        view.stride(),
-    )
+def _is_kept(parameter: torch.nn.Parameter) -> bool:
+    """Whether others than the caller have this gradient of the parameter: hooks of the program, which look there for the result."""
+    return _references(parameter) > _references_alone() + 1
+
+
+def _references(parameter: torch.nn.Parameter) -> int:
+    """How many there are to the gradient from Python."""
+    return sys.getrefcount(parameter.grad)
+
+
+@cache
+def _references_alone() -> int:
+    """To a gradient that nobody in Python has."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    return _references(parameter)
+
+
+def _description(gradient: torch.Tensor) -> str:
+    return f"{str(gradient.dtype).removeprefix('torch.')} {list(gradient.shape)} on {gradient.device}"
 
 
 def _memory(size: int, parameter: torch.Tensor, device: Accelerator | None) -> tuple[torch.Tensor, torch.Tensor | None]:

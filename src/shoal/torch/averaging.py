@@ -33,7 +33,7 @@ class Averaging:
     """``expected``: where unused parameters are looked for, the gradients that this rank will have; otherwise None.
 
     Gradients are known by their index in the arenas. A buffer is submitted once all its gradients are ready and it is
-    known to be needed.
+    known to be needed. Frozen ones are none of them: a buffer that holds no others is not sent.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Averaging:
         self._channel = channel
         self._arenas = arenas
         self._ready: set[int] = set()
-        self._unready = [len(buffer.gradients) for buffer in arenas.buffers]
-        self._numbers = {buffer.label: number for number, buffer in enumerate(arenas.buffers)}
+        self._unready = [len(set(buffer.gradients) - arenas.frozen) for buffer in arenas.buffers]
+        self._numbers = {buffer.label: n for n, buffer in enumerate(arenas.buffers) if self._unready[n]}
         self._unopened = set(self._numbers) if expected is None else {*self._numbers, USED}
         self._labels = sorted(self._unopened if expected is None else {*self._unopened, NEEDED})
         self._waiting: list[Buffer] = []

@@ -8,17 +8,19 @@ from typing import Any
 
 import torch
 
-from shoal import layout
+from shoal import groups, layout
 from shoal.errors import ShoalError
 from shoal.groups import Group
 from shoal.torch import arguments, checkpoints, compiled, devices, graph, members, runtime
 from shoal.torch.added import KnownParameters
 from shoal.torch.agreement import agree
+from shoal.torch.arena import gradient_dtype
 from shoal.torch.channel import Channel
 from shoal.torch.join import Joining
 from shoal.torch.logging_data import DDPLoggingData
 from shoal.torch.reducer import Reducer, Turn
-from shoal.torch.state import broadcast_state
+from shoal.torch.state import broadcast_state, wait_for_all
+from shoal.torch.submissions import AnyHandle
 
 MIB = layout.MIB
 
@@ -31,8 +33,9 @@ class DistributedDataParallel(torch.nn.Module):
     Joins the job (``shoal.torch.init``) if this process has not. All ranks begin with the parameters and buffers of the
     group's first member. Averaging overlaps with the backward pass and is complete when ``loss.backward()`` returns.
 
-    ``forward_sync_buffers`` (or ``broadcast_buffers``, PyTorch's older name): before every forward pass in training, buffers
-    become those of the group's first member. Default: True.
+    ``forward_sync_buffers`` (or ``broadcast_buffers``, PyTorch's older name): before every forward pass that follows one whose
+    gradients are averaged, also if it has none itself as in evaluation, buffers become those of the group's first member.
+    Default: True.
     ``init_sync``: False if parameters and buffers are the same on all ranks already; then this takes their word for it.
     ``process_group``: a ``shoal.Group`` or one of torch.distributed, whose members wrap the same module; default: all ranks.
     ``device_mesh``, of one dimension, says the same.
@@ -51,16 +54,22 @@ class DistributedDataParallel(torch.nn.Module):
     host while the backward pass goes on; ``loss.backward()`` returns when all have come back to the host, and what comes into the
     caller's stream afterwards finds the means.
 
-    ``param.grad`` is a view into a common memory. A reference to it that is kept sees the next step's values.
+    A backward pass is averaged if it goes through a forward pass of the wrapper outside of ``no_sync``, or follows one that has not
+    been averaged. Any other, through ``model.module`` for instance, only adds to ``param.grad``. Hooks of the program on parameters and
+    their gradients come before averaging.
+
+    A copy (``copy.deepcopy``, ``torch.load``) wraps a copy of the module, for the same ranks. It meets them when it is first trained.
 
     Raises Mismatch on every rank if the modules differ, ConfigurationError for parameters on other devices,
     TypeError for a dtype that cannot be averaged, ValueError if no parameter requires a gradient. ``loss.backward()``
-    raises ShoalError on every rank if a gradient is missing on one, naming the parameter, Mismatch if parameters have
+    raises ShoalError on every rank if a gradient is missing or sparse on one, naming the parameter, Mismatch if parameters have
     been frozen or changed on some ranks only, PeerLost and Timeout as every operation does. After an error the gradients
     are unspecified.
     """
 
     module: torch.nn.Module
+    _train: list[bool]
+    _buffers_sent: Sequence[AnyHandle]
 
     # By its name in PyTorch, which scripts call it by before they wrap a module: these parameters and buffers take no part.
     _set_params_and_buffers_to_ignore_for_model = staticmethod(members.ignore)
@@ -107,30 +116,53 @@ class DistributedDataParallel(torch.nn.Module):
         self._inputs_device = devices.of_inputs(
             device_ids, output_device, [parameter.device for _, parameter in members.parameters(module)]
         )
-        runtime.init()
         self.module = module
         self.broadcast_buffers = sync is None or bool(sync)
         self.find_unused_parameters = find_unused_parameters or skip_all_reduce_unused_params
         self.static_graph = static_graph
         self.gradient_as_bucket_view = True
-        self.process_group: Group = arguments.group_of(process_group, device_mesh)
-        self._channel = Channel(self.process_group)
-        self.require_backward_grad_sync = True
+        self.require_forward_param_sync = self.require_backward_grad_sync = True
         self._joining: Joining | None = None
+        self._fusion_mb = fusion_mb
+        self._buffers_sent = ()
+        runtime.init()
+        self._meet(arguments.group_of(process_group, device_mesh), init_sync)
+
+    def _meet(self, group: Group, init_sync: bool) -> None:
+        """Begins to average among the members of the group."""
+        self._ranks = None if len(group.ranks) == group.session.size else group.ranks
+        channel = Channel(group)
         if init_sync:
-            agree(self._channel, "module", members.describe_all(module), "parameters and buffers")
-            broadcast_state(self._channel, "initial", self._synced_state(with_buffers=True))
-        fusion = _FusionSize(self.process_group, fusion_mb)
-        self._reducer = Reducer(
-            self._channel,
+            agree(channel, "module", members.describe_all(self.module), "parameters and buffers")
+            wait_for_all(broadcast_state(channel, "initial", self._synced_state(with_buffers=True)))
+        self._reducer_made: Reducer | None = Reducer(
+            channel,
             self.find_unused_parameters,
-            static_graph,
-            fusion,
-            KnownParameters(members.parameters(module)),
+            self.static_graph,
+            _FusionSize(group, self._fusion_mb),
+            KnownParameters(members.parameters(self.module)),
         )
         self._manage_parameters()
         # The hooks of the parameters go with the wrapper.
-        weakref.finalize(self, self._reducer.close).atexit = False
+        weakref.finalize(self, self._reducer_made.close).atexit = False
+
+    @property
+    def process_group(self) -> Group:
+        """The ranks among which gradients are averaged."""
+        return self._reducer.channel.group
+
+    @property
+    def _reducer(self) -> Reducer:
+        if self._reducer_made is None:
+            runtime.init()
+            # A copy takes its original's word for it that ranks have the same.
+            self._meet(groups.world() if self._ranks is None else Group(self._ranks, name="copy"), init_sync=False)
+        assert self._reducer_made is not None, "it has just been made"
+        return self._reducer_made
+
+    @property
+    def _channel(self) -> Channel:
+        return self._reducer.channel
 
     @compiled.untraced_itself
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -143,29 +175,35 @@ class DistributedDataParallel(torch.nn.Module):
             output = self.module(*args, **kwargs)
         finally:
             compiled.cut_at_buffers(before)
-        if averages:
-            self._reducer.watch(output)
+        if averages is not None:
+            self._reducer.watch(output, averages)
+            self.require_forward_param_sync = averages
         return output
 
     @compiled.untraced
-    def _before_forward(self) -> bool:
-        """Whether a backward pass may follow that is ours to watch. If so, everything is made ready for it."""
-        if not torch.is_grad_enabled() or graph.inside_backward():
-            return False
-        self._reducer.settle_interrupted()
-        self._reducer.synchronise = self.require_backward_grad_sync
-        self._look_at_parameters()
-        synchronises = self.require_backward_grad_sync and self.broadcast_buffers and self.training
-        buffers = self._synced_buffers() if synchronises else []
-        root = 0 if self._joining is None else self._joining.forward(broadcasts=bool(buffers))
+    def _before_forward(self) -> bool | None:
+        """Makes ready for a backward pass, if one may follow that is ours to watch: whether it is to average, else None."""
+        if graph.inside_backward():
+            return None
+        has_gradients = torch.is_grad_enabled()
+        if has_gradients:
+            self._reducer.settle_interrupted()
+            self._look_at_parameters()
+        buffers = self._synced_buffers() if self.require_forward_param_sync and self.broadcast_buffers else []
+        joins = self._joining is not None and (has_gradients or bool(buffers))
+        root = self._joining.forward(broadcasts=bool(buffers)) if joins and self._joining is not None else 0
         if buffers:
-            broadcast_state(self._channel, BUFFERS, buffers, root)
-        return True
+            self._send_buffers(buffers, root)
+        if has_gradients:
+            return self.require_backward_grad_sync
+        # As with PyTorch, evaluation begins with the same buffers, and asks for them once.
+        self.require_forward_param_sync = False
+        return None
 
     @property
     def bucket_bytes_cap(self) -> int:
         """Bytes of gradients that are averaged at once, as PyTorch's compiler asks for it; it takes no less than 1 MiB."""
-        return max(MIB, *(buffer.memory.nbytes for buffer in self._reducer.arenas.buffers))
+        return max([MIB, *(buffer.memory.nbytes for buffer in self._reducer.arenas.buffers)])
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -210,7 +248,7 @@ class DistributedDataParallel(torch.nn.Module):
             yield
             self._look_at_parameters()
             root = joining.run_out(self._shadow_buffers, self._reducer.shadow)
-            broadcast_state(self._channel, "joined", self._synced_state(self.broadcast_buffers), root)
+            wait_for_all(broadcast_state(self._channel, "joined", self._synced_state(self.broadcast_buffers), root))
         except BaseException as error:
             joining.leave(error)
             raise
@@ -236,7 +274,14 @@ class DistributedDataParallel(torch.nn.Module):
         return self._reducer.logging_data
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("DistributedDataParallel belongs to its process: copy or pickle its .module instead")
+        """For copies and files: the module and the arguments; not what belongs to this process."""
+        made = {"_reducer_made", "_managed", "_train", "_buffers_sent"}
+        return {name: value for name, value in self.__dict__.items() if name not in made} | {"_joining": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._reducer_made = None
+        self._buffers_sent = ()
 
     def _synced_buffers(self) -> list[torch.Tensor]:
         return [buffer for _, buffer in members.buffers(self.module)]
@@ -250,8 +295,8 @@ class DistributedDataParallel(torch.nn.Module):
         return [
             (
                 id(parameter),
-                parameter.requires_grad,
                 parameter.dtype,
+                gradient_dtype(parameter),
                 parameter.device,
                 parameter.shape,
                 parameter.stride(),
@@ -259,21 +304,37 @@ class DistributedDataParallel(torch.nn.Module):
             for _, parameter in members.parameters(self.module)
         ]
 
+    def _which_train(self) -> list[bool]:
+        return [parameter.requires_grad for _, parameter in members.parameters(self.module)]
+
     def _look_at_parameters(self) -> None:
-        if self._reducer.must_start_anew or self._fingerprint() != self._managed:
+        """Before a pass: whether parameters are other ones than before, or frozen, or thawed."""
+        if members.are_lent(self.module):
+            return
+        reducer = self._reducer
+        if reducer.must_start_anew or reducer.is_wasteful or self._fingerprint() != self._managed:
             self._manage_parameters()
+        elif self._which_train() != self._train:
+            self._train = self._which_train()
+            if reducer.covers(members.parameters(self.module)):
+                reducer.freeze()
+            else:
+                self._manage_parameters()
 
     def _shadow_buffers(self, root: int) -> None:
-        broadcast_state(self._channel, BUFFERS, self._synced_buffers(), root)
+        self._send_buffers(self._synced_buffers(), root)
+
+    def _send_buffers(self, buffers: Sequence[torch.Tensor], root: int) -> None:
+        """Everyone gets the root's. The root goes on at once, as with PyTorch on gloo: it may be the only one that evaluates."""
+        before, self._buffers_sent = self._buffers_sent, ()
+        wait_for_all(before)
+        self._buffers_sent = broadcast_state(self._channel, BUFFERS, buffers, root)
 
     def _manage_parameters(self) -> None:
-        """Makes arenas for the parameters as they are now: at the start, and when one was frozen, thawed or changed."""
-        members.check(self.module)
-        self._managed = self._fingerprint()
-        for _, parameter in members.parameters(self.module):
-            if not parameter.requires_grad and parameter.grad is not None:
-                # It must not keep an arena alive that nobody uses any more.
-                parameter.grad = parameter.grad.clone()
+        """Makes arenas for the parameters as they are now: at the start, and when one was changed, or thawed for the first time."""
+        members.check_tensors(self.module)
+        self._managed: list[tuple[object, ...]] = self._fingerprint()
+        self._train = self._which_train()
         self._reducer.manage(members.parameters(self.module))
 
 

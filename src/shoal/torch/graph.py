@@ -31,16 +31,26 @@ def unchanged(tensor: torch.Tensor) -> AbstractContextManager[None]:
 
 def inside_backward() -> bool:
     """Whether this thread is in the middle of a backward pass, as when a checkpointed part is computed again."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return current_pass() != -1
 
 
-def reached(parameters: Iterable[torch.nn.Parameter]) -> list[bool]:
-    """Inside a backward pass: which parameters it will accumulate a gradient into.
+def current_pass() -> int:
+    """A number of the backward pass that this thread is in; -1 outside of any."""
+    return int(torch._C._current_graph_task_id())
 
-    All False for ``torch.autograd.grad``, which accumulates none.
-    """
+
+def accumulator(parameter: torch.nn.Parameter) -> Any:
+    """The node that adds to ``parameter.grad``. Hooks on it stay as long as somebody has it."""
     with torch.enable_grad():
-        nodes = [torch.autograd.graph.get_gradient_edge(parameter).node for parameter in parameters]
+        return torch.autograd.graph.get_gradient_edge(parameter).node
+
+
+def reached(accumulators: Iterable[Any]) -> list[bool]:
+    """Inside a backward pass: which of these it will execute.
+
+    All False for ``torch.autograd.grad``, which accumulates no gradients.
+    """
+    nodes = list(accumulators)
     try:
         return [bool(torch._C._will_engine_execute_node(node)) for node in nodes]
     except RuntimeError:

@@ -9,7 +9,7 @@ import torch
 
 from shoal.errors import ConfigurationError
 from shoal.torch.accelerators import DEVICE_TYPES
-from shoal.torch.arena import NamedParameter, gradient_strides
+from shoal.torch.arena import NamedParameter, gradient_dtype, gradient_strides
 from shoal.torch.devices import places_of
 
 
@@ -38,6 +38,17 @@ def check(module: torch.nn.Module) -> None:
     """Raises what the wrapper says of a module that it cannot wrap."""
     if not trainable(module):
         raise ValueError("no parameter of the module requires a gradient: there is nothing to average")
+    for name, parameter in parameters(module):
+        if hasattr(parameter, "_in_backward_optimizers"):
+            raise ConfigurationError(
+                f"{name} has an optimizer that steps inside the backward pass, before its gradient is averaged: step after "
+                'backward(), or use PyTorch\'s own DistributedDataParallel on the backend "shoal"'
+            )
+    check_tensors(module)
+
+
+def check_tensors(module: torch.nn.Module) -> None:
+    """Raises what the wrapper says of a parameter or buffer that it cannot take."""
     for name, tensor in [*parameters(module), *buffers(module)]:
         if torch.nn.parameter.is_lazy(tensor):
             raise TypeError(f"{name} has no shape yet: run the module once before you wrap it")
@@ -48,10 +59,18 @@ def check(module: torch.nn.Module) -> None:
             )
 
 
+def are_lent(module: torch.nn.Module) -> bool:
+    """Whether tensors stand in for parameters, as inside ``torch.func.functional_call``."""
+    return any(not isinstance(tensor, torch.nn.Parameter) for _, tensor in parameters(module))
+
+
 def describe(name: str, tensor: torch.Tensor, place: int) -> str:
     """A parameter or buffer in one line: all that ranks must agree on. ``place``: the number of its device in the module."""
     strides = gradient_strides(tensor)
     order = "" if tensor.is_contiguous() else f" strides {list(strides)}"
+    gradient = gradient_dtype(tensor)
+    if tensor.requires_grad and gradient != tensor.dtype:
+        order += f" with gradients of {str(gradient).removeprefix('torch.')}"
     device = f" on device {place} of the module" if place else ""
     return f"{name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{order}{device}"
 

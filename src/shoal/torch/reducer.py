@@ -3,8 +3,15 @@
 The life of a backward pass:
 
     an output's hook        is the first sign of it; a callback is left with the engine for its end
-    a parameter's hook      puts the gradient into its place in the arena; a buffer that is complete is submitted
+    an accumulator's hook   puts the gradient into its slot in the arena; a buffer that is complete is submitted
     the callback            checks that all gradients came, waits for all results, and raises what went wrong
+
+The accumulator is the node of the graph that adds to ``param.grad``. Its hooks come after those of the parameter, so the program's
+own hooks have done what they do to a gradient before it is averaged, whenever they were registered.
+
+A pass averages if it goes through an output of a forward pass that was to be averaged, or if it comes after such a forward pass
+and none has averaged since: that is PyTorch's rule, and finds outputs that nobody could see. Every other pass is the program's own,
+and is left alone.
 
 The engine holds the only reference to the callback. If the pass ends with an exception, the callback is destroyed without
 being called: that is how the ranks that wait for this one learn of it at once.
@@ -14,21 +21,23 @@ becomes the order in every arena, and seldom another one later (order.py). What 
 belongs all the same.
 """
 
+import enum
 import logging
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from shoal import trace
 from shoal.errors import ShoalError
-from shoal.torch import graph
+from shoal.torch import graph, owners, passes
 from shoal.torch.added import KnownParameters, describe_values
 from shoal.torch.agreement import Statement
-from shoal.torch.arena import GradientArenas, NamedParameter
+from shoal.torch.arena import GradientArenas, NamedParameter, gradient_dtype
 from shoal.torch.averaging import Averaging
 from shoal.torch.channel import Channel
 from shoal.torch.compiled import untraced
@@ -40,6 +49,10 @@ from shoal.torch.static import StaticGraph
 _log = logging.getLogger("shoal")
 
 ORDER = "order"
+
+# After so many passes with the same frozen parameters they get no slots any more. Until then they may be thawed in the next step, as
+# a discriminator's are, and to leave them their slots costs a part of a buffer or two.
+FROZEN_FOR_GOOD = 20
 
 # How many parameters an error names before it only counts them.
 NAMED_IN_ERRORS = 10
@@ -55,12 +68,20 @@ class Turn(NamedTuple):
     scale: float = 1.0
 
 
+class _Pass(enum.Enum):
+    """What a backward pass is to this wrapper."""
+
+    NOT_OURS = enum.auto()
+    ADDS = enum.auto()
+    """It goes through a forward pass inside ``no_sync``: gradients are put into their slots, and that is all."""
+    AVERAGES = enum.auto()
+
+
 class Reducer:
     """``find_unused``: whether parameters may be without a gradient. ``static_graph``: whether it is always the same ones.
 
     ``buffer_bytes``: the size of a buffer for so many bytes of gradients. ``known``: the parameters that are the same on all
     ranks.
-    ``synchronise``: whether the next backward pass averages, or only adds to the gradients of this rank.
     ``take_turn``: called before anything of a pass is submitted. ``must_start_anew``: the ranks have found that they differ, so
     all of them have to call ``manage`` again.
     """
@@ -73,7 +94,6 @@ class Reducer:
         buffer_bytes: Callable[[int], int],
         known: KnownParameters,
     ) -> None:
-        self.synchronise = True
         self.take_turn: Callable[[], Turn] = Turn
         self.must_start_anew = False
         self._known = known
@@ -85,7 +105,14 @@ class Reducer:
         self._is_static = static_graph
         self._buffer_bytes = buffer_bytes
         self._parameters: list[NamedParameter] = []
+        self._arenas: GradientArenas | None = None
+        self._accumulators: dict[int, Any] = {}
         self._hooks: list[Any] = []
+        self._owners_seen = -1
+        self._pass = _Pass.NOT_OURS
+        self._placed: list[int] = []
+        self._expecting = False
+        self._rest: _Rest | None = None
         self._averaging: Averaging | None = None
         self._interrupted: Averaging | None = None
         self._ending: weakref.ref[_Ending] | None = None
@@ -95,34 +122,59 @@ class Reducer:
         self._hooked = threading.RLock()
 
     def manage(self, parameters: Iterable[NamedParameter]) -> None:
-        """From now on these are the parameters of the module. Gradients that they have are kept.
+        """From now on these are the parameters of the module, and those that are not frozen have slots. Gradients are kept.
 
         Raises TypeError for a dtype that cannot be averaged.
         """
-        self.close()
         everything = list(parameters)
-        self._parameters = [(name, parameter) for name, parameter in everything if parameter.requires_grad]
+        trainable = [(name, parameter) for name, parameter in everything if parameter.requires_grad]
+        total = sum(parameter.numel() * gradient_dtype(parameter).itemsize for _, parameter in trainable)
+        order = range(len(trainable))[::-1]
+        arenas = GradientArenas(trainable, order, self._buffer_bytes(total))
+        self.close()
+        before, self._arenas, self._parameters = self._arenas, arenas, trainable
+        owners.add([parameter for _, parameter in trainable])
+        arenas.take_over(before)
         self._added = self._known.unknown_of(everything)
         self.must_start_anew = False
         self._used: set[int] = set()
         self._unused: dict[int, torch.Tensor | None] = {}
         self._arrivals: list[int] = []
-        total = sum(parameter.nbytes for _, parameter in self._parameters)
-        order = range(len(self._parameters))[::-1]
-        self._arenas = GradientArenas(self._parameters, order, self._buffer_bytes(total))
-        self._arenas.take_over()
+        self._versions: dict[int, int | None] = {}
         self._order = OrderWatch()
-        self._static = StaticGraph() if self._is_static else None
+        self._statics: dict[frozenset[int], StaticGraph] = {}
+        self._passes_frozen = 0
         self._state(order)
-        for index, (_, parameter) in enumerate(self._parameters):
-            hook = parameter.register_post_accumulate_grad_hook(_weakly(self, index))  # type: ignore[no-untyped-call]
-            self._hooks.append(hook)
+        for index, (_, parameter) in enumerate(trainable):
+            accumulator = self._accumulators[index] = graph.accumulator(parameter)
+            self._hooks.append(accumulator.register_hook(_weakly(self, partial(Reducer.arrive, index=index))))
+
+    def covers(self, parameters: Iterable[NamedParameter]) -> bool:
+        """Whether all of these that are not frozen have slots, so that ``freeze`` is enough."""
+        known = {id(parameter) for _, parameter in self._parameters}
+        return all(id(parameter) in known for _, parameter in parameters if parameter.requires_grad)
+
+    def freeze(self) -> None:
+        """Some parameters may have been frozen or thawed since the last pass."""
+        frozen = frozenset(
+            index for index, (_, parameter) in enumerate(self._parameters) if not parameter.requires_grad
+        )
+        if frozen != self.arenas.frozen:
+            self._set_frozen(frozen)
+
+    @property
+    def is_wasteful(self) -> bool:
+        """Whether the slots of frozen parameters have been sent for so long that arenas without them are better."""
+        return bool(self.arenas.frozen) and self._passes_frozen >= FROZEN_FOR_GOOD
 
     def close(self) -> None:
         """Lets go of the parameters. Their gradients stay as they are."""
         for hook in self._hooks:
             hook.remove()
+        if self._hooks:
+            owners.remove([parameter for _, parameter in self._parameters])
         self._hooks.clear()
+        self._accumulators.clear()
 
     def settle_interrupted(self) -> None:
         """Waits for what an interrupted backward pass left open, so that the gradients can be used again."""
@@ -131,11 +183,17 @@ class Reducer:
             interrupted.wait()
 
     @untraced
-    def watch(self, output: Any) -> None:
-        """Before the backward pass: marks where it will begin."""
+    def watch(self, output: Any, averages: bool) -> None:
+        """Before the backward pass: marks where it will begin. ``averages``: whether it averages, or only adds up."""
+        self._expecting = self._expecting or averages
         for tensor in graph.tensors_in(output):
             if tensor.grad_fn is not None:
-                tensor.register_hook(_weakly(self, None))  # type: ignore[no-untyped-call]
+                hook = _weakly(self, partial(Reducer.reach_output, averages=averages))
+                tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    @property
+    def channel(self) -> Channel:
+        return self._channel
 
     @property
     def averaging(self) -> Averaging | None:
@@ -144,6 +202,7 @@ class Reducer:
 
     @property
     def arenas(self) -> GradientArenas:
+        assert self._arenas is not None, "manage comes first"
         return self._arenas
 
     def begin(self) -> None:
@@ -152,15 +211,25 @@ class Reducer:
             return
         self.settle_interrupted()
         self._begun_ns = time.monotonic_ns()
+        if self._owners_seen != owners.changes():
+            self._owners_seen = owners.changes()
+            self.arenas.keep_apart(owners.shared([parameter for _, parameter in self._parameters]))
+        self.arenas.prepare()
         ending = _Ending(self)
         self._ending = weakref.ref(ending, self._on_interruption)
+        passes.join(self)
         torch.autograd.Variable._execution_engine.queue_callback(ending)
 
-    def reach_output(self) -> None:
+    def reach_output(self, averages: bool) -> None:
         """The backward pass has reached an output of the module."""
         with self._hooked:
             self.begin()
-            if self.synchronise and self._averaging is None and self._error is None:
+            if not averages:
+                if self._pass is _Pass.NOT_OURS:
+                    self._pass = _Pass.ADDS
+                return
+            self._pass = _Pass.AVERAGES
+            if self._averaging is None and self._error is None:
                 self._record_errors(self._look_ahead)
 
     def arrive(self, index: int) -> None:
@@ -169,17 +238,30 @@ class Reducer:
         What goes wrong is raised at the end of the pass: until then other ranks may need what this one has to give.
         """
         with self._hooked:
+            if self._find_unused and self._parameters[index][1].grad is not None:
+                self._used.add(index)
+            if self._pass is _Pass.NOT_OURS:
+                if not self._expecting:
+                    return
+                self._pass = _Pass.AVERAGES
             self.begin()
             self._record_errors(lambda: self._take(index))
 
     def finish(self) -> None:
         """The end of the backward pass. Raises what went wrong in it."""
-        averaging, error = self._averaging, self._error
-        self._averaging = self._ending = self._error = None
+        passes.all_submit_rest(self)
+        averaging, error, rest = self._averaging, self._error, self._rest
+        self._forget_pass()
         if averaging is not None:
-            self._conclude(averaging, error)
+            assert rest is not None, "it has been submitted"
+            self._conclude(averaging, rest)
         elif error is not None:
             raise error
+
+    def submit_rest(self) -> None:
+        """All gradients of the pass are there, or will not come: submits what is open for want of those."""
+        if self._averaging is not None and self._rest is None:
+            self._rest = self._completed(self._averaging, self._error)
 
     def shadow(self, turn: Turn) -> None:
         """Takes part in a pass of the other ranks without gradients of its own, which count as zero.
@@ -188,29 +270,33 @@ class Reducer:
         """
         self.settle_interrupted()
         self._turn, self._begun_ns = turn, time.monotonic_ns()
+        self.arenas.prepare()
         self._used.clear()
-        averaging = Averaging(self._channel, self._arenas, self._statement(), () if self._find_unused else None)
-        for index in range(len(self._parameters)):
-            self._arenas.view(index).zero_()
+        averaging = Averaging(self._channel, self.arenas, self._statement(), () if self._find_unused else None)
+        for index in self._trainable:
+            self.arenas.slot(index).zero_()
             self._unused[index] = None
             averaging.ready(index)
-        self._conclude(averaging, None)
+        self._conclude(averaging, self._completed(averaging, None))
 
-    def _conclude(self, averaging: Averaging, error: Exception | None) -> None:
-        """All gradients of the pass are there, or will not come."""
+    def _completed(self, averaging: Averaging, error: Exception | None) -> "_Rest":
         computed_ns = time.monotonic_ns()
         used = torch.zeros(len(self._parameters), dtype=torch.uint8)
+        return _Rest(computed_ns, used, error or self._account_for_missing(averaging, used))
+
+    def _conclude(self, averaging: Averaging, rest: "_Rest") -> None:
         try:
-            error = error or self._account_for_missing(averaging, used)
-            averaging.finish(error)
+            averaging.finish(rest.error)
+            self._check_untouched()
             averaging.scale(self._turn.scale)
-            self._settle_unused(used)
+            self._settle(rest.used)
             self._used.clear()
             self._known.learn(self._added)
             self._added.clear()
             self._watch_order()
             if self._static is not None:
                 self._static.learn(self._arrivals)
+            self._passes_frozen += 1
         except BaseException:
             # Every operation is done, unless the wait itself was interrupted (KeyboardInterrupt).
             self._interrupted = averaging
@@ -219,63 +305,98 @@ class Reducer:
             raise
         finally:
             self._unused.clear()
-            self._arrivals = []
-        self.logging_data += one_pass(averaging, self._arenas.nbytes, self._begun_ns, computed_ns, time.monotonic_ns())
+            self._arrivals, self._versions = [], {}
+        self.logging_data += one_pass(
+            averaging, self.arenas.nbytes, self._begun_ns, rest.computed_ns, time.monotonic_ns()
+        )
+
+    def _forget_pass(self) -> None:
+        if self._averaging is not None:
+            self._expecting = False
+        passes.leave(self)
+        self._pass = _Pass.NOT_OURS
+        self._placed.clear()
+        self._averaging = self._ending = self._error = self._rest = None
+
+    @property
+    def _trainable(self) -> list[int]:
+        """The parameters that are not frozen."""
+        return [index for index in range(len(self._parameters)) if index not in self.arenas.frozen]
+
+    @property
+    def _static(self) -> StaticGraph | None:
+        """For the parameters that are frozen now."""
+        return self._statics.setdefault(self.arenas.frozen, StaticGraph()) if self._is_static else None
 
     def _take(self, index: int) -> None:
         name, parameter = self._parameters[index]
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise ShoalError(self._is_sparse(name))
-        self._used.add(index)
         if self._averaging is not None and self._averaging.is_sent(index):
             raise ShoalError(self._came_too_late(name))
-        self._arenas.place(index)
+        self.arenas.place(index)
         self._unused.pop(index, None)
-        if not self.synchronise or self._error is not None:
-            return
-        trace.instant("gradient ready", parameter=name)
+        if self._pass is _Pass.ADDS:
+            self._placed.append(index)
+        elif self._error is None:
+            if self._averaging is None:
+                self._start(None)
+            if index in self.arenas.frozen:
+                # A nested pass through a graph of before it was frozen.
+                raise ShoalError(self._came_too_late(name))
+            self._count_in(index)
+
+    def _count_in(self, index: int) -> None:
+        """The gradient is in its slot, in a pass that averages."""
+        assert self._averaging is not None, "the pass has been started"
+        trace.instant("gradient ready", parameter=self._parameters[index][0])
         self._arrivals.append(index)
-        if self._averaging is None:
-            self._start(None)
-        if self._averaging is not None and (self._static is None or self._static.arrived(index)):
+        if self._static is None or self._static.arrived(index):
+            self._versions[index] = self.arenas.version(index)
             self._averaging.ready(index)
 
     def _look_ahead(self) -> None:
         """Starts, if this pass accumulates gradients at all."""
-        reached = self._reached()
-        if any(reached):
-            self._start(reached)
+        reached = self._reached(self._trainable if self._find_unused else self._trainable[:1])
+        if reached:
+            self._start(reached if self._find_unused else None)
 
-    def _reached(self) -> list[bool]:
-        """Which gradients will come in this pass. Where all have to, one tells."""
-        looked_at = self._parameters if self._find_unused else self._parameters[:1]
-        return graph.reached(parameter for _, parameter in looked_at)
+    def _reached(self, indices: Iterable[int]) -> set[int]:
+        """Which of these gradients will come in this pass."""
+        asked = list(indices)
+        come = graph.reached(self._accumulators[index] for index in asked)
+        return {index for index, is_reached in zip(asked, come, strict=True) if is_reached}
 
-    def _start(self, reached: Sequence[bool] | None) -> None:
+    def _start(self, reached: set[int] | None) -> None:
         """``reached``: which gradients will come, where that is known. Those that will not need not be waited for."""
+        thawed = self._reached(self.arenas.frozen)
+        if thawed:
+            # The graph is older than the last forward pass, which has found them frozen.
+            self._set_frozen(self.arenas.frozen - thawed)
+            reached = None if reached is None else reached | thawed
         self._turn = self.take_turn()
-        if not self._find_unused:
-            self._averaging = Averaging(self._channel, self._arenas, self._statement(), None)
-            return
-        everything = set(range(len(self._parameters)))
-        come = None if reached is None else {index for index, is_reached in enumerate(reached) if is_reached}
+        everything = set(self._trainable)
         if self._static is not None:
-            come = self._static.start()
-        come = everything if come is None else come
-        self._averaging = Averaging(self._channel, self._arenas, self._statement(), come | self._used)
+            reached = self._static.start()
+        come = everything if reached is None else reached
+        expected = come | (self._used & everything) if self._find_unused else None
+        self._averaging = Averaging(self._channel, self.arenas, self._statement(), expected)
         for index in sorted(everything - come):
             self._contribute_unused(self._averaging, index)
+        for index in self._placed:
+            self._count_in(index)
+        self._placed.clear()
 
     def _contribute_unused(self, averaging: Averaging, index: int) -> None:
-        self._unused[index] = self._arenas.contribute_unused(index)
+        self._unused[index] = self.arenas.contribute_unused(index)
         averaging.ready(index)
 
     def _account_for_missing(self, averaging: Averaging, used: torch.Tensor) -> Exception | None:
         """At the end: the error if a gradient has not come, or, where that may be, what stands in for it."""
-        missing = [index for index in range(len(self._parameters)) if not averaging.is_ready(index)]
+        missing = [index for index in self._trainable if not averaging.is_ready(index)]
         arrived = set(self._arrivals)
         if not self._find_unused:
-            expected = [index for index in missing if self._arenas.touched[index]]
+            expected = [index for index in missing if self.arenas.touched[index]]
             return ShoalError(self._did_not_come(expected)) if expected else None
         try:
             for index in missing:
@@ -292,19 +413,31 @@ class Reducer:
             return failure
         return None
 
-    def _settle_unused(self, used: torch.Tensor) -> None:
+    def _check_untouched(self) -> None:
+        """Raises ShoalError if the program has written to a gradient that was on its way."""
+        for index, version in self._versions.items():
+            now = self.arenas.version(index)
+            if version is not None and now is not None and now != version:
+                raise ShoalError(self._was_changed(self._parameters[index][0]))
+
+    def _settle(self, used: torch.Tensor) -> None:
+        """Every ``param.grad`` becomes what was averaged. ``used``: 1 where any rank had a gradient, if unused ones are looked for."""
+        for index in dict.fromkeys(self._arrivals):
+            if index not in self._unused and (used[index] or not self._find_unused):
+                self.arenas.settle(index)
         for index, saved in self._unused.items():
-            self._arenas.settle_unused(index, saved, used_elsewhere=bool(used[index]))
+            self.arenas.settle_unused(index, saved, used_elsewhere=bool(used[index]))
 
     def _watch_order(self) -> None:
         """The pass has ended well. Where the order is due, that of the turn's root becomes the order in every arena."""
         due = self._order.is_due
-        self._order.passed(self._arrivals)
+        # Where parameters are frozen for a while, the order tells nothing of theirs.
+        self._order.passed([] if self.arenas.frozen and self._order.is_known else self._arrivals)
         if not due:
             return
-        now = self._arenas.order
+        now = self.arenas.order
         wanted = self._order.settled_on(now) if self._channel.group.rank == self._turn.root else now
-        if self._order.is_known and not self._arenas.changes_buffers(wanted):
+        if self._order.is_known and not self.arenas.changes_buffers(wanted):
             wanted = now
         order = torch.tensor(wanted, dtype=torch.int64)
         self._channel.broadcast(ORDER, order, self._turn.root).wait()
@@ -318,8 +451,13 @@ class Reducer:
             _log.info("%s: the order of the gradients has changed for good and was renewed", self._channel.here)
         self._order.looked(renewed)
         if renewed:
-            self._arenas.reorder(received)
+            self.arenas.reorder(received)
         self._state(received)
+
+    def _set_frozen(self, frozen: frozenset[int]) -> None:
+        self.arenas.freeze(frozen)
+        self._passes_frozen = 0
+        self._state(self.arenas.order)
 
     def _state(self, order: Sequence[int]) -> None:
         """What all ranks have to agree on, from now on: in most passes, and where they exchange the order at the end."""
@@ -334,7 +472,7 @@ class Reducer:
     def _header(self, order_is_due: bool) -> str:
         known = "in arrival order" if self._order.is_known else "before the first pass"
         due = ", whose order is looked at after this pass" if order_is_due else ""
-        buffers = [buffer.memory.nbytes for buffer in self._arenas.buffers]
+        buffers = [buffer.memory.nbytes for buffer in self.arenas.buffers]
         return (
             f"{len(self._parameters)} parameters {known}{due}, find_unused_parameters={self._find_unused}, "
             f"buffers={buffers}"
@@ -342,7 +480,8 @@ class Reducer:
 
     def _describe(self, index: int) -> str:
         name, parameter = self._parameters[index]
-        return describe(name, parameter, self._arenas.device_number(index))
+        frozen = " frozen" if index in self.arenas.frozen else ""
+        return describe(name, parameter, self.arenas.device_number(index)) + frozen
 
     def _record_errors(self, part: Callable[[], None]) -> None:
         try:
@@ -355,9 +494,9 @@ class Reducer:
         if self._ending is None:
             return
         averaging, error = self._averaging, self._error
-        self._averaging = self._ending = self._error = None
+        self._forget_pass()
         self._unused.clear()
-        self._arrivals = []
+        self._arrivals, self._versions = [], {}
         if averaging is not None:
             self._order.restart()
             reason = f"{self._channel.here}: the backward pass ended with an error before all gradients were there"
@@ -379,6 +518,13 @@ class Reducer:
             "sparse=False"
         )
 
+    def _was_changed(self, name: str) -> str:
+        return (
+            f"{self._channel.here}: the gradient of {name} was written to while it was being averaged, by a hook that runs after "
+            "averaging has begun (one on the parameter's gradient accumulator, or on another parameter): use "
+            "register_post_accumulate_grad_hook of the parameter itself, or change gradients after backward()"
+        )
+
     def _came_too_late(self, name: str) -> str:
         return (
             f"{self._channel.here}: a gradient of {name} came after the parameter's gradient had been sent. It was reached "
@@ -398,17 +544,21 @@ class _Ending:
         self._reducer.finish()
 
 
-def _weakly(reducer: Reducer, index: int | None) -> Callable[[torch.Tensor], None]:
-    """A hook that does not keep the reducer alive: of the parameter ``index``, or of an output."""
+class _Rest(NamedTuple):
+    """How the gradients of a pass have come: when the last was there, which there were, and what went wrong."""
+
+    computed_ns: int
+    used: torch.Tensor
+    error: Exception | None
+
+
+def _weakly(reducer: Reducer, call: Callable[[Reducer], None]) -> Callable[..., None]:
+    """A hook that does not keep the reducer alive."""
     reference = weakref.ref(reducer)
 
-    def hook(_: torch.Tensor) -> None:
+    def hook(*_: object) -> None:
         found = reference()
-        if found is None:
-            return
-        if index is None:
-            found.reach_output()
-        else:
-            found.arrive(index)
+        if found is not None:
+            call(found)
 
     return hook

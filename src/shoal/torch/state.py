@@ -10,28 +10,49 @@ import torch
 
 from shoal.torch import graph
 from shoal.torch.channel import Channel
+from shoal.torch.submissions import AnyHandle
 
 # How much of a model is copied at once. The copy is needed beside the model.
 CHUNK_BYTES = 25 * 1024 * 1024
 
 
-def broadcast_state(channel: Channel, label: str, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+def broadcast_state(
+    channel: Channel, label: str, tensors: Sequence[torch.Tensor], root: int = 0
+) -> Sequence[AnyHandle]:
     """Overwrites ``tensors`` with those of the group's member ``root``.
 
+    Returns, on the root alone, what is still on its way to the others. The root need not wait for them: its tensors have been copied.
     Shapes and dtypes must agree; that is for the caller to find out. For autograd they have not changed: a forward pass that
     has used them, as batch normalisation does, can be followed by another before its backward pass.
     """
     with torch.no_grad(), ExitStack() as versions:
         for tensor in tensors:
             versions.enter_context(graph.unchanged(tensor))
-        for number, chunk in enumerate(_chunks([_real(tensor) for tensor in tensors])):
-            _broadcast_chunk(channel, f"{label}{number}", chunk, root)
+        chunks = enumerate(_chunks([_real(tensor) for tensor in tensors]))
+        if channel.group.rank == root:
+            return [_send_chunk(channel, f"{label}{number}", chunk, root) for number, chunk in chunks]
+        for number, chunk in chunks:
+            _receive_chunk(channel, f"{label}{number}", chunk, root)
+        return ()
 
 
-def _broadcast_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tensor], root: int) -> None:
-    if channel.group.rank == root:
-        channel.broadcast(label, torch.cat([tensor.reshape(-1) for tensor in tensors]), root).wait()
-        return
+def wait_for_all(handles: Sequence[AnyHandle]) -> None:
+    """Raises the first error, once all are done."""
+    errors = []
+    for handle in handles:
+        try:
+            handle.wait()
+        except RuntimeError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _send_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tensor], root: int) -> AnyHandle:
+    return channel.broadcast(label, torch.cat([tensor.reshape(-1) for tensor in tensors]), root)
+
+
+def _receive_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tensor], root: int) -> None:
     received = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=tensors[0].device)
     channel.broadcast(label, received, root).wait()
     begin = 0

@@ -1,0 +1,40 @@
+"""Backward passes that several wrappers have in common, as those of two heads on one encoder.
+
+Each wrapper has a callback for the end of a pass, and they come in the order in which the wrappers have joined it, which may be
+another on another rank. So the first of them lets all submit what is open before any waits.
+"""
+
+import threading
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from shoal.torch import graph
+
+
+class Participant(Protocol):
+    def submit_rest(self) -> None:
+        """All gradients of the pass are there, or will not come."""
+
+
+_lock = threading.Lock()
+_on: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # who takes part → its pass; guarded by _lock
+
+
+def join(participant: Participant) -> None:
+    """It takes part in the pass that this thread is in."""
+    with _lock:
+        _on[participant] = graph.current_pass()
+
+
+def leave(participant: Participant) -> None:
+    with _lock:
+        _on.pop(participant, None)
+
+
+def all_submit_rest(participant: Participant) -> None:
+    """The pass of this one has come to its end, and so has everyone's who takes part in it."""
+    with _lock:
+        number = _on.get(participant)
+        together = [other for other, its in _on.items() if its == number]
+    for each in together:
+        each.submit_rest()
