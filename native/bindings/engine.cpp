@@ -16,6 +16,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <tuple>
 #include <unordered_map>
@@ -25,6 +26,7 @@
 #include "bindings/array.h"
 #include "bindings/bindings.h"
 #include "engine/at_exit.h"
+#include "engine/callers.h"
 #include "os/parent_only.h"
 
 namespace shoal::python {
@@ -49,6 +51,7 @@ class Session {
   const std::shared_ptr<ArraysInFlight>& in_flight() const { return in_flight_; }
 
   std::shared_ptr<Operation> submit(Submission submission, nb::object input, nb::object output) {
+    engine::note_call();
     let_go();
     // Under the GIL throughout: the arrays are in the table before anyone can ask for what is finished.
     std::shared_ptr<Operation> operation = engine_.submit(std::move(submission));
@@ -99,6 +102,10 @@ class Handle {
   std::optional<Status> wait(double seconds) {
     if (!done()) {
       os::refuse_in_child(generation_);
+      std::optional<engine::BlockedBy> blocked;
+      if (std::isinf(seconds)) {
+        blocked.emplace(operation_->handle());
+      }
       const bool finished =
           wait_in_slices(seconds, [this](std::chrono::nanoseconds longest) { return operation_->wait(longest); });
       if (!finished) {
@@ -292,6 +299,8 @@ JobConfig make_config(std::vector<std::string> hosts, std::vector<std::string> s
 }  // namespace
 
 void bind_engine(nb::module_& module) {
+  module.def("caller_threads", &engine::threads_of_callers);
+
   nb::class_<Status>(module, "Status")
       .def_prop_ro("code", [](const Status& status) { return static_cast<int>(status.code); })
       .def_prop_ro("rank", [](const Status& status) { return status.rank; })
@@ -338,6 +347,7 @@ void bind_engine(nb::module_& module) {
           },
           "memory"_a)
       .def("start", without_gil(&engine::Engine::start))
+      .def("note_threads", without_gil(&engine::Engine::note_threads), "attempt"_a, "strangers"_a)
       .def("allocate", &allocate, "nbytes"_a)
       .def("make_group", without_gil(&engine::Engine::make_group), "ranks"_a, "name"_a)
       .def("submit", &submit, "collective"_a, "group"_a, "name"_a, "op"_a, "dtype"_a, "shape"_a, "splits"_a, "root"_a,

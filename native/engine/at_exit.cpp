@@ -35,7 +35,7 @@ void say_goodbye(Engine& engine) {
                               "its program has ended with operations still open");
     } else if (event->kind == "connect_server") {
       engine.server_unreachable(static_cast<std::uint32_t>(event->index), event->attempt);
-    } else {
+    } else if (event->kind == "warning") {
       std::fprintf(stderr, "shoal: %s\n", event->text.c_str());
     }
   }

@@ -14,7 +14,12 @@ namespace shoal::engine {
 
 class Completions {
  public:
-  // `token`: what the one who asked to be told calls the operation.
+  Completions() = default;
+  Completions(const Completions&) = delete;
+  Completions& operator=(const Completions&) = delete;
+  ~Completions() { close(); }
+
+  // `token`: what the one who asked to be told calls the operation. Nothing after close().
   void add(std::uint64_t token);
   // The one that waits longest; nothing if there is none for so long, or after close().
   std::optional<std::uint64_t> next(std::chrono::nanoseconds longest);

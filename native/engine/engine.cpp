@@ -16,6 +16,7 @@
 #include "drivers/tcp/loop.h"
 #include "engine/open_operations.h"
 #include "engine/rooms.h"
+#include "engine/waits.h"
 #include "protocol/coordinator.h"
 #include "protocol/server.h"
 
@@ -63,6 +64,7 @@ class Engine::Impl {
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
   void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
+  void note_threads(std::uint32_t attempt, std::size_t strangers) { waits_.note_threads(attempt, strangers); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
   std::shared_ptr<Operation> submit(Submission submission);
@@ -90,6 +92,7 @@ class Engine::Impl {
   bool is_shut_down(std::uint32_t group);
   Status refusal(std::uint32_t group);
   bool is_closed() const;
+  NodeWorld::Waiting waiting();
   void add_to_rooms(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name);
   void tell(Event event);
   void after_round();
@@ -108,6 +111,7 @@ class Engine::Impl {
   std::unique_ptr<Inside> inside_;  // null, and so the next: every rank is a node of its own
   std::unique_ptr<Rooms> rooms_;
   OpenOperations operations_;
+  Waits waits_{operations_};
 
   mutable std::mutex mutex_;
   std::condition_variable event_came_;
@@ -141,6 +145,23 @@ class Engine::Impl::World final : public OnLoop<NodeWorld> {
   void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
   void ended() override { engine_.tell({"ended", -1, ""}); }
   std::uint64_t repairs(LinkId link) const override { return loop_.repairs(link); }
+  Waiting waiting() override { return engine_.waiting(); }
+  std::optional<wire::Wait> described_inside(std::uint64_t handle) override {
+    return engine_.rooms_ == nullptr ? std::nullopt : engine_.rooms_->described(handle);
+  }
+  bool has_called_inside(const wire::Call& call) override {
+    return engine_.rooms_ != nullptr && engine_.rooms_->has_called(call);
+  }
+  bool fail_inside(const wire::Call& call, const Status& why) override {
+    if (engine_.rooms_ == nullptr) {
+      return false;
+    }
+    const auto [found, at_network] = engine_.rooms_->fail(call, why);
+    if (at_network != 0) {
+      engine_.node_->fail(at_network | for_nodes, why);
+    }
+    return found;
+  }
 
  private:
   Impl& engine_;
@@ -325,6 +346,7 @@ void Engine::Impl::start() {
     operations_.finish_all(failed);
     tell({"ended", -1, ""});
   };
+  node_->watch_waits();
   loop_.start();
   if (rooms_ != nullptr) {
     rooms_->start();
@@ -427,6 +449,19 @@ Status Engine::Impl::refusal(std::uint32_t group) {
   const std::lock_guard not_while_closing(closing_);
   Status why = node_->loss_of(group);
   return why.ok() ? closed_status() : why;
+}
+
+NodeWorld::Waiting Engine::Impl::waiting() {
+  bool leaves = false;
+  {
+    const std::lock_guard lock(mutex_);
+    leaves = leaving_;
+  }
+  const auto [waiting, ask] = waits_.look(leaves);
+  if (ask) {
+    tell({"threads", -1, "", *ask});
+  }
+  return waiting;
 }
 
 // --- Events ---
@@ -567,6 +602,7 @@ void Engine::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
 }
 void Engine::share_memory(std::shared_ptr<const shm::Memory> memory) { impl_->share_memory(std::move(memory)); }
 void Engine::start() { impl_->start(); }
+void Engine::note_threads(std::uint32_t attempt, std::size_t strangers) { impl_->note_threads(attempt, strangers); }
 std::shared_ptr<std::byte> Engine::allocate(std::size_t bytes) { return impl_->allocate(bytes); }
 std::uint32_t Engine::make_group(std::vector<std::uint32_t> ranks, std::string name) {
   return impl_->make_group(std::move(ranks), std::move(name));

@@ -23,10 +23,10 @@ namespace shoal::engine {
 
 // Something that the application has to do or to know.
 struct Event {
-  std::string kind;         // "connect", "connect_server", "warning" or "ended"
+  std::string kind;         // "connect", "connect_server", "warning", "threads" or "ended"
   std::int32_t index = -1;  // of the rank or server
   std::string text;
-  std::uint32_t attempt = 0;  // of connect_server
+  std::uint32_t attempt = 0;  // of connect_server and threads
 };
 
 class Engine {
@@ -50,6 +50,8 @@ class Engine {
   // there is no other node; else for all-reduces of all ranks.
   void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
+  // What came of the event threads: how many threads of this process might call Shoal that never have.
+  void note_threads(std::uint32_t attempt, std::size_t strangers);
   // Memory for this rank's arrays, all zero, in which an all-reduce needs no slots if those of all ranks of the node
   // lie in such memory. Null if there is none of the kind. Throws std::system_error if the machine has not so much
   // memory. It may be kept longer than the engine.

@@ -1,12 +1,14 @@
 #include "engine/open_operations.h"
 
+#include <atomic>
 #include <utility>
 
 namespace shoal::engine {
 
 std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<Helper>& helper) {
+  static std::atomic<std::uint64_t> last_handle{0};
+  const std::uint64_t handle = ++last_handle;
   const std::lock_guard lock(mutex_);
-  const std::uint64_t handle = ++last_handle_;
   return open_.emplace(handle, std::make_shared<Operation>(handle, helper)).first->second;
 }
 
@@ -53,6 +55,17 @@ void OpenOperations::finish_all(const Status& status) {
 std::vector<std::uint64_t> OpenOperations::take_finished() {
   const std::lock_guard lock(mutex_);
   return std::exchange(finished_, {});
+}
+
+std::vector<std::uint64_t> OpenOperations::handles(bool told_only) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint64_t> handles;
+  for (const auto& [handle, operation] : open_) {
+    if (!told_only || operation->will_tell()) {
+      handles.push_back(handle);
+    }
+  }
+  return handles;
 }
 
 OpenOperations::Counts OpenOperations::counts() const {

@@ -21,7 +21,7 @@ class OpenOperations {
     std::uint64_t finished;
   };
 
-  // A new one, with a handle of its own.
+  // A new one, with a handle that no other operation of this process has.
   std::shared_ptr<Operation> open(const std::shared_ptr<Helper>& helper);
   // Throws std::out_of_range if it is not open.
   std::shared_ptr<Operation> at(std::uint64_t handle) const;
@@ -33,10 +33,11 @@ class OpenOperations {
   // Handles that were finished since the last call.
   std::vector<std::uint64_t> take_finished();
   Counts counts() const;
+  // Handles of those that are open, or of those alone of which somebody will be told when they are done.
+  std::vector<std::uint64_t> handles(bool told_only) const;
 
  private:
   mutable std::mutex mutex_;
-  std::uint64_t last_handle_ = 0;                                       // guarded by mutex_
   std::unordered_map<std::uint64_t, std::shared_ptr<Operation>> open_;  // guarded by mutex_
   std::vector<std::uint64_t> finished_;                                 // guarded by mutex_
   std::uint64_t finished_count_ = 0;                                    // guarded by mutex_

@@ -52,6 +52,11 @@ void Operation::tell(std::shared_ptr<Completions> completions, std::uint64_t tok
   completions->add(token);
 }
 
+bool Operation::will_tell() {
+  const std::lock_guard lock(mutex_);
+  return !told_.empty();
+}
+
 std::byte* Operation::allocate_output(const std::vector<std::uint64_t>& block_bytes) {
   blocks_ = block_bytes;
   const std::size_t bytes = std::accumulate(blocks_.begin(), blocks_.end(), std::size_t{0});

@@ -42,6 +42,8 @@ class Operation {
   bool wait(std::chrono::nanoseconds longest);
   // Once it is done, now or later, adds `token` there.
   void tell(std::shared_ptr<Completions> completions, std::uint64_t token);
+  // Whether somebody will be told.
+  bool will_tell();
 
   bool helped() const { return helped_.load(std::memory_order_acquire); }
   // The loop alone makes it go on from now on.

@@ -133,6 +133,32 @@ std::shared_ptr<Rooms::Seat> Rooms::of(std::uint32_t group) const {
 
 shm::Room& Rooms::node() { return node_->room(); }
 
+// --- What is waited for ---
+
+std::optional<wire::Wait> Rooms::described(std::uint64_t handle) const {
+  std::optional<wire::Wait> wait = node_->room().described(handle);
+  for (const std::shared_ptr<Seat>& seat : of_groups()) {
+    wait = wait ? wait : seat->room().described(handle);
+  }
+  return wait;
+}
+
+bool Rooms::has_called(const wire::Call& call) const {
+  bool has = node_->room().has_called(call);
+  for (const std::shared_ptr<Seat>& seat : of_groups()) {
+    has = has || seat->room().has_called(call);
+  }
+  return has;
+}
+
+shm::Room::Failed Rooms::fail(const wire::Call& call, const Status& why) {
+  shm::Room::Failed failed = node_->room().fail(call, why);
+  for (const std::shared_ptr<Seat>& seat : of_groups()) {
+    failed = failed.found ? failed : seat->room().fail(call, why);
+  }
+  return failed;
+}
+
 // --- The end of all of them ---
 
 // Not to be called with the lock held: what a room has to say may come back here.

@@ -49,6 +49,11 @@ class Rooms {
   std::shared_ptr<Seat> of(std::uint32_t group) const;
   shm::Room& node();
 
+  // As the room does (drivers/shm/room.h) whose operation it is.
+  std::optional<wire::Wait> described(std::uint64_t handle) const;
+  bool has_called(const wire::Call& call) const;
+  shm::Room::Failed fail(const wire::Call& call, const Status& why);
+
   // Those of whose group something is lost, as `loss_of` says.
   void fail(const std::function<Status(std::uint32_t group)>& loss_of);
   void leave();

@@ -40,11 +40,12 @@ void Coordinator::Impl::attach_node(LinkId link, std::uint32_t rank) {
 Placement Coordinator::Impl::on_header(LinkId link, const Header& header) {
   LinkState& from = links_.at(link);
   const bool known = header.type == Type::leave || header.type == Type::report || header.type == Type::abort ||
-                     header.type == Type::reached;
+                     header.type == Type::reached || header.type == Type::waits || header.type == Type::calls;
   if (!known || header.epoch != 0) {
     return {refused(std::string(wire::name_of(header.type)) + " is not for the coordinator"), nullptr};
   }
-  const std::size_t most = header.type == Type::leave ? 0 : limits::text_bytes + 16;
+  const bool of_circles = header.type == Type::waits || header.type == Type::calls;
+  const std::size_t most = header.type == Type::leave ? 0 : of_circles ? wire::circle_bytes : limits::text_bytes + 16;
   if (header.length > most) {
     return {refused(std::string(wire::name_of(header.type)) + " of " + std::to_string(header.length) + " bytes"),
             nullptr};
@@ -59,7 +60,12 @@ Status Coordinator::Impl::on_payload(LinkId link) {
   switch (from.header.type) {
     case Type::leave:
       members_[from.rank].left = true;
+      circles_.forget(from.rank);
       break;
+    case Type::waits:
+      return hear_waits(from.rank, from.payload);
+    case Type::calls:
+      return hear_calls(from.rank, from.payload);
     case Type::reached:
       return hear_reached(from);
     case Type::abort:
@@ -107,11 +113,12 @@ void Coordinator::Impl::on_time(Time now) {
       }
     }
   }
+  say(circles_.on_time(now));
   end_if_all_gone();
 }
 
 Time Coordinator::Impl::deadline() const {
-  Time first = reports_.empty() ? never : reports_.begin()->first;
+  Time first = std::min(circles_.deadline(), reports_.empty() ? never : reports_.begin()->first);
   for (const auto& [server, comeback] : comebacks_) {
     first = std::min(first, comeback.deadline());
   }
@@ -163,6 +170,7 @@ void Coordinator::Impl::lose_rank(std::uint32_t rank, Code code, std::string tex
   if (std::exchange(members_[rank].lost, true)) {
     return;
   }
+  circles_.forget(rank);
   announce({wire::Loss::Kind::rank, rank, Status::error(code, std::move(text), static_cast<std::int32_t>(rank))});
 }
 
@@ -185,6 +193,42 @@ void Coordinator::Impl::end_if_all_gone() {
     return;
   }
   tell_all(Type::ended, 0, {});
+}
+
+// --- Ranks that wait for each other ---
+
+Status Coordinator::Impl::hear_waits(std::uint32_t rank, const wire::Bytes& payload) {
+  wire::Waits waits;
+  if (Status status = wire::decode(payload, waits); !status.ok()) {
+    return status;
+  }
+  for (const wire::Wait& wait : waits.waits) {
+    if (std::any_of(wait.members.begin(), wait.members.end(),
+                    [this](auto member) { return member >= config_.size(); })) {
+      return refused("WAITS with a rank that does not exist");
+    }
+  }
+  if (is_there(rank)) {
+    say(circles_.hear(rank, std::move(waits), now_));
+  }
+  return {};
+}
+
+Status Coordinator::Impl::hear_calls(std::uint32_t rank, const wire::Bytes& payload) {
+  wire::Calls calls;
+  if (Status status = wire::decode(payload, calls); !status.ok()) {
+    return status;
+  }
+  say(circles_.hear(rank, calls, now_));
+  return {};
+}
+
+void Coordinator::Impl::say(Circles::Messages messages) {
+  for (Circles::Message& message : messages) {
+    if (is_there(message.rank)) {
+      tell(members_[message.rank], message.type, 0, std::move(message.bytes));
+    }
+  }
 }
 
 // --- Telling ---

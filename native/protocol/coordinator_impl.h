@@ -1,5 +1,6 @@
 // The coordinator's parts: coordinator.cpp turns frames into decisions about ranks, coordinator_servers.cpp decides
-// about servers. Who averages how much is reckoned in shares.h, how a lost one comes back in comeback.h.
+// about servers. Who averages how much is reckoned in shares.h, how a lost one comes back in comeback.h, who waits for
+// whom in circles.h.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "protocol/circles.h"
 #include "protocol/comeback.h"
 #include "protocol/coordinator.h"
 #include "protocol/shares.h"
@@ -52,6 +54,9 @@ class Coordinator::Impl {
   void act_on(const Report& report);
   void lose_rank(std::uint32_t rank, Code code, std::string text);
   void end_if_all_gone();
+  Status hear_waits(std::uint32_t rank, const wire::Bytes& payload);
+  Status hear_calls(std::uint32_t rank, const wire::Bytes& payload);
+  void say(Circles::Messages messages);
   // " is lost: rank 1 (b) cannot reach it (...)".
   std::string cannot_reach(std::uint32_t by, const wire::Loss& loss) const;
   void announce(const wire::Loss& loss);
@@ -75,6 +80,7 @@ class Coordinator::Impl {
   const Time probation_;
   CoordinatorWorld& world_;
   Shares shares_{config_};
+  Circles circles_{config_};
   std::uint32_t epoch_ = 0;
   Time now_ = 0;
   std::vector<Member> members_;  // by rank

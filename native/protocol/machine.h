@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "base/types.h"
 #include "wire/frame.h"
 #include "wire/opening.h"
+#include "wire/waits.h"
 
 namespace shoal {
 
@@ -130,6 +132,23 @@ class NodeWorld : public Wire {
 
   // Every rank has left or is lost: no link is needed any more.
   virtual void ended() = 0;
+
+  // What those who use this node wait for. `changes`: rises whenever somebody begins or ends to wait, or calls
+  // something; never 0. `blocked`: nobody here can call anything before one of these operations is done. `patience`:
+  // how long that has to be so before it is believed.
+  struct Waiting {
+    std::uint64_t changes = 1;
+    bool blocked = false;
+    Time patience = 0;
+    std::vector<std::uint64_t> handles;
+  };
+  virtual Waiting waiting() { return {}; }
+
+  // Of operations that the ranks of a machine carry out among themselves: what the handle stands for (without its
+  // members), whether this rank has called it, and that it can never be complete. Nothing, and false: they do not.
+  virtual std::optional<wire::Wait> described_inside(std::uint64_t /*handle*/) { return std::nullopt; }
+  virtual bool has_called_inside(const wire::Call& /*call*/) { return false; }
+  virtual bool fail_inside(const wire::Call& /*call*/, const Status& /*why*/) { return false; }
 
   // How many packets of this link the network had to be given again until now; 0 where nobody counts them.
   virtual std::uint64_t repairs(LinkId link) const = 0;

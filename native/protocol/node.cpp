@@ -151,6 +151,10 @@ Status Node::Impl::check_coordinator_header(const Header& header) const {
     case Type::reconnect:
       limit = wire::attempt_bytes;
       break;
+    case Type::probe:
+    case Type::circle:
+      limit = wire::circle_bytes + limits::text_bytes + 16;
+      break;
     case Type::ended:
       break;
     default:
@@ -394,6 +398,12 @@ Status Node::Impl::receive_from_coordinator(LinkState& link) {
   if (link.header.type == Type::reconnect) {
     return receive_reconnect(link);
   }
+  if (link.header.type == Type::probe) {
+    return receive_probe(link);
+  }
+  if (link.header.type == Type::circle) {
+    return receive_circle(link);
+  }
   wire::Loss loss;
   const wire::ConstBytes payload(link.payload.data(), link.payload.size());
   if (Status status = wire::decode(payload, loss); !status.ok()) {
@@ -547,6 +557,9 @@ void Node::Impl::on_time(Time now) {
   }
   if (acknowledge_at_ <= now) {
     acknowledge(now_ - acknowledge_after);
+  }
+  if (look_at_ <= now) {
+    look_for_waits();
   }
   if (give_up_at_ <= now) {
     give_up_at_ = never;

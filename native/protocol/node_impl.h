@@ -1,5 +1,6 @@
 // The node machine's parts: node.cpp turns events into calls of these, node_operations.cpp submits, sends and ends
 // operations, node_exchange.cpp moves blocks between nodes, node_ring.cpp sends all-reduces round the ring,
+// node_circles.cpp says what this rank waits for,
 // node_epoch.cpp goes on after the loss of a server with what node_kept.cpp keeps for that, node_comeback.cpp takes a
 // server back.
 #pragma once
@@ -46,13 +47,15 @@ class Node::Impl {
   void on_lost(LinkId link, const Status& why);
   void on_time(Time now);
   Time deadline() const {
-    return std::min({checks_.empty() ? never : checks_.begin()->first, inquiry_.until, acknowledge_at_, give_up_at_,
-                     peer_losses_.empty() ? never : peer_losses_.begin()->first});
+    return std::min({look_at_, checks_.empty() ? never : checks_.begin()->first, inquiry_.until, acknowledge_at_,
+                     give_up_at_, peer_losses_.empty() ? never : peer_losses_.begin()->first});
   }
   void leave();
   bool left() const { return goodbye_said_ && goodbyes_unsent_ == 0; }
   bool serves() const;
   void abort(const std::string& reason);
+  void watch_waits() { look_at_ = now_; }
+  void fail(std::uint64_t handle, const Status& why);
   Status loss_of(std::uint32_t group) const;
 
   // Operations (node_operations.cpp).
@@ -125,9 +128,18 @@ class Node::Impl {
   Status receive_late(const LinkState& link);
   void end_inquiry();
   void time_out(Operation& operation);
+  void ask_home_to_fail(Operation& operation, Status why);
   std::string stall_text(const std::vector<const Operation*>& operations) const;
   std::string why_still(const Operation& operation, const node::Inquiry& inquiry) const;
   void add_blocks(const Operation& operation, std::vector<std::string>& reasons) const;
+
+  // Waits (node_circles.cpp).
+  void look_for_waits();
+  std::optional<wire::Wait> described(std::uint64_t handle) const;
+  bool has_called(const wire::Call& call) const;
+  Status receive_probe(const LinkState& link);
+  Status receive_circle(const LinkState& link);
+  void tell_coordinator(wire::Type type, wire::Bytes bytes);
 
   // Blocks (node_exchange.cpp).
   Status receive_sizes(std::uint64_t number, const LinkState& link);
@@ -219,6 +231,10 @@ class Node::Impl {
   std::size_t failed_here_ = 0;  // of the operations: opened as failed, their handles are done
   std::set<std::pair<Time, std::uint64_t>> checks_;
   node::Inquiry inquiry_;
+  Time look_at_ = never;            // when it is looked next what those who use this node wait for
+  std::uint64_t seen_changes_ = 0;  // NodeWorld::Waiting, when that was last done, and since when they are the same
+  Time unchanged_since_ = 0;
+  std::uint64_t told_changes_ = 0;  // the coordinator
   // How long a server may not know that a result is here, unless something else is sent to it.
   static constexpr Time acknowledge_after = second / 200;
   Time acknowledge_at_ = never;

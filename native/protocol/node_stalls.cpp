@@ -187,13 +187,17 @@ void Node::Impl::end_inquiry() {
 }
 
 void Node::Impl::time_out(Operation& operation) {
-  operation.timed_out = true;
-  check_again(operation, now_ + last_word);
-  Status why =
+  ask_home_to_fail(
+      operation,
       Status::error(Code::timeout,
                     "'" + operation.name() + "' " + operation.stall +
                         "; see what is late there (py-spy dump), or raise the timeout of this group, or SHOAL_TIMEOUT",
-                    static_cast<std::int32_t>(rank_));
+                    static_cast<std::int32_t>(rank_)));
+}
+
+void Node::Impl::ask_home_to_fail(Operation& operation, Status why) {
+  operation.timed_out = true;
+  check_again(operation, now_ + last_word);
   send_to_server(operation.home, {.type = Type::fail, .operation = operation.number},
                  wire::encode(wire::Failure{std::move(why)}));
 }

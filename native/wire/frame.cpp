@@ -55,7 +55,7 @@ Status decode(ConstHeaderBytes bytes, Header& header) {
     return refused("a frame header with a wrong check: the stream is damaged");
   }
   const auto type = get<std::uint8_t>(at + 0);
-  if (type < static_cast<std::uint8_t>(Type::open) || type > static_cast<std::uint8_t>(Type::reached)) {
+  if (type < static_cast<std::uint8_t>(Type::open) || type > static_cast<std::uint8_t>(Type::circle)) {
     return refused("unknown frame type " + std::to_string(type));
   }
   header.type = static_cast<Type>(type);
@@ -128,6 +128,14 @@ const char* name_of(Type type) {
       return "RECONNECT";
     case Type::reached:
       return "REACHED";
+    case Type::waits:
+      return "WAITS";
+    case Type::probe:
+      return "PROBE";
+    case Type::calls:
+      return "CALLS";
+    case Type::circle:
+      return "CIRCLE";
   }
   return "an unknown frame";
 }

@@ -40,6 +40,10 @@ enum class Type : std::uint8_t {
   ask = 19,
   reconnect = 20,
   reached = 21,
+  waits = 22,
+  probe = 23,
+  calls = 24,
+  circle = 25,
 };
 
 // Flag 1 of RESULT (the operation's last from this server), of SIZES (a RESULT with everything follows), of ADMIT (what

@@ -38,6 +38,9 @@ def encode_header(
 def hash128(data: bytes) -> bytes:
     """FNV-1a with 128 bits, little-endian: keys and group ids."""
 
+def caller_threads() -> list[int]:
+    """The threads of this process that have called Shoal and not ended, as ``threading.get_ident`` has them."""
+
 class Array:
     """A CPU array of any library, held through DLPack without a copy.
 
@@ -222,6 +225,9 @@ class Engine:
         """Before ``start``: the ranks of this node share this memory, for groups of theirs, and for all-reduces of all ranks."""
 
     def start(self) -> None: ...
+    def note_threads(self, attempt: int, strangers: int) -> None:
+        """What came of the event "threads": how many threads might call Shoal that never have."""
+
     def allocate(self, nbytes: int) -> NDArray[numpy.uint8] | None:
         """Memory for this rank's arrays, all zero, in which an all-reduce needs no slots. None where there is none of the kind.
 
@@ -252,7 +258,7 @@ class Engine:
 
     def next_event(self, seconds: float) -> tuple[str, int, str, int] | None:
         """What Python has to do next: ("connect", rank, "", 0), ("connect_server", index of the first lane, "", attempt),
-        ("warning", -1, text, 0), ("ended", -1, "", 0)."""
+        ("warning", -1, text, 0), ("threads", -1, "", attempt), ("ended", -1, "", 0)."""
 
     def leave(self) -> None:
         """Says goodbye once every submitted operation is done. Does not wait: the event "ended" tells when no one needs this process."""

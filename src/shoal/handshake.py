@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from shoal.errors import AuthenticationError, ConfigurationError, ShoalError
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"SHOAL"
 NO_INCARNATION = bytes(16)
 HELLO_BYTES = 64
@@ -59,7 +59,7 @@ class Refusal(IntEnum):
 
 
 _WHY = {
-    Refusal.WRONG_VERSION: "it speaks another version of Shoal's protocol: install the same version of Shoal everywhere",
+    Refusal.WRONG_VERSION: f"it does not speak version {VERSION} of Shoal's protocol: install the same version of Shoal everywhere",
     Refusal.WRONG_SECRET: (
         "its secret is not ours: set SHOAL_SECRET or SHOAL_SECRET_FILE to the same on every rank and server"
     ),
@@ -80,6 +80,16 @@ class HandshakeRefused(AuthenticationError):
     @staticmethod
     def because(refusal: Refusal) -> "HandshakeRefused":
         return HandshakeRefused(_WHY[refusal], refusal)
+
+    @staticmethod
+    def of_version(theirs: int) -> "HandshakeRefused":
+        """Says which versions of the protocol met, and where Shoal is to be upgraded."""
+        place = "there" if theirs < VERSION else "here"
+        return HandshakeRefused(
+            f"it speaks version {theirs} of Shoal's protocol, and this side version {VERSION}: upgrade Shoal {place}, so that it is "
+            "the same everywhere",
+            Refusal.WRONG_VERSION,
+        )
 
 
 def refusal_error(refused: HandshakeRefused, called: str) -> ShoalError:
@@ -150,7 +160,7 @@ class Client:
         if magic != MAGIC:
             raise HandshakeRefused("what answers there is not Shoal: another program has this port", None)
         if version != VERSION:
-            raise HandshakeRefused.because(Refusal.WRONG_VERSION)
+            raise HandshakeRefused.of_version(version)
         _raise_if_refused(status)
         self.server_id = server_id
         self._challenge = challenge
@@ -226,7 +236,10 @@ class Server:
             self.hello = Hello(Role(role), lane, rank, incarnation, nonce)
             status = self._judge_encryption(Role(role), rank)
         self._hello_bytes = data
-        return self._challenge_with(status)
+        challenge = self._challenge_with(status)
+        if status == Refusal.WRONG_VERSION:
+            self.refusal = HandshakeRefused.of_version(version)
+        return challenge
 
     def _judge_encryption(self, role: Role, rank: int) -> Refusal:
         if not self.encrypts:

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from shoal import _native, links
+from shoal import _native, links, threads
 from shoal.addresses import Address
 from shoal.background import LoopThread
 from shoal.config import Settings
@@ -237,6 +237,8 @@ class Session:
             self._links.start(self._connect_peer(index))
         elif kind == "connect_server":
             self._links.start(self._connect_server(index, attempt))
+        elif kind == "threads":
+            self._engine.note_threads(attempt, threads.count_strangers())
         elif kind == "warning":
             _log.warning("%s", text)
         return kind != "ended"

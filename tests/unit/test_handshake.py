@@ -12,6 +12,7 @@ from shoal.handshake import (
     NO_INCARNATION,
     PROOF_BYTES,
     VERDICT_BYTES,
+    VERSION,
     Client,
     HandshakeRefused,
     Refusal,
@@ -36,8 +37,8 @@ def server(secrets: list[bytes] | None = None, incarnation: bytes | None = None)
 
 
 def test_the_bytes_are_those_of_the_page() -> None:
-    hello = b"SHOAL" + bytes([1, 2, 2]) + bytes([7, 0, 0, 0]) + bytes(4) + INCARNATION + CLIENT_NONCE
-    challenge = b"SHOAL" + bytes([1, 0]) + bytes(9) + SERVER_ID + SERVER_NONCE
+    hello = b"SHOAL" + bytes([2, 2, 2]) + bytes([7, 0, 0, 0]) + bytes(4) + INCARNATION + CLIENT_NONCE
+    challenge = b"SHOAL" + bytes([2, 0]) + bytes(9) + SERVER_ID + SERVER_NONCE
     key = hmac.new(SECRET, b"shoal key 1" + INCARNATION, hashlib.sha256).digest()
     proof = hmac.new(key, b"client" + hello + challenge, hashlib.sha256).digest()
     verdict = bytes(8) + hmac.new(key, b"server" + hello + challenge + proof, hashlib.sha256).digest()
@@ -61,8 +62,8 @@ def test_golden_bytes() -> None:
     ours, theirs = client(), server()
     proof = ours.feed(theirs.feed(ours.start()))
     verdict = theirs.feed(proof)
-    assert proof.hex() == "92e0c0555478545a84c4839abe18c86553e34b9253e6f8a9ed45ee1d1e2b9ae3"
-    assert verdict.hex() == "000000000000000061362829bda9690913ff7f31e3f8daeb628a341aa54f1ba26782814a67f9c38b"
+    assert proof.hex() == "67cb0d572b542406c6b57214b5d9d08d90069dea7c1da7d7e19b1b8a840d48e7"
+    assert verdict.hex() == "00000000000000007b6e57719b4fa260e1be4cb2ff313aec2bc9a91eb1fca199f98f61036985145b"
 
 
 def test_lengths() -> None:
@@ -127,21 +128,28 @@ def test_another_role_is_refused() -> None:
     assert caught.value.refusal == Refusal.WRONG_ROLE
 
 
-def test_another_version_is_refused_by_either_side() -> None:
+@pytest.mark.parametrize(
+    ("theirs_is", "place"), [(VERSION - 1, "upgrade Shoal there"), (VERSION + 1, "upgrade Shoal here")]
+)
+def test_another_version_is_refused_by_either_side_which_says_both_and_where_to_upgrade(
+    theirs_is: int, place: str
+) -> None:
     ours, theirs = client(), server()
     hello = bytearray(ours.start())
-    hello[5] = 2
-    with pytest.raises(HandshakeRefused) as caught:
-        ours.feed(theirs.feed(bytes(hello)))
-    assert caught.value.refusal == Refusal.WRONG_VERSION
+    hello[5] = theirs_is
+    theirs.feed(bytes(hello))
     assert theirs.refusal is not None
+    assert theirs.expects == 0
 
-    ours, theirs = client(), server()
-    challenge = bytearray(theirs.feed(ours.start()))
-    challenge[5] = 2
+    ours = client()
+    challenge = bytearray(server().feed(ours.start()))
+    challenge[5] = theirs_is
     with pytest.raises(HandshakeRefused) as caught:
         ours.feed(bytes(challenge))
-    assert caught.value.refusal == Refusal.WRONG_VERSION
+    for refused in (caught.value, theirs.refusal):
+        assert refused.refusal == Refusal.WRONG_VERSION
+        assert f"version {theirs_is} of Shoal's protocol, and this side version {VERSION}" in str(refused)
+        assert place in str(refused)
 
 
 def test_other_programs_are_told_from_shoal() -> None:

@@ -32,6 +32,7 @@
 #include "drivers/shm/memory.h"
 #include "protocol/job.h"
 #include "protocol/node.h"
+#include "wire/waits.h"
 
 namespace shoal::shm {
 
@@ -98,6 +99,17 @@ class Room {
   // What has become of an operation that was sent up: by the network's thread, which it does not hold up.
   void received(std::uint64_t handle, Range range);
   void averaged(std::uint64_t handle, Status status);
+
+  // What an operation is that has been submitted and not finished or handed to the network; without its members.
+  std::optional<wire::Wait> described(std::uint64_t handle);
+  bool has_called(const wire::Call& call);
+  // This operation can never be complete: it fails for all members. `found`: it is open here. `at_network`: the handle
+  // under which it was sent up, if it is the network that has to fail it; else 0.
+  struct Failed {
+    bool found = false;
+    std::uint64_t at_network = 0;
+  };
+  Failed fail(const wire::Call& call, const Status& why);
 
   // Nothing more can be done here, and why; the network uses no array any more. What can still be finished is, all else
   // fails, also what comes later.

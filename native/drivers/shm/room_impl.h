@@ -110,6 +110,9 @@ class Room::Impl {
   void submit(Submission submission);
   void wait(const std::function<bool()>& done, std::chrono::nanoseconds longest);
   void fail_all(const Status& why);
+  std::optional<wire::Wait> described(std::uint64_t handle);
+  bool has_called(const wire::Call& call);
+  Failed fail_call(const wire::Call& call, const Status& why);
   void leave();
   void close();
 
@@ -211,6 +214,7 @@ class Room::Impl {
   void look_at_the_time();
   void check(Operation& operation, Time time);
   void time_out(Operation& operation, Time time);
+  void fail_gathering(Operation& operation, const Status& why);
   void withhold(Operation& operation, const Status& why);
   bool settle_doubts();
   std::string stall_text(const Operation& operation, Time time) const;

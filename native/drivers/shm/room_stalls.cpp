@@ -72,17 +72,23 @@ void Room::Impl::time_out(Operation& operation, Time time) {
                     "'" + operation.opening.name + "' " + stall_text(operation, time) +
                         "; see what is late there (py-spy dump), or raise the timeout of this group, or SHOAL_TIMEOUT",
                     in_job(rank_));
-  const bool waits_here = operation.state == Operation::State::gathering;
-  if (waits_here && is_first() && has_uplink_) {
+  if (operation.state == Operation::State::gathering && !operation.overdue) {
+    fail_gathering(operation, why);
+  } else {
+    give_up(why);
+  }
+}
+
+// Not all ranks of the node have called it, and it cannot be waited for any longer: the first rank decides.
+void Room::Impl::fail_gathering(Operation& operation, const Status& why) {
+  if (is_first() && has_uplink_) {
     fail_everywhere(operation, operation.opening.collective, why);
-  } else if (waits_here && is_first()) {
+  } else if (is_first()) {
     withhold(operation, why);
-  } else if (waits_here && !operation.overdue) {
+  } else {
     operation.overdue = true;
     say(Kind::overdue, operation.key, wire::encode(wire::Failure{why}));
     check_by(moved(operation) + longest_wait(operation));
-  } else {
-    give_up(why);
   }
 }
 

@@ -6,6 +6,7 @@ told where its own callbacks belong. So ``then`` is done here, in Python, on suc
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from shoal.torch.c10d import places
 from shoal.torch.c10d.places import Place
 from shoal.torch.compiled import untraced_class
+from shoal.torch.submissions import AnyHandle
 
 
 @untraced_class
@@ -20,18 +22,27 @@ class OperationFuture(torch.futures.Future[Any]):
     """``place``: of the operation, or of the callback, whose result this is.
 
     ``devices``: those, but for the CPU, that tensors of the result are on. Whoever waits for the future, or is called by it, has
-    a current stream on each that goes on after what was in the current stream where the result was set.
+    a current stream on each that goes on after what was in the current stream where the result was set. ``handles``: the
+    operations whose end comes before the result.
     """
 
-    def __init__(self, place: Place, devices: Sequence[torch.device] = ()) -> None:
+    def __init__(self, place: Place, devices: Sequence[torch.device] = (), handles: Sequence[AnyHandle] = ()) -> None:
         super().__init__(devices=list(devices))
         self._place = place
         self._devices = devices
+        self._handles = handles
+
+    def wait(self) -> Any:
+        # There it is known to wait for them, should they never be done.
+        for handle in self._handles:
+            with suppress(Exception):
+                handle.wait()
+        return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> "OperationFuture":
         """What ``callback(self)`` returns, or raises, once this is done."""
         place = self._place.callback()
-        following = OperationFuture(place, self._devices)
+        following = OperationFuture(place, self._devices, self._handles)
 
         def follow(_: Any) -> None:
             try:

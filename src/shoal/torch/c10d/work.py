@@ -99,7 +99,7 @@ class OperationWork(Work):
         with self._lock:
             if self._future is None:
                 devices = [tensor.device for tensor in self._results if not tensor.is_cpu]
-                self._future = OperationFuture(self._place, devices)
+                self._future = OperationFuture(self._place, devices, self._handles)
                 if not self.is_completed():
                     self._handles[-1].call_when_done(self._complete)
         if self.is_completed():

@@ -1,0 +1,48 @@
+// What a room knows of the operations that its rank waits for, and how one fails that can never be complete since ranks
+// wait for each other in a circle (protocol/circles.h).
+#include <utility>
+
+#include "drivers/shm/room_impl.h"
+#include "protocol/keys.h"
+
+namespace shoal::shm {
+
+std::optional<wire::Wait> Room::Impl::described(std::uint64_t handle) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, operation] : operations_) {
+    const bool is_open = operation->called && operation->state != Operation::State::over;
+    if (is_open && operation->submission.handle == handle) {
+      const wire::Opening& opening = operation->opening;
+      return wire::Wait{{opening.group, opening.occurrence, opening.name}, opening.collective, {}};
+    }
+  }
+  return std::nullopt;
+}
+
+bool Room::Impl::has_called(const wire::Call& call) {
+  const std::lock_guard lock(mutex_);
+  const auto calls = occurrences_.find(operation_key(call.group, call.name, 0));
+  return calls != occurrences_.end() && calls->second > call.occurrence;
+}
+
+// By the network's thread, which cannot be asked anything meanwhile: what comes up is for the next thread of a round.
+Room::Failed Room::Impl::fail_call(const wire::Call& call, const Status& why) {
+  Failed failed;
+  {
+    const std::lock_guard lock(mutex_);
+    Operation* const operation = find(operation_key(call.group, call.name, call.occurrence));
+    if (closed_ || !broken_.ok() || operation == nullptr || !operation->called) {
+      return failed;
+    }
+    failed.found = operation->state != Operation::State::over;
+    if (operation->state == Operation::State::gathering && !operation->overdue && !operation->withheld) {
+      fail_gathering(*operation, why);
+    } else if (operation->at_network) {
+      failed.at_network = operation->submission.handle;
+    }
+  }
+  ring(desk_, true);
+  return failed;
+}
+
+}  // namespace shoal::shm

@@ -1,0 +1,56 @@
+#include "engine/waits.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "engine/callers.h"
+
+namespace shoal::engine {
+
+namespace {
+
+// How long nothing may have changed here before it is believed that nothing can be called: where all threads are known
+// that might, and where there are such as never have.
+constexpr Time known_patience = 2 * second;
+constexpr Time stranger_patience = 60 * second;
+
+}  // namespace
+
+Waits::Look Waits::look(bool leaves) {
+  Look look;
+  NodeWorld::Waiting& waiting = look.waiting;
+  Callers callers = look_at_callers();
+  waiting.changes = 1 + (leaves ? 0 : callers.changes) + operations_.counts().finished;
+  waiting.patience = known_patience;
+  if (leaves) {
+    waiting.handles = operations_.handles(false);
+    waiting.blocked = !waiting.handles.empty();
+    return look;
+  }
+  const bool are_open = std::all_of(callers.handles.begin(), callers.handles.end(),
+                                    [this](std::uint64_t handle) { return operations_.find(handle) != nullptr; });
+  if (!callers.any || !callers.blocked || !are_open) {
+    return look;
+  }
+  waiting.handles = std::move(callers.handles);
+  const std::vector<std::uint64_t> told = operations_.handles(true);
+  waiting.handles.insert(waiting.handles.end(), told.begin(), told.end());
+  const std::uint32_t now = static_cast<std::uint32_t>(waiting.changes) | 1U;
+  const std::lock_guard lock(mutex_);
+  waiting.blocked = known_at_ == now;
+  if (waiting.blocked) {
+    waiting.patience = strangers_ > 0 ? stranger_patience : known_patience;
+  } else if (std::exchange(asked_at_, now) != now) {
+    look.ask = now;
+  }
+  return look;
+}
+
+void Waits::note_threads(std::uint32_t attempt, std::size_t strangers) {
+  const std::lock_guard lock(mutex_);
+  known_at_ = attempt;
+  strangers_ = strangers;
+}
+
+}  // namespace shoal::engine

@@ -1,0 +1,38 @@
+// What the threads of this process wait for, as a node is to say it: NodeWorld::Waiting. It is in doubt while it is not
+// known which threads there are that have never called anything, and while it is, nothing counts as blocked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+
+#include "engine/open_operations.h"
+#include "protocol/machine.h"
+
+namespace shoal::engine {
+
+class Waits {
+ public:
+  // `operations` lives longer.
+  explicit Waits(const OpenOperations& operations) : operations_(operations) {}
+
+  struct Look {
+    NodeWorld::Waiting waiting;
+    std::optional<std::uint32_t> ask;  // which threads there are, with this number
+  };
+  // `leaves`: nothing can be called any more, whatever threads do.
+  Look look(bool leaves);
+  // The answer: how many threads might call that never have.
+  void note_threads(std::uint32_t attempt, std::size_t strangers);
+
+ private:
+  const OpenOperations& operations_;
+  std::mutex mutex_;
+  // Guarded by mutex_: at which change it was asked about threads, and answered, and what.
+  std::uint32_t asked_at_ = 0;
+  std::uint32_t known_at_ = 0;
+  std::size_t strangers_ = 0;
+};
+
+}  // namespace shoal::engine

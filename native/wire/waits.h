@@ -1,0 +1,68 @@
+// What ranks wait for, and which of it others have called: WAITS, PROBE, CALLS and CIRCLE. docs/protocol.md, sections 5
+// and 8.
+//
+// Decoding trusts nothing, as in opening.h.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "wire/opening.h"
+
+namespace shoal::wire {
+
+// One operation: of a group, a name in it, and how often that name was called before.
+struct Call {
+  Hash128 group;
+  std::uint32_t occurrence = 0;
+  std::string name;
+
+  friend auto operator<=>(const Call&, const Call&) = default;
+};
+
+struct Wait {
+  Call call;
+  Collective collective = Collective::none;
+  std::vector<std::uint32_t> members;  // ranks of the job, in the group's order
+};
+
+// Nothing on this rank can call anything before one of these operations is done.
+struct Waits {
+  std::uint64_t changes = 0;  // how often anything has happened by which that might become untrue
+  std::vector<Wait> waits;
+};
+
+// Which of these have you called?
+struct Probe {
+  std::uint32_t round = 0;
+  std::vector<Call> calls;
+};
+
+struct Calls {
+  std::uint32_t round = 0;
+  std::uint64_t changes = 0;  // as in Waits; 0: something here can call
+  std::vector<bool> called;   // as the probe has them
+};
+
+// These can never be complete.
+struct Circle {
+  std::vector<Call> calls;
+  std::string why;
+};
+
+// No payload of these is longer. What would be is not said.
+inline constexpr std::size_t circle_bytes = 1024 * 1024;
+
+Bytes encode(const Waits& waits);
+Bytes encode(const Probe& probe);
+Bytes encode(const Calls& calls);
+Bytes encode(const Circle& circle);
+Status decode(ConstBytes payload, Waits& waits);
+Status decode(ConstBytes payload, Probe& probe);
+Status decode(ConstBytes payload, Calls& calls);
+Status decode(ConstBytes payload, Circle& circle);
+
+}  // namespace shoal::wire

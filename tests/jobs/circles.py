@@ -1,0 +1,161 @@
+"""Programs of ranks that come to wait for each other in a circle, and of others that only look as if they did."""
+
+import contextlib
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import shoal
+
+
+def said(call: Any) -> tuple[str, float]:
+    """What the error of the call says, and after how many seconds it came."""
+    begin = time.monotonic()
+    try:
+        call()
+    except (shoal.ShoalError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - begin
+    return "nothing", time.monotonic() - begin
+
+
+def skipped_batch() -> tuple[str, float]:
+    """Rank 1 leaves out a step."""
+    shoal.init()
+    for step in range(3):
+        shoal.allreduce(np.ones(10, np.float32), name=f"gradient{step}")
+    if shoal.rank() == 0:
+        found = said(lambda: shoal.allreduce(np.ones(100_000, np.float32), name="gradient3"))
+    else:
+        found = said(lambda: shoal.barrier(name="epoch"))
+    # What cannot be complete has ended everywhere, and all else goes on.
+    assert shoal.allreduce(1.0, op="sum", name="after") == shoal.size()
+    shoal.shutdown()
+    return found
+
+
+def ring_of_groups() -> tuple[str, float]:
+    """Each of three ranks waits for the next one, in a group of the two."""
+    shoal.init()
+    groups = [shoal.Group([rank, (rank + 1) % 3]) for rank in range(3)]
+    found = said(lambda: shoal.barrier(group=groups[shoal.rank()], name="mine"))
+    shoal.barrier()
+    shoal.shutdown()
+    return found
+
+
+def skipped_in_c10d() -> tuple[str, float]:
+    """Rank 1 leaves out a step on its way to the collectives of a group that it has for itself and rank 0."""
+    dist.init_process_group("shoal", timeout=timedelta(minutes=5))
+    other = dist.new_group(backend="shoal")
+    dist.all_reduce(torch.ones(10))
+    if dist.get_rank() == 0:
+        found = said(lambda: dist.all_reduce(torch.ones(100_000)))
+    else:
+        found = said(lambda: dist.all_reduce(torch.ones(10), group=other))
+    time.sleep(2)  # who leaves at once would be what the other one hears of
+    dist.destroy_process_group()
+    return found
+
+
+def skipped_in_the_wrapper() -> tuple[str, float]:
+    """Rank 1 skips a batch, and comes to the barrier at the end of the epoch."""
+    shoal.init()
+    from shoal.torch import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+
+    def train() -> None:
+        model.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+
+    train()
+    train()
+    if shoal.rank() == 0:
+        found = said(lambda: (train(), shoal.barrier(name="epoch")))
+    else:
+        found = said(lambda: shoal.barrier(name="epoch"))
+    shoal.shutdown()
+    return found
+
+
+def late(seconds: float) -> None:
+    """All but one wait; that one computes, then comes."""
+    shoal.init()
+    shoal.barrier()
+    if shoal.rank() == 1:
+        time.sleep(seconds)
+    shoal.barrier(name="late")
+    shoal.shutdown()
+
+
+def another_thread_calls(seconds: float) -> None:
+    """Two ranks wait for each other in their main threads; threads of theirs that have called before call what is missing."""
+    shoal.init()
+    first, second = ("a", "b") if shoal.rank() == 0 else ("b", "a")
+
+    def later() -> None:
+        shoal.barrier(name="begun")
+        time.sleep(seconds)
+        shoal.barrier(name=second)
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    shoal.barrier(name=first)
+    thread.join()
+    shoal.shutdown()
+
+
+def a_new_thread_calls(seconds: float) -> None:
+    """The same, by threads that had never called anything."""
+    shoal.init()
+    first, second = ("a", "b") if shoal.rank() == 0 else ("b", "a")
+
+    def later() -> None:
+        time.sleep(seconds)
+        shoal.barrier(name=second)
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    shoal.barrier(name=first)
+    thread.join()
+    shoal.shutdown()
+
+
+def a_callback_calls(seconds: float) -> None:
+    """Rank 0 waits in its main thread for rank 1, which waits there for its callback, which takes as long, and waits for rank 0's."""
+    dist.init_process_group("shoal")
+    other = dist.new_group(backend="shoal")
+    rank = dist.get_rank()
+
+    def follow(_: Any) -> torch.Tensor:
+        time.sleep(seconds * rank)
+        result = torch.ones(1)
+        dist.all_reduce(result)
+        return result
+
+    future = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(follow)
+    for of_main_thread in range(2):
+        if of_main_thread == rank:
+            value = torch.ones(1)
+            dist.all_reduce(value, group=other)
+            assert value.item() == 2.0
+        else:
+            assert future.wait().item() == 2.0
+    dist.destroy_process_group()
+
+
+def waits_with_a_limit(seconds: float) -> None:
+    """The same, by the threads themselves, which look up now and then."""
+    shoal.init()
+    first, second = ("a", "b") if shoal.rank() == 0 else ("b", "a")
+    handle = shoal.barrier_async(name=first)
+    with contextlib.suppress(shoal.Timeout):
+        handle.wait(seconds)
+    shoal.barrier(name=second)
+    handle.wait()
+    shoal.shutdown()

@@ -1,0 +1,65 @@
+"""Ranks that wait for each other in a circle hear of it within seconds, all of them; and nobody hears of what is none."""
+
+from collections.abc import Callable
+
+import circles
+import pytest
+
+from shoal.testing import run_ranks
+
+# A rank says what it waits for once it has waited for two seconds, and looks every second.
+PROMPT = 8.0
+
+# Longer than that, so that what looks like a circle would be taken for one.
+LATER = 6.0
+
+# (ranks, nodes, servers): one machine; each rank a node, without servers and with; nodes of several ranks.
+SHAPES = [(2, 1, 0), (2, 2, 0), (3, 3, 1), (4, 2, 1)]
+
+
+def check(found: list[tuple[str, float]], *words: str) -> None:
+    for text, seconds in found:
+        assert seconds < PROMPT, found
+        assert text.startswith("Mismatch: "), found
+        for word in ("wait for each other in a circle", *words):
+            assert word in text, f"{word!r} is missing in: {text}"
+
+
+@pytest.mark.parametrize(("ranks", "nodes", "servers"), SHAPES)
+def test_a_step_that_one_rank_leaves_out_is_named_to_all_and_the_job_goes_on(
+    ranks: int, nodes: int, servers: int
+) -> None:
+    found = run_ranks(circles.skipped_batch, ranks, nodes=nodes, servers=servers)
+    check(found, "rank 0 ", " waits in allreduce 'gradient3'", "rank 1 ", " barrier 'epoch'")
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_three_ranks_in_a_ring_of_groups(nodes: int) -> None:
+    found = run_ranks(circles.ring_of_groups, 3, nodes=nodes)
+    check(found, *(f"rank {rank} " for rank in range(3)), " waits in barrier 'mine' of ranks ")
+
+
+def test_a_step_that_one_rank_leaves_out_in_c10d() -> None:
+    check(run_ranks(circles.skipped_in_c10d, 2, nodes=2, servers=1), "rank 0 ", "rank 1 ")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_batch_that_one_rank_skips_in_the_wrapper(nodes: int) -> None:
+    check(run_ranks(circles.skipped_in_the_wrapper, 2, nodes=nodes), "rank 0 ", "rank 1 ", "'epoch'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(
+    "program",
+    [
+        circles.late,
+        circles.another_thread_calls,
+        circles.a_new_thread_calls,
+        circles.a_callback_calls,
+        circles.waits_with_a_limit,
+    ],
+    ids=lambda program: program.__name__,
+)
+def test_what_somebody_can_still_call_is_waited_for(program: Callable[[float], None], nodes: int) -> None:
+    run_ranks(program, 2, LATER, nodes=nodes)
