@@ -11,13 +11,15 @@ from typing import Any, TypeVar
 import torch
 from torch._C._dynamo import eval_frame
 
+from shoal.torch import versions
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type[Any])
 
 
 def _marked(function: _Function, inside: str) -> _Function:
     # Where PyTorch is too old to be told, it compiles what it can.
-    if hasattr(eval_frame, "_FrameExecStrategy"):
+    if versions.has("code can be skipped"):
         action = eval_frame._FrameAction
         strategy = eval_frame._FrameExecStrategy(action.SKIP, getattr(action, inside))
         eval_frame.set_code_exec_strategy(function.__code__, strategy)

@@ -1,10 +1,11 @@
 """Shoal as a backend of PyTorch's own: ``torch.distributed.init_process_group("shoal")``.
 
 Collectives go to a Shoal group, everything else that gloo can to a gloo group beside it. PyTorch registers the backend when
-it is imported (``shoal_c10d``). Written for PyTorch 2.13; what later versions do otherwise stays in this package.
+it is imported (``shoal_c10d``). Written for PyTorch 2.6 and newer; what versions do otherwise is in base and shoal.torch.versions.
 
 | module | subject |
 |---|---|
+| base | PyTorch's class of process groups, alike in all versions |
 | membership | the job, and the group in it, that a process group stands for |
 | process_group | PyTorch's operations in terms of Shoal's |
 | arguments, tensors | what PyTorch's operations are given, as the flat arrays that Shoal communicates |

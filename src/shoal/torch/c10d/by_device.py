@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store, _Distri
 from torch.distributed import distributed_c10d
 
 from shoal.errors import ConfigurationError
+from shoal.torch import versions
 
 # Shoal's own, in what the program says.
 NAME = "shoal"
@@ -35,7 +36,9 @@ def by_device(method: _Method) -> _Method:
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         other = None if self.others.are_none else self.others.group_for(self, args, kwargs)
-        return method(self, *args, **kwargs) if other is None else getattr(other, name)(*args, **kwargs)
+        if other is None:
+            return method(self, *args, **kwargs)
+        return getattr(other, versions.method_name(name))(*args, **kwargs)
 
     return call  # type: ignore[return-value]
 
@@ -87,7 +90,12 @@ class Others:
             group.abort()
 
     def _asked_for(self, owner: Any) -> dict[str, str]:
-        """Device → backend, where it is not Shoal, as the program has said. PyTorch knows once it has made the group."""
+        """Device → backend, where it is not Shoal, as the program has said. PyTorch knows once it has made the group.
+
+        None where PyTorch does not know the group: a library that makes process groups itself says nothing of devices.
+        """
+        if owner not in distributed_c10d._world.pg_backend_config:
+            return {}
         pairs = [pair.partition(":") for pair in dist.get_backend_config(owner).split(",")]
         return {device: backend for device, _, backend in pairs if backend not in (NAME, "")}
 

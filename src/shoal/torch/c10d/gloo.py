@@ -1,12 +1,15 @@
 """The gloo group beside a process group, for what is not Shoal's.
 
-Making it costs a key in the store and waits for nobody: two ranks connect when they first exchange something through it.
+Making it costs a key in the store and waits for nobody: two ranks connect when they first exchange something through it. (Before
+PyTorch 2.7 all ranks of the group connect when they make it, so it waits for them.)
 """
 
 from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+from shoal.torch import versions
 
 # gloo's own number of threads for a group.
 _THREADS = 2
@@ -23,7 +26,8 @@ def make(store: Store, incarnation: bytes, rank: int, size: int, timeout: timede
     """
     options = _Gloo._Options()
     # One for each group: those whose ranks connect late tell groups on one device apart by nothing.
-    options._devices = [_Gloo.create_default_device(lazy_init=True)]
+    late = {"lazy_init": True} if versions.has("gloo connects late") else {}
+    options._devices = [_Gloo.create_default_device(**late)]
     options._timeout = timeout
     options._threads = _THREADS
     return _Gloo(PrefixStore(f"gloo {incarnation.hex()}", store), rank, size, options)

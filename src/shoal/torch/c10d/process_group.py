@@ -23,13 +23,15 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     Store,
 )
+from torch.distributed import distributed_c10d
 
 from shoal import operations, runtime
 from shoal.groups import Group
 from shoal.operations import Plan
-from shoal.torch import accelerators
+from shoal.torch import accelerators, versions
 from shoal.torch.c10d import builtin_hooks, gloo, inherited, membership, places
 from shoal.torch.c10d.arguments import Tensors, as_list, operator_of, options_of, single, split_sizes
+from shoal.torch.c10d.base import Base, with_all_names
 from shoal.torch.c10d.by_device import NAME, Others, by_device
 from shoal.torch.c10d.places import Place
 from shoal.torch.c10d.tensors import Flat, apart, count, divide, fill, joined
@@ -38,12 +40,10 @@ from shoal.torch.compiled import untraced_class
 from shoal.torch.staging import Transfer
 from shoal.torch.submissions import Submissions
 
-# PyTorch describes these methods by overloads, which differ between its versions.
-_Base: Any = ProcessGroup
-
 
 @untraced_class
-class ShoalProcessGroup(_Base):  # type: ignore[misc]
+@with_all_names
+class ShoalProcessGroup(Base):
     """A process group of backend "shoal".
 
     Every method that starts an operation returns its ``Work`` at once; the arrays must be left alone until that is done. What
@@ -92,6 +92,27 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         if self._owns_job:
             self._owns_job = False
             runtime.shutdown()
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> "ShoalProcessGroup | None":
+        """A process group of these members of this one; None on all others. It takes all devices that this one does."""
+        if self.rank() not in ranks:
+            return None
+        name = group_name or f"{self._group.name} {list(ranks)}"
+        limit = self._timeout if timeout is None else timeout
+        group = membership.group_of([self._group.ranks[member] for member in ranks], name, limit)
+        store = PrefixStore(name, self._store)
+        made = ShoalProcessGroup(store, ranks.index(self.rank()), len(ranks), group, limit, owns_job=False)
+        made._set_group_name(name)
+        made._set_group_desc(group_desc or "undefined")
+        return made
 
     def abort(self) -> None:
         """Ends the job for all ranks if this process group has joined it."""
@@ -175,14 +196,18 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
         elements = Flat(input, transfer).elements
         return self._scatter_reduced("reduce_scatter_tensor", output, elements, operator, options, transfer)
 
-    _reduce_scatter_base = reduce_scatter_single
-
     @by_device
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         options = options_of(ReduceScatterOptions, opts)
         if operator_of(inputs, options.reduceOp) is None:
             _on_cpu(f"reduce_scatter_tensor with {options.reduceOp}", inputs)
-            return super().reduce_scatter_single_coalesced(outputs, inputs, options)
+            # Not every version's gloo has a form for several.
+            *first, last = [
+                self._gloo._reduce_scatter_base(*pair, options) for pair in zip(outputs, inputs, strict=True)
+            ]
+            for work in first:
+                work.wait()
+            return last
         return OperationWork.of_all(
             [self.reduce_scatter_single(*pair, options) for pair in zip(outputs, inputs, strict=True)]
         )
@@ -235,8 +260,6 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 
         return self._start("all_gather_into_tensor", options_of(AllgatherOptions, opts), [output], plan, transfer)
 
-    _allgather_base = all_gather_single
-
     @by_device
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         return OperationWork.of_all([self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)])
@@ -278,8 +301,6 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
             return operations.alltoall_into(group, given, splits, flat.elements, expected).then(flat.finish)
 
         return self._start("all_to_all_single", options, [output], plan, transfer)
-
-    alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         options = options_of(BarrierOptions, opts, timeout=timeout)
@@ -381,13 +402,26 @@ class ShoalProcessGroup(_Base):  # type: ignore[misc]
 builtin_hooks.replace_for(ShoalProcessGroup)
 
 
+# The process group that has joined the job last.
+_owner: ShoalProcessGroup | None = None
+
+
 def create(options: Any, _: Any = None) -> ShoalProcessGroup:
     """What PyTorch calls to make a process group. ``options``: its ``_DistributedBackendOptions``."""
+    global _owner
     rank, size = options.group_rank, options.group_size
     ranks = list(options.global_ranks_in_group)
+    if (
+        _owner is not None
+        and _owner not in distributed_c10d._world.pg_map
+        and not versions.has("process groups are shut down")
+    ):
+        _owner.shutdown()
     owns_job = not ranks and membership.join(options.store, rank, size)
     group = membership.group_of(ranks, options.group_id, options.timeout)
-    return ShoalProcessGroup(options.store, rank, size, group, options.timeout, owns_job)
+    made = ShoalProcessGroup(options.store, rank, size, group, options.timeout, owns_job)
+    _owner = made if owns_job else _owner
+    return made
 
 
 def _on_cpu(called: str, tensors: Tensors) -> None:

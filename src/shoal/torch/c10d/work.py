@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
+from shoal.torch import versions
 from shoal.torch.c10d.futures import OperationFuture
 from shoal.torch.c10d.places import Place
 from shoal.torch.compiled import untraced_class
@@ -20,8 +21,8 @@ NO_TIMEOUT = timedelta(0)
 
 # Who is handed a Work in C++ keeps only half of it: the other, these methods, goes when Python lets go, and waiting would
 # never end. (DistributedDataParallel does that with uneven inputs.) So a Work that Python lets go of without having waited is
-# kept, until so many others have been.
-_KEPT = 64
+# kept, until so many others have been: in flight, where PyTorch does not keep them itself.
+_KEPT = 64 if versions.has("works are held") else 4096
 _kept: deque["OperationWork"] = deque(maxlen=_KEPT)
 
 

@@ -1,0 +1,61 @@
+"""What PyTorch's versions do differently. No other module knows versions: they ask here for a feature by its name.
+
+The oldest with which something is tested is 2.4, for the wrapper and the hook, and 2.6 for the backend. Each feature has the
+version that brought it, and the names of PyTorch's that came with it, if it shows in names.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+RELEASE = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
+
+
+class Feature(NamedTuple):
+    """``since``: the first release that has it. ``names``: of PyTorch's, there from then on and not before."""
+
+    since: tuple[int, int]
+    names: tuple[str, ...] = ()
+
+
+FEATURES = {
+    # Two ranks of a gloo group may connect when they first exchange something; before, all connect when it is made.
+    "gloo connects late": Feature((2, 7)),
+    # Who is handed a Work in C++ keeps the Python half of it too.
+    "works are held": Feature((2, 7)),
+    # destroy_process_group tells process groups that they are destroyed.
+    "process groups are shut down": Feature((2, 8), ("ProcessGroup.shutdown", "ProcessGroup.abort")),
+    "process groups have a timeout": Feature((2, 9), ("ProcessGroup.set_timeout",)),
+    # The compiler can be told to leave a function's code alone.
+    "code can be skipped": Feature((2, 7), ("eval_frame._FrameExecStrategy", "eval_frame.set_code_exec_strategy")),
+    # Collectives on one tensor have names that end so, as all_gather_single.
+    "single": Feature(
+        (2, 13),
+        (
+            "ProcessGroup.all_gather_single",
+            "ProcessGroup.all_gather_single_coalesced",
+            "ProcessGroup.all_to_all_single",
+            "ProcessGroup.reduce_scatter_single",
+            "ProcessGroup.reduce_scatter_single_coalesced",
+        ),
+    ),
+}
+
+# The names of methods of process groups since 2.13 → before. The old ones of the first three are still called.
+BEFORE_SINGLE = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
+
+
+def has(feature: str) -> bool:
+    """Whether the PyTorch that is here has it."""
+    return FEATURES[feature].since <= RELEASE
+
+
+def method_name(name: str) -> str:
+    """What this PyTorch calls the method of process groups that the newest calls ``name``."""
+    return name if has("single") else BEFORE_SINGLE.get(name, name)
