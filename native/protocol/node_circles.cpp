@@ -10,7 +10,6 @@
 
 namespace shoal {
 
-using node::refused;
 using wire::Type;
 
 namespace {
