@@ -7,6 +7,8 @@ version that brought it, and the names of PyTorch's that came with it, if it sho
 from typing import NamedTuple
 
 import torch
+from torch._C._distributed_c10d import ProcessGroup
+from torch._C._dynamo import eval_frame
 
 RELEASE = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
 
@@ -52,8 +54,12 @@ BEFORE_SINGLE = {
 
 
 def has(feature: str) -> bool:
-    """Whether the PyTorch that is here has it."""
-    return FEATURES[feature].since <= RELEASE
+    """Whether the PyTorch that is here has it: its names are surer than the release, where it shows in names."""
+    since, names = FEATURES[feature]
+    if not names:
+        return since <= RELEASE
+    owners = {"ProcessGroup": ProcessGroup, "eval_frame": eval_frame}
+    return all(hasattr(owners[owner], name) for owner, name in (each.split(".") for each in names))
 
 
 def method_name(name: str) -> str:
