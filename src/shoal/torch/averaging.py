@@ -24,7 +24,7 @@ from shoal.torch.agreement import Statement
 from shoal.torch.arena import Buffer, GradientArenas
 from shoal.torch.channel import Channel
 from shoal.torch.needed import NEEDED, NeededBuffers
-from shoal.torch.submissions import AnyHandle
+from shoal.torch.submissions import AnyHandle, first_failure
 
 LAYOUT, USED = "layout", "used"
 
@@ -137,13 +137,7 @@ class Averaging:
     def wait(self) -> Exception | None:
         """Waits until nothing reads or writes the arenas any more. Returns the first failure."""
         self._open_needed()
-        first: Exception | None = None
-        for handle in self._handles.values():
-            try:
-                handle.wait()
-            except RuntimeError as failure:
-                first = first or failure
-        return first
+        return first_failure(self._handles.values())
 
     def _complete(self, index: int) -> None:
         buffer = self._arenas.buffers[index]

@@ -14,7 +14,7 @@ from shoal.groups import Group
 from shoal.torch import arguments, checkpoints, compiled, devices, graph, members, runtime
 from shoal.torch.added import KnownParameters
 from shoal.torch.agreement import agree
-from shoal.torch.arena import gradient_dtype
+from shoal.torch.arena import NamedParameter, gradient_dtype
 from shoal.torch.channel import Channel
 from shoal.torch.join import Joining
 from shoal.torch.logging_data import DDPLoggingData
@@ -290,33 +290,17 @@ class DistributedDataParallel(torch.nn.Module):
         parameters = [parameter for _, parameter in members.parameters(self.module)]
         return [*parameters, *(self._synced_buffers() if with_buffers else ())]
 
-    def _fingerprint(self) -> list[tuple[object, ...]]:
-        """Whatever of the parameters the arenas were made for, as cheaply as it can be had."""
-        return [
-            (
-                id(parameter),
-                parameter.dtype,
-                gradient_dtype(parameter),
-                parameter.device,
-                parameter.shape,
-                parameter.stride(),
-            )
-            for _, parameter in members.parameters(self.module)
-        ]
-
-    def _which_train(self) -> list[bool]:
-        return [parameter.requires_grad for _, parameter in members.parameters(self.module)]
-
     def _look_at_parameters(self) -> None:
         """Before a pass: whether parameters are other ones than before, or frozen, or thawed."""
-        if members.are_lent(self.module):
+        parameters = list(members.parameters(self.module))
+        if members.are_lent(parameters):
             return
-        reducer = self._reducer
-        if reducer.must_start_anew or reducer.is_wasteful or self._fingerprint() != self._managed:
+        reducer, train = self._reducer, _which_train(parameters)
+        if reducer.must_start_anew or reducer.is_wasteful or _fingerprint(parameters) != self._managed:
             self._manage_parameters()
-        elif self._which_train() != self._train:
-            self._train = self._which_train()
-            if reducer.covers(members.parameters(self.module)):
+        elif train != self._train:
+            self._train = train
+            if reducer.covers(parameters):
                 reducer.freeze()
             else:
                 self._manage_parameters()
@@ -333,9 +317,29 @@ class DistributedDataParallel(torch.nn.Module):
     def _manage_parameters(self) -> None:
         """Makes arenas for the parameters as they are now: at the start, and when one was changed, or thawed for the first time."""
         members.check_tensors(self.module)
-        self._managed: list[tuple[object, ...]] = self._fingerprint()
-        self._train = self._which_train()
-        self._reducer.manage(members.parameters(self.module))
+        parameters = list(members.parameters(self.module))
+        self._managed: list[tuple[object, ...]] = _fingerprint(parameters)
+        self._train = _which_train(parameters)
+        self._reducer.manage(parameters)
+
+
+def _fingerprint(parameters: Sequence[NamedParameter]) -> list[tuple[object, ...]]:
+    """Whatever of the parameters the arenas were made for, as cheaply as it can be had."""
+    return [
+        (
+            id(parameter),
+            parameter.dtype,
+            gradient_dtype(parameter),
+            parameter.device,
+            parameter.shape,
+            parameter.stride(),
+        )
+        for _, parameter in parameters
+    ]
+
+
+def _which_train(parameters: Sequence[NamedParameter]) -> list[bool]:
+    return [parameter.requires_grad for _, parameter in parameters]
 
 
 class _FusionSize:

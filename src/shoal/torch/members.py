@@ -59,9 +59,9 @@ def check_tensors(module: torch.nn.Module) -> None:
             )
 
 
-def are_lent(module: torch.nn.Module) -> bool:
+def are_lent(parameters: Iterable[NamedParameter]) -> bool:
     """Whether tensors stand in for parameters, as inside ``torch.func.functional_call``."""
-    return any(not isinstance(tensor, torch.nn.Parameter) for _, tensor in parameters(module))
+    return any(not isinstance(tensor, torch.nn.Parameter) for _, tensor in parameters)
 
 
 def describe(name: str, tensor: torch.Tensor, place: int) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from shoal.torch import graph
 from shoal.torch.channel import Channel
-from shoal.torch.submissions import AnyHandle
+from shoal.torch.submissions import AnyHandle, first_failure
 
 # How much of a model is copied at once. The copy is needed beside the model.
 CHUNK_BYTES = 25 * 1024 * 1024
@@ -38,14 +38,9 @@ def broadcast_state(
 
 def wait_for_all(handles: Sequence[AnyHandle]) -> None:
     """Raises the first error, once all are done."""
-    errors = []
-    for handle in handles:
-        try:
-            handle.wait()
-        except RuntimeError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
+    failure = first_failure(handles)
+    if failure is not None:
+        raise failure
 
 
 def _send_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tensor], root: int) -> AnyHandle:

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from shoal import collectives
@@ -201,6 +201,17 @@ class LaterHandle:
 
 
 AnyHandle = Handle | LaterHandle
+
+
+def first_failure(handles: Iterable[AnyHandle]) -> Exception | None:
+    """Waits until all are done. What went wrong first, in their order."""
+    first: Exception | None = None
+    for handle in handles:
+        try:
+            handle.wait()
+        except RuntimeError as failure:
+            first = first or failure
+    return first
 
 
 class _Turn(NamedTuple):

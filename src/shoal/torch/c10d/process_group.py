@@ -402,7 +402,8 @@ class ShoalProcessGroup(Base):
 builtin_hooks.replace_for(ShoalProcessGroup)
 
 
-# The process group that has joined the job last.
+# The process group that has joined the job last, where PyTorch says nothing when it is destroyed: the next one notices. Elsewhere
+# None, so that what is destroyed is gone.
 _owner: ShoalProcessGroup | None = None
 
 
@@ -411,16 +412,14 @@ def create(options: Any, _: Any = None) -> ShoalProcessGroup:
     global _owner
     rank, size = options.group_rank, options.group_size
     ranks = list(options.global_ranks_in_group)
-    if (
-        _owner is not None
-        and _owner not in distributed_c10d._world.pg_map
-        and not versions.has("process groups are shut down")
-    ):
+    if _owner is not None and _owner not in distributed_c10d._world.pg_map:
         _owner.shutdown()
+        _owner = None
     owns_job = not ranks and membership.join(options.store, rank, size)
     group = membership.group_of(ranks, options.group_id, options.timeout)
     made = ShoalProcessGroup(options.store, rank, size, group, options.timeout, owns_job)
-    _owner = made if owns_job else _owner
+    if owns_job and not versions.has("process groups are shut down"):
+        _owner = made
     return made
 
 
