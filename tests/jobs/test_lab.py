@@ -148,7 +148,8 @@ def test_counters_count_what_passes_and_nothing_else_does() -> None:
     with Lab(3) as lab:
         Flow(lab.hosts[0], lab.hosts[1], 1_000_000).finish()
         sender, receiver, bystander = lab.counters()
-        assert 1_000_000 < sender.sent_bytes < 1_100_000
+        # On a busy machine TCP takes a late acknowledgment for a loss and sends some packets of 64 KB again.
+        assert 1_000_000 < sender.sent_bytes < 1_500_000
         assert receiver.received_bytes == sender.sent_bytes
         assert receiver.sent_bytes == sender.received_bytes > 0
         assert receiver.received_packets == sender.sent_packets > 0
