@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.processes import job
+from shoal.processes import job, output
 
 SECONDS = 60.0
 # Not imported by the scripts: most of what is tested needs nothing of Shoal but the launcher.
@@ -120,6 +120,59 @@ def test_a_module_is_run_by_name(launch: Callable[..., Launcher]) -> None:
     code, out, _ = launch("-n", "2", "-m", "json.tool", "--help").finish()
     assert code == 0
     assert re.search(r"^\[0\] usage: .*json\.tool", out, re.MULTILINE)
+
+
+WORDS = {
+    "python with options": ["python", "-u", "-X", "dev", "{script}"],
+    "a path to an interpreter": [sys.executable, "{script}"],
+    "a module by python": ["python3", "-m", "script"],
+    "env": ["env", "LR=0.1", "python", "{script}"],
+    "bash": ["bash", "{folder}/train.sh"],
+    "an executable": ["{folder}/train.sh"],
+    "a program on the PATH": ["train.sh"],
+}
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+def test_words_before_the_script_are_a_program(
+    launch: Callable[..., Launcher], script: Write, tmp_path: Path, words: list[str]
+) -> None:
+    path = script("print(rank, os.environ['WORLD_SIZE'], sys.prefix, sys.argv[1:], os.environ.get('LR'))")
+    shell = tmp_path / "train.sh"
+    shell.write_text(f'#!/bin/sh\nLR=0.1 python {path} "$@"\n')
+    shell.chmod(0o755)
+    # As in an environment that is activated.
+    folders = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    started = [word.format(script=path, folder=tmp_path) for word in words]
+    rate = "0.1" if "env" in words or "train.sh" in words[-1] else None
+    launcher = launch("-n", "2", *started, "-n", "7", PATH=folders, PYTHONPATH=str(tmp_path))
+    code, out, err = launcher.finish()
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == [f"[{rank}] {rank} 2 {sys.prefix} ['-n', '7'] {rate}" for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("number", "seconds"), [(signal.SIGINT, 0.1), pytest.param(signal.SIGTERM, 3.0, marks=pytest.mark.slow)]
+)
+def test_a_signal_reaches_what_a_shell_has_started(
+    launch: Callable[..., Launcher], script: Write, number: signal.Signals, seconds: float
+) -> None:
+    assert number == signal.SIGINT or seconds > output.LINGER_SECONDS
+    path = script(f"""
+        def stop(number, frame):
+            time.sleep({seconds})
+            print("saved", flush=True)
+            sys.exit(0)
+        signal.signal({int(number)}, stop)
+        print("ready", flush=True)
+        time.sleep(600)
+    """)
+    launcher = launch("-n", "1", "bash", "-c", f"{sys.executable} {path}; exit 5")
+    launcher.wait_for(1, "ready")
+    launcher.process.send_signal(number)
+    code, out, _ = launcher.finish()
+    assert out == "[0] saved\n"
+    assert code == (5 if number == signal.SIGINT else 128 + number)
 
 
 def test_lines_are_whole_whoever_writes(launch: Callable[..., Launcher], script: Write) -> None:

@@ -41,6 +41,25 @@ def test_a_missing_script_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nproc-per-node", "4", "train.py"], "--nproc-per-node is torchrun's: here -n is the number of all ranks"),
+        (["--nproc_per_node=4", "train.py"], "--nproc_per_node is torchrun's"),
+        (["-n", "4", "-H", "a:2,b:2", "train.py"], "-H: shoal run starts ranks on this machine alone"),
+        (["-n", "4", "--hostfile", "hosts", "train.py"], "torchrun, srun or mpirun, without shoal run"),
+        (["-n", "4", "torchrun", "--nproc-per-node", "4", "train.py"], "torchrun starts ranks of its own"),
+        (["-n", "4", "-m", "torch.distributed.run", "train.py"], "torch.distributed.run starts ranks of its own"),
+        (["-n", "4", "pythn", "train.py"], "there is no program 'pythn' on the PATH"),
+        (["-n", "4", "--node", "2", "train.py"], "--nodes"),
+    ],
+)
+def test_words_that_cannot_be_run_have_a_clear_answer(words: list[str], said: str) -> None:
+    result = shoal("run", *words)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--servers", "2"], "with one node there is nothing for a server to do: add --nodes"),

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.processes import JobDescription, describe_exit, free_master_port, rank_environment, spread
+from shoal.processes import JobDescription, Program, describe_exit, free_master_port, rank_environment, spread
 from shoal.processes.environment import with_secret
 from shoal.processes.output import LINE_LIMIT, LineSplitter
+
+PROGRAM = Program(("x",), is_python=True)
 
 
 def test_ranks_are_spread_in_order_and_the_first_nodes_get_one_more() -> None:
@@ -32,8 +34,8 @@ def test_every_rank_has_a_place_of_its_own(ranks: int, nodes: int) -> None:
 
 def test_servers_need_two_nodes_and_the_refusal_says_how() -> None:
     with pytest.raises(ValueError, match=r"nothing for a server to do: add --nodes .*--nodes 4"):
-        JobDescription(["x"], ranks=4, servers=2)
-    assert JobDescription(["x"], ranks=4, nodes=2, servers=2).servers == 2
+        JobDescription(PROGRAM, ranks=4, servers=2)
+    assert JobDescription(PROGRAM, ranks=4, nodes=2, servers=2).servers == 2
 
 
 def test_a_rank_finds_who_and_where_it_is() -> None:

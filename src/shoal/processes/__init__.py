@@ -16,6 +16,7 @@ from shoal.processes.guard import Guard
 from shoal.processes.job import JobDescription, LocalJob
 from shoal.processes.output import for_terminal
 from shoal.processes.process import Process, describe_exit
+from shoal.processes.program import Program, program_of
 from shoal.processes.servers import ServerFailed, ServerProcess, start_server
 
 __all__ = [
@@ -23,11 +24,13 @@ __all__ = [
     "JobDescription",
     "LocalJob",
     "Process",
+    "Program",
     "ServerFailed",
     "ServerProcess",
     "describe_exit",
     "for_terminal",
     "free_master_port",
+    "program_of",
     "rank_environment",
     "server_environment",
     "spread",

@@ -12,7 +12,7 @@ import asyncio
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from shoal.processes.environment import free_master_port, rank_environment, spre
 from shoal.processes.guard import Guard
 from shoal.processes.output import LINGER_SECONDS, Output, copy_lines
 from shoal.processes.process import Process, describe_exit
+from shoal.processes.program import Program
 from shoal.processes.servers import ServerFailed, ServerProcess, start_server
 from shoal.processes.signals import passed_on
 
@@ -33,12 +34,12 @@ EXIT_OUTPUT_BROKEN = 128 + signal.SIGPIPE
 
 @dataclass(frozen=True)
 class JobDescription:
-    """What to run: ``command`` on each of ``ranks`` ranks, cut into ``nodes`` nodes, with ``servers`` of its own.
+    """What to run: ``program`` on each of ``ranks`` ranks, cut into ``nodes`` nodes, with ``servers`` of its own.
 
     Raises ValueError, in words for the one who asked, for what cannot be.
     """
 
-    command: Sequence[str]
+    program: Program
     ranks: int
     nodes: int = 1
     servers: int = 0
@@ -113,19 +114,25 @@ class LocalJob:
         for rank in range(len(places)):
             process = Process(
                 f"rank {rank}",
-                self._description.command,
+                self._description.program.command,
                 rank_environment(self._environment, places, rank, port, addresses),
                 guard,
                 stdin=None if rank == 0 else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                hands_on=self._description.program.is_python,
             )
             self._ranks.append(process)
             self._attend(process, str(rank), rank)
 
     def _attend(self, process: Process, name: str, number: int) -> None:
-        task = attend(process, self._stdout, self._stderr, name, number)
+        task = attend(process, self._stdout, self._stderr, name, number, self._lingers)
         self._attendants.append(asyncio.create_task(task))
+
+    def _lingers(self) -> float:
+        """Seconds for what a process has left behind. A shell ends by SIGTERM at once; what it ran may write a checkpoint."""
+        in_a_shell = not self._description.program.is_python
+        return GRACE_AFTER_SIGNAL_SECONDS if self._received and in_a_shell else LINGER_SECONDS
 
     async def _watch(self) -> None:
         """Waits until every rank has ended well or something has failed; says what."""
@@ -201,8 +208,18 @@ class LocalJob:
         await self._stderr.write([f"shoal run: {message}".encode()])
 
 
-async def attend(process: Process, stdout: Output, stderr: Output, name: str, number: int) -> None:
-    """Copies the output of a process until its end, then ends what it has left behind and reaps it."""
+async def attend(
+    process: Process,
+    stdout: Output,
+    stderr: Output,
+    name: str,
+    number: int,
+    lingers: Callable[[], float] = lambda: LINGER_SECONDS,
+) -> None:
+    """Copies the output of a process until its end, then ends what it has left behind and reaps it.
+
+    ``lingers``: seconds for what it has left behind and what still holds its output.
+    """
     assert process.stdout is not None
     assert process.stderr is not None
     reaped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -211,7 +228,7 @@ async def attend(process: Process, stdout: Output, stderr: Output, name: str, nu
         for source, output in ((process.stdout, stdout), (process.stderr, stderr))
     ]
     await _exit_of(process)
-    await asyncio.wait(copies, timeout=LINGER_SECONDS)
+    await asyncio.wait(copies, timeout=lingers())
     process.finish()
     reaped.set_result(None)
     await asyncio.wait(copies)

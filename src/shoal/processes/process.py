@@ -26,6 +26,9 @@ Stream = int | IO[bytes]
 class Process:
     """Starts ``command`` (its first word a path). ``name`` is for messages; streams are as for ``subprocess.Popen``.
 
+    ``hands_on``: whether it hands on signals to its children, as far as they are for them. A shell does not: ``signal`` then
+    reaches all of its group, as a terminal's Ctrl-C does.
+
     ``exit`` becomes the exit code, negative for the signal that ended it, once the process itself has ended, which was
     ``ended_at`` (monotonic seconds); call ``finish`` then. Start it from a thread that lives as long as the process may: the kernel ends it with that thread.
     """
@@ -42,8 +45,10 @@ class Process:
         stderr: Stream | None = None,
         pass_fds: Sequence[int] = (),
         directory: str | Path | None = None,
+        hands_on: bool = True,
     ) -> None:
         self.name = name
+        self._hands_on = hands_on
         self.ended_at = 0.0
         self.exit: concurrent.futures.Future[int] = concurrent.futures.Future()
         self._guard = guard
@@ -80,11 +85,11 @@ class Process:
         return not self.exit.done()
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the process, not to its children: it is for the process to decide about them."""
+        """Sends a signal to the process; to its children only where it would not decide about them (``hands_on``)."""
         with self._lock:
             if not self._finished:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, number)
+                    (os.kill if self._hands_on else os.killpg)(self.pid, number)
 
     def kill(self) -> None:
         """Kills the process and all that it has started in its group."""

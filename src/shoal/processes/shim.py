@@ -5,6 +5,7 @@ fork and exec (``preexec_fn``) is not safe in a process with threads; a program 
 exec. The kernel ties it to the *thread* that forked: start processes from a thread that lives as long as they do.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -30,7 +31,8 @@ def main() -> None:
     try:
         os.execv(command[0], command)
     except OSError as error:
-        sys.exit(f"cannot start {command[0]}: {error.strerror}")
+        hint = " (has its first line an interpreter, such as #!/bin/sh?)" if error.errno == errno.ENOEXEC else ""
+        sys.exit(f"cannot start {command[0]}: {error.strerror}{hint}")
 
 
 if __name__ == "__main__":
