@@ -125,7 +125,7 @@ def wrapped(network: nn.Module, contestant: str, task: Task) -> nn.Module:
     library, _, variant = contestant.partition(" ")
     if library == ALONE:
         return network
-    if library == "shoal" and variant != "c10d":
+    if library == "shoal" and variant.partition(" ")[0] != "c10d":
         from shoal.torch import DistributedDataParallel
 
         return DistributedDataParallel(network, fusion_mb=task.buffer_mb)

@@ -19,7 +19,7 @@ from training_ranks import ALONE, Task
 
 from shoal.bench.channel import Channel, Message
 from shoal.bench.conductor import BenchError, Player, unix_stage
-from shoal.bench.naming import SHOAL, variant_name
+from shoal.bench.naming import variant_name
 from shoal.bench.places import Place
 from shoal.bench.plan import Plan, Variant
 from shoal.bench.shoal_teams import ShoalTeams
@@ -28,7 +28,7 @@ from shoal.bench.teams import START_SECONDS, Troupe, base_environment, hosts_of_
 GLOO = "gloo"
 # Shoal once more, to see whether it does the same; and PyTorch's module on the backend "shoal".
 AGAIN, C10D = variant_name("again"), variant_name("c10d")
-_VARIANTS = {AGAIN: "again", C10D: "c10d", SHOAL: None}
+_VARIANTS = {"again": Variant(), "c10d": Variant(c10d=True)}
 _PATIENCE = 300.0
 
 
@@ -51,17 +51,17 @@ class Steps:
 
 
 class Teams:
-    """``place``: closed with the block. Use it in the main thread, as ``LocalPlace``."""
+    """``place``: closed with the block. ``variants``: of Shoal, by name, besides "again" and "c10d"; those that go by
+    torch.distributed are called ``c10d NAME``. Use it in the main thread, as ``LocalPlace``."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, variants: Mapping[str, Variant] | None = None) -> None:
         self._stack = ExitStack()
         self._stack.callback(place.close)
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-train-")))
         self._place = place
         self._troupe = _Trainees(place, unix_stage(folder), folder)
         self._stack.callback(self._troupe.stage.close)
-        variants = {"again": Variant(), "c10d": Variant(c10d=True)}
-        self._shoal = ShoalTeams(self._troupe, Plan(variants=variants))
+        self._shoal = ShoalTeams(self._troupe, Plan(variants={**_VARIANTS, **(variants or {})}))
         self._players: dict[str, list[Player]] = {}
 
     def __enter__(self) -> "Teams":
@@ -119,7 +119,7 @@ class Teams:
     def _processes(self, name: str) -> list[Player]:
         if name == GLOO:
             return start_gloo(self._troupe)
-        return self._start_alone() if name == ALONE else self._shoal.start(_VARIANTS[name])
+        return self._start_alone() if name == ALONE else self._shoal.start(name.partition(" ")[2] or None)
 
     def _answer(self, name: str, channel: Channel, rank: int) -> Message:
         try:
@@ -137,7 +137,13 @@ class Teams:
 
 
 class _Trainees(Troupe):
-    def member_command(self, contestant: str, hosts: str | Sequence[str], arguments: Mapping[str, Any]) -> list[str]:
+    def member_command(
+        self,
+        contestant: str,
+        hosts: str | Sequence[str],
+        arguments: Mapping[str, Any],
+        python: str = sys.executable,
+    ) -> list[str]:
         asked = {
             "control": self.stage.address,
             "token": self.stage.token,
@@ -145,4 +151,4 @@ class _Trainees(Troupe):
             "joining": dict(arguments),
             "size": self.place.nodes * self.place.ranks_each,
         }
-        return [sys.executable, str(Path(__file__).with_name("training_ranks.py")), json.dumps(asked)]
+        return [python, str(Path(__file__).with_name("training_ranks.py")), json.dumps(asked)]

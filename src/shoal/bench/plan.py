@@ -24,7 +24,8 @@ class Variant:
     ``limits``, ``environment``: as the plan's. ``window``: the array is summed in windows of so many bytes, all submitted at
     once, as fusion buffers are; None: in one operation. ``proxies``: of the dedicated servers; None: as many as they choose.
     ``shared``: the array lies in memory that the ranks of one machine share, as gradients of shoal.torch do. ``c10d``: the array is
-    summed by torch.distributed, whose backend "shoal" is, not by Shoal's own function.
+    summed by torch.distributed, whose backend "shoal" is, not by Shoal's own function. ``python``: the interpreter of its ranks
+    and servers, for which another build of Shoal is installed; None: this process's.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class Variant:
     proxies: int | None = None
     shared: bool = False
     c10d: bool = False
+    python: str | None = None
 
 
 @dataclass(frozen=True)

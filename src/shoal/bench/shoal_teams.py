@@ -1,7 +1,7 @@
 """Starting Shoal's dedicated servers and its ranks: once as it is, and once for each variant of a plan.
 
 Ranks of several variants use the same servers, which serve any number of jobs; only variants that ask for another number of
-proxies, or change a variable that concerns servers, get servers of their own, on the same hosts. Whoever has
+proxies or another build, or change a variable that concerns servers, get servers of their own, on the same hosts. Whoever has
 no turn waits and costs nothing.
 """
 
@@ -16,8 +16,8 @@ from shoal.bench.plan import Plan, Variant
 from shoal.bench.teams import START_SECONDS, Troupe, base_environment, hosts_of_ranks
 from shoal.processes import server_environment
 
-# How the servers of a variant are started: their proxies and their environment.
-_Kind = tuple[int | None, frozenset[tuple[str, str]]]
+# How the servers of a variant are started: their interpreter, their proxies and their environment.
+_Kind = tuple[str, int | None, frozenset[tuple[str, str]]]
 
 
 class ShoalTeams:
@@ -37,7 +37,8 @@ class ShoalTeams:
         variant = Variant() if name is None else plan.variants[name]
         contestant = SHOAL if name is None else variant_name(name)
         environment = self._environment(variant)
-        servers = self._servers_of(contestant, variant.proxies, server_environment(environment))
+        python = variant.python or sys.executable
+        servers = self._servers_of(contestant, python, variant.proxies, server_environment(environment))
         meeting = f"{place.address(0)}:{place.free_ports(0, 1)}"
         hosts = hosts_of_ranks(place)
         store = {"host": place.address(0), "port": place.free_ports(0, 1), "size": len(hosts)} if variant.c10d else None
@@ -56,27 +57,29 @@ class ShoalTeams:
                 own["SHOAL_SERVERS"] = ",".join(servers)
             if store is not None:
                 arguments["store"] = store | {"rank": rank}
-            command = self._troupe.member_command(contestant, place.address(host), arguments)
+            command = self._troupe.member_command(contestant, place.address(host), arguments, python)
             self._troupe.start(host, f"{contestant.replace('/', '-')} rank {rank}", command, own)
         return self._troupe.stage.admit(len(hosts), START_SECONDS, self._troupe.alive)
 
     def _environment(self, variant: Variant) -> dict[str, str]:
         return base_environment() | {"SHOAL_SECRET": self._secret, **self._plan.environment, **variant.environment}
 
-    def _servers_of(self, contestant: str, proxies: int | None, environment: dict[str, str]) -> list[str]:
+    def _servers_of(self, contestant: str, python: str, proxies: int | None, environment: dict[str, str]) -> list[str]:
         """Those that run already, if some were started in the same way."""
-        kind = proxies, frozenset(environment.items())
+        kind = python, proxies, frozenset(environment.items())
         if kind not in self._servers:
-            self._servers[kind] = self._start_servers(contestant, proxies, environment)
+            self._servers[kind] = self._start_servers(contestant, python, proxies, environment)
         return self._servers[kind]
 
-    def _start_servers(self, contestant: str, proxies: int | None, environment: dict[str, str]) -> list[str]:
+    def _start_servers(
+        self, contestant: str, python: str, proxies: int | None, environment: dict[str, str]
+    ) -> list[str]:
         place = self._troupe.place
         many = [] if proxies is None else ["--proxies", str(proxies)]
         names = []
         for index in range(place.servers):
             host = place.nodes + index
-            command = [sys.executable, "-m", "shoal.cli", "server", "--host", place.address(host), "--port", "0", *many]
+            command = [python, "-m", "shoal.cli", "server", "--host", place.address(host), "--port", "0", *many]
             names.append(f"{contestant.replace('/', '-')} server {index}")
             self.pids.append(self._troupe.start(host, names[-1], command, environment).pid)
         return [self._listening_at(name) for name in names]

@@ -56,7 +56,13 @@ class Troupe:
         """The end of what a process wrote."""
         return _tail(self._running[name][1])
 
-    def member_command(self, contestant: str, hosts: str | Sequence[str], arguments: Mapping[str, Any]) -> list[str]:
+    def member_command(
+        self,
+        contestant: str,
+        hosts: str | Sequence[str],
+        arguments: Mapping[str, Any],
+        python: str = sys.executable,
+    ) -> list[str]:
         """A rank of a contestant; ``hosts`` is its own address, or all ranks' where it does not know its rank yet."""
         asked = {
             "control": self.stage.address,
@@ -65,7 +71,7 @@ class Troupe:
             "arguments": dict(arguments),
             "host": hosts,
         }
-        return [sys.executable, "-m", "shoal.bench.member", json.dumps(asked)]
+        return [python, "-m", "shoal.bench.member", json.dumps(asked)]
 
 
 def base_environment() -> dict[str, str]:

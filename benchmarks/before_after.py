@@ -1,0 +1,239 @@
+"""Shoal as it is, beside Shoal as it was at an earlier commit: both take turns in one run, on the same machine and links.
+
+What c10d.py, inside_node.py, nodes.py and train_gpt.py measure of Shoal, without its rivals. Each row is one kind of all-reduce or of
+training step; a pair is one turn of each, and its ratio the time now by the time before. The middle half of a row's ratios has to lie
+within 5 %, or the row shows nothing and is run again with twice the pairs. Target: a median ratio of at most 1.03 in every row.
+
+    sudo python benchmarks/before_after.py [--quick] [--part NAME] COMMIT
+
+Builds the commit into build/before. Needs root for the lab, 20 minutes on 2 cores and nothing else at work; results beside it (.txt,
+.json).
+"""
+
+import io
+import json
+import statistics
+import subprocess
+import sys
+import tarfile
+import venv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from common import lined_up, run_at, verdict
+from train_gpt import LAB as TRAINING_LAB
+from train_gpt import TASK
+from training_teams import Teams
+
+from shoal.bench import LabPlace, LabShape, LocalPlace, Plan, Variant, variant_name
+from shoal.bench.machine import machine_facts
+from shoal.bench.naming import SHOAL
+from shoal.bench.places import Place
+from shoal.bench.sizes import show_bytes
+from shoal.bench.watch import foreign_load
+
+KIB, MIB = 1024, 1024**2
+PAIRS = 16
+AT_MOST = 1.03
+MIDDLE_HALF = 0.05
+# Of a turn; long enough that one change of the scheduler's mind does not decide it.
+TURN_SECONDS = 0.2
+STEPS, FIRST_STEPS = 4, 3
+BEFORE = "before"
+ROOT = Path(__file__).resolve().parent.parent
+
+PLAIN, SHARED, C10D = "", "shared", "c10d"
+KINDS = {PLAIN: Variant(), SHARED: Variant(shared=True), C10D: Variant(c10d=True)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """``ratios``: of the pairs, time now by time before."""
+
+    name: str
+    ratios: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def middle_half(self) -> tuple[float, float]:
+        first, _, third = statistics.quantiles(self.ratios, n=4, method="inclusive")
+        return first, third
+
+    @property
+    def shows_something(self) -> bool:
+        first, third = self.middle_half
+        return third - first <= MIDDLE_HALF
+
+
+@dataclass(frozen=True)
+class Operations:
+    """All-reduces at a place. ``kinds``: of Shoal's arrays, of ``KINDS``."""
+
+    place: Callable[[], Place]
+    kinds: Sequence[str]
+    sizes: Sequence[int]
+
+    def rows(self, python: str, pairs: int, wanted: Sequence[str] | None) -> list[Row]:
+        named = {self._name(kind, size): (kind, size) for size in self.sizes for kind in self.kinds}
+        chosen = {name: one for name, one in named.items() if wanted is None or name in wanted}
+        kinds = [kind for kind in self.kinds if any(kind == one for one, _ in chosen.values())]
+        variants = {kind: KINDS[kind] for kind in kinds if kind}
+        variants |= {f"{kind} {BEFORE}".strip(): replace(KINDS[kind], python=python) for kind in kinds}
+        plan = Plan(
+            sizes=[size for size in self.sizes if any(size == one for _, one in chosen.values())],
+            rounds=pairs,
+            contestants=(SHOAL,),
+            variants=variants,
+            turn_seconds=TURN_SECONDS,
+        )
+        report = run_at(self.place(), plan)
+        rows = []
+        for name, (kind, size) in chosen.items():
+            now = report.result(variant_name(kind) if kind else SHOAL, size)
+            then = report.result(variant_name(f"{kind} {BEFORE}".strip()), size)
+            rows.append(Row(name, tuple(a.seconds / b.seconds for a, b in zip(now.turns, then.turns, strict=True))))
+        return rows
+
+    @staticmethod
+    def _name(kind: str, size: int) -> str:
+        return f"{show_bytes(size)} {kind}".strip()
+
+
+@dataclass(frozen=True)
+class Training:
+    """Steps of train_gpt.py's network, by Shoal's module and by PyTorch's on the backend "shoal"."""
+
+    place: Callable[[], Place]
+
+    def rows(self, python: str, pairs: int, wanted: Sequence[str] | None) -> list[Row]:
+        named = {"Shoal's module": PLAIN, "PyTorch's module": C10D}
+        chosen = {name: kind for name, kind in named.items() if wanted is None or name in wanted}
+        variants = {BEFORE: Variant(python=python), f"{C10D} {BEFORE}": Variant(c10d=True, python=python)}
+        teams = {name: (_team(kind), _team(f"{kind} {BEFORE}".strip())) for name, kind in chosen.items()}
+        with Teams(self.place(), variants) as stage:
+            everyone = [team for pair in teams.values() for team in pair]
+            done = stage.in_turns(everyone, TASK, pairs, FIRST_STEPS, STEPS)
+        return [
+            Row(name, tuple(a / b for a, b in zip(done[now].seconds, done[then].seconds, strict=True)))
+            for name, (now, then) in teams.items()
+        ]
+
+
+def _team(variant: str) -> str:
+    return variant_name(variant) if variant else SHOAL
+
+
+def _machine(ranks: int, one_machine: bool) -> Callable[[], Place]:
+    return lambda: LocalPlace(ranks, one_machine=one_machine)
+
+
+def _lab(shape: str) -> Callable[[], Place]:
+    return lambda: LabPlace(LabShape.parse(shape))
+
+
+_SMALL_TO_LARGE = (KIB, 64 * KIB, MIB, 25 * MIB)
+PARTS: Mapping[str, Operations | Training] = {
+    "c10d, 2 ranks on one machine": Operations(_machine(2, True), (PLAIN, C10D), _SMALL_TO_LARGE),
+    "c10d, 2 nodes": Operations(_machine(2, False), (PLAIN, C10D), _SMALL_TO_LARGE),
+    "c10d, 4 ranks on one machine": Operations(_machine(4, True), (PLAIN, C10D), _SMALL_TO_LARGE),
+    "inside_node, 4 ranks": Operations(_machine(4, True), (PLAIN, SHARED), (4 * KIB, MIB, 100_000_000)),
+    "inside_node, 8 ranks": Operations(_machine(8, True), (PLAIN, SHARED), (4 * KIB, MIB, 100_000_000)),
+    "nodes": Operations(_lab("nodes=2,ranks=4,servers=2,rate=1gbit"), (PLAIN, SHARED), (25_000_000, 100_000_000)),
+    "train_gpt, one machine": Training(_machine(4, True)),
+    "train_gpt, lab": Training(_lab(TRAINING_LAB)),
+}
+
+
+def earlier_build(commit: str) -> str:
+    """The interpreter of an environment that has Shoal as it was, and everything else as this one has it."""
+    full = _output("git", "rev-parse", "--verify", f"{commit}^{{commit}}").decode().strip()
+    folder = ROOT / "build" / BEFORE / full
+    python = folder / "venv" / "bin" / "python"
+    if not (folder / "built").exists():
+        source = folder / "source"
+        source.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=io.BytesIO(_output("git", "archive", full))) as archive:
+            archive.extractall(source)
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+        wheels = folder / "wheel"
+        subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", wheels, source], check=True)
+        venv.create(folder / "venv", with_pip=False)
+        packages = next((folder / "venv" / "lib").glob("python*/site-packages"))
+        (wheel,) = wheels.glob("*.whl")
+        subprocess.run([*pip, "install", "--no-deps", "--target", packages, wheel], check=True)
+        (packages / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+        (folder / "built").touch()
+    said = subprocess.run([python, "-c", "import shoal; print(shoal.__file__)"], check=True, stdout=subprocess.PIPE)
+    if not Path(said.stdout.decode().strip()).is_relative_to(folder):
+        raise click.ClickException(f"the earlier Shoal is not what {python} imports")
+    return str(python)
+
+
+def _output(*command: str) -> bytes:
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+
+
+def measure(part: Operations | Training, python: str, pairs: int) -> list[Row]:
+    rows = part.rows(python, pairs, None)
+    unclear = [row.name for row in rows if not row.shows_something]
+    if not unclear:
+        return rows
+    print(f"shows nothing, once more with {2 * pairs} pairs: {', '.join(unclear)}", file=sys.stderr)
+    again = {row.name: row for row in part.rows(python, 2 * pairs, unclear)}
+    return [again.get(row.name, row) for row in rows]
+
+
+def tell(commit: str, found: Mapping[str, Any]) -> list[str]:
+    lines = [f"Time now by the time of commit {commit}, pair by pair", ""]
+    table = [["", "pairs", "median", "middle half", f"at most {AT_MOST:g}"]]
+    for part, entry in found.items():
+        for row in (Row(**one) for one in entry["rows"]):
+            first, third = row.middle_half
+            reached = "reached" if row.median <= AT_MOST else "NOT reached"
+            said = reached if row.shows_something else "shows nothing"
+            cells = [str(len(row.ratios)), f"{row.median:.3f}", f"{first:.3f} to {third:.3f}", said]
+            table.append([f"{part}, {row.name}", *cells])
+    lines += lined_up(table)
+    rows = [Row(**one) for entry in found.values() for one in entry["rows"]]
+    clear = [row for row in rows if row.shows_something]
+    lines += ["", verdict(f"all {len(rows)} rows show something, {len(clear)} do", len(clear) == len(rows))]
+    if clear:
+        worst = max(row.median for row in clear)
+        lines.append(verdict(f"at most {AT_MOST:g} in each of these, largest {worst:.3f}", worst <= AT_MOST))
+    for part, entry in found.items():
+        lines += ["", part, *(f"{fact}: {value}" for fact, value in entry["facts"].items())]
+    return lines
+
+
+@click.command(help=(__doc__ or "").split("\n\n")[0])
+@click.argument("commit")
+@click.option("--quick", is_flag=True, help="Few pairs, to try it: keeps nothing.")
+@click.option("--part", "wanted", multiple=True, type=click.Choice(list(PARTS)), help="This alone; keeps the others.")
+def main(commit: str, quick: bool, wanted: Sequence[str]) -> None:
+    python = earlier_build(commit)
+    stem = Path(__file__)
+    kept = stem.with_suffix(".json")
+    found: dict[str, Any] = json.loads(kept.read_text()) if wanted and not quick and kept.exists() else {}
+    for name, part in PARTS.items():
+        if wanted and name not in wanted:
+            continue
+        print(name, file=sys.stderr)
+        facts = machine_facts() | {"other load, before": f"{foreign_load():.2f} processors"}
+        found[name] = {"facts": facts, "rows": [asdict(row) for row in measure(part, python, 3 if quick else PAIRS)]}
+        found = {one: found[one] for one in PARTS if one in found}
+        lines = tell(commit, found)
+        if not quick:
+            # After each part: what comes next may fail.
+            kept.write_text(json.dumps(found) + "\n")
+            stem.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
