@@ -7,6 +7,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 JOBS ?= $(shell nproc)
+# The tests start hundreds of ranks, and each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 CTEST := $(abspath $(BIN))/ctest --output-on-failure --no-tests=error -j$(JOBS) --timeout
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSHOAL_PYTHON=OFF -DSHOAL_TESTS=ON
 
