@@ -131,6 +131,7 @@ class Caller:
 
     def __init__(self, settings: Settings, meeting: Meeting, patience: Patience) -> None:
         self._rank = settings.rank
+        self._promise = settings.launch.promise
         self._limit = min(settings.timeout, patience.rendezvous)
         self.meeting = meeting
         self._encrypts = settings.encrypts
@@ -177,12 +178,13 @@ class Caller:
                 "what listens there takes connections and does not answer: see whether rank 0 is stopped or busy, or whether another "
                 "program has this port (set SHOAL_RENDEZVOUS or MASTER_PORT to a free one on every rank)"
             )
+        promise = f"; {self._promise}" if self._promise else ""
         if is_unix(self.meeting.address.host):
             return (
                 "see whether rank 0 runs, and has the same MASTER_ADDR and MASTER_PORT; if ranks of this machine run in containers "
-                "with networks of their own, set SHOAL_RENDEZVOUS=host:port"
+                f"with networks of their own, set SHOAL_RENDEZVOUS=host:port{promise}"
             )
-        return "see whether rank 0 runs, and whether SHOAL_RENDEZVOUS or MASTER_ADDR name its machine"
+        return f"see whether rank 0 runs, and whether SHOAL_RENDEZVOUS or MASTER_ADDR name its machine{promise}"
 
     def _has_moved(self) -> bool:
         """Whether the store says something else by now: what it said before was from an earlier start."""

@@ -23,6 +23,22 @@ _DERIVED_PORTS = 10000
 # PyTorch's own default, for a MASTER_ADDR that comes without a port and a job without an id.
 _DEFAULT_MASTER_PORT = 29500
 
+# The variables that say which rank this is of how many, by launcher.
+_RANK_AND_SIZE = {
+    "torchrun": ("RANK", "WORLD_SIZE"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "MPICH": ("PMI_RANK", "PMI_SIZE"),
+    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+}
+
+# How all ranks are started, by launcher.
+_STARTS = {
+    "torchrun": "torchrun does, or one process for each RANK",
+    "Open MPI": "mpirun does",
+    "MPICH": "mpiexec does",
+    "Slurm": "srun does: srun python train.py",
+}
+
 # The most ranks of a job (native/base/limits.h).
 MOST_RANKS = 16 * 1024
 
@@ -31,7 +47,8 @@ MOST_RANKS = 16 * 1024
 class Launch:
     """What the launcher said. ``master_host`` is None where nobody said where rank 0 is.
 
-    ``agent_store``: where torchrun's agent keeps a store for the ranks, if it does.
+    ``agent_store``: where torchrun's agent keeps a store for the ranks, if it does. ``said_by``: the variables, with their values,
+    that say how many ranks there are and which this is. ``local_said_by``: the names of those that say where it is on its machine.
     """
 
     launcher: str
@@ -43,6 +60,22 @@ class Launch:
     master_port: int
     job: str
     agent_store: Address | None = None
+    said_by: tuple[str, ...] = ()
+    local_said_by: tuple[str, ...] = ()
+
+    @property
+    def promise(self) -> str:
+        """Who says that there are other ranks, and what to do if there are none: for whoever waits for them in vain.
+
+        A shell inside a job (``srun --pty bash``) has the launcher's variables too, and what is started there has no others.
+        """
+        if not self.said_by:
+            return ""
+        unset = f" and unset {', '.join(self.local_said_by)}" if self.local_said_by else ""
+        return (
+            f"{' and '.join(self.said_by)} in the environment say that this is rank {self.rank} of {self.size}: start all of them "
+            f"({_STARTS[self.launcher]}), or, if this process is to run alone, set RANK=0 and WORLD_SIZE=1{unset}"
+        )
 
     @property
     def one_machine(self) -> bool:
@@ -65,7 +98,7 @@ def read_launch(environ: Environment) -> Launch:
 
 
 def _torchrun(environ: Environment) -> Launch:
-    rank, size = _rank_and_size(environ, "RANK", "WORLD_SIZE")
+    rank, size = _rank_and_size(environ, "torchrun")
     local_rank, local_size = _local(environ, "LOCAL_RANK", "LOCAL_WORLD_SIZE", size)
     run = environ.get("TORCHELASTIC_RUN_ID", "")
     launch = _launch(environ, "torchrun", rank, size, local_rank, local_size, job="" if run == "none" else run)
@@ -75,14 +108,14 @@ def _torchrun(environ: Environment) -> Launch:
 
 
 def _open_mpi(environ: Environment) -> Launch:
-    rank, size = _rank_and_size(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    rank, size = _rank_and_size(environ, "Open MPI")
     local_rank, local_size = _local(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", size)
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
     return _launch(environ, "Open MPI", rank, size, local_rank, local_size, identity=job)
 
 
 def _mpich(environ: Environment) -> Launch:
-    rank, size = _rank_and_size(environ, "PMI_RANK", "PMI_SIZE")
+    rank, size = _rank_and_size(environ, "MPICH")
     local_rank, local_size = _local(environ, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", size)
     job = environ.get("PMI_JOBID") or environ.get("PMIX_NAMESPACE") or environ.get("HYDRA_JOBID", "")
     return _launch(environ, "MPICH", rank, size, local_rank, local_size, identity=job)
@@ -95,7 +128,7 @@ def _is_slurms_pmi(environ: Environment) -> bool:
 
 
 def _slurm(environ: Environment) -> Launch:
-    rank, size = _rank_and_size(environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    rank, size = _rank_and_size(environ, "Slurm")
     local_rank = _integer(environ, "SLURM_LOCALID", 0, size - 1) if "SLURM_LOCALID" in environ else 0
     local_size = _slurm_local_size(environ, size)
     if local_rank >= local_size:
@@ -150,7 +183,11 @@ def _launch(
 ) -> Launch:
     """``identity`` tells two jobs of the launcher apart; it is the job's label only if it is nothing else."""
     host = _master_host(environ, first_host, local_size == size)
-    return Launch(launcher, rank, size, local_rank, local_size, host, _master_port(environ, identity or job), job)
+    launch = Launch(launcher, rank, size, local_rank, local_size, host, _master_port(environ, identity or job), job)
+    # Those of torchrun come before all others, so they are what a process that is to run alone has to set, or not to have.
+    local = tuple(name for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if name in environ)
+    said_by = tuple(f"{name}={environ[name]}" for name in _RANK_AND_SIZE[launcher])
+    return replace(launch, said_by=said_by, local_said_by=local)
 
 
 def _master_host(environ: Environment, first_host: str | None, one_machine: bool) -> str | None:
@@ -174,7 +211,8 @@ def _master_port(environ: Environment, identity: str) -> int:
     return _FIRST_DERIVED_PORT + 2 * (zlib.crc32(identity.encode()) % (_DERIVED_PORTS // 2))
 
 
-def _rank_and_size(environ: Environment, rank_name: str, size_name: str) -> tuple[int, int]:
+def _rank_and_size(environ: Environment, launcher: str) -> tuple[int, int]:
+    rank_name, size_name = _RANK_AND_SIZE[launcher]
     size = _integer(environ, size_name, 1, MOST_RANKS)
     return _integer(environ, rank_name, 0, size - 1), size
 

@@ -104,7 +104,7 @@ def _known_address(settings: Settings) -> Address:
     if address is None:
         raise ConfigurationError(
             f"rank {settings.rank} does not know where rank 0 is ({settings.launch.launcher} does not say): set "
-            "SHOAL_RENDEZVOUS=host:port, with the host of rank 0 and the same on every rank"
+            f"SHOAL_RENDEZVOUS=host:port, with the host of rank 0 and the same on every rank{_promise(settings)}"
         )
     return address
 
@@ -172,7 +172,7 @@ def _guest(settings: Settings, store: Store, key: str, sources: list[str]) -> Me
     except Exception as error:
         raise Timeout(
             f"rank {settings.rank}: rank 0 has not said through the launcher's store where to meet ({error}): see whether it "
-            "runs"
+            f"runs{_promise(settings)}"
         ) from error
     address, secret = _parse_stored(found)
     address = settings.rendezvous or address
@@ -204,9 +204,15 @@ def _secret(settings: Settings, address: Address) -> bytes:
     if here and not far:
         return keyring.user_secret(settings.secret_folder)
     what = f"the servers {', '.join(far)} are" if here else "this job's ranks are"
+    promise = "" if here else _promise(settings)
     raise ConfigurationError(
-        f"{what} on other machines and rank {settings.rank} has no secret: {keyring.HOW_TO_MAKE_ONE}"
+        f"{what} on other machines and rank {settings.rank} has no secret: {keyring.HOW_TO_MAKE_ONE}{promise}"
     )
+
+
+def _promise(settings: Settings) -> str:
+    promise = settings.launch.promise
+    return f"; {promise}" if promise else ""
 
 
 def _listen(settings: Settings, address: Address, has_secret: bool) -> tuple[list[socket.socket], bool]:

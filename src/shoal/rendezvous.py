@@ -48,6 +48,8 @@ _STRANGERS = 64
 _MEASURING = 5.0
 _OF_MEASURING = ("prepared", "measured")
 
+_SEE_WHETHER = "see whether they run, and whether they can reach that address"
+
 
 @dataclass
 class Member:
@@ -228,7 +230,7 @@ class Rendezvous:
     # --- Bringing them together ---
 
     async def _gather(self) -> None:
-        clock = _Clock(self._patience, self._patience_limit())
+        clock = _Clock(self._patience, self._patience_limit(), self._what_to_do)
         while len(self._members) < self._settings.size:
             try:
                 event = await clock.next(self._events, self._who_is_missing)
@@ -261,6 +263,11 @@ class Rendezvous:
 
     def _who_is_missing(self) -> str:
         return f"{_list_of(self._missing())} of {self._settings.size} to join at {self._meeting.listens_at}"
+
+    def _what_to_do(self) -> str:
+        """Whoever has met one of the others knows that they are more than a promise."""
+        promise = "" if set(self._members) - {0} else self._settings.launch.promise
+        return f"{_SEE_WHETHER}; {promise}" if promise else _SEE_WHETHER
 
     def _add(self, member: Member) -> None:
         self._members[member.rank] = member
@@ -478,7 +485,8 @@ class _GaveUp(Timeout):
 class _Clock:
     """Waits for events, warns at doubling intervals who is late, and gives up at the limit."""
 
-    def __init__(self, patience: Patience, limit: float) -> None:
+    def __init__(self, patience: Patience, limit: float, what_to_do: Callable[[], str] = lambda: _SEE_WHETHER) -> None:
+        self._what_to_do = what_to_do
         self._now = asyncio.get_running_loop().time
         self._began = self._now()
         self._limit = limit
@@ -488,12 +496,9 @@ class _Clock:
         while True:
             elapsed = self._now() - self._began
             if elapsed >= self._limit:
-                raise _GaveUp(
-                    f"after {elapsed:.0f} s rank 0 still waits for {waiting_for()}: see whether they run, and whether they "
-                    "can reach that address"
-                )
+                raise _GaveUp(f"after {elapsed:.0f} s rank 0 still waits for {waiting_for()}: {self._what_to_do()}")
             if elapsed >= self._next_report:
-                _log.warning("rank 0 has waited %.0f s for %s", elapsed, waiting_for())
+                _log.warning("rank 0 has waited %.0f s for %s: %s", elapsed, waiting_for(), self._what_to_do())
                 self._next_report *= 2
             try:
                 return await asyncio.wait_for(events.get(), min(self._next_report, self._limit) - elapsed)

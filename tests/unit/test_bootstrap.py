@@ -25,7 +25,7 @@ from shoal.bootstrap import Session, _shared, join
 from shoal.config import Limits, Settings
 from shoal.errors import AuthenticationError, ConfigurationError, PeerLost, ShoalError, Timeout
 from shoal.handshake import Client, Role
-from shoal.launchers import Launch
+from shoal.launchers import Launch, read_launch
 from shoal.patience import Patience
 from shoal.server import Front
 from shoal.session import _sessions
@@ -479,6 +479,51 @@ def test_a_rank_that_never_comes_is_named_everywhere(caplog: pytest.LogCaptureFi
         outcomes = run_ranks([settings(rank, 4, address, timeout=1.0) for rank in (0, 2)])
     errors(outcomes, Timeout, "ranks 1, 3")
     assert "ranks 1, 3 of 4" in caplog.text
+
+
+INTERACTIVE = {
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "4",
+    "SLURM_STEP_NODELIST": "node7",
+    "SLURM_JOB_ID": "88",
+    "SLURM_STEP_ID": "0",
+}
+
+
+def test_a_shell_inside_a_job_hears_which_variables_promise_others(caplog: pytest.LogCaptureFixture) -> None:
+    """As a plain python in `srun --pty bash`, on rank 0 and in the shell of another task."""
+    promised = "SLURM_PROCID={0} and SLURM_STEP_NUM_TASKS=4 in the environment say that this is rank {0} of 4"
+    alone = "if this process is to run alone, set RANK=0 and WORLD_SIZE=1"
+    for rank in (0, 1):
+        launch = read_launch({**INTERACTIVE, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)})
+        with caplog.at_level(logging.WARNING, "shoal"):
+            outcomes = run_ranks([Settings(launch, secret=SECRET, timeout=1.0)])
+        errors(outcomes, Timeout, promised.format(rank), alone)
+        assert promised.format(rank) in caplog.text  # in the first warning already
+
+
+def test_ranks_that_have_met_are_more_than_a_promise() -> None:
+    launches = [
+        read_launch({**INTERACTIVE, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in range(2)
+    ]
+    outcomes = run_ranks([Settings(launch, secret=SECRET, timeout=1.0) for launch in launches])
+    assert all("alone" not in message for message in errors(outcomes, Timeout, "ranks 2, 3"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "0"}, id="no secret"),
+        pytest.param(
+            {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": ""}, id="no host"
+        ),
+    ],
+)
+def test_what_other_machines_need_is_asked_with_who_promised_them(changes: dict[str, str]) -> None:
+    outcomes = run_ranks([Settings(read_launch({**INTERACTIVE, **changes}))])
+    errors(outcomes, ConfigurationError, "SLURM_STEP_NUM_TASKS=4", "to run alone, set RANK=0 and WORLD_SIZE=1")
 
 
 # --- Strangers and the dying ---

@@ -1,5 +1,8 @@
 """launchers.py: what each launcher says about this process, and what it leaves open."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from shoal.errors import ConfigurationError
@@ -39,7 +42,8 @@ def test_without_a_launcher_the_job_is_this_process() -> None:
 
 
 def test_torchrun() -> None:
-    assert read_launch(TORCHRUN) == Launch("torchrun", 3, 4, 1, 2, "head", 29500, "")
+    launch = replace(read_launch(TORCHRUN), said_by=(), local_said_by=())
+    assert launch == Launch("torchrun", 3, 4, 1, 2, "head", 29500, "")
     assert read_launch({**TORCHRUN, "TORCHELASTIC_RUN_ID": "night"}).job == "night"
 
 
@@ -138,3 +142,30 @@ def test_a_wrong_value_is_named(changes: dict[str, str], named: str) -> None:
 def test_half_of_a_launchers_variables_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="WORLD_SIZE is not set"):
         read_launch({"RANK": "0"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        (SLURM, "SLURM_PROCID=5 and SLURM_STEP_NUM_TASKS=7 in the environment say that this is rank 5 of 7: .*srun"),
+        (
+            TORCHRUN,
+            r"RANK=3 and WORLD_SIZE=4 .*torchrun.* set RANK=0 and WORLD_SIZE=1 and unset LOCAL_RANK, LOCAL_WORLD",
+        ),
+        (OPEN_MPI, "OMPI_COMM_WORLD_RANK=1 and OMPI_COMM_WORLD_SIZE=4 .*mpirun"),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, "PMI_RANK=2 and PMI_SIZE=3 .*mpiexec"),
+    ],
+)
+def test_what_promises_other_ranks_is_named_and_its_advice_makes_a_job_of_one(
+    environ: dict[str, str], said: str
+) -> None:
+    promise = read_launch(environ).promise
+    assert re.search(said, promise)
+    unset = promise.partition(" unset ")[2].split(", ")
+    alone = {**environ, **dict(re.findall(r"(\w+)=(\w+)", promise.partition("alone, set ")[2]))}
+    launch = read_launch({name: value for name, value in alone.items() if name not in unset})
+    assert (launch.rank, launch.size, launch.local_rank, launch.local_size) == (0, 1, 0, 1)
+
+
+def test_nobody_promises_anything_to_a_process_of_its_own() -> None:
+    assert read_launch({}).promise == ""

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 import shoal
+from shoal.errors import Timeout
 from shoal.launchers import Launch, read_launch
 from shoal.torch.c10d import membership
 
@@ -32,10 +33,19 @@ def init() -> None:
 
 
 def launchers_store(launch: Launch) -> Any:
-    """The store of torchrun's agent. None if this process was not started by torchrun, or its agent has none."""
+    """The store of torchrun's agent. None if this process was not started by torchrun, or its agent has none.
+
+    Raises Timeout if nobody keeps the store that the environment tells of.
+    """
     if launch.agent_store is None:
         return None
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = launch.agent_store
-    return TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT)
+    try:
+        return TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT)
+    except RuntimeError as error:
+        raise Timeout(
+            f"rank {launch.rank} cannot reach the store of torchrun's agent at {launch.agent_store} ({str(error).splitlines()[0]}): "
+            f"see whether torchrun still runs there; {launch.promise}"
+        ) from error
