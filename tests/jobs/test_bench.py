@@ -96,7 +96,7 @@ def test_ranks_of_a_job_take_part(launcher: list[str], tmp_path: Path) -> None:
     assert set(report.missing) == {"openmpi", "mpich", "horovod", "nccl"}
 
 
-@pytest.mark.parametrize("name", list(MPIS))
+@pytest.mark.parametrize("name", ["openmpi", pytest.param("mpich", marks=pytest.mark.slow)])
 def test_an_mpi_takes_part_in_the_job_that_it_started(name: str, tmp_path: Path) -> None:
     launcher = shutil.which(MPIS[name])
     if launcher is None:

@@ -13,8 +13,8 @@ PROMPT = 8.0
 # Longer than that, so that what looks like a circle would be taken for one.
 LATER = 6.0
 
-# (ranks, nodes, servers): one machine; each rank a node, without servers and with; nodes of several ranks.
-SHAPES = [(2, 1, 0), (2, 2, 0), (3, 3, 1), (4, 2, 1)]
+# (ranks, nodes, servers): each rank a node, with servers; and one machine, no servers, nodes of several ranks.
+SHAPES = [(3, 3, 1), *(pytest.param(*shape, marks=pytest.mark.slow) for shape in ((2, 1, 0), (2, 2, 0), (4, 2, 1)))]
 
 
 def check(found: list[tuple[str, float]], *words: str) -> None:
@@ -33,7 +33,7 @@ def test_a_step_that_one_rank_leaves_out_is_named_to_all_and_the_job_goes_on(
     check(found, "rank 0 ", " waits in allreduce 'gradient3'", "rank 1 ", " barrier 'epoch'")
 
 
-@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("nodes", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_three_ranks_in_a_ring_of_groups(nodes: int) -> None:
     found = run_ranks(circles.ring_of_groups, 3, nodes=nodes)
     check(found, *(f"rank {rank} " for rank in range(3)), " waits in barrier 'mine' of ranks ")
@@ -43,7 +43,7 @@ def test_a_step_that_one_rank_leaves_out_in_c10d() -> None:
     check(run_ranks(circles.skipped_in_c10d, 2, nodes=2, servers=1), "rank 0 ", "rank 1 ")
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_batch_that_one_rank_skips_in_the_wrapper(nodes: int) -> None:
     check(run_ranks(circles.skipped_in_the_wrapper, 2, nodes=nodes), "rank 0 ", "rank 1 ", "'epoch'")
 

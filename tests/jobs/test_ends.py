@@ -51,9 +51,9 @@ def end_with_a_thread_in(operation: Callable[[], None]) -> None:
     ("operation", "nodes"),
     [
         (wait_in_a_barrier, 1),
-        (wait_in_a_barrier, 2),
+        pytest.param(wait_in_a_barrier, 2, marks=pytest.mark.slow),
         (wait_again_and_again, 2),
-        (wait_in_a_callback, 1),
+        pytest.param(wait_in_a_callback, 1, marks=pytest.mark.slow),
         (wait_by_torch, 1),
     ],
 )

@@ -120,7 +120,9 @@ def end_one(launcher: list[str], how: str, jobs: list[Job]) -> Job:
     return job
 
 
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize(
+    "how", ["raise", "SIGTERM", *(pytest.param(how, marks=pytest.mark.slow) for how in ("exit", "SIGINT"))]
+)
 def test_under_shoal_run_the_exit_code_is_that_of_the_rank_that_failed(how: str, nothing_left: list[Job]) -> None:
     launcher = ["shoal.cli", "run", "-n", str(RANKS), "--nodes", str(RANKS), "--servers", "1"]
     job = end_one(launcher, how, nothing_left)

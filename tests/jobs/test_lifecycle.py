@@ -41,7 +41,7 @@ def in_and_out(times: int) -> None:
         assert not shoal.is_initialized()
 
 
-@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("servers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_process_may_join_and_leave_twenty_times(servers: int) -> None:
     run_ranks(in_and_out, 3, 20, servers=servers)
 
@@ -57,7 +57,7 @@ def leave_one_by_one() -> None:
     shoal.shutdown()
 
 
-@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("servers", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_ranks_may_end_at_different_times(servers: int) -> None:
     run_ranks(leave_one_by_one, 4, servers=servers)
 
@@ -74,7 +74,7 @@ def need_one_that_has_left() -> None:
     shoal.shutdown()
 
 
-@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("servers", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_an_operation_that_needs_a_rank_that_has_left_says_so(servers: int) -> None:
     run_ranks(need_one_that_has_left, 3, servers=servers)
 
@@ -87,7 +87,7 @@ def end_without_shutdown(code: int | None) -> None:
 
 
 @pytest.mark.parametrize("code", [None, 0])
-@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("servers", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_program_that_ends_well_need_not_call_shutdown(servers: int, code: int | None) -> None:
     for outcome in outcomes(end_without_shutdown, 3, code, servers=servers):
         assert outcome.exit_code == 0, outcome.describe()
@@ -123,7 +123,7 @@ def kill_one() -> float:
     return 0.0
 
 
-@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("servers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_every_rank_hears_of_one_that_was_killed(servers: int) -> None:
     for outcome in outcomes(kill_one, 3, servers=servers):
         if outcome.rank == 1:
@@ -154,7 +154,7 @@ def fail_in_one(how: str) -> None:
         assert time.monotonic() - begin < PROMPT
 
 
-@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("servers", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize(
     ("how", "reason"),
     [

@@ -254,7 +254,9 @@ def test_a_rank_that_ignores_sigterm_is_killed(launch: Callable[..., Launcher], 
     assert "[0] not yet" in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_signals_are_passed_on(launch: Callable[..., Launcher], script: Write, number: signal.Signals) -> None:
     path = script(f"""
         def stop(number, frame):
