@@ -6,18 +6,21 @@ caller that does not prove itself within a few seconds is dropped.
 """
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterable
 
-from shoal import links, listening, measuring, messages
+from shoal import descriptors, links, listening, measuring, messages
 from shoal.addresses import Address
-from shoal.errors import ShoalError
+from shoal.errors import ConfigurationError, ShoalError
 from shoal.handshake import Hello, Role, Server
 from shoal.messages import MessageError
 from shoal.patience import Patience
 from shoal.refusals import Refusals
 from shoal.terms import Welcome, parse_job
+
+_log = logging.getLogger("shoal")
 
 # Callers beyond the job's own.
 _STRANGERS = 64
@@ -44,26 +47,34 @@ class Door:
         self._refusals = Refusals(f"rank {rank}")
         self._incarnation: bytes | None = None
         self._welcome: asyncio.Future[Welcome] | None = None
+        self._failure: asyncio.Future[None] | None = None
         self._came = asyncio.Event()
         self._accepting: asyncio.Task[None] | None = None
         self._on_peer: Callable[[int, socket.socket], None] | None = None
         self._early_peers: list[tuple[int, socket.socket]] = []
+        self._turned_away = 0
 
     def open(self, incarnation: bytes, callers: int) -> None:
         """Begins to accept: connections to measure at once, others after ``welcome``. ``callers``: so many at a time."""
         self._incarnation = incarnation
         self._welcome = asyncio.get_running_loop().create_future()
-        acceptor = listening.Acceptor([self._listener], self._admit, self._refusals.note, callers + _STRANGERS)
+        self._failure = asyncio.get_running_loop().create_future()
+        acceptor = listening.Acceptor(
+            [self._listener], self._admit, self._refusals.note, callers + _STRANGERS, self._has_no_descriptors
+        )
         self._accepting = asyncio.create_task(acceptor.run())
 
-    def welcome(self, welcome: Welcome) -> None:
-        """Lets in nodes and peers. The door is opened if it is not."""
+    def welcome(self, welcome: Welcome) -> "asyncio.Future[None]":
+        """Lets in nodes and peers. The door is opened if it is not. What it returns fails when one cannot be let in while the job
+        comes together, and else never ends."""
         if self._incarnation is None:
             self.open(welcome.incarnation, len(welcome.hosts) * (welcome.lanes + 1))
         if welcome.incarnation != self._incarnation:
             raise MessageError("rank 0 said 'measure' for another incarnation than 'welcome'")
         assert self._welcome is not None, "an open door waits for the welcome"
+        assert self._failure is not None, "and may fail"
         self._welcome.set_result(welcome)
+        return self._failure
 
     async def wait_for_nodes(self, expected: Iterable[tuple[int, int]]) -> None:
         """Until each of these (server index, rank) has connected. Raises ShoalError naming the first that has not."""
@@ -112,6 +123,20 @@ class Door:
         else:
             # One of ours: it may be stopped between two words.
             await asyncio.wait_for(self._admit_node(welcome, hello, link), self._patience.proven)
+
+    def _has_no_descriptors(self, error: OSError) -> None:
+        assert self._failure is not None, "an open door has one"
+        problem = (
+            f"rank {self._rank} (host {socket.gethostname()}) cannot let another rank in: {descriptors.say_gone(error)}; "
+            f"{descriptors.HOW_TO_RAISE}"
+        )
+        if self._on_peer is not None:
+            self._turned_away += 1
+            if self._turned_away & (self._turned_away - 1) == 0:
+                _log.error("%s (%d times)", problem, self._turned_away)
+        elif not self._failure.done():
+            self._failure.set_exception(ConfigurationError(problem))
+            self._failure.exception()  # it is of no interest to whoever has failed already
 
     def _admit_peer(self, rank: int, link: socket.socket) -> None:
         if rank >= self._rank:

@@ -13,7 +13,7 @@ import os
 import socket
 from dataclasses import dataclass
 
-from shoal import _native, links, listening
+from shoal import _native, descriptors, links, listening
 from shoal.handshake import Client, HandshakeRefused, Role, Server
 from shoal.nodes import MOST_RANKS
 from shoal.patience import Patience
@@ -100,7 +100,8 @@ class Giver:
                 link = await listening.accept(self._listener)
             except OSError as error:
                 # The caller has gone again, or descriptors have run out: neither is the listener's end.
-                _log.debug("rank %d could not let a rank of its node in: %s", self._node.rank, links.why(error))
+                level = logging.WARNING if descriptors.are_gone(error) else logging.DEBUG
+                _log.log(level, "rank %d could not let a rank of its node in: %s", self._node.rank, links.why(error))
                 await asyncio.sleep(10 * _PAUSE)
                 continue
             caller = asyncio.create_task(self._give_one(links.watched(link)))

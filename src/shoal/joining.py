@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal import _native, inside, links, listening, measuring, messages, nodes, sizing
+from shoal import _native, descriptors, inside, links, listening, measuring, messages, nodes, sizing
 from shoal.addresses import Address, is_unix
 from shoal.config import Settings
 from shoal.door import Door
@@ -31,6 +31,9 @@ from shoal.terms import Welcome, parse_welcome
 from shoal.whereabouts import address_of_rank_zero, address_toward_others
 
 _log = logging.getLogger("shoal")
+
+# Its loop's epoll and eventfd, and the node's memory, whose descriptor the arena has once more.
+_OF_THE_ENGINE = 4
 
 
 @dataclass
@@ -115,6 +118,8 @@ async def _join_beside(rendezvous: Rendezvous, node: "_Node") -> Joined:
         (controls,) = await asyncio.gather(coordinating, return_exceptions=True)
         for link in controls.values() if isinstance(controls, dict) else ():
             link.close()
+        if isinstance(controls, ShoalError) and isinstance(error, PeerLost) and error.rank == 0:
+            raise controls from None  # it has ended before our node could hear why
         raise
     joined.controls = await coordinating
     if joined.coordinator is not None:
@@ -260,16 +265,18 @@ class _Node:
         if message.kind == "measure":
             message = await self._measure(message, door, limit)
         welcome = parse_welcome(message, self._settings.size)
-        door.welcome(welcome)
+        self._provide_descriptors(welcome)
+        failure = door.welcome(welcome)
         hearing = asyncio.create_task(self._hear(limit, "go"))
         connecting = asyncio.create_task(self._connect(welcome))
         try:
-            await asyncio.wait({hearing, connecting}, return_when=asyncio.FIRST_COMPLETED)
+            await _first_of(failure, hearing, connecting)
             if hearing.done():
                 raise hearing.exception() or MessageError(f"rank 0 said 'go' before rank {self._rank} was connected")
             memory = await connecting
             connected = {"server_ids": self._servers.ids(welcome, door.server_id), "inside": memory is not None}
             await self._tell(messages.pack("connected", connected))
+            await _first_of(failure, hearing)
             go = await hearing
         finally:
             await _end(hearing, connecting)
@@ -283,6 +290,26 @@ class _Node:
             coordinator=self._control,
             servers=self._servers.links,
             memory=memory if go.flag("inside") else None,
+        )
+
+    def _provide_descriptors(self, welcome: Welcome) -> None:
+        """What this rank opens from here on: at once, and when all-gather or all-to-all first connect two nodes."""
+        others, lanes = len(welcome.hosts) - 1, welcome.lanes
+        own = welcome.is_linked(welcome.servers[self._rank])
+        linked = sum(welcome.is_linked(server) for server in welcome.servers) - own
+        node = welcome.node_of(self._rank)
+        needed = {
+            "connections to servers": linked * lanes,
+            "connections of other ranks to the server in this one": others * lanes if own else 0,
+            "its engine": _OF_THE_ENGINE,
+            "handing memory to ranks of its machine": len(node) if node[0] == self._rank and len(node) > 1 else 0,
+        }
+        descriptors.provide(
+            f"rank {self._rank} (host {self._host})",
+            needed,
+            {"connections for all-gather and all-to-all": others},
+            opened=others if self._rank == 0 else 1,
+            advice=", or set SHOAL_SOCKETS to fewer connections per pair" if lanes > 1 else "",
         )
 
     def _introduction(self, address: Address) -> dict[str, Any]:
@@ -396,6 +423,14 @@ def _say_without_memory(rank: int, error: OSError) -> None:
         rank,
         links.why(error),
     )
+
+
+async def _first_of(failure: "asyncio.Future[None]", *tasks: "asyncio.Task[Any]") -> None:
+    """Until one of the tasks is done. Raises what ``failure`` fails with, if that comes first."""
+    futures: list[asyncio.Future[Any]] = [failure, *tasks]
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    if failure.done():
+        failure.result()
 
 
 async def _end(*tasks: "asyncio.Task[Any]") -> None:

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from shoal import congestion, encryption, handshake, messages
+from shoal import congestion, descriptors, encryption, handshake, messages
 from shoal.addresses import Address, Resolved, is_numeric, is_unix, resolve, unix_address
 from shoal.encryption import Connection
 from shoal.messages import Message
@@ -68,7 +68,7 @@ def why(error: OSError) -> str:
     ours = (Closed, Silent, NoAnswer, Unreached, encryption.Damaged, socket.gaierror)
     if isinstance(error, ours) or error.errno is None:
         return error.strerror or str(error)
-    return os.strerror(error.errno)
+    return descriptors.say_gone(error) if descriptors.are_gone(error) else os.strerror(error.errno)
 
 
 def causes(error: OSError) -> "list[OSError | handshake.HandshakeRefused]":

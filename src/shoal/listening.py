@@ -7,11 +7,13 @@ every one, and each may be the only one that a caller reaches.
 import asyncio
 import contextlib
 import errno
+import os
 import random
+import select
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-from shoal import congestion, handshake, messages
+from shoal import congestion, descriptors, handshake, messages
 from shoal.addresses import Address, Resolved, is_unix, resolve
 from shoal.encryption import Connection
 from shoal.errors import ConfigurationError
@@ -121,9 +123,35 @@ async def accept(listener: socket.socket) -> socket.socket:
     cancellation stays open until the garbage collector finds it.
     """
     while True:
-        with contextlib.suppress(BlockingIOError):
+        try:
             return listener.accept()[0]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            # The kernel says so before it looks whether anybody is there.
+            if not descriptors.are_gone(error) or _has_caller(listener):
+                raise
         await readable(listener)
+
+
+def _has_caller(listener: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+class _Kept:
+    """A descriptor that is kept for when no other is left, if it can be had."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        with contextlib.suppress(OSError):
+            self._number = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def give_back(self) -> None:
+        if self._number is not None:
+            os.close(self._number)
+            self._number = None
 
 
 class Acceptor:
@@ -133,6 +161,9 @@ class Acceptor:
     is a stranger, and when there is no place the one who has been there longest makes room for the next: so strangers who
     take their time keep nobody out. Where nobody is a stranger, further callers wait in the kernel. When ``handle`` raises
     OSError, TimeoutError or a refused handshake, the socket is closed and ``on_dropped`` is told.
+
+    When no descriptor is left, a stranger makes room too. Where nobody is one, a descriptor that is kept for this takes the caller
+    and lets go of it, so that it does not wait for nothing, and ``on_exhausted`` is told.
     """
 
     def __init__(
@@ -141,7 +172,10 @@ class Acceptor:
         handle: Admit,
         on_dropped: Callable[[str, Exception], None],
         at_once: int,
+        on_exhausted: Callable[[OSError], None],
     ) -> None:
+        self._on_exhausted = on_exhausted
+        self._kept = _Kept()
         self._listeners = listeners
         self._handle = handle
         self._on_dropped = on_dropped
@@ -160,6 +194,7 @@ class Acceptor:
             await cancelled(*accepting)
             close_all(self._listeners)
             await cancelled(*self._tasks)
+            self._kept.give_back()
 
     async def _accept_from(self, listener: socket.socket) -> None:
         while True:
@@ -178,11 +213,14 @@ class Acceptor:
 
     def _make_room(self) -> None:
         if len(self._tasks) >= self._at_once and self._strangers:
-            link, task = next(iter(self._strangers.items()))
-            del self._strangers[link]
-            name = peer_name(link)
-            task.cancel()
-            self._on_dropped(name, Silent(errno.ETIMEDOUT, "others needed its place, and it had not said who it is"))
+            self._drop_a_stranger()
+
+    def _drop_a_stranger(self) -> None:
+        link, task = next(iter(self._strangers.items()))
+        del self._strangers[link]
+        name = peer_name(link)
+        task.cancel()
+        self._on_dropped(name, Silent(errno.ETIMEDOUT, "others needed its place, and it had not said who it is"))
 
     async def _accept(self, listener: socket.socket) -> socket.socket:
         while True:
@@ -194,7 +232,20 @@ class Acceptor:
                 # The caller has gone again, or descriptors have run out: neither is the listener's end.
                 if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
+                if descriptors.are_gone(error):
+                    self._make_do(listener, error)
                 await asyncio.sleep(0.05)
+
+    def _make_do(self, listener: socket.socket, error: OSError) -> None:
+        """No descriptor is left for the next caller."""
+        if self._strangers:
+            self._drop_a_stranger()
+            return
+        self._kept.give_back()
+        with contextlib.suppress(OSError):
+            listener.accept()[0].close()
+        self._kept = _Kept()
+        self._on_exhausted(error)
 
     async def _guard(self, link: socket.socket) -> None:
         name = peer_name(link)

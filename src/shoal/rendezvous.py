@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from shoal import links, listening, messages, sizing
+from shoal import descriptors, links, listening, messages, sizing
 from shoal.addresses import Address
 from shoal.config import Settings
 from shoal.doubts import EXPLAINING, Doubts
@@ -121,6 +121,7 @@ class Rendezvous:
         self._patience = patience
         self._refusals = Refusals("rank 0")
         self._doubts = Doubts(settings.tls)
+        self._name = f"rank 0 (host {socket.gethostname()})"
         self._id = os.urandom(16)
         self._incarnation = os.urandom(16)
         self._members: dict[int, Member] = {}
@@ -146,12 +147,17 @@ class Rendezvous:
         """The control links of the other ranks, each having heard ``go``. Raises what went wrong, once all know it."""
         door = asyncio.create_task(
             listening.Acceptor(
-                self._meeting.listeners, self._admit, self._refusals.note, self._settings.size + _STRANGERS
+                self._meeting.listeners,
+                self._admit,
+                self._refusals.note,
+                self._settings.size + _STRANGERS,
+                self._has_no_descriptors,
             ).run()
         )
         self._readers.append(asyncio.create_task(self._admit_own()))
         complete = False
         try:
+            descriptors.provide(self._name, {"control connections of the other ranks": self._settings.size - 1}, {})
             await self._gather()
             await self._connect(await self._measure())
             complete = True
@@ -196,6 +202,12 @@ class Rendezvous:
         except MessageError as error:
             self._events.put_nowait(ShoalError(f"rank {hello.rank} at {caller}: {error}"))
             raise
+
+    def _has_no_descriptors(self, error: OSError) -> None:
+        why = descriptors.say_gone(error)
+        self._events.put_nowait(
+            ConfigurationError(f"{self._name} cannot let the other ranks in: {why}; {descriptors.HOW_TO_RAISE}")
+        )
 
     def _doubt(self, rank: int, refusal: Refusal, caller: str) -> None:
         """Somebody says that it is this rank, without a proof: of interest only while that rank is missing."""

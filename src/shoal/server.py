@@ -17,10 +17,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shoal import _native, encryption, keyring, links, listening, measuring, messages
+from shoal import _native, descriptors, encryption, keyring, links, listening, measuring, messages
 from shoal.addresses import Address, is_loopback
 from shoal.config import secret_folder
-from shoal.errors import ConfigurationError
+from shoal.errors import ConfigurationError, ShoalError
 from shoal.handshake import Hello, Role, Server
 from shoal.messages import MessageError
 from shoal.patience import DEFAULT, Patience
@@ -34,6 +34,9 @@ _AT_ONCE = 256
 
 # Incarnations that are remembered so that a late connection does not bring an ended job back.
 _ENDED_REMEMBERED = 1024
+
+# Descriptors that no job gets: for callers who have not said who they are, and files.
+_LEFT_FREE = 16
 
 Ready = Callable[[str, int], None]
 
@@ -53,6 +56,7 @@ def serve(
     that this user's processes share. ``encrypts``: SHOAL_TLS=psk. Raises ConfigurationError for an address
     that cannot be listened on, without a secret, or without what encryption needs.
     """
+    descriptors.raise_to_the_most("shoal server")
     front = Front(host, port, proxies, secrets, encrypts=encrypts)
     asyncio.run(_serve_until_signal(front, ready))
 
@@ -106,11 +110,15 @@ class Front:
         self._core = _native.Server(proxies)
         self._jobs: dict[bytes, _Job] = {}
         self._ended: OrderedDict[bytes, None] = OrderedDict()
-        self._refusals = Refusals(f"the server at {self.address}")
+        self._name = f"the server at {self.address}"
+        self._turned_away = 0
+        self._refusals = Refusals(self._name)
 
     async def run(self) -> None:
         try:
-            await listening.Acceptor(self._listeners, self._admit, self._refusals.note, _AT_ONCE).run()
+            await listening.Acceptor(
+                self._listeners, self._admit, self._refusals.note, _AT_ONCE, self._has_no_descriptors
+            ).run()
         finally:
             self._core.close()
 
@@ -131,10 +139,11 @@ class Front:
         try:
             assert server.secret is not None, "a handshake that is done has proven a secret"
             request = self._checked(hello, message, server.secret)
-        except MessageError as error:
+            self._provide_descriptors(hello, request, link)
+        except ShoalError as error:
             _log.warning("refused rank %d at %s: %s", hello.rank, links.peer_name(link), error)
             await links.say_last_words(link, messages.pack_refused(error))
-            raise
+            raise MessageError(str(error)) from None
         job = self._jobs[hello.incarnation]
         job.arriving += 1
         try:
@@ -166,6 +175,29 @@ class Front:
             self._end_older(request.owner, secret)
             job.owner = request.owner
         return request
+
+    def _provide_descriptors(self, hello: Hello, request: JobRequest, link: socket.socket) -> None:
+        """A job that would leave none for others is refused, whole, since one of its ranks is. Raises ConfigurationError.
+
+        The lowest free number is handed out: all below this link's are in use.
+        """
+        allowed, size = descriptors.allowed(), request.terms.size
+        held = self._core.statistics()["links"] + sum(job.arriving for job in self._jobs.values())
+        used = max(link.fileno() + 1, held)
+        is_new = self._jobs[hello.incarnation].arriving == 0 and hello.incarnation not in self._core.jobs()
+        if used + _LEFT_FREE > allowed or (is_new and held + size + _LEFT_FREE > allowed):
+            raise ConfigurationError(
+                f"{self._name} has too few descriptors for this job: each lane (SHOAL_SOCKETS) of its {size} ranks needs {size}, "
+                f"{_LEFT_FREE} must stay free, {used} are in use and it may have {allowed}; {descriptors.HOW_TO_RAISE}, or use more "
+                "servers"
+            )
+
+    def _has_no_descriptors(self, error: OSError) -> None:
+        self._turned_away += 1
+        if self._turned_away & (self._turned_away - 1) == 0:
+            _log.error(
+                "%s turns callers away (%d until now): %s", self._name, self._turned_away, descriptors.say_gone(error)
+            )
 
     def _attach(self, hello: Hello, request: JobRequest, link: socket.socket) -> None:
         if hello.incarnation in self._ended:  # while "ready" was on its way

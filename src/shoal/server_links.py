@@ -5,7 +5,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from shoal import links, messages
+from shoal import descriptors, links, messages
 from shoal.addresses import Address
 from shoal.config import Settings
 from shoal.errors import ConfigurationError, PeerLost, ShoalError
@@ -90,6 +90,8 @@ class ServerLinks:
         except HandshakeRefused as error:
             raise refusal_error(error, called) from None
         except OSError as error:
+            if any(map(descriptors.are_gone, links.causes(error))):
+                raise ConfigurationError(f"{called}: {links.why(error)}; {descriptors.HOW_TO_RAISE}") from None
             raise self._unreachable(place, welcome.where(place), error) from None
         try:
             self._note_id(index // welcome.lanes, place, server_id)
@@ -161,8 +163,8 @@ async def _again_until(
     while True:
         try:
             return await attempt()
-        except OSError:
-            if clock() + pause >= deadline:
+        except OSError as error:
+            if clock() + pause >= deadline or any(map(descriptors.are_gone, links.causes(error))):
                 raise
         await asyncio.sleep(pause)
         pause = min(2 * pause, 1.0)

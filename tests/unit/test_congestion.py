@@ -28,7 +28,7 @@ async def ends() -> tuple[bytes, bytes]:
         link.close()
 
     listener = listening.listen(Address("127.0.0.1", 0))[0]
-    acceptor = listening.Acceptor([listener], note, lambda name, why: None, 1)
+    acceptor = listening.Acceptor([listener], note, lambda name, why: None, 1, lambda error: None)
     task = asyncio.create_task(acceptor.run())
     caller = await links.connect(*resolve(links.local_address(listener)))
     connecting = congestion.in_use(caller)

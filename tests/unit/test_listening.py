@@ -1,11 +1,15 @@
-"""Listening while a job comes together: at every address of a name, and what is cancelled loses nobody."""
+"""Listening while a job comes together: at every address of a name, what is cancelled loses nobody, and descriptors run out."""
 
 import asyncio
+import contextlib
+import os
+import resource
 import socket
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from shoal import listening
+from shoal import links, listening
 from shoal.addresses import Address, Resolved
 
 PATIENCE = 10.0
@@ -71,3 +75,68 @@ def test_a_port_that_is_taken_at_one_of_the_addresses_is_taken(monkeypatch: pyte
             listening.listen(Address("head", port))
         with socket.create_server(("127.0.0.3", port)):
             pass  # what it had bound before is free again
+
+
+@contextlib.contextmanager
+def room_for(descriptors_more: int) -> Iterator[None]:
+    """This process may open so many more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + descriptors_more, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_without_a_descriptor_a_stranger_makes_room_and_else_the_caller_is_let_go_and_that_is_said() -> None:
+    dropped: list[str] = []
+    exhausted: list[OSError] = []
+    arrived: list[socket.socket] = []
+
+    async def handle(link: socket.socket, proven: Callable[[], None]) -> None:
+        arrived.append(link)
+        await links.readable(link)
+        proven()
+        await asyncio.sleep(PATIENCE)
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async def look() -> None:
+            while not condition():
+                await asyncio.sleep(0.01)
+
+        await asyncio.wait_for(look(), PATIENCE)
+
+    async def scenario(listener: socket.socket, callers: list[socket.socket]) -> None:
+        acceptor = listening.Acceptor(
+            [listener], handle, lambda name, why: dropped.append(str(why)), 100, exhausted.append
+        )
+        running = asyncio.create_task(acceptor.run())
+        await asyncio.sleep(0)
+        with room_for(2):
+            for place, caller in enumerate(callers[:2], 1):
+                caller.connect(listener.getsockname())
+                await until(lambda place=place: len(arrived) == place)  # type: ignore[misc]
+            callers[2].connect(listener.getsockname())
+            await until(lambda: len(arrived) == 3)
+            assert ["had not said who it is" in why for why in dropped] == [True]
+            assert callers[0].recv(1) == b""
+            assert not exhausted
+            for caller in callers[1:3]:
+                caller.send(b"\0")
+            await asyncio.sleep(0.05)
+            callers[3].connect(listener.getsockname())
+            await until(lambda: bool(exhausted))
+            assert callers[3].recv(1) == b""
+            assert "no descriptors left: it may have" in links.why(exhausted[0])
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listener.setblocking(False)
+        callers = [stack.enter_context(socket.socket()) for _ in range(4)]
+        for caller in callers:
+            caller.settimeout(PATIENCE)
+        asyncio.run(scenario(listener, callers))
