@@ -5,6 +5,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <string>
+#include <unordered_map>
+#include <utility>
 
 #include "bindings/bindings.h"
 
@@ -49,6 +51,13 @@ DType dtype_of(nb::dlpack::dtype dtype) {
   }
 }
 
+// Owners that would let their memory go if it were not held, by their byte: how often it is. Touched under the GIL
+// only.
+std::unordered_map<std::uint8_t*, std::size_t>& held() {
+  static std::unordered_map<std::uint8_t*, std::size_t> owners;
+  return owners;
+}
+
 [[noreturn]] void refuse(nb::handle object, const std::string& what) {
   const std::string type = nb::type_name(object.type()).c_str();
   throw nb::type_error((type + " " + what).c_str());
@@ -56,7 +65,7 @@ DType dtype_of(nb::dlpack::dtype dtype) {
 
 }  // namespace
 
-Array::Array(nb::handle object, std::optional<int> dtype) {
+Array::Array(nb::handle object, std::optional<int> dtype, nb::object beside) : beside_(std::move(beside)) {
   // A request to write is refused for read-only arrays; the second one tells them from what is no array.
   nb::ndarray<> writable;
   if (nb::try_cast(object, writable, false)) {
@@ -87,7 +96,7 @@ Array::Array(nb::handle object, std::optional<int> dtype) {
   }
 }
 
-Array Array::at(nb::handle owner, std::uintptr_t address, std::size_t elements, int dtype) {
+Array Array::at(nb::handle owner, std::uintptr_t address, std::size_t elements, int dtype, std::uintptr_t may_move) {
   Array made;
   made.dtype_ = static_cast<DType>(dtype);
   if (dtype < 0 || dtype > 255 || size_of(made.dtype_) == 0) {
@@ -96,7 +105,29 @@ Array Array::at(nb::handle owner, std::uintptr_t address, std::size_t elements, 
   const std::size_t bytes = elements * size_of(made.dtype_);
   made.array_ =
       nb::ndarray<nb::ro>(reinterpret_cast<const void*>(address), {bytes}, owner, {}, nb::dtype<std::uint8_t>());
+  made.may_move_ = reinterpret_cast<std::uint8_t*>(may_move);
   return made;
+}
+
+void Array::hold() const {
+  if (may_move_ == nullptr) {
+    return;
+  }
+  const auto holders = held().find(may_move_);
+  if (holders != held().end()) {
+    ++holders->second;
+  } else if (*may_move_ == 1) {
+    *may_move_ = 0;
+    held().emplace(may_move_, 1);
+  }
+}
+
+void Array::release() const {
+  const auto holders = may_move_ == nullptr ? held().end() : held().find(may_move_);
+  if (holders != held().end() && --holders->second == 0) {
+    held().erase(holders);
+    *may_move_ = 1;
+  }
 }
 
 std::byte* Array::address() const { return static_cast<std::byte*>(array_.data_handle()) + array_.byte_offset(); }
@@ -121,8 +152,9 @@ bool Array::contiguous() const {
 
 void bind_array(nb::module_& module) {
   nb::class_<Array>(module, "Array")
-      .def(nb::init<nb::handle, std::optional<int>>(), "array"_a, "dtype"_a = nb::none())
-      .def_static("at", &Array::at, "owner"_a, "address"_a, "elements"_a, "dtype"_a)
+      .def(nb::init<nb::handle, std::optional<int>, nb::object>(), "array"_a, "dtype"_a = nb::none(),
+           "beside"_a = nb::none())
+      .def_static("at", &Array::at, "owner"_a, "address"_a, "elements"_a, "dtype"_a, "may_move"_a = 0)
       .def_prop_ro("address", [](const Array& array) { return reinterpret_cast<std::uintptr_t>(array.address()); })
       .def_prop_ro("nbytes", &Array::bytes)
       .def_prop_ro("dtype", [](const Array& array) { return static_cast<int>(array.dtype()); })

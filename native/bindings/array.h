@@ -15,11 +15,18 @@ namespace shoal::python {
 
 class Array {
  public:
-  // Throws nb::type_error for what is no array or has no dtype of ours, nb::buffer_error for one not on the CPU.
-  Array(nanobind::handle object, std::optional<int> dtype);
-  // Contiguous writable memory of so many elements, which `owner` keeps alive. Throws nb::value_error for what is no
-  // dtype of ours.
-  static Array at(nanobind::handle owner, std::uintptr_t address, std::size_t elements, int dtype);
+  // `beside`: lives as long as the array. Throws nb::type_error for what is no array or has no dtype of ours,
+  // nb::buffer_error for one not on the CPU.
+  Array(nanobind::handle object, std::optional<int> dtype, nanobind::object beside);
+  // Contiguous writable memory of so many elements, which `owner` keeps alive. `may_move`: where the owner has a byte
+  // that is 1 if it may free that memory, or put it elsewhere, although somebody holds it; 0: it has none. Throws
+  // nb::value_error for what is no dtype of ours.
+  static Array at(nanobind::handle owner, std::uintptr_t address, std::size_t elements, int dtype,
+                  std::uintptr_t may_move);
+
+  // From hold() to release() the owner may not: under the GIL, as often as one likes.
+  void hold() const;
+  void release() const;
 
   std::byte* address() const;
   std::size_t bytes() const { return array_.nbytes(); }
@@ -33,6 +40,8 @@ class Array {
   Array() = default;
 
   nanobind::ndarray<nanobind::ro> array_;
+  nanobind::object beside_;
+  std::uint8_t* may_move_ = nullptr;
   bool readonly_ = false;
   DType dtype_ = DType::none;
 };

@@ -36,8 +36,38 @@ namespace {
 using namespace nb::literals;
 using engine::Operation;
 
-// The arrays that open operations read and write, by handle. Touched under the GIL only.
-using ArraysInFlight = std::unordered_map<std::uint64_t, std::pair<nb::object, nb::object>>;
+// The arrays that an open operation reads and writes: whatever Python does with them, their memory stays.
+class Held {
+ public:
+  Held(nb::object input, nb::object output) : input_(std::move(input)), output_(std::move(output)) {
+    if (!input_.is_none()) {
+      held_[0] = &nb::cast<const Array&>(input_);
+    }
+    if (!output_.is_none() && !output_.is(input_)) {
+      held_[1] = &nb::cast<const Array&>(output_);
+    }
+    each(&Array::hold);
+  }
+  Held(Held&&) = delete;
+  Held& operator=(Held&&) = delete;
+  ~Held() { each(&Array::release); }
+
+ private:
+  void each(void (Array::*what)() const) const {
+    for (const Array* array : held_) {
+      if (array != nullptr) {
+        (array->*what)();
+      }
+    }
+  }
+
+  const nb::object input_;
+  const nb::object output_;
+  const Array* held_[2] = {};
+};
+
+// By handle. Touched under the GIL only.
+using ArraysInFlight = std::unordered_map<std::uint64_t, Held>;
 
 class Session {
  public:
@@ -55,7 +85,7 @@ class Session {
     let_go();
     // Under the GIL throughout: the arrays are in the table before anyone can ask for what is finished.
     std::shared_ptr<Operation> operation = engine_.submit(std::move(submission));
-    in_flight_->emplace(operation->handle(), std::pair(std::move(input), std::move(output)));
+    in_flight_->try_emplace(operation->handle(), std::move(input), std::move(output));
     return operation;
   }
 
@@ -97,10 +127,16 @@ class Handle {
   Handle(std::shared_ptr<Operation> operation, std::weak_ptr<ArraysInFlight> arrays)
       : operation_(std::move(operation)), arrays_(std::move(arrays)), generation_(os::fork_generation()) {}
 
-  bool done() const { return operation_->done(); }
+  bool done() const {
+    if (!operation_->done()) {
+      return false;
+    }
+    let_go();
+    return true;
+  }
 
   std::optional<Status> wait(double seconds) {
-    if (!done()) {
+    if (!operation_->done()) {
       os::refuse_in_child(generation_);
       std::optional<engine::BlockedBy> blocked;
       if (std::isinf(seconds)) {
@@ -112,9 +148,7 @@ class Handle {
         return std::nullopt;
       }
     }
-    if (const auto arrays = arrays_.lock()) {
-      arrays->erase(operation_->handle());
-    }
+    let_go();
     return operation_->status();
   }
 
@@ -145,8 +179,14 @@ class Handle {
   }
 
  private:
+  void let_go() const {
+    if (const auto arrays = arrays_.lock()) {
+      arrays->erase(operation_->handle());
+    }
+  }
+
   void require_done() const {
-    if (!done()) {
+    if (!operation_->done()) {
       throw std::runtime_error("the operation is not done yet; wait for it first");
     }
   }

@@ -44,14 +44,16 @@ def caller_threads() -> list[int]:
 class Array:
     """A CPU array of any library, held through DLPack without a copy.
 
-    ``dtype`` overrides the array's own (bfloat16 seen as uint16). Raises TypeError for what is not an array or has no
-    dtype of ours, BufferError for one that is not on the CPU.
+    ``dtype`` overrides the array's own (bfloat16 seen as uint16). ``beside`` lives as long as it. Raises TypeError for
+    what is not an array or has no dtype of ours, BufferError for one that is not on the CPU.
     """
 
-    def __init__(self, array: Any, dtype: int | None = None) -> None: ...
+    def __init__(self, array: Any, dtype: int | None = None, beside: Any = None) -> None: ...
     @staticmethod
-    def at(owner: Any, address: int, elements: int, dtype: int) -> Array:
-        """Contiguous writable memory that ``owner`` keeps alive. Raises ValueError for what is no dtype of ours."""
+    def at(owner: Any, address: int, elements: int, dtype: int, may_move: int = 0) -> Array:
+        """Contiguous writable memory that ``owner`` keeps alive. ``may_move``: the address of a byte that is 1 while the
+        owner may free that memory nevertheless, or put it elsewhere; it is 0 while an operation uses it. 0: there is no
+        such byte. Raises ValueError for what is no dtype of ours."""
 
     @property
     def address(self) -> int: ...

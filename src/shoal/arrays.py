@@ -14,11 +14,13 @@ from abc import ABC, abstractmethod
 from functools import lru_cache
 from math import prod
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal import _native
+from shoal.storages import is_whole, no_place, require_whole, resizable_byte
 
 # The numbers of docs/protocol.md, section 4.
 DTYPES: dict[str, int] = {
@@ -52,10 +54,11 @@ class Operand:
     """One array of an operation.
 
     ``array`` is the caller's own, None for a new one. ``origin`` is an array of the library that a new one belongs to.
-    ``memory`` holds the elements in C order: the array itself, or a temporary where it is not contiguous.
+    ``memory`` holds the elements in C order: the array itself, or a temporary where it is not contiguous. ``written`` is
+    what then has the place of the array, where that may be given other memory meanwhile.
     """
 
-    __slots__ = ("array", "dtype", "library", "memory", "native", "origin", "shape")
+    __slots__ = ("array", "dtype", "library", "memory", "native", "origin", "shape", "written")
 
     def __init__(
         self,
@@ -93,10 +96,17 @@ class Operand:
 
     def part(self, begin: int, end: int) -> _native.Array:
         """Bytes [begin, end) of the memory, both at element boundaries."""
-        return _native.Array(self.elements[begin // self.itemsize : end // self.itemsize], self.dtype)
+        return self.library.native(self.memory.reshape(-1)[begin // self.itemsize : end // self.itemsize], self.dtype)
+
+    def keep_place(self) -> None:
+        """Before the operation begins: ``read`` writes to the memory as it is now, whatever the array is given later."""
+        if self.memory is self.array:
+            self.written = self.library.place(self.array)
 
     def read(self, data: memoryview, begin: int = 0) -> None:
-        """Copies ``data`` into the memory at byte ``begin``."""
+        """Copies ``data`` into the memory at byte ``begin``, after ``keep_place``. Raises ShoalError if it is there no longer."""
+        if not self.library.stays(self):
+            raise no_place()
         incoming = np.frombuffer(data, _STORAGE[self.dtype])
         first = begin // self.itemsize
         self.elements[first : first + incoming.size] = incoming
@@ -141,6 +151,14 @@ class Library(ABC):
     @abstractmethod
     def target(self, array: Any) -> Operand:
         """``array`` to be written to in place."""
+
+    def place(self, array: Any) -> Any:
+        """What has the array's memory as it is now, whatever the array is given later."""
+        return array
+
+    def stays(self, operand: Operand) -> bool:
+        """Whether the operand's memory is still where it was."""
+        return True
 
     @abstractmethod
     def native(self, memory: Any, dtype: int) -> _native.Array:
@@ -213,7 +231,10 @@ class _Torch(Library):
         dtype = _number_of_torch(array.dtype)
         plain = array.is_contiguous() and not array.requires_grad and not array.is_neg()
         memory = array if plain else array.detach().resolve_neg().contiguous()
-        return Operand(array, memory, self.native(memory, dtype), self, dtype, array.shape)
+        operand = Operand(array, memory, self.native(memory, dtype), self, dtype, array.shape)
+        if not plain:
+            operand.written = self.place(array)
+        return operand
 
     def target(self, array: Any) -> Operand:
         operand = self.source(array)
@@ -222,8 +243,17 @@ class _Torch(Library):
         return operand
 
     def native(self, memory: Any, dtype: int) -> _native.Array:
-        # Its __dlpack__ takes longer than all else that a small operation does here.
-        return _native.Array.at(memory, memory.data_ptr(), memory.numel(), dtype)
+        # Its __dlpack__ takes longer than all else that a small operation does here. A tensor can be given another storage,
+        # and a storage other memory, but not while an operation uses it.
+        storage = memory.untyped_storage()
+        return _native.Array.at(storage, memory.data_ptr(), memory.numel(), dtype, resizable_byte(storage))
+
+    def place(self, array: Any) -> Any:
+        return array.detach()
+
+    def stays(self, operand: Operand) -> bool:
+        place = operand.written if operand.memory is operand.array else operand.memory
+        return is_whole(place) and place.data_ptr() == operand.native.address
 
     def empty(self, like: Operand, shape: tuple[int, ...]) -> Any:
         torch: Any = sys.modules["torch"]
@@ -232,8 +262,10 @@ class _Torch(Library):
     def finish(self, operand: Operand) -> Any:
         if operand.array is None:
             return operand.memory
-        if operand.memory.data_ptr() != operand.array.data_ptr():
-            operand.array.detach().copy_(operand.memory)
+        written = operand.written
+        if operand.memory.data_ptr() != written.data_ptr():
+            require_whole(written)
+            written.copy_(operand.memory)
         return operand.array
 
     def adopt(self, like: Operand, data: NumPyArray) -> Any:
@@ -384,7 +416,18 @@ def _aligned(data: NumPyArray) -> NumPyArray:
 
 def _numpy_native(data: NumPyArray, dtype: int) -> _native.Array:
     storage = _STORAGE[dtype]
-    return _native.Array(data if data.dtype is storage else data.reshape(-1).view(storage), dtype)
+    # An array that somebody refers to weakly does not let its memory go, not even by resize(refcheck=False).
+    owner = data if data.base is None else _owner(data)
+    return _native.Array(
+        data if data.dtype is storage else data.reshape(-1).view(storage), dtype, None if owner is None else ref(owner)
+    )
+
+
+def _owner(data: Any) -> NumPyArray | None:
+    """The array whose memory this view shows; None if the memory is not NumPy's."""
+    while isinstance(data, np.ndarray) and data.base is not None:
+        data = data.base
+    return data if isinstance(data, np.ndarray) else None
 
 
 def _ml_bfloat16() -> Any:

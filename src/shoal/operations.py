@@ -176,6 +176,7 @@ def allgather_in_place(group: Group, x: Any) -> Plan:
     rows, row_bytes = _rows(given), _row_bytes(given)
     if rows % group.size:
         raise ValueError(f"the first dimension, {rows}, must be a multiple of the group's {group.size} members")
+    given.keep_place()
     share = rows // group.size * row_bytes
     own = _index(group) * share
 
@@ -195,6 +196,8 @@ def allgather_in_place(group: Group, x: Any) -> Plan:
 
 def alltoall(group: Group, x: Any, splits: Sequence[int] | None, in_place: bool) -> Plan:
     given = arrays.target(x) if in_place else arrays.source(x)
+    if in_place:
+        given.keep_place()
     rows, row_bytes = _rows(given), _row_bytes(given)
     counts = _equal_splits(rows, group) if splits is None else _checked_splits(splits, rows, group)
 

@@ -145,10 +145,11 @@ class ShoalProcessGroup(Base):
             return self._reduce_in_place("all_reduce_coalesced", list(tensors), operator, options)
         transfer = self._transfer(tensors)
         together = joined(tensors, transfer)
+        places = [tensor.detach() for tensor in tensors]
 
         def plan(group: Group) -> Plan:
             return operations.allreduce(group, together, operator, in_place=True).then(
-                lambda: divide(together, tensors, transfer)
+                lambda: divide(together, places, transfer)
             )
 
         return self._start("all_reduce_coalesced", options, list(tensors), plan, transfer)
@@ -177,10 +178,11 @@ class ShoalProcessGroup(Base):
             return self._scatter_reduced("reduce_scatter", output, together, operator, options, transfer)
         begin = sum(count(tensor) for tensor in inputs[: self.rank()])
         own = together[begin : begin + count(output)]
+        place = output.detach()
 
         def plan(group: Group) -> Plan:
             return operations.allreduce(group, together, operator, in_place=True).then(
-                lambda: divide(own, [output], transfer)
+                lambda: divide(own, [place], transfer)
             )
 
         return self._start("reduce_scatter", options, [output], plan, transfer)

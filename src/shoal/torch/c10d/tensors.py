@@ -12,6 +12,7 @@ import torch
 
 from shoal.arrays import DTYPES
 from shoal.errors import Mismatch
+from shoal.storages import require_whole
 from shoal.torch.staging import Transfer
 
 _KNOWN = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name))
@@ -38,6 +39,7 @@ class Flat:
         if self._transfer is not None:
             self._transfer.take_back(*_once(self._tensor, self._whole))
         elif self._whole.data_ptr() != self._tensor.data_ptr():
+            require_whole(self._tensor)
             written, source = _once(self._tensor, self._whole)
             written.copy_(source)
 
@@ -73,6 +75,7 @@ def divide(elements: torch.Tensor, tensors: Sequence[torch.Tensor], transfer: Tr
     """Fills the tensors with what ``joined`` would have made."""
     for tensor, part in zip(tensors, torch.split(elements, [count(tensor) for tensor in tensors]), strict=True):
         if transfer is None:
+            require_whole(tensor)
             flat = Flat(tensor)
             flat.elements.copy_(part)
             flat.finish()
@@ -93,6 +96,7 @@ def fill(flats: Sequence[Flat], data: memoryview, blocks: Sequence[int]) -> None
     if sum(expected):
         received = torch.frombuffer(data, dtype=torch.uint8)
         for flat, part in zip(flats, torch.split(received, expected), strict=True):
+            require_whole(flat.elements)
             flat.elements.view(torch.uint8).copy_(part)
             flat.finish()
 
