@@ -29,6 +29,7 @@ struct Backend {
 extern const Backend portable_backend;
 extern const Backend avx2_backend;
 extern const Backend avx512_backend;
+extern const Backend neon_backend;
 
 // Those that this build has and this processor runs, fastest first. Never empty. All give the same bits.
 std::vector<const Backend*> usable_backends();

@@ -11,6 +11,8 @@
 
 #if defined(__F16C__)
 #include <immintrin.h>
+#elif defined(SHOAL_REDUCE_NEON)
+#include <arm_neon.h>
 #endif
 
 #include "reduce/conversions.h"
@@ -89,12 +91,25 @@ struct Float16 {
     const __m128i halves = _mm256_cvtps_ph(__m256(numbers), _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(destination + index * sizeof(Element)), halves);
   }
+#elif defined(SHOAL_REDUCE_NEON)
+  static Floats widen_vector(const std::byte* source, std::size_t index) {
+    std::uint16_t halves[vector_elements];
+    std::memcpy(halves, source + index * sizeof(Element), sizeof halves);
+    return Floats(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves))));
+  }
+  static void narrow_vector(Floats values, std::byte* destination, std::size_t index) {
+    const Floats one_nan = Floats{} + __builtin_nanf("");
+    const Floats numbers = is_nan(values) ? one_nan : values;
+    std::uint16_t halves[vector_elements];
+    vst1_u16(halves, vreinterpret_u16_f16(vcvt_f16_f32(float32x4_t(numbers))));
+    std::memcpy(destination + index * sizeof(Element), halves, sizeof halves);
+  }
 #endif
 };
 
 template <class Format>
 constexpr bool has_vectors = false;
-#if defined(__F16C__)
+#if defined(__F16C__) || defined(SHOAL_REDUCE_NEON)
 template <>
 constexpr bool has_vectors<Float16> = true;
 #endif

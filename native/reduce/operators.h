@@ -17,11 +17,16 @@ inline bool is_nan(float value) { return value != value; }
 inline bool is_nan(double value) { return value != value; }
 
 // Operators work on these as on numbers, element by element (a GCC extension that Clang has too).
-typedef float Floats __attribute__((vector_size(32)));
+#if defined(SHOAL_REDUCE_NEON)
+constexpr std::size_t vector_bytes = 16;
+#else
+constexpr std::size_t vector_bytes = 32;
+#endif
+typedef float Floats __attribute__((vector_size(vector_bytes)));
 constexpr std::size_t vector_elements = sizeof(Floats) / sizeof(float);
 
-#if defined(__F16C__)
-typedef std::int32_t Mask __attribute__((vector_size(32)));
+#if defined(__F16C__) || defined(SHOAL_REDUCE_NEON)
+typedef std::int32_t Mask __attribute__((vector_size(vector_bytes)));
 
 inline Mask is_nan(Floats values) { return values != values; }
 #endif

@@ -1,13 +1,10 @@
 // Which dtypes go with which operators, and the choice of the kernels at run time.
 #include "reduce/reduce.h"
 
-#if defined(__x86_64__) || defined(__i386__)
-#include <cpuid.h>
-#endif
-
 #include <stdexcept>
 #include <string>
 
+#include "base/processor.h"
 #include "reduce/backends.h"
 #include "reduce/environment.h"
 
@@ -26,35 +23,21 @@ bool is_floating(DType dtype) {
   return dtype == DType::float32 || dtype == DType::float64 || dtype == DType::float16 || dtype == DType::bfloat16;
 }
 
-#if defined(__x86_64__) || defined(__i386__)
-// Clang learned this name for __builtin_cpu_supports() late. That the operating system saves the registers is AVX2's
-// question.
-bool has_f16c() {
-  unsigned int eax = 0;
-  unsigned int ebx = 0;
-  unsigned int ecx = 0;
-  unsigned int edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-}
-#endif
-
 }  // namespace
 
 namespace reduction {
 
 std::vector<const Backend*> usable_backends() {
   std::vector<const Backend*> usable;
-#if defined(__x86_64__) || defined(__i386__)
-  const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c();
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx2 && avx512 && avx512_backend.reduce != nullptr) {
+  if (processor().avx512 && avx512_backend.reduce != nullptr) {
     usable.push_back(&avx512_backend);
   }
-  if (avx2 && avx2_backend.reduce != nullptr) {
+  if (processor().avx2 && avx2_backend.reduce != nullptr) {
     usable.push_back(&avx2_backend);
   }
-#endif
+  if (neon_backend.reduce != nullptr) {  // every 64-bit ARM processor has it
+    usable.push_back(&neon_backend);
+  }
   usable.push_back(&portable_backend);
   return usable;
 }

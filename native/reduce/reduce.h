@@ -26,7 +26,7 @@ bool reducible(DType dtype, Operator op);
 void reduce(std::byte* destination, std::span<const std::byte* const> sources, std::size_t count, DType dtype,
             Operator op, double divisor);
 
-// The instruction set chosen at run time, for reports: "avx512", "avx2", "portable" and so on.
+// The instruction set chosen at run time, for reports: "avx512", "avx2", "neon" or "portable".
 const char* reduce_backend();
 
 }  // namespace shoal

@@ -1,4 +1,4 @@
-// The sums for whatever the compiler targets by default: any processor, ARM's NEON and x86's SSE2 included.
+// The sums for whatever the compiler targets by default: any processor, x86's SSE2 and ARM's NEON included.
 #include "reduce/kernels.h"
 
 namespace shoal::reduction {

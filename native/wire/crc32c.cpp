@@ -2,6 +2,11 @@
 
 #include <array>
 
+#if defined(__aarch64__)
+#include <arm_acle.h>
+#endif
+
+#include "base/processor.h"
 #include "wire/bytes.h"
 
 namespace shoal::wire {
@@ -41,7 +46,7 @@ constexpr std::uint32_t check_of_digits() {
 static_assert(check_of_digits() == 0xE3069283U, "tests on a processor with the instruction do not reach the table");
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::span<const std::byte> bytes) {
+__attribute__((target("sse4.2,crc32"))) std::uint32_t by_instruction(std::span<const std::byte> bytes) {
   std::uint64_t wide = 0xFFFFFFFFU;
   for (; bytes.size() >= sizeof(std::uint64_t); bytes = bytes.subspan(sizeof(std::uint64_t))) {
     wide = __builtin_ia32_crc32di(wide, get<std::uint64_t>(bytes.data()));
@@ -52,14 +57,24 @@ __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::span<const s
   }
   return ~value;
 }
+#elif defined(__aarch64__)
+__attribute__((target("+crc"))) std::uint32_t by_instruction(std::span<const std::byte> bytes) {
+  std::uint32_t value = 0xFFFFFFFFU;
+  for (; bytes.size() >= sizeof(std::uint64_t); bytes = bytes.subspan(sizeof(std::uint64_t))) {
+    value = __crc32cd(value, get<std::uint64_t>(bytes.data()));
+  }
+  for (std::byte byte : bytes) {
+    value = __crc32cb(value, static_cast<std::uint8_t>(byte));
+  }
+  return ~value;
+}
 #endif
 
 }  // namespace
 
 std::uint32_t crc32c(std::span<const std::byte> bytes) {
-#if defined(__x86_64__)
-  static const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
-  if (has_instruction) {
+#if defined(__x86_64__) || defined(__aarch64__)
+  if (processor().crc32c) {
     return by_instruction(bytes);
   }
 #endif

@@ -161,8 +161,8 @@ void Room::Impl::wait(const std::function<bool()>& done, nanoseconds longest) {
       continue;
     }
     desk_.asleep.fetch_add(1);
-    sleep_on(desk_.bell, seen, nanoseconds(std::min({deadline, wake_at_.load(), time + longest_sleep.count()}) - time),
-             waiters);
+    sleep_on(desk_.bell, seen,
+             nanoseconds(std::min({deadline, wake_at_.load(), Time(time + longest_sleep.count())}) - time), waiters);
     desk_.asleep.fetch_sub(1);
   }
   desk_.waiting.fetch_sub(1);
