@@ -36,7 +36,7 @@ demo: .venv/.installed  ## trains a small network with 4 ranks on 4 nodes and 2 
 	$(BIN)/shoal run -n 4 --nodes 4 --servers 2 examples/digits.py
 
 test: .venv/.installed native-test  ## everything that is quick: native tests, then Python's
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --durations=25
 
 test-all: test sim sanitize fuzz wheel-test slow-test  ## everything
 

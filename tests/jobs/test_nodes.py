@@ -46,6 +46,7 @@ def test_every_operation_gives_what_numpy_gives(ranks: int, nodes: int, servers:
     run_ranks(everything, ranks, nodes=nodes, servers=servers, timeout=150)
 
 
+@pytest.mark.slow
 def test_the_same_bits_on_every_run() -> None:
     bits = [run_ranks(bits_of_a_sum, 4, nodes=2, servers=servers, timeout=60) for servers in (0, 1, 2, 1)]
     assert len({one for ranks in bits for one in ranks}) == 1
@@ -81,7 +82,7 @@ def means_of_sixteen_bits() -> None:
     shoal.shutdown()
 
 
-@pytest.mark.parametrize("ranks", [8, 5], ids=["even", "uneven"])
+@pytest.mark.parametrize("ranks", [pytest.param(8, id="even", marks=pytest.mark.slow), pytest.param(5, id="uneven")])
 def test_means_of_sixteen_bits_are_rounded_twice_and_do_not_overflow(ranks: int) -> None:
     run_ranks(means_of_sixteen_bits, ranks, nodes=2, servers=1, timeout=60)
 
@@ -94,7 +95,9 @@ def test_names_come_again() -> None:
     run_ranks(same_names_again_and_again, 3, nodes=2, servers=1, timeout=60)
 
 
-@pytest.mark.parametrize("elements", [5, 50_000], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "elements", [pytest.param(5, id="small", marks=pytest.mark.slow), pytest.param(50_000, id="large")]
+)
 def test_every_rank_of_every_node_hears_of_a_disagreement_and_the_job_goes_on(elements: int) -> None:
     run_ranks(disagreements, 4, elements, nodes=2, servers=1, timeout=60)
 

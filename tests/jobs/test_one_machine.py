@@ -85,7 +85,9 @@ def test_operations_in_any_order() -> None:
     run_ranks(four_hundred_in_any_order, 4, {}, nodes=1, timeout=120)
 
 
-@pytest.mark.parametrize("elements", [5, 50_000], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "elements", [pytest.param(5, id="small", marks=pytest.mark.slow), pytest.param(50_000, id="large")]
+)
 def test_every_rank_hears_of_a_disagreement_and_the_job_goes_on(elements: int) -> None:
     run_ranks(disagreements, 4, elements, nodes=1)
 

@@ -103,7 +103,8 @@ def at_once() -> None:
     shoal.shutdown()
 
 
-@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_groups_flow_side_by_side(nodes: int) -> None:
     run_ranks(at_once, RANKS, nodes=nodes, timeout=60)
 
