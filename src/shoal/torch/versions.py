@@ -1,7 +1,7 @@
 """What PyTorch's versions do differently. No other module knows versions: they ask here for a feature by its name.
 
-The oldest with which something is tested is 2.4, for the wrapper and the hook, and 2.6 for the backend. Each feature has the
-version that brought it, and the names of PyTorch's that came with it, if it shows in names.
+The wrapper and the hook go back to 2.4, the backend to 2.6. Each feature has the version that brought it, and the names of
+PyTorch's that came with it, if it shows in names: then their being there decides, and a test says whether the version is right.
 """
 
 from typing import NamedTuple
@@ -9,6 +9,11 @@ from typing import NamedTuple
 import torch
 from torch._C._distributed_c10d import ProcessGroup
 from torch._C._dynamo import eval_frame
+
+from shoal.errors import ConfigurationError
+
+# Of the backend; the wrapper and the hook go back further.
+OLDEST_OF_BACKEND = (2, 6)
 
 RELEASE = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
 
@@ -51,6 +56,16 @@ BEFORE_SINGLE = {
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
 }
+
+
+def check_backend() -> None:
+    """Raises ConfigurationError if this PyTorch is too old for the backend."""
+    if RELEASE < OLDEST_OF_BACKEND:
+        oldest = ".".join(map(str, OLDEST_OF_BACKEND))
+        raise ConfigurationError(
+            f'the backend "shoal" needs PyTorch {oldest} or later, and this is {torch.__version__}: upgrade PyTorch, or take '
+            "shoal.torch.DistributedDataParallel, or shoal.torch.comm_hook with the backend gloo"
+        )
 
 
 def has(feature: str) -> bool:

@@ -11,6 +11,7 @@ it is imported (``shoal_c10d``). Written for PyTorch 2.6 and newer; what version
 | arguments, tensors | what PyTorch's operations are given, as the flat arrays that Shoal communicates |
 | gloo | the gloo group beside it |
 | by_device | devices that have another backend in the same process group |
+| forgotten | process groups that older versions destroy without a word |
 | inherited | process groups in a forked child |
 | work, futures | what a caller holds of an operation: waiting, results, errors, callbacks |
 | builtin_hooks | DistributedDataParallel's hooks in C++ |

@@ -21,16 +21,18 @@ _here = threading.local()
 
 
 class Place:
-    """``path``: the same on every rank, and of no other place at about the same time."""
+    """``path``: the same on every rank, and of no other place at about the same time. ``number``: of the operation there."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, number: int = 0) -> None:
+        self.number = number
         self._path = path if len(path) <= _LONGEST else hashlib.sha256(path.encode()).hexdigest()
         self._operations = count()
         self._callbacks = count()
 
     def operation(self) -> "Place":
         """The next operation that is called here."""
-        return Place(f"{self._path}.{next(self._operations) % _RECYCLED}")
+        number = next(self._operations)
+        return Place(f"{self._path}.{number % _RECYCLED}", number)
 
     def callback(self) -> "Place":
         """The next callback that follows this operation."""

@@ -23,13 +23,12 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     Store,
 )
-from torch.distributed import distributed_c10d
 
 from shoal import operations, runtime
 from shoal.groups import Group
 from shoal.operations import Plan
 from shoal.torch import accelerators, versions
-from shoal.torch.c10d import builtin_hooks, gloo, inherited, membership, places
+from shoal.torch.c10d import builtin_hooks, forgotten, gloo, inherited, membership, places
 from shoal.torch.c10d.arguments import Tensors, as_list, operator_of, options_of, single, split_sizes
 from shoal.torch.c10d.base import Base, with_all_names
 from shoal.torch.c10d.by_device import NAME, Others, by_device
@@ -398,30 +397,23 @@ class ShoalProcessGroup(Base):
             seconds = self._timeout.total_seconds()
         name = None if caller is None else str(place)
         handle = self._submissions.submit(called, name, self._group, plan, seconds, transfer)
-        return OperationWork([handle], results, place)
+        return OperationWork([handle], results, place, timedelta(seconds=seconds))
 
 
 builtin_hooks.replace_for(ShoalProcessGroup)
 
 
-# The process group that has joined the job last, where PyTorch says nothing when it is destroyed: the next one notices. Elsewhere
-# None, so that what is destroyed is gone.
-_owner: ShoalProcessGroup | None = None
-
-
 def create(options: Any, _: Any = None) -> ShoalProcessGroup:
     """What PyTorch calls to make a process group. ``options``: its ``_DistributedBackendOptions``."""
-    global _owner
+    versions.check_backend()
+    forgotten.leave()
     rank, size = options.group_rank, options.group_size
     ranks = list(options.global_ranks_in_group)
-    if _owner is not None and _owner not in distributed_c10d._world.pg_map:
-        _owner.shutdown()
-        _owner = None
     owns_job = not ranks and membership.join(options.store, rank, size)
     group = membership.group_of(ranks, options.group_id, options.timeout)
     made = ShoalProcessGroup(options.store, rank, size, group, options.timeout, owns_job)
-    if owns_job and not versions.has("process groups are shut down"):
-        _owner = made
+    if owns_job:
+        forgotten.remember(made)
     return made
 
 

@@ -21,9 +21,13 @@ NO_TIMEOUT = timedelta(0)
 
 # Who is handed a Work in C++ keeps only half of it: the other, these methods, goes when Python lets go, and waiting would
 # never end. (DistributedDataParallel does that with uneven inputs.) So a Work that Python lets go of without having waited is
-# kept, until so many others have been: in flight, where PyTorch does not keep them itself.
-_KEPT = 64 if versions.has("works are held") else 4096
-_kept: deque["OperationWork"] = deque(maxlen=_KEPT)
+# kept, until so many others have been.
+_KEPT = 64
+# Before PyTorch 2.7 that is so for every Work that a functional collective has: then many more are kept, but not their tensors.
+_KEPT_BARE = 0 if versions.has("works are held") else 16384
+_kept: deque["OperationWork"] = deque()
+_kept_bare: deque["OperationWork"] = deque(maxlen=_KEPT_BARE)
+_keeping = threading.RLock()  # a Work may be let go of while another is being kept
 
 
 @untraced_class
@@ -32,8 +36,11 @@ class OperationWork(Work):
 
     _waited = True
 
-    def __init__(self, handles: Sequence[AnyHandle], results: list[torch.Tensor], place: Place) -> None:
+    def __init__(
+        self, handles: Sequence[AnyHandle], results: list[torch.Tensor], place: Place, timeout: timedelta = NO_TIMEOUT
+    ) -> None:
         super().__init__()
+        self._timeout = timeout
         self._handles = handles
         self._results = results
         self._place = place
@@ -46,7 +53,18 @@ class OperationWork(Work):
     def of_all(cls, works: Sequence["OperationWork"]) -> "OperationWork":
         """Done when all are."""
         handles = [handle for work in works for handle in work._handles]
-        return cls(handles, [tensor for work in works for tensor in work._results], works[-1]._place)
+        return cls(
+            handles, [tensor for work in works for tensor in work._results], works[-1]._place, works[-1]._timeout
+        )
+
+    @property
+    def timeout(self) -> timedelta:
+        """Without progress, before the operation fails."""
+        return self._timeout
+
+    def _get_sequence_number(self) -> int:
+        """Which operation of its process group, or of its callback, it is; the same on every rank."""
+        return self._place.number
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Returns True when the results are there. Raises what made an operation fail, and Timeout.
@@ -110,7 +128,7 @@ class OperationWork(Work):
     def __del__(self) -> None:
         if not self._waited:
             self._waited = True
-            _kept.append(self)
+            _keep(self)
 
     def _complete(self) -> None:
         """Sets the future, unless another thread has or is about to: then waits for that."""
@@ -128,3 +146,13 @@ class OperationWork(Work):
             future.set_exception(error)
         else:
             future.set_result(self._results)
+
+
+def _keep(work: OperationWork) -> None:
+    with _keeping:
+        _kept.append(work)
+        while len(_kept) > _KEPT:
+            oldest = _kept.popleft()
+            if _KEPT_BARE:
+                oldest._results = []
+                _kept_bare.append(oldest)
