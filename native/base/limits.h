@@ -22,14 +22,22 @@ inline constexpr std::size_t text_bytes = 16 * 1024;
 // The most ranks of a job.
 inline constexpr std::size_t world_size = 16 * 1024;
 
-// The most groups of a job, the one of all ranks among them. Nobody forgets a group.
-inline constexpr std::size_t groups = 16 * 1024;
-
-// The most names that a node's operations may have over the life of a job, over all groups.
-inline constexpr std::size_t names = 1024 * 1024;
-
-// The most failed operations that a server remembers for members that have not called them yet.
-inline constexpr std::size_t tombstones = 64 * 1024;
+// What tables may take. They grow as they are filled; nothing in them is counted, only what it takes of memory. What
+// goes beyond is an error, never a wait, which could keep ranks apart that submit in different orders.
+//
+// Of a rank: what it knows of the operations that it has open. Those that have failed before they began may take as
+// much again.
+inline constexpr std::size_t open_bytes = std::size_t{256} * 1024 * 1024;
+// Of a rank: how often each name was used. Nobody forgets a name.
+inline constexpr std::size_t names_bytes = std::size_t{256} * 1024 * 1024;
+// Of a rank: the members of its groups. Nobody forgets a group.
+inline constexpr std::size_t groups_bytes = std::size_t{256} * 1024 * 1024;
+// Of a node whose ranks share memory: what groups of some of them take of it, but at most a quarter of what the machine
+// has. Groups for which nothing is left go through the network.
+inline constexpr std::size_t areas_bytes = std::size_t{8} * 1024 * 1024 * 1024;
+// Of a server, for one job: what it knows of its groups and of its operations, also of those that have failed and that
+// some members have not called yet. Beyond it new operations fail; beyond twice as much, links end.
+inline constexpr std::size_t tables_bytes = std::size_t{1024} * 1024 * 1024;
 
 // The most ranges in which a node may have the results of an operation when a server is lost.
 inline constexpr std::size_t ranges = 16 * 1024;

@@ -312,8 +312,8 @@ void finish_at_exit(nb::handle self, std::string reason) {
 JobConfig make_config(std::vector<std::string> hosts, std::vector<std::string> server_names,
                       std::vector<std::int32_t> server_ranks, std::vector<std::uint32_t> weights, std::uint32_t segment,
                       std::uint32_t credit, std::uint32_t eager, std::uint32_t small, std::uint32_t least_shard,
-                      std::uint32_t least_segment, std::uint32_t open_limit, std::uint32_t peer_timeout, bool ring,
-                      std::uint64_t rate, bool standby, std::vector<std::uint32_t> leaders) {
+                      std::uint32_t least_segment, std::uint32_t peer_timeout, bool ring, std::uint64_t rate,
+                      bool standby, std::vector<std::uint32_t> leaders) {
   JobConfig config{std::move(hosts),
                    std::move(server_names),
                    std::move(server_ranks),
@@ -324,7 +324,6 @@ JobConfig make_config(std::vector<std::string> hosts, std::vector<std::string> s
                    small,
                    least_shard,
                    least_segment,
-                   open_limit,
                    ring,
                    rate,
                    standby,
@@ -366,9 +365,8 @@ void bind_engine(nb::module_& module) {
 
   nb::class_<JobConfig>(module, "JobConfig")
       .def(nb::new_(&make_config), nb::kw_only(), "hosts"_a, "server_names"_a, "server_ranks"_a, "weights"_a,
-           "segment"_a, "credit"_a, "eager"_a, "small"_a, "least_shard"_a, "least_segment"_a, "open_limit"_a,
-           "peer_timeout"_a, "ring"_a = false, "rate"_a = 0, "standby"_a = false,
-           "leaders"_a = std::vector<std::uint32_t>());
+           "segment"_a, "credit"_a, "eager"_a, "small"_a, "least_shard"_a, "least_segment"_a, "peer_timeout"_a,
+           "ring"_a = false, "rate"_a = 0, "standby"_a = false, "leaders"_a = std::vector<std::uint32_t>());
 
   nb::class_<Session>(module, "Engine")
       .def(nb::init<std::uint32_t, const JobConfig&>(), "rank"_a, "config"_a)

@@ -122,7 +122,16 @@ std::shared_ptr<Rooms::Seat> Rooms::seat_for(std::uint32_t number, const Hash128
     return nullptr;
   }
   std::shared_ptr<const shm::Memory> memory = shm::memory_for_group(memory_, id, places);
-  return memory == nullptr ? nullptr : std::make_shared<Seat>(*this, number, std::move(memory), ranks, false);
+  if (memory == nullptr) {
+    if (!std::exchange(told_of_memory_, true)) {
+      world_.warn("there is no shared memory left on " + rank_text(rank_, config_) +
+                  " for groups of some ranks of this machine: they may take " + bytes_text(memory_->shape().areas) +
+                  " together (areas_bytes, at most a quarter of the machine's memory); operations of further groups go "
+                  "through the network. Make groups once and keep them");
+    }
+    return nullptr;
+  }
+  return std::make_shared<Seat>(*this, number, std::move(memory), ranks, false);
 }
 
 std::shared_ptr<Rooms::Seat> Rooms::of(std::uint32_t group) const {

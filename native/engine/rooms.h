@@ -79,6 +79,7 @@ class Rooms {
   std::size_t not_left_ = 0;                                 // guarded by mutex_: what the node's room waits for
   bool started_ = false;                                     // guarded by mutex_
   bool leaving_ = false;                                     // guarded by mutex_
+  bool told_of_memory_ = false;  // that there is none for a group; of the thread that adds groups
 };
 
 class Rooms::Seat final : public Helper, private shm::RoomWorld {

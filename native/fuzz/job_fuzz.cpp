@@ -44,7 +44,7 @@ JobConfig config_of(Input& input) {
   config.small = input.once_in(4) ? 0 : 128;
   config.least_shard = config.small == 0 ? 1 : 256;
   config.least_segment = config.small == 0 ? 64 : 0;
-  config.open_limit = 4;
+  config.tables.open = 8 * 1024;
   config.ring = input.once_in(4);
   config.weights = input.once_in(2) ? std::vector<std::uint32_t>{1, 1} : std::vector<std::uint32_t>{3, 1};
   config.server_names = {"s", "t"};

@@ -31,6 +31,7 @@ namespace {
 constexpr std::uint32_t ranks = 3;
 constexpr std::size_t commands_per_input = 200;
 constexpr std::size_t names = 4;
+constexpr std::size_t most_open = 6;
 
 JobConfig config_of(Input& input) {
   JobConfig config;
@@ -41,7 +42,7 @@ JobConfig config_of(Input& input) {
   config.small = input.once_in(4) ? 0 : 128;
   config.least_shard = config.small == 0 ? 1 : 256;
   config.least_segment = config.small == 0 ? 64 : 0;
-  config.open_limit = 3;
+  config.tables.server = config.small == 0 ? 8 * 1024 : 64 * 1024;
   config.ring = input.once_in(8);
   config.weights = std::array<std::vector<std::uint32_t>, 4>{{{1}, {1, 1}, {3, 1}, {1, 0, 5}}}[input.below(4)];
   config.server_names.assign(config.weights.size(), "s");
@@ -146,8 +147,7 @@ class Job final : public ServerWorld {
       case 2:
       case 3:
         // Whoever has as many open as it may gives one up instead, as a rule.
-        say(rank, node.opened.size() < 2 * config_.open_limit || input_.once_in(16) ? opening(node, rank)
-                                                                                    : drop_oldest(node));
+        say(rank, node.opened.size() < most_open || input_.once_in(16) ? opening(node, rank) : drop_oldest(node));
         break;
       case 4:
       case 5:
@@ -423,11 +423,10 @@ class Job final : public ServerWorld {
     // Of each node: what it may send, openings with their inline data, and the frame that is being received. Of the
     // server: what is on its way to the nodes, of which there are at most 64 frames here.
     const std::size_t one_opening = wire::opening_limit(ranks, config_.most_inline());
-    const std::size_t of_node = most_credit_ + config_.most_inline() + (2 * config_.open_limit + 1) * one_opening;
+    const std::size_t of_node = most_credit_ + config_.most_inline() + (most_open + 1) * one_opening;
     require(pool_.taken_bytes() <= ranks * of_node + 70 * one_opening, "buffers stay within their limits");
     require(server_.deadline() > now_, "a machine does not ask for a time that has passed");
-    require(server_.operations() <= ranks * 2 * config_.open_limit + limits::tombstones,
-            "operations stay within their limits");
+    require(server_.table_bytes() <= 2 * config_.tables.server + one_opening, "tables stay within their limits");
   }
 
   void finish() {

@@ -33,7 +33,7 @@ namespace {
 constexpr LinkId links = 3;
 
 JobConfig make_config() {
-  JobConfig config{{"a", "b", "c"}, {"s", "t"}, {-1, -1}, {1, 1}, 256, 512, 256, 128, 1, 0, 4};
+  JobConfig config{{"a", "b", "c"}, {"s", "t"}, {-1, -1}, {1, 1}, 256, 512, 256, 128, 1, 0};
   require(problem_with(config).empty(), "the configuration is one");
   return config;
 }

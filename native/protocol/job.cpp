@@ -155,14 +155,16 @@ std::string problem_with(const JobConfig& config) {
   if (config.least_segment > config.segment) {
     return "least_segment must be at most a segment (" + std::to_string(config.segment) + ")";
   }
-  if (config.open_limit == 0) {
-    return "open_limit must be at least 1";
-  }
   if (config.peer_timeout == 0 || config.peer_timeout > limits::peer_timeout_seconds) {
     return "the peer timeout must be 1 to " + std::to_string(limits::peer_timeout_seconds) + " s, not " +
            std::to_string(config.peer_timeout) + " s";
   }
   return "";
+}
+
+std::string bytes_text(std::size_t bytes) {
+  constexpr std::size_t mebibyte = 1024 * 1024;
+  return bytes >= 10 * mebibyte ? std::to_string(bytes / mebibyte) + " MiB" : std::to_string(bytes) + " bytes";
 }
 
 std::string rank_text(std::uint32_t rank, const JobConfig& config) {

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/limits.h"
+
 namespace shoal {
 
 struct JobConfig {
@@ -21,13 +23,22 @@ struct JobConfig {
   std::uint32_t least_shard = 1;           // bytes: larger ones have no more servers than leave each so many
   std::uint32_t least_segment = 0;         // bytes, of the server with the largest weight: short operations have
                                            // segments down to this; 0: all have the same
-  std::uint32_t open_limit = 0;            // operations open at once per node
   bool ring = false;                       // all-reduces that are not small go round the ring
   std::uint64_t rate = 0;                  // bytes a second of an operation of all ranks that the links allow, as far
                                            // as known; 0: windows stay as they are. Not at dedicated servers
   bool standby = false;                  // co-located servers of weight 0 have links too, and average when no other can
   std::vector<std::uint32_t> leaders{};  // by rank: the first rank of its node; empty: every rank is a node of its own
   std::uint32_t peer_timeout = 15;       // seconds of silence from a host after which it counts as lost
+
+  // What tables may take, in bytes (base/limits.h): each process's own, of which no other needs to know.
+  struct Tables {
+    std::size_t open = limits::open_bytes;
+    std::size_t names = limits::names_bytes;
+    std::size_t groups = limits::groups_bytes;
+    std::size_t server = limits::tables_bytes;
+    friend bool operator==(const Tables&, const Tables&) = default;
+  };
+  Tables tables{};
 
   // What one server averages in proportion to its weight, it also moves in pieces of that proportion, so that the parts
   // of an operation end together and no link is full of one server's bytes while another server waits. (Nodes' own
@@ -75,6 +86,9 @@ struct JobConfig {
 
 // Empty if the configuration can be worked with, otherwise what is wrong with it.
 std::string problem_with(const JobConfig& config);
+
+// "256 MiB", for messages.
+std::string bytes_text(std::size_t bytes);
 
 // "rank 3 (host)" and "ranks 3 (a), 5 (b)", for messages. Of many ranks the first are named.
 std::string rank_text(std::uint32_t rank, const JobConfig& config);

@@ -1,5 +1,5 @@
-// The node machine's events: links, headers and payloads, losses and goodbyes. How operations are sent and ended is in
-// node_operations.cpp, blocks between nodes in node_exchange.cpp.
+// The node machine's events: links, headers and payloads. What follows from a loss or a goodbye is in node_losses.cpp,
+// how operations are opened and ended in node_operations.cpp, blocks between nodes in node_exchange.cpp.
 #include "protocol/node.h"
 
 #include <algorithm>
@@ -17,19 +17,6 @@ namespace shoal {
 using node::refused;
 using wire::Header;
 using wire::Type;
-
-namespace {
-
-// How long a rank that leaves is there for those who may lack a result that it has.
-constexpr Time longest_help = 60 * second;
-
-// How long the coordinator's word about a rank is waited for whose link broke before all of an exchange had come.
-constexpr Time peer_loss_wait = 5 * second;
-
-// on_sent of LEAVE; operations have their numbers as tokens, which never get there.
-constexpr Token goodbye = ~Token{0};
-
-}  // namespace
 
 Node::Node(const JobConfig& config, std::uint32_t rank, NodeWorld& world, BufferPool& pool)
     : impl_(std::make_unique<Impl>(config, rank, world, pool)) {}
@@ -375,6 +362,11 @@ Status Node::Impl::receive_failure(Operation& operation, const LinkState& link) 
   if (Status status = wire::decode(payload, failure); !status.ok()) {
     return status;
   }
+  if (link.index != operation.home && failure.status.code == Code::limit) {
+    // It has no room for it. That it fails is the home's to say, to all.
+    send_to_server(operation.home, {.type = Type::fail, .operation = operation.number}, wire::encode(failure));
+    return {};
+  }
   if (link.index != operation.home) {
     return refused("FAIL of '" + operation.name() + "' from a server that is not its home");
   }
@@ -417,110 +409,8 @@ Status Node::Impl::receive_from_coordinator(LinkState& link) {
   return {};
 }
 
-Status Node::Impl::loss_of(std::uint32_t group) const {
-  const auto first = std::find_if(lost_.begin(), lost_.end(), [&](const auto& loss) {
-    return group < groups_.size() && groups_[group]->needs(loss.first);
-  });
-  return first == lost_.end() ? broken_ : first->second;
-}
-
-void Node::Impl::lost_rank(std::uint32_t rank, Status why) {
-  if (broken_.ok()) {
-    lost_.emplace_back(rank, why);
-  }
-  bool held_server = rank == rank_;
-  for (std::uint32_t i = 0; i < config_.servers(); ++i) {
-    held_server = held_server || (config_.weights[i] > 0 && config_.server_ranks[i] == static_cast<std::int32_t>(rank));
-  }
-  if (held_server) {
-    break_job(std::move(why));
-    return;
-  }
-  std::vector<std::uint64_t> concerned;
-  for (const auto& [number, operation] : operations_) {
-    if (operation->group->needs(rank)) {
-      concerned.push_back(number);
-    }
-  }
-  std::sort(concerned.begin(), concerned.end());
-  for (std::uint64_t number : concerned) {
-    end(*find(number), why);
-  }
-  forget_finished([rank](const Operation& operation) { return operation.group->needs(rank); });
-}
-
-void Node::Impl::break_job(Status why) {
-  if (broken_.ok()) {
-    broken_ = why;
-  }
-  std::vector<std::uint64_t> numbers;
-  for (const auto& [number, operation] : operations_) {
-    numbers.push_back(number);
-  }
-  std::sort(numbers.begin(), numbers.end());
-  for (std::uint64_t number : numbers) {
-    end(*find(number), why);
-  }
-  forget_finished([](const Operation&) { return true; });
-}
-
-void Node::Impl::on_lost(LinkId link, const Status& why) {
-  const auto found = links_.find(link);
-  const LinkState::Kind kind = found->second.kind;
-  const std::uint32_t index = found->second.index;
-  links_.erase(found);
-  switch (kind) {
-    case LinkState::Kind::server:
-      servers_[index].link.reset();
-      if (servers_[index].attempt != 0) {
-        server_unreachable(config_.first_lane(index), servers_[index].attempt);
-      } else {
-        report(wire::Loss::Kind::server, index, why.message);
-      }
-      break;
-    case LinkState::Kind::peer:
-      peers_[index].link.reset();
-      report(wire::Loss::Kind::rank, index, why.message);
-      peer_losses_.emplace(now_ + peer_loss_wait, index);
-      break;
-    case LinkState::Kind::coordinator:
-      coordinator_.reset();
-      if (!goodbye_said_) {
-        const auto known =
-            std::find_if(lost_.begin(), lost_.end(), [](const auto& loss) { return loss.first == 0; });  // and said why
-        break_job(known != lost_.end()
-                      ? known->second
-                      : Status::error(Code::peer_lost,
-                                      rank_text(0, config_) + " is lost, and with it the job: its connection to " +
-                                          rank_text(rank_, config_) + " ended (" + why.message + ")",
-                                      0));
-      }
-      if (!ended_) {
-        ended_ = true;
-        world_.ended();
-      }
-      break;
-  }
-}
-
-void Node::Impl::report_rank(std::uint32_t rank, const std::string& why) { report(wire::Loss::Kind::rank, rank, why); }
-
-// Tells the coordinator, who decides. Not after goodbye: links may end then.
-void Node::Impl::report(wire::Loss::Kind kind, std::uint32_t index, const std::string& why) {
-  if (goodbye_said_ || !coordinator_) {
-    return;
-  }
-  wire::Loss loss;
-  loss.kind = kind;
-  loss.index = index;
-  loss.status = Status::error(Code::peer_lost, why);
-  wire::Bytes bytes = wire::encode(loss);
-  const Header header{.type = Type::report, .length = static_cast<std::uint32_t>(bytes.size())};
-  world_.send(*coordinator_, header, std::move(bytes), {}, 0);
-}
-
 void Node::Impl::on_sent(Token token) {
-  if (token == goodbye) {
+  if (token == node::goodbye) {
     --goodbyes_unsent_;
     return;
   }
@@ -552,7 +442,7 @@ void Node::Impl::on_time(Time now) {
   while (!peer_losses_.empty() && peer_losses_.begin()->first <= now) {
     const std::uint32_t rank = peer_losses_.extract(peer_losses_.begin()).value().second;
     if (fail_exchanges_with(rank)) {
-      peer_losses_.emplace(now + peer_loss_wait, rank);  // the home may be lost before it hears of it
+      peer_losses_.emplace(now + node::peer_loss_wait, rank);  // the home may be lost before it hears of it
     }
   }
   if (acknowledge_at_ <= now) {
@@ -565,63 +455,6 @@ void Node::Impl::on_time(Time now) {
     give_up_at_ = never;
     forget_finished([](const Operation&) { return true; });
   }
-}
-
-void Node::Impl::leave() {
-  leaving_ = true;
-  acknowledge(now_);
-  say_goodbye_if_done();
-}
-
-bool Node::Impl::serves() const {
-  for (std::uint32_t i = 0; i < config_.servers(); ++i) {
-    if (config_.weights[i] > 0 && config_.server_ranks[i] == static_cast<std::int32_t>(rank_)) {
-      return true;
-    }
-  }
-  return false;
-}
-
-void Node::Impl::say_goodbye_if_done() {
-  if (!leaving_ || goodbye_said_ || !operations_.empty()) {
-    return;
-  }
-  // Others may need it to end theirs, if a server is lost now; but they are not waited for without end.
-  const auto is_needed = [](const auto& entry) { return entry.second->failure.ok(); };
-  if (std::any_of(finished_.begin(), finished_.end(), is_needed)) {
-    if (give_up_at_ == never) {
-      give_up_at_ = now_ + longest_help;
-      acknowledge(now_);
-    }
-    return;
-  }
-  give_up_at_ = never;
-  goodbye_said_ = true;
-  forget_finished([](const Operation&) { return true; });
-  for (std::uint32_t server = 0; server < config_.servers(); ++server) {
-    if (servers_[server].link) {
-      ++goodbyes_unsent_;
-      send_to_server(server, {.type = Type::leave}, {}, {}, goodbye);
-    }
-  }
-  if (coordinator_) {
-    ++goodbyes_unsent_;
-    world_.send(*coordinator_, {.type = Type::leave}, {}, {}, goodbye);
-  }
-}
-
-void Node::Impl::abort(const std::string& reason) {
-  const std::string text = wire::cut(reason);
-  if (coordinator_ && !goodbye_said_) {
-    wire::Bytes bytes;
-    wire::append_text(bytes, text);
-    const Header header{.type = Type::abort, .length = static_cast<std::uint32_t>(bytes.size())};
-    ++goodbyes_unsent_;
-    world_.send(*coordinator_, header, std::move(bytes), {}, goodbye);
-  }
-  leaving_ = true;
-  goodbye_said_ = true;
-  break_job(Status::error(Code::aborted, "this rank ends with an error: " + text, static_cast<std::int32_t>(rank_)));
 }
 
 }  // namespace shoal

@@ -251,7 +251,8 @@ Status Node::Impl::receive_grant(std::uint32_t rank, const Header& header) {
     if (!heard(header.operation) || unsized_ > 0) {
       early_grants_[{header.operation, rank}] += header.credit;
       // As many as the peer may have open, each granted once before it gets data; and some that have ended.
-      const std::size_t most = (unsized_ > 0 ? 4 : 1) * static_cast<std::size_t>(config_.open_limit) * config_.size();
+      const std::size_t of_peer = config_.tables.open / sizeof(Operation) + 1;
+      const std::size_t most = (unsized_ > 0 ? 4 : 1) * of_peer * config_.size();
       if (early_grants_.size() > most) {
         return refused("too many grants for exchanges that have not begun");
       }

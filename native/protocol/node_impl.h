@@ -1,8 +1,8 @@
-// The node machine's parts: node.cpp turns events into calls of these, node_operations.cpp submits, sends and ends
-// operations, node_exchange.cpp moves blocks between nodes, node_ring.cpp sends all-reduces round the ring,
-// node_circles.cpp says what this rank waits for,
-// node_epoch.cpp goes on after the loss of a server with what node_kept.cpp keeps for that, node_comeback.cpp takes a
-// server back.
+// The node machine's parts: node.cpp turns events into calls of these, node_losses.cpp says what follows from losses
+// and goodbyes, node_operations.cpp submits and ends operations, node_sending.cpp sends them to servers,
+// node_exchange.cpp moves blocks between nodes, node_ring.cpp sends all-reduces round the ring, node_circles.cpp says
+// what this rank waits for, node_epoch.cpp goes on after the loss of a server with what node_kept.cpp keeps for that,
+// node_comeback.cpp takes a server back.
 #pragma once
 
 #include <algorithm>
@@ -25,6 +25,12 @@ namespace node {
 
 // For a frame that nobody sends who keeps to the protocol.
 inline Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
+
+// How long the coordinator's word about a rank is waited for whose link broke before all of an exchange had come.
+inline constexpr Time peer_loss_wait = 5 * second;
+
+// on_sent of LEAVE; operations have their numbers as tokens, which never get there.
+inline constexpr Token goodbye = ~Token{0};
 
 }  // namespace node
 
@@ -93,6 +99,7 @@ class Node::Impl {
 
   // Operations (node_operations.cpp).
   Status problem_with(const Submission& submission) const;
+  Status too_much(const char* what, const char* limit, std::size_t allowed, const std::string& advice) const;
   void finish_alone(const Submission& submission);
   void measure(Operation& operation);
   void plan(Operation& operation);
@@ -228,7 +235,9 @@ class Node::Impl {
   std::unordered_map<std::uint64_t, std::unique_ptr<Operation>> finished_;    // those that others may need, by number
   std::unordered_map<std::uint64_t, std::uint64_t> in_parts_;                 // of open operations: handle → number
   std::uint64_t next_number_ = 1;
-  std::size_t failed_here_ = 0;  // of the operations: opened as failed, their handles are done
+  std::size_t open_bytes_ = 0;    // of the records of the operations
+  std::size_t failed_bytes_ = 0;  // of those that were opened as failed: their handles are done
+  std::size_t groups_bytes_ = 0;
   std::set<std::pair<Time, std::uint64_t>> checks_;
   node::Inquiry inquiry_;
   Time look_at_ = never;            // when it is looked next what those who use this node wait for

@@ -1,4 +1,4 @@
-// A node's operations: how they are opened, sent, and ended. docs/protocol.md, section 7.
+// A node's operations: how they are opened and ended. How they are sent: node_sending.cpp. docs/protocol.md, section 7.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,6 +16,10 @@ using wire::Header;
 using wire::Type;
 
 namespace {
+
+// What an entry takes beside what it says of itself: its place in a table.
+constexpr std::size_t group_overhead = 160;
+constexpr std::size_t name_overhead = 64;
 
 std::uint64_t rows_of(const Submission& submission) {
   return submission.shape.empty() ? 0 : static_cast<std::uint64_t>(submission.shape[0]);
@@ -128,6 +132,14 @@ Part& Operation::part_of(std::uint32_t server) {
                            [](const Part& part, std::uint32_t index) { return part.server < index; });
 }
 
+// The texts and lists are there twice: as submitted, and in the opening. Four entries in tables lead to it.
+std::size_t record_bytes(const Submission& submission, std::size_t servers) {
+  constexpr std::size_t entry = 64;
+  const std::size_t listed = 8 * (submission.shape.size() + submission.splits.size());
+  return sizeof(Operation) + 4 * entry + servers * (sizeof(Part) + sizeof(wire::Run)) +
+         2 * (submission.name.size() + submission.failure.size() + listed);
+}
+
 bool Operation::done(const JobConfig& config) const {
   const bool waits = waits_for_others(config);
   return !failed_here && std::all_of(parts.begin(), parts.end(),
@@ -143,9 +155,13 @@ std::uint32_t Node::Impl::make_group(std::vector<std::uint32_t> ranks, std::vect
   const bool world = groups_.empty();
   const std::uint64_t made = world ? 0 : ++made_[group_id(ranks, name, 0)];
   group->id = group_id(ranks, name, made);
-  group->ranks = std::move(ranks);
-  group->needed = std::move(needed);
-  group->own = group->index_of(rank_).value_or(0);
+  groups_bytes_ += group_overhead + sizeof(std::uint32_t) * (ranks.size() + needed.size());
+  group->too_many = groups_bytes_ > config_.tables.groups && !world;
+  if (!group->too_many) {
+    group->ranks = std::move(ranks);
+    group->needed = std::move(needed);
+    group->own = group->index_of(rank_).value_or(0);
+  }
   groups_.push_back(std::move(group));
   return static_cast<std::uint32_t>(groups_.size() - 1);
 }
@@ -164,18 +180,24 @@ Status Node::Impl::problem_with(const Submission& submission) const {
   if (std::string problem = problem_with_name(submission.name); !problem.empty()) {
     return wrong(std::move(problem));
   }
-  if (submission.group >= limits::groups) {
-    return Status::error(
-        Code::limit, "there are more than " + std::to_string(limits::groups) + " groups: make them once and keep them");
+  if (groups_[submission.group]->too_many) {
+    return too_much("the groups", "groups_bytes", config_.tables.groups, "make groups once and keep them");
   }
-  if (occurrences_.size() >= limits::names) {
+  if (occurrences_.size() * name_overhead >= config_.tables.names) {
     const std::string name = submission.name.empty() ? unnamed : submission.name;
     if (!occurrences_.contains(operation_key(groups_[submission.group]->id, name, 0))) {
-      return Status::error(Code::limit, "operations have had more than " + std::to_string(limits::names) +
-                                            " different names: use the same names in every step");
+      return too_much("the names of operations", "names_bytes", config_.tables.names,
+                      std::to_string(occurrences_.size()) + " names were used; use the same names in every step");
     }
   }
   return {};
+}
+
+Status Node::Impl::too_much(const char* what, const char* limit, std::size_t allowed, const std::string& advice) const {
+  return Status::error(Code::limit,
+                       std::string(what) + " take all the memory that they may on " + rank_text(rank_, config_) + ", " +
+                           bytes_text(allowed) + " (" + limit + "): " + advice,
+                       static_cast<std::int32_t>(rank_));
 }
 
 void Node::Impl::submit(Submission submission) {
@@ -214,11 +236,9 @@ void Node::Impl::submit(Submission submission) {
     failure =
         Status::error(Code::failed_on_rank, "arrays have at most " + std::to_string(limits::dimensions) + " dimensions",
                       static_cast<std::int32_t>(rank_));
-  } else if (operations_.size() - failed_here_ >= config_.open_limit) {
-    failure = Status::error(Code::limit,
-                            "more than " + std::to_string(config_.open_limit) + " operations are open at once on " +
-                                rank_text(rank_, config_) + ": wait for some of them",
-                            static_cast<std::int32_t>(rank_));
+  } else if (open_bytes_ - failed_bytes_ >= config_.tables.open) {
+    failure = too_much("the operations that are open", "open_bytes", config_.tables.open,
+                       std::to_string(operations_.size()) + " are open; wait for some of them");
   }
   if (!failure.ok()) {
     // The others are told through the home, if there is room for that.
@@ -226,10 +246,9 @@ void Node::Impl::submit(Submission submission) {
     opening.failed = true;
     opening.text = failure.message;
     world_.finish(s.handle, std::move(failure));
-    if (failed_here_ >= config_.open_limit) {
+    if (failed_bytes_ >= config_.tables.open) {
       return;
     }
-    ++failed_here_;
   } else {
     take_arguments(opening, s);
     check_again(operation, now_ + std::min(s.timeout, first_late));
@@ -240,6 +259,9 @@ void Node::Impl::submit(Submission submission) {
   operations_.emplace(operation.number, std::move(made));
   measure(operation);
   plan(operation);
+  operation.record = node::record_bytes(s, operation.parts.size());
+  open_bytes_ += operation.record;
+  failed_bytes_ += operation.failed_here ? operation.record : 0;
   open(operation);
 }
 
@@ -360,159 +382,6 @@ void Node::Impl::open(Operation& operation) {
   }
 }
 
-std::span<const std::byte> Node::Impl::take_inline(Operation& operation, Part& part) {
-  const bool admitted_later = !operation.gathers() && !takes_ring(operation);
-  if (operation.opening.failed || !operation.contributes() || !(admitted_later || operation.bytes <= config_.small)) {
-    return {};
-  }
-  node::ServerLink& server = servers_[part.server];
-  if (reopening_ && operation.gathers()) {
-    // Counts for nothing: what went through the home before must do so again.
-    const bool wanted = operation.bytes <= config_.small && operation.opening.exchange == 0;
-    return {operation.submission.input, wanted ? static_cast<std::size_t>(operation.bytes) : 0};
-  }
-  const std::uint32_t bytes = config_.inline_of(part.shard.size(), part.segment);
-  if (!operation.has({part.shard.begin, part.shard.begin + bytes})) {
-    return {};
-  }
-  const bool answered_before = operation.opening.finished || !operation.have.empty();
-  if (answered_before || bytes == 0 || server.eager + bytes > config_.eager) {
-    return {};
-  }
-  // A part of a shard only saves a round trip, of which there is none to save behind other operations.
-  if (bytes < part.shard.size() && (server.unanswered > 0 || server.eager > 0)) {
-    return {};
-  }
-  const std::byte* data = operation.submission.input + part.shard.begin;
-  part.eager = bytes;
-  part.sent.offset += bytes;
-  server.eager += bytes;
-  note_sending(operation);
-  return {data, bytes};
-}
-
-void Node::Impl::announce(std::uint32_t server, std::uint32_t group) {
-  if (group == 0 || !servers_[server].announced.insert(group).second) {
-    return;
-  }
-  const Group& members = *groups_[group];
-  send_to_server(server, {.type = Type::group}, wire::encode(wire::GroupMembers{members.id, members.ranks}));
-}
-
-// What came with openings takes of the window too, so that not more than a window is on its way. But where nothing else
-// is, one segment may always be sent, so that operations that wait for their last member hold nothing up.
-bool Node::Impl::may_send(const node::ServerLink& link, std::uint64_t length) {
-  const auto least = static_cast<std::int64_t>(std::min<std::uint64_t>(length, link.window.segment));
-  const auto wanted = static_cast<std::int64_t>(link.unanswered == 0 ? 0 : length + link.eager);
-  return link.credit >= std::max(least, wanted);
-}
-
-// Of smaller segments no more are on their way than a window has of its own, and more than one only where no other
-// server waits for as many: what one link sends at once keeps the node's wire from the others.
-bool Node::Impl::has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const {
-  const node::ServerLink& link = servers_[part.server];
-  const std::uint64_t on_its_way = part.unanswered + part.eager;
-  if (!has_smaller_segments(part) || on_its_way == 0) {
-    return false;
-  }
-  const auto window = static_cast<std::uint64_t>(std::max<std::int64_t>(link.credit, 0)) + link.unanswered;
-  const std::uint64_t segments = std::max<std::uint64_t>(window / link.window.segment, 1);
-  return on_its_way + length > segments * part.segment || part.segments_sent() > operation.least_sent();
-}
-
-bool Node::Impl::has_smaller_segments(const Part& part) const {
-  return part.segment < servers_[part.server].window.segment;
-}
-
-// Spends credit on admitted operations, in the server's order.
-void Node::Impl::pump(std::uint32_t server) {
-  node::ServerLink& link = servers_[server];
-  while (!link.admitted.empty()) {
-    // One that has failed sends nothing more: its arrays are not the node's any longer.
-    Operation* operation = find_going_on(link.admitted.front());
-    if (operation == nullptr || operation->part_of(server).all_sent()) {
-      link.admitted.pop_front();
-      continue;
-    }
-    Part& part = operation->part_of(server);
-    const Cursor at = part.next_to_send();
-    const Range segment = part.segment_at(at);
-    const std::uint64_t length = segment.size();
-    if (!operation->has(segment) || !may_send(link, length) || !operation->in_step(part) ||
-        has_enough_on_its_way(*operation, part, length)) {
-      return;
-    }
-    const std::uint64_t least_sent = has_smaller_segments(part) ? operation->least_sent() : 0;
-    const bool paces = part.leads && operation->keeps_step;
-    const double step = paces ? operation->step() : 1;
-    link.credit -= static_cast<std::int64_t>(length);
-    link.unanswered += length;
-    part.unanswered += length;
-    part.sent = {at.run, segment.end};
-    const Header header{.type = Type::data,
-                        .dtype = operation->submission.dtype,
-                        .operation = operation->number,
-                        .offset = segment.begin};
-    wire::Bytes copied;
-    const std::span<const std::byte> data = contribution(*operation, segment, copied);
-    note_sending(*operation);
-    send_to_server(server, header, std::move(copied), data, data.empty() ? 0 : operation->number);
-    // Others' next ones may have waited for this one.
-    const bool least_rose = has_smaller_segments(part) && operation->least_sent() > least_sent;
-    const bool step_rose = paces && operation->step() > step;
-    for (const Part& other : operation->parts) {
-      if (least_rose || (step_rose && other.keeps_step)) {
-        pump(other.server);
-      }
-    }
-  }
-}
-
-void Node::Impl::admitted(Operation& operation, Part& part) {
-  part.admitted = true;
-  servers_[part.server].admitted.push_back(operation.number);
-  if (rank_ != 0 || operation.paced || operation.finished || operation.bytes <= config_.small) {
-    return;
-  }
-  operation.paced = true;
-  if (paced_++ == 0) {
-    pace_.begin(now_);
-  }
-}
-
-std::uint64_t Node::Impl::repairs() const {
-  std::uint64_t sum = 0;
-  for (const node::ServerLink& server : servers_) {
-    sum += server.link ? world_.repairs(*server.link) : 0;
-  }
-  return sum;
-}
-
-void Node::Impl::begin_window(std::uint32_t server) {
-  node::ServerLink& link = servers_[server];
-  link.window = config_.window_of(server);
-  link.credit = link.window.credit;
-  link.most_credit = config_.credit_of(server, config_.most_credit());
-  link.leads = config_.leads(server);
-  link.keeps_step = config_.keeps_step(server);
-}
-
-void Node::Impl::set_window(const Pace::Setting& window) {
-  window_ = window;
-  const std::uint8_t flags = window.insistent ? wire::flag_insistent : 0;
-  for (std::uint32_t server = 0; server < config_.servers(); ++server) {
-    if (config_.weights[server] > 0) {
-      send_to_server(server, {.type = Type::window, .flags = flags, .credit = window.credit});
-    }
-  }
-}
-
-void Node::Impl::note_sending(Operation& operation) {
-  if (!std::exchange(operation.sending, true) && !operation.finished) {
-    world_.sending(operation.submission.handle);
-  }
-}
-
 void Node::Impl::answered_part(Part& part) {
   servers_[part.server].unanswered -= std::exchange(part.unanswered, 0);
   answered_eager(part);
@@ -571,8 +440,9 @@ void Node::Impl::end(Operation& operation, Status status) {
   if (operation.exchange.id != 0) {
     exchanges_.erase(operation.exchange.id);
   }
+  open_bytes_ -= operation.record;
   if (operation.failed_here) {
-    --failed_here_;
+    failed_bytes_ -= operation.record;
   } else {
     world_.finish(operation.submission.handle, std::move(status));
   }

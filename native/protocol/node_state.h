@@ -27,6 +27,7 @@ struct Group {
   std::vector<std::uint32_t> ranks;
   std::vector<std::uint32_t> needed;  // whose loss ends it: the members, and those that they speak for
   std::size_t own = 0;                // this rank's index
+  bool too_many = false;              // there was no room for it; its members are not known
 
   std::optional<std::size_t> index_of(std::uint32_t rank) const;
   bool needs(std::uint32_t rank) const;
@@ -157,6 +158,7 @@ struct Operation {
   RangeSet have;                 // answered in epochs before
   RangeSet contributed;          // of one in parts: what is there to be sent
   std::vector<Kept> kept;        // results of epochs before
+  std::size_t record = 0;        // bytes that it counts for while it is open
   Buffer own_input;              // a copy of what a small one contributed, once its result is here
   std::vector<Part> parts;       // in ascending order of servers
   bool keeps_step = false;       // some of the parts do
@@ -194,6 +196,10 @@ struct Operation {
   bool in_step(const Part& part) const;
   bool done(const JobConfig& config) const;
 };
+
+// What an operation that so many servers work on takes of a node's memory, without its arrays: what limits::open_bytes
+// limits.
+std::size_t record_bytes(const Submission& submission, std::size_t servers);
 
 struct ServerLink {
   std::optional<LinkId> link;

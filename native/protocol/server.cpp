@@ -1,5 +1,5 @@
 // The server machine's events: links, headers and payloads. What they mean for an operation is in
-// server_operations.cpp.
+// server_operations.cpp, what openings mean in server_openings.cpp.
 #include "protocol/server.h"
 
 #include <algorithm>
@@ -22,16 +22,8 @@ namespace {
 
 Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
 
-// Whether these sizes are possible and add up to exactly `bytes`.
-bool add_up(const std::vector<std::int64_t>& splits, std::uint64_t bytes) {
-  for (std::int64_t split : splits) {
-    if (split < 0 || static_cast<std::uint64_t>(split) > bytes) {
-      return false;
-    }
-    bytes -= static_cast<std::uint64_t>(split);
-  }
-  return bytes == 0;
-}
+// What a group takes beside its members: its place in a table.
+constexpr std::size_t group_overhead = 160;
 
 // How long the coordinator's word about a rank whose link broke is waited for. It decides, also when it stood still for
 // a while; only of the loss of a rank's goodbye it never hears.
@@ -51,13 +43,16 @@ void Server::on_summed(Token token) { impl_->on_summed(token); }
 void Server::on_lost(LinkId link, const Status& /*why*/) { impl_->on_lost(link); }
 void Server::on_time(Time now) { impl_->on_time(now); }
 Time Server::deadline() const { return impl_->deadline(); }
+void Server::limit(std::size_t table_bytes, std::uint32_t most_credit) { impl_->limit(table_bytes, most_credit); }
 std::size_t Server::operations() const { return impl_->operations(); }
+std::size_t Server::table_bytes() const { return impl_->table_bytes(); }
 
 Server::Impl::Impl(const JobConfig& config, std::uint32_t index, ServerWorld& world, BufferPool& pool)
     : config_(config),
       index_(index),
       window_(config.window_of(index)),
       credit_(window_.credit),
+      wanted_credit_(window_.credit),
       world_(world),
       pool_(pool),
       nodes_(config.size()),
@@ -115,11 +110,6 @@ Status Server::Impl::check_header(const NodeState& from, const Header& header) c
     case Type::open:
       if (from.operations.count(header.operation) > 0) {
         return refused("opens operation " + std::to_string(header.operation) + " twice");
-      }
-      // Openings that have failed may come on top of those within the limit: they tell the others.
-      if (from.operations.size() >=
-          2 * static_cast<std::size_t>(config_.open_limit) + from.carried + (from.reopened ? 0 : limits::tombstones)) {
-        return refused("opens more than " + std::to_string(config_.open_limit) + " operations at once");
       }
       return at_most(from.reopened ? wire::opening_limit(config_.size(), config_.most_inline()) : carried_limit());
     case Type::data:
@@ -242,118 +232,6 @@ Status Server::Impl::on_payload(LinkId link) {
   }
 }
 
-Range Server::Impl::shard_for(const wire::Opening& opening) const {
-  return share_of(index_, opening.bytes, home_of(opening.key, config_), config_);
-}
-
-std::uint32_t Server::Impl::inline_of(const wire::Opening& opening) const {
-  if (is_gather(opening.collective)) {
-    return opening.bytes <= config_.small ? static_cast<std::uint32_t>(opening.bytes) : 0;
-  }
-  if (takes_ring(opening)) {
-    return 0;
-  }
-  const std::uint64_t shard = shard_for(opening).size();
-  return config_.inline_of(shard, config_.segment_for(window_, opening.bytes, shard));
-}
-
-Status Server::Impl::receive_open(std::uint32_t rank) {
-  NodeState& from = node(rank);
-  wire::Opening opening;
-  std::size_t inline_offset = 0;
-  const wire::ConstBytes payload(from.payload.data(), from.payload.size());
-  if (Status status = wire::decode(payload, opening, inline_offset); !status.ok()) {
-    return status;
-  }
-  const auto group = groups_.find(opening.group);
-  if (group == groups_.end()) {
-    return refused("OPEN of '" + opening.name + "' in a group that was not announced");
-  }
-  const std::optional<std::size_t> index = group->second->index_of(rank);
-  if (!index) {
-    return refused("OPEN of '" + opening.name + "' in a group that this rank is not a member of");
-  }
-  if (Status status = check_carried(from, opening); !status.ok()) {
-    return status;
-  }
-  // What goes through the home again counts for nothing.
-  const bool counts = from.reopened || !is_gather(opening.collective);
-  if (counts && from.eager + opening.inline_bytes > config_.eager) {
-    return refused("inline data of '" + opening.name + "' is beyond the eager limit of " +
-                   std::to_string(config_.eager));
-  }
-  // Inline data is the first segment; one that contributes nothing sends none.
-  if (opening.inline_bytes != 0 && opening.inline_bytes != inline_of(opening)) {
-    return refused("OPEN of '" + opening.name + "' with another part of its data than the first segment");
-  }
-  if (opening.collective == Collective::broadcast && opening.root >= group->second->ranks.size()) {
-    return refused("OPEN of '" + opening.name + "' with a root that is not in the group");
-  }
-  const bool splits_fit =
-      opening.collective != Collective::all_to_all || opening.failed ||
-      (opening.splits.size() == group->second->ranks.size() && add_up(opening.splits, opening.bytes));
-  if (!splits_fit) {
-    return refused("OPEN of '" + opening.name + "' with splits that do not add up");
-  }
-  const bool reduces = opening.collective == Collective::all_reduce || opening.collective == Collective::reduce_scatter;
-  if (!opening.failed && reduces && !reducible(opening.dtype, opening.op)) {
-    return refused("OPEN of '" + opening.name + "' with operator " + name_of(opening.op) + " for " +
-                   name_of(opening.dtype));
-  }
-  if (!opening.failed && opening.dtype != DType::none && opening.bytes % size_of(opening.dtype) != 0) {
-    return refused("OPEN of '" + opening.name + "' with a part of an element");
-  }
-  if (tombstones_ > limits::tombstones) {
-    return Status::error(Code::limit, "more than " + std::to_string(limits::tombstones) +
-                                          " operations have failed that some of their ranks never called");
-  }
-  const bool lives_at_home =
-      opening.failed || opening.bytes <= config_.small || is_gather(opening.collective) || takes_ring(opening);
-  if (lives_at_home && home_of(opening.key, config_) != index_) {
-    return refused("OPEN of '" + opening.name + "', whose home is another server");
-  }
-  Operation& operation = find_or_make(opening, *group->second);
-  if (operation.group != group->second.get()) {
-    return refused("OPEN of '" + opening.name + "' in another group than the key says");
-  }
-  Member& member = operation.members[*index];
-  if (member.opened) {
-    return refused("opens '" + opening.name + "' twice");
-  }
-  member.opened = true;
-  member.number = from.header.operation;
-  member.inlined = opening.inline_bytes == opening.bytes;
-  member.eager = counts ? opening.inline_bytes : 0;
-  from.eager += member.eager;
-  from.carried += opening.finished ? 1 : 0;
-  from.operations.emplace(member.number, operation.serial);
-  member.inline_data = Contribution{std::move(from.payload), nullptr, 0};
-  member.inline_data.data = member.inline_data.buffer.data() + inline_offset;
-  if (opening.inline_bytes == 0) {
-    member.inline_data = Contribution{};
-  }
-  from.last_opened = opening.collective;
-  from.last_name = opening.name;
-  member.opening = std::move(opening);
-  ++operation.opened;
-  opened(operation, *index);
-  return {};
-}
-
-// Only what was open in an epoch before says how far it has come.
-Status Server::Impl::check_carried(const NodeState& from, const wire::Opening& opening) const {
-  const bool carried = opening.finished || opening.exchange != 0 || !opening.have.empty();
-  if (carried && from.reopened) {
-    return refused("OPEN of '" + opening.name + "' as one of an epoch before, of which all had come");
-  }
-  const std::uint64_t server = (opening.exchange >> 40U) - 1;
-  if (opening.exchange != 0 &&
-      (server >= config_.servers() || !(is_gather(opening.collective) || takes_ring(opening)))) {
-    return refused("OPEN of '" + opening.name + "' with an exchange that it cannot have");
-  }
-  return {};
-}
-
 Status Server::Impl::receive_data(std::uint32_t rank) {
   NodeState& from = node(rank);
   const std::optional<Place> at = place(rank, from.header.operation);
@@ -409,9 +287,12 @@ Status Server::Impl::receive_group(std::uint32_t rank) {
   if (known != groups_.end()) {
     return known->second->ranks == members.ranks ? Status{} : refused("GROUP with other members than it had");
   }
-  if (groups_.size() >= limits::groups) {
-    return Status::error(Code::limit, "a job has more than " + std::to_string(limits::groups) + " groups");
+  if (table_bytes_ > 2 * config_.tables.server) {
+    return too_much();
   }
+  const std::size_t record = group_overhead + sizeof(std::uint32_t) * members.ranks.size();
+  groups_bytes_ += record;
+  table_bytes_ += record;
   auto made = std::make_unique<Group>();
   made->ranks = std::move(members.ranks);
   groups_.emplace(members.id, std::move(made));
@@ -444,15 +325,27 @@ void Server::Impl::receive_leave(std::uint32_t rank) {
   be_absent(rank, Code::peer_left);
 }
 
+void Server::Impl::limit(std::size_t table_bytes, std::uint32_t most_credit) {
+  config_.tables.server = table_bytes;
+  if (std::exchange(most_credit_, most_credit) != most_credit) {
+    set_credit(wanted_credit_);
+  }
+}
+
 // More is granted at once; less is had by giving back less than was spent.
-void Server::Impl::receive_window(const Header& header) {
-  credit_ = config_.credit_of(index_, header.credit);
+void Server::Impl::set_credit(std::uint32_t wanted) {
+  wanted_credit_ = wanted;
+  credit_ = std::min(wanted, std::max(most_credit_, window_.credit));
   for (std::uint32_t rank = 0; rank < config_.size(); ++rank) {
     NodeState& to = node(rank);
     if (to.credit < credit_ && to.epoch == epoch_) {
       grant(rank, credit_ - std::exchange(to.credit, credit_));
     }
   }
+}
+
+void Server::Impl::receive_window(const Header& header) {
+  set_credit(config_.credit_of(index_, header.credit));
   insist((header.flags & wire::flag_insistent) != 0);
 }
 

@@ -1,8 +1,9 @@
 // The server's machine for one job and one lane: matches openings, admits operations, sums segments in member order,
 // sends results, and keeps every node within its credit. docs/protocol.md, section 7.
 //
-// Memory is bounded: for each node at most `credit` bytes of contributions, `eager` bytes of inline data, and twice
-// `open_limit` openings (those that failed on their node come on top); for all, limits::groups and limits::tombstones.
+// Memory is bounded: for each node at most `credit` bytes of contributions and `eager` bytes of inline data; for all,
+// what tables may take (limits::tables_bytes). Beyond that new operations fail, on all their members; beyond twice as
+// much, the link of the node that opens next ends.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +32,13 @@ class Server final : public Machine {
   void on_time(Time now) override;
   Time deadline() const override;
 
-  // Operations it knows of, tombstones included: for tests and limits.
+  // From now on: what tables may take, instead of what the configuration says, and what no node's credit exceeds,
+  // whatever the job says; but it is never less than at first.
+  void limit(std::size_t table_bytes, std::uint32_t most_credit);
+
+  // Operations it knows of, tombstones included, and what tables take: for tests and limits.
   std::size_t operations() const;
+  std::size_t table_bytes() const;
 
  private:
   class Impl;

@@ -177,7 +177,6 @@ Status Server::Impl::receive_epoch(std::uint32_t rank) {
   }
   from.epoch = from.header.epoch;
   from.reopened = false;
-  from.carried = 0;
   if (from.epoch == epoch_ && from.credit < credit_) {
     grant(rank, credit_ - std::exchange(from.credit, credit_));
   }
@@ -193,13 +192,13 @@ void Server::Impl::begin_epoch(std::uint32_t epoch, const std::vector<std::uint3
   next_exchange_ = std::max(next_exchange_, (epoch % most_epochs) * exchanges_an_epoch + 1);
   config_.weights = weights;
   window_ = config_.window_of(index_);
-  credit_ = window_.credit;
+  credit_ = wanted_credit_ = window_.credit;
   operations_.clear();
   serials_.clear();
   untold_.clear();
   receipts_.clear();
   alarms_.clear();
-  tombstones_ = 0;
+  table_bytes_ = groups_bytes_;
   tell_settled_at_ = never;
   // What is being sent still is; nobody is answered when it has been.
   std::erase_if(outgoing_, [](const auto& entry) { return entry.second.unsent == 0; });

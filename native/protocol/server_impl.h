@@ -1,5 +1,6 @@
-// The server machine's parts; server.cpp turns events into calls of these, server_operations.cpp lets operations live,
-// server_epoch.cpp knows who has which results and goes on where another server was lost.
+// The server machine's parts; server.cpp turns events into calls of these, server_openings.cpp says which openings can
+// be, server_operations.cpp lets operations live, server_epoch.cpp knows who has which results and goes on where
+// another server was lost.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +33,9 @@ class Server::Impl {
     return std::min({alarms_.empty() ? never : alarms_.begin()->first, losses_.empty() ? never : losses_.begin()->first,
                      tell_settled_at_});
   }
+  void limit(std::size_t table_bytes, std::uint32_t most_credit);
   std::size_t operations() const { return operations_.size(); }
+  std::size_t table_bytes() const { return table_bytes_; }
 
  private:
   using Member = server::Member;
@@ -68,12 +71,16 @@ class Server::Impl {
   std::uint32_t inline_of(const wire::Opening& opening) const;
   Status receive_open(std::uint32_t rank);
   Status check_carried(const NodeState& from, const wire::Opening& opening) const;
+  // Tables take more than they may.
+  Status too_much() const;
+  void refuse(Operation& operation, std::size_t member);
   Status receive_data(std::uint32_t rank);
   Status receive_fail(std::uint32_t rank);
   Status receive_group(std::uint32_t rank);
   void receive_drop(std::uint32_t rank);
   void receive_leave(std::uint32_t rank);
   void receive_window(const wire::Header& header);
+  void set_credit(std::uint32_t wanted);
   void insist(bool on);
   void tell_insistence(std::uint32_t rank);
   // Fails what it is a member of and has not opened; what others open from now on fails too.
@@ -160,7 +167,9 @@ class Server::Impl {
   const std::uint32_t index_;
   JobConfig::Window window_;  // at first
   std::uint32_t credit_;      // of every node, from now on
-  bool insistent_ = false;    // and its links
+  std::uint32_t wanted_credit_;
+  std::uint32_t most_credit_ = ~std::uint32_t{0};
+  bool insistent_ = false;  // and its links
   ServerWorld& world_;
   BufferPool& pool_;
   Time now_ = 0;
@@ -175,7 +184,8 @@ class Server::Impl {
   std::uint64_t next_serial_ = 1;
   std::uint64_t next_exchange_ = 1;
   std::vector<std::uint64_t> untold_;  // serials, as admitted, of those whose members hear of it with the first result
-  std::size_t tombstones_ = 0;
+  std::size_t table_bytes_ = 0;        // of groups and operations
+  std::size_t groups_bytes_ = 0;       // of groups alone
   std::set<std::pair<Time, std::uint64_t>> alarms_;
   std::set<std::pair<Time, std::uint32_t>> losses_;              // when ranks whose links broke count as absent
   std::unordered_map<std::uint64_t, server::Receipt> receipts_;  // by serial

@@ -39,6 +39,8 @@ Server::Impl::Operation& Server::Impl::find_or_make(const wire::Opening& opening
   operation->group = &group;
   operation->home = home_of(opening.key, config_) == index_;
   operation->members.resize(group.ranks.size());
+  operation->record = server::record_bytes(group);
+  table_bytes_ += operation->record;
   Operation& made = *operation;
   serials_.emplace(made.key, made.serial);
   operations_.emplace(made.serial, std::move(operation));
@@ -461,7 +463,6 @@ void Server::Impl::fail(Operation& operation, Status why) {
   set_alarm(operation, never);
   operation.state = Operation::State::failed;
   operation.failure = std::move(why);
-  ++tombstones_;
   receipts_.erase(operation.serial);
   release_finished(operation);
   for (std::size_t i = 0; operation.tells_failure() && i < operation.members.size(); ++i) {
@@ -545,7 +546,6 @@ void Server::Impl::remove(Operation& operation) {
     }
   }
   if (operation.state == Operation::State::failed) {
-    --tombstones_;
     // One whose link broke may open it again elsewhere: the others must then know of it.
     const bool all_know = std::none_of(operation.group->ranks.begin(), operation.group->ranks.end(),
                                        [this](std::uint32_t rank) { return node(rank).lost && !node(rank).left; });
@@ -555,6 +555,7 @@ void Server::Impl::remove(Operation& operation) {
       }
     }
   }
+  table_bytes_ -= operation.record;
   serials_.erase(operation.key);
   operations_.erase(operation.serial);
 }

@@ -98,6 +98,19 @@ std::vector<std::uint32_t> missing(const Operation& operation) {
   return ranks;
 }
 
+// With its places in tables, and what is remembered of it until all have its results.
+std::size_t record_bytes(const Group& group) {
+  constexpr std::size_t entries = 512;
+  constexpr std::size_t receipt = 16;
+  return sizeof(Operation) + entries + group.ranks.size() * (sizeof(Member) + receipt);
+}
+
+std::size_t record_bytes(const wire::Opening& opening) {
+  constexpr std::size_t entry = 32;  // of the node's numbers
+  return entry + opening.name.size() + opening.text.size() + 8 * (opening.shape.size() + opening.splits.size()) +
+         sizeof(Range) * opening.have.size();
+}
+
 std::string mismatch_text(const Operation& operation, const JobConfig& config) {
   std::vector<const wire::Opening*> openings;
   for (const Member& member : operation.members) {

@@ -79,6 +79,7 @@ struct Operation {
   };
 
   std::uint64_t serial = 0;  // never used twice
+  std::size_t record = 0;    // bytes that it counts for in the server's tables
   Hash128 key;
   const Group* group = nullptr;
   bool home = false;
@@ -118,6 +119,10 @@ struct Operation {
   Range wanted(std::size_t member) const;
 };
 
+// What an operation takes of a server's memory beside its data, and what one opening of it adds.
+std::size_t record_bytes(const Group& group);
+std::size_t record_bytes(const wire::Opening& opening);
+
 // The frames that carry one result and the memory behind them.
 struct Outgoing {
   Buffer buffer;
@@ -143,7 +148,6 @@ struct NodeState {
   bool told_to_insist = false;  // at any time
   std::uint32_t epoch = 0;      // as its last EPOCH said
   bool reopened = true;         // and it has opened again what was open before
-  std::size_t carried = 0;      // operations of this epoch that it has finished or that failed in one before
   std::deque<Unacknowledged> unacknowledged;
   std::vector<std::uint64_t> settled;  // numbers that it is to be told of
   Time settled_since = 0;              // when the first of them came

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -45,14 +46,16 @@ Hash128 id_of(std::uint32_t number) { return group_id({0, 1}, "group " + std::to
 
 const std::vector<std::uint32_t> two{0, 1};
 
-// Which area of the node it is; -1 for none.
+const std::size_t of_two = shape_for_group(2).bytes_in_use();
+
+// Which area of the node it is, where all groups have 2 ranks; -1 for none.
 int area_of(const std::shared_ptr<const Memory>& node, const std::shared_ptr<const Memory>& found) {
   if (found == nullptr) {
     return -1;
   }
   const std::size_t offset = node->file_offset(reinterpret_cast<const std::byte*>(&found->desk(0)));
-  CHECK_EQ((offset - node->shape().bytes_in_use()) % node->shape().area, 0U);
-  return static_cast<int>((offset - node->shape().bytes_in_use()) / node->shape().area);
+  CHECK_EQ((offset - node->shape().bytes_in_use()) % of_two, 0U);
+  return static_cast<int>((offset - node->shape().bytes_in_use()) / of_two);
 }
 
 std::vector<std::uint32_t> shuffled(std::uint32_t count, std::mt19937_64& chance) {
@@ -86,14 +89,47 @@ TEST(an_area_is_new_memory_and_all_members_have_the_same) {
   CHECK(is_zero(other->mailbox(0), other->shape().mailbox * 2));
 }
 
-TEST(areas_are_large_enough_for_every_group_of_a_node) {
+TEST(there_are_areas_for_hundreds_of_groups_of_every_size) {
   for (std::uint32_t ranks = 2; ranks <= most_ranks; ++ranks) {
     const Shape shape = shape_for(ranks, ranks % 2 == 0);
-    for (std::uint32_t members = 2; members <= ranks; ++members) {
-      CHECK(shape_for_group(members).bytes_in_use() <= shape.area);
-    }
-    CHECK_EQ(shape.area % region_grain, 0U);
+    CHECK(shape.areas / shape_for_group(2).bytes_in_use() > 200);
+    CHECK_EQ(shape.areas % region_grain, 0U);
+    CHECK_EQ(shape_for_group(ranks).bytes_in_use() % region_grain, 0U);
   }
+}
+
+std::vector<std::uint32_t> ranks_below(std::uint32_t count) {
+  std::vector<std::uint32_t> ranks(count);
+  std::iota(ranks.begin(), ranks.end(), 0U);
+  return ranks;
+}
+
+// 100 groups of 2 to 5 ranks, which two processes make in orders of their own: each has memory that is all its own.
+TEST(areas_of_groups_of_different_sizes_do_not_overlap) {
+  std::mt19937_64 chance(std::random_device{}());
+  Shape shape = node_of(5);
+  const auto node = std::make_shared<const Memory>(shape);
+  const auto again = mapped_again(*node, shape);
+  constexpr std::uint32_t groups = 100;
+  std::map<std::uint32_t, std::shared_ptr<const Memory>> found;
+  for (const std::uint32_t group : shuffled(groups, chance)) {
+    found[group] = memory_for_group(node, id_of(group), ranks_below(2 + group % 4));
+  }
+  std::map<std::size_t, std::size_t> ends;  // by begin
+  for (const std::uint32_t group : shuffled(groups, chance)) {
+    const auto other = memory_for_group(again, id_of(group), ranks_below(2 + group % 4));
+    CHECK(found[group] != nullptr && other != nullptr);
+    const std::size_t begin = node->file_offset(reinterpret_cast<const std::byte*>(&found[group]->desk(0)));
+    CHECK_EQ(again->file_offset(reinterpret_cast<const std::byte*>(&other->desk(0))), begin);
+    ends[begin] = begin + shape_for_group(2 + group % 4).bytes_in_use();
+  }
+  CHECK_EQ(ends.size(), groups);
+  std::size_t last = shape.bytes_in_use();
+  for (const auto& [begin, end] : ends) {
+    CHECK_EQ(begin, last);
+    last = end;
+  }
+  CHECK(last <= shape.bytes_without_regions());
 }
 
 // Each finds the area of each group, in an order of its own: what each has found.
@@ -180,11 +216,13 @@ TEST(processes_of_which_some_are_killed_agree) {
   }
 }
 
-TEST(a_full_table_has_room_for_nobody_else_whoever_asks) {
+TEST(what_is_full_has_room_for_nobody_else_whoever_asks) {
   std::mt19937_64 chance(std::random_device{}());
-  const auto node = std::make_shared<const Memory>(node_of(2));
-  const auto again = mapped_again(*node, node_of(2));
-  constexpr std::uint32_t groups = most_areas + 10;
+  Shape shape = node_of(2);
+  shape.areas = 20 * of_two;
+  const auto node = std::make_shared<const Memory>(shape);
+  const auto again = mapped_again(*node, shape);
+  constexpr std::uint32_t groups = 30;
   const std::vector<int> first = found_by(node, shuffled(groups, chance));
   CHECK_EQ(std::count(first.begin(), first.end(), -1), 10);
   CHECK(found_by(again, shuffled(groups, chance)) == first);
@@ -199,8 +237,8 @@ TEST(where_one_could_not_get_the_memory_nobody_has_it) {
   ::close(nothing);
   CHECK(memory_for_group(poor, id_of(1), two) == nullptr);
   CHECK(memory_for_group(node, id_of(1), two) == nullptr);
-  CHECK_EQ(area_of(node, memory_for_group(node, id_of(2), two)), 1);
-  CHECK_EQ(area_of(poor, memory_for_group(poor, id_of(2), two)), 1);
+  CHECK_EQ(area_of(node, memory_for_group(node, id_of(2), two)), 0);
+  CHECK_EQ(area_of(poor, memory_for_group(poor, id_of(2), two)), 0);
 }
 
 TEST(where_files_may_not_be_long_no_group_has_an_area) {

@@ -58,7 +58,6 @@ struct Job {
     config.eager = 64 * 1024;
     config.small = 1024;
     config.least_shard = 4096;
-    config.open_limit = 1000;
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
       engines.push_back(std::make_unique<Engine>(rank, config));
     }
@@ -432,7 +431,6 @@ TEST(a_dedicated_server_refuses_links_that_do_not_fit) {
   config.credit = 4096;
   config.eager = 4096;
   config.small = 64;
-  config.open_limit = 10;
   DedicatedServer server(1);
   std::vector<int> ours;
   const auto attach = [&](std::uint32_t index, std::uint32_t rank, const JobConfig& described,
@@ -485,7 +483,6 @@ JobConfig one_server_for(std::vector<std::string> hosts) {
   config.weights = {1};
   config.segment = 4096;
   config.credit = 4096;
-  config.open_limit = 10;
   return config;
 }
 

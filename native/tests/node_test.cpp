@@ -75,7 +75,7 @@ Status frame(Node& node, LinkId link, wire::Header header, const Bytes& payload)
 
 struct Job {
   explicit Job(std::uint32_t eager = 0, std::uint32_t least_segment = 0)
-      : config{{"a", "b"}, {"s"}, {-1}, {1}, 4096, 8192, eager, 1024, 1, least_segment, 10} {
+      : config{{"a", "b"}, {"s"}, {-1}, {1}, 4096, 8192, eager, 1024, 1, least_segment} {
     node.attach_server(server_link, 0);
   }
 
@@ -89,7 +89,7 @@ struct Job {
 
 struct TwoServers {
   explicit TwoServers(std::uint32_t least_segment = 0)
-      : config{{"a", "b"}, {"s", "t"}, {-1, -1}, {1, 1}, 4096, 8192, 0, 1024, 1, least_segment, 10} {
+      : config{{"a", "b"}, {"s", "t"}, {-1, -1}, {1, 1}, 4096, 8192, 0, 1024, 1, least_segment} {
     for (std::uint32_t server : {0, 1}) {
       node.attach_server(server_link + server, server);
     }
@@ -116,7 +116,7 @@ struct TwoServers {
 // Rank 0 of two, whose own servers have a quarter of the dedicated one's weight and segments of half the size.
 struct OwnServers {
   explicit OwnServers(std::uint32_t least_segment = 0)
-      : config{{"a", "b"}, {"a", "b", "s"}, {0, 1, -1}, {1, 1, 4}, 4096, 8192, 0, 1024, 1, least_segment, 10} {
+      : config{{"a", "b"}, {"a", "b", "s"}, {0, 1, -1}, {1, 1, 4}, 4096, 8192, 0, 1024, 1, least_segment} {
     for (const LinkId link : {own, others, dedicated}) {
       node.attach_server(link, static_cast<std::uint32_t>(link - own));
     }

@@ -97,7 +97,7 @@ struct Job {
   }
 
   static JobConfig make_config(std::int32_t held_by, std::uint32_t eager, std::uint64_t rate) {
-    JobConfig config{{"a", "b", "c"}, {"s"}, {held_by}, {1}, 4096, 8192, eager, 1024, 1, 0, 10, false, rate};
+    JobConfig config{{"a", "b", "c"}, {"s"}, {held_by}, {1}, 4096, 8192, eager, 1024, 1, 0, false, rate};
     CHECK_EQ(problem_with(config), "");
     return config;
   }
@@ -263,19 +263,6 @@ TEST(what_all_have_goes_along_with_a_frame_5_ms_later_or_alone_after_20) {
   CHECK(types().empty());
   job.server.on_time(20 * ms);
   CHECK(types() == std::vector{Type::have});
-}
-
-TEST(the_group_that_is_one_too_many_is_refused_and_known_ones_are_not) {
-  Job job;
-  const auto announce = [&job](std::uint32_t rank, std::uint64_t made) {
-    const std::vector<std::uint32_t> ranks{0, 1};
-    return job.frame(rank, {.type = Type::group}, wire::encode(wire::GroupMembers{group_id(ranks, "g", made), ranks}));
-  };
-  for (std::uint64_t made = 1; made < limits::groups; ++made) {
-    CHECK(announce(0, made).ok());
-  }
-  CHECK(announce(1, 1).ok());
-  CHECK(announce(0, limits::groups).code == Code::limit);
 }
 
 // --- Admission ---

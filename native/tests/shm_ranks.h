@@ -42,7 +42,6 @@ inline JobConfig config_of(std::uint32_t ranks) {
   config.hosts.assign(ranks, "here");
   config.eager = 64 * 1024;
   config.small = 16 * 1024;
-  config.open_limit = 1000;
   return config;
 }
 
@@ -52,6 +51,11 @@ inline JobConfig config_of(std::uint32_t ranks, std::uint32_t here) {
   for (std::uint32_t rank = 0; ranks > here && rank < ranks; ++rank) {
     config.leaders.push_back(rank < here ? 0 : here);
   }
+  return config;
+}
+
+inline JobConfig with(const JobConfig::Tables& tables, JobConfig config) {
+  config.tables = tables;
   return config;
 }
 
@@ -67,9 +71,10 @@ inline std::vector<std::uint32_t> ranks_until(std::uint32_t count) {
 // One rank: a room, and what became of its handles. `ranks`: of the job, if it has another node too.
 class Rank final : public RoomWorld {
  public:
-  Rank(std::shared_ptr<const Memory> memory, std::uint32_t rank, std::uint32_t ranks = 0)
+  Rank(std::shared_ptr<const Memory> memory, std::uint32_t rank, std::uint32_t ranks = 0,
+       const JobConfig::Tables& tables = {})
       : rank_(rank),
-        room_(memory, config_of(std::max(ranks, memory->shape().ranks), memory->shape().ranks),
+        room_(memory, with(tables, config_of(std::max(ranks, memory->shape().ranks), memory->shape().ranks)),
               ranks_until(memory->shape().ranks), rank, ranks > memory->shape().ranks, *this) {
     const std::uint32_t here = memory->shape().ranks;
     const std::vector<std::uint32_t> everyone = ranks_until(std::max(ranks, here));

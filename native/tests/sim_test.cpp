@@ -17,6 +17,7 @@ using sim::OperationPlan;
 using sim::Outcome;
 using sim::Plan;
 using sim::Random;
+using sim::RankPlan;
 
 namespace {
 
@@ -105,12 +106,46 @@ TEST(ranks_with_400_operations_open_in_orders_of_their_own_and_the_smallest_limi
       plan.operations.push_back(all_reduce(plan, "layer" + std::to_string(i), random.between(1, 60)));
     }
     sim::schedule(random, plan, true, 0);
-    CHECK_EQ(plan.config.open_limit, 400U);
+    CHECK(plan.config.tables.open < limits::open_bytes / 100);
     const Outcome outcome = simulate(plan, servers);
     CHECK(outcome.violation.empty());
     CHECK_EQ(outcome.finishes.size(), 1600U);
     CHECK(std::all_of(outcome.finishes.begin(), outcome.finishes.end(), [](const Finish& f) { return f.status.ok(); }));
   }
+}
+
+// One rank is far ahead of the others: what its servers have no room for fails, on all ranks alike, and all else is
+// right.
+TEST(servers_without_room_for_all_that_is_open_fail_the_rest_for_all_members) {
+  std::size_t failed = 0;
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Random random(seed);
+    Plan plan = job(3, static_cast<std::uint32_t>(seed % 4));
+    plan.config.tables.server = 50'000;
+    for (int i = 0; i < 40; ++i) {
+      OperationPlan operation = all_reduce(plan, "layer" + std::to_string(i), random.between(1, 600));
+      operation.outcomes = {Code::ok, Code::limit};
+      plan.operations.push_back(std::move(operation));
+    }
+    sim::schedule(random, plan, true, 0);
+    for (RankPlan::Step& step : plan.ranks.back().steps) {
+      step.when += 5 * second;
+    }
+    const Outcome outcome = simulate(plan, seed);
+    CHECK(outcome.violation.empty());
+    for (std::size_t operation = 0; operation < plan.operations.size(); ++operation) {
+      const std::vector<Finish> finishes = finishes_of(outcome, operation);
+      CHECK_EQ(finishes.size(), 3U);
+      const auto is_full = [](const Finish& finish) { return finish.status.code == Code::limit; };
+      const auto count = std::count_if(finishes.begin(), finishes.end(), is_full);
+      CHECK(count == 0 || count == 3);
+      failed += count > 0 ? 1 : 0;
+      CHECK(std::all_of(finishes.begin(), finishes.end(), [&](const Finish& finish) {
+        return finish.status.ok() || names(finish.status.message, "50000 bytes (tables_bytes)");
+      }));
+    }
+  }
+  CHECK(failed > 100);
 }
 
 TEST(disagreement_is_a_mismatch_on_every_rank_within_a_second_and_the_job_goes_on) {

@@ -125,7 +125,6 @@ class JobConfig:
         small: int,
         least_shard: int,
         least_segment: int,
-        open_limit: int,
         peer_timeout: int,
         ring: bool = False,
         rate: int = 0,

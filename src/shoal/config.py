@@ -72,7 +72,7 @@ class Limits:
     ``segment``: the unit on the wire. ``credit``: what a node may have sent to a server without a result. ``eager``:
     unanswered inline data per node and server. ``small``: operations up to so many bytes live on one server.
     ``least_shard``: larger ones have no more servers than leave each so many bytes. ``least_segment``: short operations
-    have smaller segments, down to this; 0: all have the same. ``open_limit``: operations open at once per node.
+    have smaller segments, down to this; 0: all have the same.
     Raises ConfigurationError for what cannot work.
     """
 
@@ -82,7 +82,6 @@ class Limits:
     small: int = 16384
     least_shard: int = 16384
     least_segment: int = 0
-    open_limit: int = 4096
 
     def __post_init__(self) -> None:
         _require(0 < self.segment <= LARGEST_SEGMENT and self.segment % SEGMENT_ALIGNMENT == 0, self._say_segment())
@@ -102,7 +101,6 @@ class Limits:
             0 <= self.least_segment <= self.segment,
             f"least_segment={self.least_segment} must be from 0 to a segment ({self.segment})",
         )
-        _require(0 < self.open_limit <= _LARGEST_UNSIGNED, f"open_limit={self.open_limit} must be from 1 to 2^32 - 1")
 
     def _say_segment(self) -> str:
         return f"segment={self.segment} must be a multiple of {SEGMENT_ALIGNMENT} from 64 to {LARGEST_SEGMENT}"

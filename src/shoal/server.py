@@ -263,7 +263,6 @@ def _core_config(terms: JobTerms, address: Address) -> _native.JobConfig:
         small=terms.limits.small,
         least_shard=terms.limits.least_shard,
         least_segment=terms.limits.least_segment,
-        open_limit=terms.limits.open_limit,
         peer_timeout=terms.peer_timeout,
         ring=terms.algorithm == "ring",
     )

@@ -63,7 +63,6 @@ def native_config(joined: Joined) -> _native.JobConfig:
         small=welcome.limits.small,
         least_shard=welcome.limits.least_shard,
         least_segment=welcome.limits.least_segment,
-        open_limit=welcome.limits.open_limit,
         peer_timeout=welcome.peer_timeout,
         ring=welcome.terms.algorithm == "ring",
         rate=welcome.rate,

@@ -203,7 +203,6 @@ def test_settings_that_must_agree_are_those_that_ranks_could_differ_in() -> None
         {"small": Limits().segment + 1},
         {"least_shard": 0},
         {"least_segment": Limits().segment + 1},
-        {"open_limit": 0},
         {"credit": 2**32},
     ],
 )
@@ -213,7 +212,7 @@ def test_limits_that_cannot_work_are_refused(changes: dict[str, int]) -> None:
 
 
 def test_the_smallest_limits_work() -> None:
-    smallest = Limits(segment=64, credit=64, eager=0, small=0, least_shard=1, open_limit=1)
+    smallest = Limits(segment=64, credit=64, eager=0, small=0, least_shard=1)
     assert overrides_of(smallest)["segment"] == 64
     assert dataclasses.asdict(smallest)["credit"] == 64
 

@@ -100,7 +100,6 @@ def test_a_job_comes_back_as_it_was() -> None:
         ("small", Limits().segment + 1),
         ("least_shard", 0),
         ("least_segment", Limits().segment + 1),
-        ("open_limit", 0),
         ("peer_timeout", 0),
         ("peer_timeout", 86401),
         ("peer_timeout", 10**9),

@@ -109,7 +109,6 @@ def test_a_faster_network_has_more_in_flight() -> None:
             "eager": st.integers(0, 2**32 - 1),
             "least_shard": st.integers(1, 2**32 - 1),
             "least_segment": st.integers(0, 64),
-            "open_limit": st.integers(1, 2**32 - 1),
         },
     ),
 )
@@ -119,7 +118,7 @@ def test_what_is_given_by_hand_stays(measured: Network, overrides: dict[str, int
 
 
 def test_all_limits_given_leave_nothing_to_find() -> None:
-    smallest = Limits(segment=64, credit=64, eager=0, small=0, least_shard=1, open_limit=1)
+    smallest = Limits(segment=64, credit=64, eager=0, small=0, least_shard=1)
     assert limits_for(network(GIGABIT), 4, overrides_of(smallest)) == smallest
 
 

@@ -3,13 +3,14 @@
 //
 // Making a group is not collective: members make their groups in different orders, and nobody may wait for anybody. So
 // whoever comes first takes the first area that is nobody's, and all others find it. One word decides, once and for
-// all: it is 0, and then for ever the group's hash and whether there is memory. Hence
+// all: it is 0, and then for ever the group's hash, how many ranks it has, and whether there is memory. An area begins
+// where those before it end, and has the size for so many ranks. Hence
 //
 //   * all members of a group come to the same area, or to none: whoever has passed a word by has seen it taken by
-//   another
-//     group, and so will everyone. A table that is full is full for all;
-//   * an area is one group's alone, as far as 63 bits tell groups apart;
-//   * a process that is killed at any instruction leaves a word that is 0 or decided.
+//     another group, and so will everyone;
+//   * an area is one group's alone, as far as 57 bits tell groups apart;
+//   * a process that is killed at any instruction leaves a word that is 0 or decided;
+//   * there are as many as there is memory for them (limits::areas_bytes). What is full is full for all.
 //
 // The memory is there before the word says so. New memory is all zero, which is how a room's memory begins, so there is
 // nothing to be initialised, and whoever comes later finds what others have done there already. Two who take the same

@@ -12,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/limits.h"
 #include "drivers/shm/futex.h"
 #include "drivers/shm/pages.h"
 
@@ -35,8 +36,9 @@ std::size_t rounded_up(std::size_t bytes, std::size_t to) { return (bytes + to -
 std::size_t desks_bytes(const Shape& shape) { return rounded_up(shape.ranks * sizeof(Desk), page); }
 
 // Of those who own areas.
-std::size_t owners_bytes(const Shape& shape) { return shape.area > 0 ? page : 0; }
-static_assert(most_areas * sizeof(std::uint64_t) <= page);
+std::size_t owners_bytes(const Shape& shape) {
+  return shape.areas > 0 ? rounded_up(shape.groups() * sizeof(std::uint64_t), page) : 0;
+}
 
 [[noreturn]] void fail(const char* what, int code = errno) {
   throw std::system_error(code, std::system_category(), what);
@@ -83,14 +85,14 @@ std::size_t Shape::bytes_in_use() const {
   return rounded_up(bytes + owners_bytes(*this), region_grain);
 }
 
+std::size_t Shape::groups() const { return areas / shape_for_group(2).bytes_in_use(); }
+
 Shape shape_for_group(std::uint32_t ranks) { return shape_without_arrays(ranks, true); }
 
 Shape shape_for(std::uint32_t ranks, bool alone) {
   Shape shape = shape_without_arrays(ranks, alone);
-  for (std::uint32_t members = 2; members <= ranks; ++members) {
-    shape.area = std::max(shape.area, shape_for_group(members).bytes_in_use());
-  }
   const std::size_t machine = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
+  shape.areas = rounded_up(std::min(limits::areas_bytes, machine / 4), region_grain);
   shape.region = std::min(machine, most_addresses / ranks);
   shape.region = rounded_up(shape.region, region_grain);
   return shape;
@@ -102,12 +104,12 @@ Memory::Memory(os::Descriptor descriptor, const Shape& shape) : shape_(shape), d
   map();
 }
 
-Memory::Memory(std::shared_ptr<const Memory> node, std::uint32_t area, const Shape& shape,
+Memory::Memory(std::shared_ptr<const Memory> node, std::size_t area, const Shape& shape,
                std::vector<std::uint32_t> places)
     : shape_(shape),
       node_(std::move(node)),
       places_(std::move(places)),
-      begin_(node_->begin_ + node_->area_offset(area)) {}
+      begin_(node_->begin_ + node_->shape_.bytes_in_use() + area) {}
 
 void Memory::map() {
   struct stat found {};
@@ -116,7 +118,7 @@ void Memory::map() {
   }
   const auto has = [&found](std::size_t bytes) { return found.st_size == static_cast<off_t>(bytes); };
   if (!has(shape_.bytes()) && (has(shape_.bytes_without_regions()) || has(shape_.bytes_in_use()))) {
-    shape_.area = has(shape_.bytes_without_regions()) ? shape_.area : 0;
+    shape_.areas = has(shape_.bytes_without_regions()) ? shape_.areas : 0;
     shape_.region = 0;
     why_no_regions_ = "files may not be that long (ulimit -f)";
   } else if (!has(shape_.bytes())) {
@@ -171,16 +173,17 @@ bool Memory::has_left(std::uint32_t rank) const {
   return node_ != nullptr && node_->desk(places_[rank]).left.load() != 0;
 }
 
-std::atomic<std::uint64_t>& Memory::owner(std::uint32_t area) const {
+std::atomic<std::uint64_t>& Memory::owner(std::size_t number) const {
   std::byte* const owners = begin_ + shape_.bytes_in_use() - owners_bytes(shape_);
-  return reinterpret_cast<std::atomic<std::uint64_t>*>(owners)[area];
+  return reinterpret_cast<std::atomic<std::uint64_t>*>(owners)[number];
 }
 
 // Touched as well: what was reserved only, another rank's attempt that fails takes away again (areas.h).
-bool Memory::take(std::uint32_t area, const Shape& shape) const {
+bool Memory::take(std::size_t area, const Shape& shape) const {
   const std::size_t bytes = shape.bytes_in_use();
-  return bytes <= shape_.area && reserve(descriptor_.number(), area_offset(area), bytes) == 0 &&
-         populate(begin_ + area_offset(area), bytes) == 0;
+  const std::size_t offset = shape_.bytes_in_use() + area;
+  return area + bytes <= shape_.areas && reserve(descriptor_.number(), offset, bytes) == 0 &&
+         populate(begin_ + offset, bytes) == 0;
 }
 
 // Sequentially consistent throughout: whoever goes to sleep says so before it looks at the bell again.

@@ -24,9 +24,6 @@ namespace shoal::shm {
 // The most ranks of a node that can share memory.
 inline constexpr std::uint32_t most_ranks = 64;
 
-// Groups of some of them that can have an area.
-inline constexpr std::uint32_t most_areas = 64;
-
 // Areas, regions, and what is taken from these, are multiples of this: of every page size that there is.
 inline constexpr std::size_t region_grain = 64 * 1024;
 
@@ -37,12 +34,14 @@ struct Shape {
   std::size_t slot = 0;              // bytes of each rank's part of a slot
   std::uint32_t slots = 0;
   std::uint32_t results = 0;  // slots of the same size for what comes back over the network
-  std::size_t area = 0;       // addresses for each group of some ranks, a multiple of region_grain; 0: they have none
+  std::size_t areas = 0;      // addresses for groups of some ranks, a multiple of region_grain; 0: they have none
   std::size_t region = 0;     // addresses for each rank's arrays, a multiple of region_grain
 
   // All but the areas and the regions, which come last.
   std::size_t bytes_in_use() const;
-  std::size_t bytes_without_regions() const { return bytes_in_use() + most_areas * area; }
+  std::size_t bytes_without_regions() const { return bytes_in_use() + areas; }
+  // Groups that can have a part of that: as many of the smallest as fit into it.
+  std::size_t groups() const;
   std::size_t bytes() const { return bytes_without_regions() + ranks * region; }
 };
 
@@ -94,8 +93,9 @@ class Memory {
   explicit Memory(const Shape& shape);
   // Memory that another rank made. Throws std::system_error, std::invalid_argument if it has not the right size.
   Memory(os::Descriptor descriptor, const Shape& shape);
-  // An area of a node's memory, which has been taken. `places`: in the node, of the ranks that share it.
-  Memory(std::shared_ptr<const Memory> node, std::uint32_t area, const Shape& shape, std::vector<std::uint32_t> places);
+  // An area of a node's memory, which has been taken: so many bytes behind the first. `places`: in the node, of the
+  // ranks that share it.
+  Memory(std::shared_ptr<const Memory> node, std::size_t area, const Shape& shape, std::vector<std::uint32_t> places);
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   ~Memory();
@@ -113,9 +113,9 @@ class Memory {
   // In an area: whether a rank calls nothing any more, as the node's memory says. It may know nothing of this group.
   bool has_left(std::uint32_t rank) const;
 
-  // Whose area it is (areas.h), and the memory for it: false if there is not so much.
-  std::atomic<std::uint64_t>& owner(std::uint32_t area) const;
-  bool take(std::uint32_t area, const Shape& shape) const;
+  // Whose the areas are, in their order (areas.h), and the memory for one: false if there is not so much.
+  std::atomic<std::uint64_t>& owner(std::size_t number) const;
+  bool take(std::size_t area, const Shape& shape) const;
 
   // Whether this process can reach the regions; why not.
   bool has_regions() const { return mapped_ > shape_.bytes_without_regions(); }
@@ -126,7 +126,6 @@ class Memory {
 
  private:
   void map();
-  std::size_t area_offset(std::uint32_t area) const { return shape_.bytes_in_use() + area * shape_.area; }
 
   Shape shape_;
   const std::shared_ptr<const Memory> node_;  // null: this is it

@@ -60,6 +60,7 @@ struct Operation {
   std::size_t opened = 0;
 
   bool called = false;      // by this rank
+  std::size_t record = 0;   // bytes that it counts for while it is open here
   std::uint64_t round = 0;  // in which this rank's call was written
   const Group* group = nullptr;
   Submission submission;
@@ -140,14 +141,18 @@ class Room::Impl {
   void ask(std::function<void()> question);
   void ask_network();
 
-  // Operations (room_operations.cpp).
+  // This rank's calls (room_calls.cpp).
   void take_submissions();
   void call(Submission submission);
   void end_unopened(const Submission& submission, Status why);
   Status problem_with(const Submission& submission) const;
+  Status too_much(const char* what, const char* limit, std::size_t allowed, const std::string& advice) const;
+  std::size_t record_bytes(const Submission& submission) const;
   bool write_sayings();
   void write_calls();
   bool write_call(Operation& operation);
+
+  // Operations (room_operations.cpp).
   void read_all();
   void read_mailbox(std::uint32_t rank);
   void read(std::uint32_t rank, const Record& record);
@@ -212,7 +217,8 @@ class Room::Impl {
 
   // Time (room_stalls.cpp).
   void look_at_the_time();
-  void check(Operation& operation, Time time);
+  bool check(Operation& operation, Time time);
+  void warn_of(const std::vector<const Operation*>& late, Time time);
   void time_out(Operation& operation, Time time);
   void fail_gathering(Operation& operation, const Status& why);
   void withhold(Operation& operation, const Status& why);
@@ -265,8 +271,10 @@ class Room::Impl {
   std::deque<std::pair<Hash128, Status>> doubted_;  // withheld by this rank, the first, with what they would fail with
   std::deque<Hash128> admitted_;                    // by the first rank, in order, and not flowing yet
   std::deque<Saying> unsaid_;
-  std::vector<bool> left_;  // by rank
-  std::size_t eager_ = 0;   // bytes beside openings of operations that are open
+  std::vector<bool> left_;        // by rank
+  std::size_t eager_ = 0;         // bytes beside openings of operations that are open
+  std::size_t open_bytes_ = 0;    // of the records of this rank's operations that are open
+  std::size_t failed_bytes_ = 0;  // of those that it has called and that had failed before they began
   std::uint64_t rounds_ = 0;
   std::size_t ended_ = 0;  // operations that were finished or handed over in this round
   bool leaving_ = false;

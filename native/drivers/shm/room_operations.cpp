@@ -1,4 +1,4 @@
-// How a room's operations are called, matched, carried out and ended.
+// How a room's operations are matched, carried out and ended. How they are called: room_calls.cpp.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -37,161 +37,6 @@ Status decoded_status(ConstBytes body) {
     throw std::runtime_error(status.message);
   }
   return failure.status;
-}
-
-// --- This rank's calls ---
-
-void Room::Impl::take_submissions() {
-  while (submissions_.load() > 0) {
-    Submission submission;
-    {
-      const std::lock_guard lock(submitting_);
-      submission = std::move(submitted_.front());
-      submitted_.pop_front();
-      submissions_.fetch_sub(1);
-    }
-    call(std::move(submission));
-  }
-}
-
-Status Room::Impl::problem_with(const Submission& submission) const {
-  const auto error = [this](Code code, std::string what) {
-    return Status::error(code, std::move(what), in_job(rank_));
-  };
-  if (!submission.failure.empty()) {
-    return error(Code::failed_on_rank, submission.failure);
-  }
-  if (submission.shape.size() > limits::dimensions) {
-    return error(Code::failed_on_rank, "arrays have at most " + std::to_string(limits::dimensions) + " dimensions");
-  }
-  if (desk_.open.load() >= config_.open_limit) {
-    return error(Code::limit, "more than " + std::to_string(config_.open_limit) + " operations are open at once on " +
-                                  name_of(rank_) + ": wait for some of them");
-  }
-  return {};
-}
-
-// Nobody else hears of it.
-void Room::Impl::end_unopened(const Submission& submission, Status why) {
-  world_.finish(submission.handle, std::move(why));
-  ++ended_;
-}
-
-void Room::Impl::call(Submission submission) {
-  if (!broken_.ok()) {
-    return end_unopened(submission, broken_);
-  }
-  if (const std::string problem = problem_with_name(submission.name); !problem.empty()) {
-    return end_unopened(submission, Status::error(Code::failed_on_rank, problem, in_job(rank_)));
-  }
-  const Group* group = nullptr;
-  {
-    const std::shared_lock lock(naming_);
-    group = groups_.at(submission.group).get();
-  }
-  const std::string name = submission.name.empty() ? unnamed : submission.name;
-  const Hash128 first_key = operation_key(group->id, name, 0);
-  if (occurrences_.size() >= limits::names && !occurrences_.contains(first_key)) {
-    return end_unopened(submission,
-                        Status::error(Code::limit, "operations have had more than " + std::to_string(limits::names) +
-                                                       " different names: use the same names in every step"));
-  }
-  const std::uint32_t occurrence = occurrences_[first_key]++;
-  Operation& operation = operation_of(operation_key(group->id, name, occurrence));
-  operation.called = true;
-  operation.group = group;
-  operation.moved = now();
-  operation.late_after = first_late;
-
-  wire::Opening& opening = operation.opening;
-  opening.name = name;
-  opening.group = group->id;
-  opening.occurrence = occurrence;
-  opening.key = operation.key;
-  Status problem = operation.verdict ? *operation.verdict : problem_with(submission);
-  if (problem.ok()) {
-    take_arguments(opening, submission);
-    opening.bytes = submission.collective == Collective::broadcast ? submission.output_bytes : submission.input_bytes;
-    desk_.open.fetch_add(1);
-    check_by(operation.moved + std::min(submission.timeout, first_late));
-  } else {
-    opening.failed = true;
-    opening.text = problem.message;
-    operation.state = Operation::State::over;
-    world_.finish(submission.handle, std::move(problem));
-    ++ended_;
-  }
-  operation.submission = std::move(submission);
-  operation.body = wire::encode(opening);
-  unwritten_.push_back(operation.key);
-}
-
-// False: there is no room now.
-bool Room::Impl::write_sayings() {
-  while (!unsaid_.empty()) {
-    const Saying& saying = unsaid_.front();
-    if (!writer_.write({saying.kind, saying.key, saying.body, saying.data})) {
-      return false;
-    }
-    unsaid_.pop_front();
-    ring_others();
-  }
-  return true;
-}
-
-void Room::Impl::write_calls() {
-  if (!write_sayings()) {
-    return;
-  }
-  while (!unwritten_.empty()) {
-    Operation& operation = *find(unwritten_.front());
-    if (!write_call(operation)) {
-      return;
-    }
-    unwritten_.pop_front();
-    judge_all(operation);
-  }
-}
-
-// One that has ended here is written in any case, without its data: others wait for it, and its arrays are no longer
-// ours to read.
-bool Room::Impl::write_call(Operation& operation) {
-  const wire::Opening& opening = operation.opening;
-  const bool is_over = operation.state == Operation::State::over;
-  const bool small = stays(opening.collective) && opening.bytes <= inline_bytes_;
-  const bool inlined =
-      !is_over && small && eager_ + opening.bytes <= std::max<std::size_t>(config_.eager, inline_bytes_);
-  ConstBytes data;
-  if (inlined && opening.bytes > 0 && contributes(operation)) {
-    data = {operation.submission.input, static_cast<std::size_t>(opening.bytes)};
-  }
-  Kind kind = inlined ? Kind::open_with_data : Kind::open;
-  const std::optional<Place> place =
-      is_over || small || opening.collective != Collective::all_reduce ? std::nullopt : place_of(operation.submission);
-  if (place.has_value()) {
-    kind = Kind::open_in_arena;
-    data = std::as_bytes(std::span(&*place, 1));
-  }
-  if (!writer_.write({kind, operation.key, operation.body, data})) {
-    return false;
-  }
-  operation.inlined = inlined;
-  if (inlined) {
-    eager_ += opening.bytes;
-  }
-  operation.round = rounds_;
-  Call& own = operation.calls[rank_];
-  own.opened = own.same = true;
-  own.has_data = inlined;
-  own.place = place;
-  ++operation.opened;
-  if (!is_over) {
-    world_.sending(operation.submission.handle);
-  }
-  if (opening.failed) {
-    ring_others();
-  }
-  return true;
 }
 
 // --- What others say ---
@@ -359,6 +204,7 @@ void Room::Impl::begin(Operation& operation) {
   if (!stays(operation.opening.collective)) {
     operation.state = Operation::State::over;
     desk_.open.fetch_sub(1);
+    open_bytes_ -= operation.record;
     ++ended_;
     if (has_uplink_) {
       operation.submission.occurrence = operation.opening.occurrence;
@@ -493,6 +339,7 @@ void Room::Impl::end(Operation& operation, const Status& status) {
     eager_ -= operation.opening.bytes;
   }
   desk_.open.fetch_sub(1);
+  open_bytes_ -= operation.record;
   ++ended_;
   world_.finish(operation.submission.handle, status);
 }
@@ -506,6 +353,7 @@ void Room::Impl::forget_if_done(const Hash128& key) {
     all = operation.calls[rank].opened || left_[rank];
   }
   if (all) {
+    failed_bytes_ -= operation.opening.failed ? operation.record : 0;
     operations_.erase(key);
   }
 }

@@ -43,27 +43,49 @@ void Room::Impl::look_at_the_time() {
       open.push_back(operation.get());
     }
   }
+  std::vector<const Operation*> late;
   for (Operation* operation : open) {
-    check(*operation, time);
+    if (check(*operation, time)) {
+      late.push_back(operation);
+    }
     if (!broken_.ok()) {
       return;
     }
   }
+  warn_of(late, time);
+  // Where very many are open, whose times come one after the other, looking at them is not all that is done.
+  next_check_ = next_check_ == never ? never : std::max(next_check_, now() + 10 * (now() - time));
 }
 
-void Room::Impl::check(Operation& operation, Time time) {
+// Of the one that waits longest. What keeps it keeps the others, as a rule.
+void Room::Impl::warn_of(const std::vector<const Operation*>& late, Time time) {
+  if (late.empty()) {
+    return;
+  }
+  const Operation& first = **std::min_element(late.begin(), late.end(), [this](const Operation* a, const Operation* b) {
+    return std::pair(moved(*a), a->opening.name) < std::pair(moved(*b), b->opening.name);
+  });
+  const std::size_t others = late.size() - 1;
+  world_.warn(describe(first.opening) + " '" + first.opening.name + "' " + stall_text(first, time) +
+              (others == 0   ? ""
+               : others == 1 ? "; another operation does not move either"
+                             : "; " + std::to_string(others) + " other operations do not move either"));
+}
+
+// Whether it is late.
+bool Room::Impl::check(Operation& operation, Time time) {
   const Time since = moved(operation);
   const bool gathers = operation.state == Operation::State::gathering;
   const bool others_end_it = operation.overdue || (has_uplink_ && !gathers);
   const Time timeout = others_end_it ? longest_wait(operation) : operation.submission.timeout;
   if (since + timeout <= time) {
-    return time_out(operation, time);
+    time_out(operation, time);
+    return false;
   }
-  if (since + operation.late_after <= time) {
-    operation.late_after *= 2;
-    world_.warn(describe(operation.opening) + " '" + operation.opening.name + "' " + stall_text(operation, time));
-  }
+  const bool late = since + operation.late_after <= time;
+  operation.late_after *= late ? 2 : 1;
   check_by(since + std::min(timeout, operation.late_after));
+  return late;
 }
 
 void Room::Impl::time_out(Operation& operation, Time time) {

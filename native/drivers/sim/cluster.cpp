@@ -318,7 +318,7 @@ void Cluster::check_memory(const NodeHost& host) {
 
 void Cluster::check_memory(const ServerHost& host) {
   const JobConfig& config = plan_.config;
-  const std::size_t openings = static_cast<std::size_t>(config.open_limit) * (opening_bytes + config.small);
+  const std::size_t openings = plan_.operations.size() * (opening_bytes + config.small);
   const std::size_t limit =
       config.size() * (std::max(plan_.most_credit, config.credit) + config.eager + config.segment + 2 * openings);
   if (host.pool->taken_bytes() > limit) {

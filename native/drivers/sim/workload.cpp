@@ -1,11 +1,13 @@
 #include "drivers/sim/workload.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <utility>
 
 #include "base/limits.h"
+#include "protocol/node_state.h"
 
 namespace shoal::sim {
 
@@ -49,7 +51,6 @@ JobConfig make_config(const Shape& shape, std::vector<std::uint32_t>& server_pro
   config.credit = 256;
   config.eager = 256;
   config.small = 128;
-  config.open_limit = 1;
   config.peer_timeout = peer_timeout / second;
   return config;
 }
@@ -359,18 +360,45 @@ void shuffle_groups(Random& random, const Plan& plan, RankPlan& rank) {
   }
 }
 
-// The smallest open_limit that this needs.
-std::uint32_t most_open(const Plan& plan) {
+// What the record of an operation takes on the member where it takes most.
+std::size_t record_of(const Plan& plan, const OperationPlan& operation) {
+  std::size_t most = 0;
+  for (const MemberPlan& member : operation.members) {
+    Submission submission;
+    submission.name = operation.name;
+    submission.shape = member.shape;
+    submission.splits = member.splits;
+    submission.failure = member.failure;
+    most = std::max(most, node::record_bytes(submission, plan.config.servers()));
+  }
+  return most;
+}
+
+// The least that all but one of the so many largest take, and a byte for the last.
+std::size_t room_for(std::vector<std::size_t> records, std::size_t open) {
+  std::sort(records.begin(), records.end(), std::greater<>());
+  records.resize(std::min(records.size(), open));
+  return records.empty() ? 1 : std::accumulate(records.begin(), records.end() - 1, std::size_t{1});
+}
+
+// The smallest limit on what is open that this needs.
+std::size_t least_open_bytes(const Plan& plan) {
   std::size_t most = 1;
   for (const RankPlan& rank : plan.ranks) {
+    std::vector<std::size_t> all;
     // Those that fail before they begin count beside the others, and are open longer than their handles.
-    const auto failing = std::count_if(rank.steps.begin(), rank.steps.end(), [&plan](const RankPlan::Step& step) {
-      return plan.operations[step.operation].outcomes.count(Code::failed_on_rank) > 0;
-    });
-    const std::size_t open = rank.window > 0 ? rank.window : rank.steps.size();
-    most = std::max({most, open, static_cast<std::size_t>(failing)});
+    std::vector<std::size_t> failing;
+    for (const RankPlan::Step& step : rank.steps) {
+      const OperationPlan& operation = plan.operations[step.operation];
+      all.push_back(record_of(plan, operation));
+      if (operation.outcomes.count(Code::failed_on_rank) > 0) {
+        failing.push_back(all.back());
+      }
+    }
+    const std::size_t open = rank.window > 0 ? rank.window : all.size();
+    most = std::max({most, room_for(std::move(all), open), room_for(failing, failing.size())});
   }
-  return static_cast<std::uint32_t>(most);
+  return most;
 }
 
 }  // namespace
@@ -498,7 +526,7 @@ void schedule(Random& random, Plan& plan, bool shuffled, Time spread) {
       }
     }
   }
-  plan.config.open_limit = most_open(plan);
+  plan.config.tables.open = least_open_bytes(plan);
 }
 
 Plan random_plan(std::uint64_t seed, bool faults) {
@@ -532,7 +560,7 @@ Plan random_plan(std::uint64_t seed, bool faults) {
   if (random.chance(0.2)) {
     leave_early(random, plan);
   }
-  plan.config.open_limit = most_open(plan) + static_cast<std::uint32_t>(random.chance(0.5) ? 0 : random.below(10));
+  plan.config.tables.open = least_open_bytes(plan) + (random.chance(0.5) ? 0 : random.below(10'000));
   plan.processes_end = random.chance(0.5);
   const bool survivable = random.chance(0.4);
   for (std::uint64_t i = faults ? random.between(1, random.chance(survivable ? 0.4 : 0.7) ? 1 : 3) : 0; i > 0; --i) {

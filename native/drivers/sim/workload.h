@@ -129,7 +129,7 @@ Plan empty_plan(const Shape& shape);
 void leave_to_dedicated(Plan& plan);
 OperationPlan random_operation(Random& random, const Plan& plan, std::uint32_t group);
 // Gives every rank its steps, begun within twice `spread`, each in an order of its own if `shuffled`: operations of one
-// name keep theirs. Sets open_limit to what that needs.
+// name keep theirs. Sets the limit on what is open to what that needs.
 void schedule(Random& random, Plan& plan, bool shuffled, Time spread);
 
 }  // namespace shoal::sim

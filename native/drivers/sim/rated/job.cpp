@@ -284,7 +284,6 @@ Setup even_setup(std::uint32_t nodes, std::uint32_t servers, const HostSettings&
   setup.config.credit = credit;
   setup.config.small = std::min<std::uint32_t>(segment, 16 * 1024);
   setup.config.eager = credit;
-  setup.config.open_limit = 16;
   setup.fabric.hosts.assign(nodes + servers, host);
   return setup;
 }
