@@ -20,6 +20,14 @@ void attach(DedicatedServer& server, const nb::bytes& incarnation, std::uint32_t
   server.attach(key, index, attempt, rank, std::move(socket), config);
 }
 
+// Empty, or what to tell the job.
+std::string reserve(DedicatedServer& server, const nb::bytes& incarnation, std::uint32_t index,
+                    const JobConfig& config) {
+  return server.reserve(text_of(incarnation), index, config);
+}
+
+void release(DedicatedServer& server, const nb::bytes& incarnation) { server.release(text_of(incarnation)); }
+
 // The nodes learn of the end by their broken links; the reason is for the caller's log.
 void end_job(DedicatedServer& server, const nb::bytes& incarnation, const std::string& /*reason*/) {
   const std::string key = text_of(incarnation);
@@ -39,7 +47,9 @@ nb::list jobs(const DedicatedServer& server) {
 
 void bind_server(nb::module_& module) {
   nb::class_<DedicatedServer>(module, "Server")
-      .def(nb::init<std::uint32_t>(), "proxies"_a)
+      .def(nb::init<std::uint32_t, std::size_t>(), "proxies"_a, "memory"_a = 0)
+      .def("reserve", &reserve, "incarnation"_a, "index"_a, "config"_a)
+      .def("release", &release, "incarnation"_a)
       .def("attach", &attach, "incarnation"_a, "index"_a, "attempt"_a, "rank"_a, "socket"_a, "config"_a)
       .def("end_job", &end_job, "incarnation"_a, "reason"_a)
       .def("jobs", &jobs)

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "check.h"
+#include "drivers/tcp/budget.h"
 #include "protocol/keys.h"
 #include "protocol/node.h"
 #include "protocol/node_state.h"
@@ -326,6 +327,48 @@ TEST(a_server_that_may_have_less_takes_credit_back_and_grants_it_again) {
   job.server.limit(1'000'000, 1);
   window(8192);
   CHECK_EQ(granted(), 16'384U - 4096U);
+}
+
+// --- A server's memory, shared among jobs ---
+
+TEST(jobs_share_a_servers_memory_evenly_and_one_that_needs_more_than_is_left_is_told) {
+  JobConfig config = config_of(1, {});
+  const std::size_t needed = tcp::Budget::needed(config, 0);
+  tcp::Budget budget(3 * needed + needed / 2);
+  CHECK_EQ(budget.reserve("a", 0, config), "");
+  CHECK_EQ(budget.reserve("a", 0, config), "");  // its second rank
+  const auto of_first = budget.share_of("a", 0, config);
+  const std::uint32_t alone = of_first->credit.load();
+  const std::size_t tables_alone = of_first->tables.load();
+  CHECK_EQ(budget.reserve("b", 0, config), "");
+  const auto of_second = budget.share_of("b", 0, config);
+  CHECK(of_first->credit.load() < alone && of_first->tables.load() < tables_alone);
+  CHECK_EQ(of_first->credit.load(), of_second->credit.load());
+  CHECK(of_first->credit.load() >= config.credit);
+  CHECK_EQ(budget.reserve("c", 0, config), "");
+  const std::string told = budget.reserve("d", 0, config);
+  CHECK(told.find("server 0 has no memory for this job: jobs may take ") == 0);
+  CHECK(told.find("3 of them have ") != std::string::npos);
+  // What one has beyond what was reserved for it counts; when it goes, the others have more.
+  budget.release("c");
+  of_second->used.store(2 * needed);
+  CHECK(!budget.reserve("d", 0, config).empty());
+  budget.release("b", 0);
+  CHECK_EQ(budget.reserve("d", 0, config), "");
+  budget.release("d", 0);
+  CHECK_EQ(of_first->credit.load(), alone);
+  CHECK_EQ(of_first->tables.load(), tables_alone);
+}
+
+TEST(memory_of_a_server_that_was_given_back_too_early_is_reserved_again_when_it_is_used) {
+  const JobConfig config = config_of(1, {});
+  tcp::Budget budget(tcp::Budget::needed(config, 0));
+  CHECK_EQ(budget.reserve("a", 0, config), "");
+  budget.release("a");
+  CHECK(budget.share_of("a", 0, config) == budget.share_of("a", 0, config));
+  CHECK(!budget.reserve("b", 0, config).empty());
+  budget.release("a", 0);
+  CHECK_EQ(budget.reserve("b", 0, config), "");
 }
 
 // --- Rooms ---

@@ -290,7 +290,13 @@ class Engine:
 class Server:
     """A dedicated server: any number of jobs, each with machines of its own, on ``proxies`` threads."""
 
-    def __init__(self, proxies: int) -> None: ...
+    def __init__(self, proxies: int, memory: int = 0) -> None:
+        """``memory``: bytes for all jobs together; 0: as much as they take."""
+
+    def reserve(self, incarnation: bytes, index: int, config: JobConfig) -> str:
+        """Makes sure that there is memory for the job, before its first link to server ``index``: "", or what to tell it."""
+
+    def release(self, incarnation: bytes) -> None: ...
     def attach(
         self, incarnation: bytes, index: int, attempt: int, rank: int, socket: Socket | int, config: JobConfig
     ) -> None:

@@ -13,15 +13,18 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from shoal import _native, descriptors, encryption, keyring, links, listening, measuring, messages
 from shoal.addresses import Address, is_loopback
 from shoal.config import secret_folder
 from shoal.errors import ConfigurationError, ShoalError
 from shoal.handshake import Hello, Role, Server
+from shoal.memory import for_jobs
 from shoal.messages import MessageError
 from shoal.patience import DEFAULT, Patience
 from shoal.refusals import Refusals
@@ -38,6 +41,9 @@ _ENDED_REMEMBERED = 1024
 # Descriptors that no job gets: for callers who have not said who they are, and files.
 _LEFT_FREE = 16
 
+# Seconds for which a job that finds too little memory is not refused yet: another one may be about to end.
+_MEMORY_WAIT = 2.0
+
 Ready = Callable[[str, int], None]
 
 
@@ -49,15 +55,17 @@ def serve(
     ready: Ready | None = None,
     *,
     encrypts: bool = False,
+    memory: int = 0,
 ) -> None:
     """Serves until SIGTERM or SIGINT. ``port`` 0: any free one. ``ready`` is called with host and port once listening.
 
     ``secrets``: a node must hold one of them. Without any, the host must be a loopback address, and the secret is the one
-    that this user's processes share. ``encrypts``: SHOAL_TLS=psk. Raises ConfigurationError for an address
-    that cannot be listened on, without a secret, or without what encryption needs.
+    that this user's processes share. ``encrypts``: SHOAL_TLS=psk. ``memory``: bytes that this process may
+    take; 0: as many as its jobs want. Raises ConfigurationError for an address that cannot be listened on, without a secret,
+    without what encryption needs, or for less memory than a job needs.
     """
     descriptors.raise_to_the_most("shoal server")
-    front = Front(host, port, proxies, secrets, encrypts=encrypts)
+    front = Front(host, port, proxies, secrets, encrypts=encrypts, memory=memory)
     asyncio.run(_serve_until_signal(front, ready))
 
 
@@ -97,6 +105,7 @@ class Front:
         patience: Patience = DEFAULT,
         *,
         encrypts: bool = False,
+        memory: int = 0,
     ) -> None:
         if encrypts:
             encryption.require()
@@ -107,7 +116,7 @@ class Front:
         self.address = links.local_address(self._listeners[0])
         # Names this server, by whatever address it is reached.
         self._id = os.urandom(16)
-        self._core = _native.Server(proxies)
+        self._core = _native.Server(proxies, for_jobs(memory) if memory else 0)
         self._jobs: dict[bytes, _Job] = {}
         self._ended: OrderedDict[bytes, None] = OrderedDict()
         self._name = f"the server at {self.address}"
@@ -141,17 +150,21 @@ class Front:
             request = self._checked(hello, message, server.secret)
             self._provide_descriptors(hello, request, link)
         except ShoalError as error:
-            _log.warning("refused rank %d at %s: %s", hello.rank, links.peer_name(link), error)
-            await links.say_last_words(link, messages.pack_refused(error))
-            raise MessageError(str(error)) from None
+            await self._refuse(hello, link, error)
         job = self._jobs[hello.incarnation]
         job.arriving += 1
         try:
+            try:
+                await self._provide_memory(hello, request)
+            except ConfigurationError as error:
+                await self._refuse(hello, link, error)
             # Frames follow at once on both sides, so the core gets the link only when "ready" is out.
             await links.send(link, messages.pack("ready", {}))
             self._attach(hello, request, link)
         finally:
             job.arriving -= 1
+            if hello.incarnation in self._ended:  # meanwhile
+                self._core.release(hello.incarnation)
 
     def _checked(self, hello: Hello, message: messages.Message, secret: bytes) -> JobRequest:
         """``secret``: the one that the caller has proven. Raises MessageError. Ends the jobs that this one replaces."""
@@ -192,6 +205,21 @@ class Front:
                 "servers"
             )
 
+    async def _provide_memory(self, hello: Hello, request: JobRequest) -> None:
+        """A job for which there is not enough memory is refused, if other jobs do not end just now. Raises ConfigurationError."""
+        config = _core_config(request.terms, self.address)
+        deadline = time.monotonic() + _MEMORY_WAIT
+        while problem := self._core.reserve(hello.incarnation, request.index, config):
+            if time.monotonic() > deadline:
+                raise ConfigurationError(problem)
+            await asyncio.sleep(_MEMORY_WAIT / 20)
+            self._forget_finished()
+
+    async def _refuse(self, hello: Hello, link: socket.socket, error: ShoalError) -> NoReturn:
+        _log.warning("refused rank %d at %s: %s", hello.rank, links.peer_name(link), error)
+        await links.say_last_words(link, messages.pack_refused(error))
+        raise MessageError(str(error)) from None
+
     def _has_no_descriptors(self, error: OSError) -> None:
         self._turned_away += 1
         if self._turned_away & (self._turned_away - 1) == 0:
@@ -217,6 +245,7 @@ class Front:
         gone = [known for known, job in self._jobs.items() if known not in living and job.arriving == 0]
         for incarnation in gone:
             del self._jobs[incarnation]
+            self._core.release(incarnation)
 
     def _end_older(self, owner: bytes, secret: bytes) -> None:
         """A process is rank 0 of one job at a time: its older ones are over, whatever their other ranks believe.
@@ -231,6 +260,7 @@ class Front:
                 self._ended.popitem(last=False)
             _log.info("job %s ends: its rank 0 has begun another", older.hex())
             self._core.end_job(older, "its rank 0 has begun another job")
+            self._core.release(older)
 
 
 def _secret_for(host: str) -> bytes:

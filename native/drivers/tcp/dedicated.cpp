@@ -1,5 +1,10 @@
 #include "drivers/tcp/dedicated.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <set>
@@ -8,6 +13,7 @@
 #include <utility>
 
 #include "base/buffer.h"
+#include "drivers/tcp/budget.h"
 #include "drivers/tcp/hosted_server.h"
 #include "drivers/tcp/loop.h"
 #include "protocol/server.h"
@@ -15,6 +21,9 @@
 namespace shoal::tcp {
 
 namespace {
+
+// What is given back to the operating system at once when a job ends.
+constexpr std::size_t large = std::size_t{16} * 1024 * 1024;
 
 void check(const JobConfig& config, std::uint32_t index, std::uint32_t rank) {
   if (const std::string problem = problem_with(config); !problem.empty()) {
@@ -31,8 +40,11 @@ void check(const JobConfig& config, std::uint32_t index, std::uint32_t rank) {
 
 class DedicatedServer::Impl {
  public:
-  explicit Impl(std::uint32_t proxies);
+  Impl(std::uint32_t proxies, std::size_t memory);
   ~Impl() { close(); }
+
+  std::string reserve(const std::string& incarnation, std::uint32_t index, const JobConfig& config);
+  void release(const std::string& incarnation) { budget_.release(incarnation); }
 
   void attach(const std::string& incarnation, std::uint32_t index, std::uint32_t attempt, std::uint32_t rank,
               Socket socket, const JobConfig& config);
@@ -53,6 +65,7 @@ class DedicatedServer::Impl {
   struct Hosted : HostedServer {
     using HostedServer::HostedServer;
     std::set<std::uint32_t> ranks;  // that were attached
+    std::shared_ptr<MemoryShare> share;
   };
   struct Proxy {
     Loop loop;
@@ -69,16 +82,18 @@ class DedicatedServer::Impl {
   void attach_on(Proxy& proxy, const Key& key, std::uint32_t rank, Socket socket, const JobConfig& config);
   void detach_from(Proxy& proxy, std::map<Key, std::unique_ptr<Hosted>>::iterator place, std::uint32_t rank);
   void after_round(Proxy& proxy);
+  static void keep_to_share(Hosted& hosted);
   std::map<Key, std::unique_ptr<Hosted>>::iterator forget(Proxy& proxy,
                                                           std::map<Key, std::unique_ptr<Hosted>>::iterator place);
 
+  Budget budget_;
   std::vector<std::unique_ptr<Proxy>> proxies_;
   mutable std::mutex mutex_;
   std::map<std::string, Job> jobs_;  // guarded by mutex_; by incarnation
   bool closed_ = false;              // guarded by mutex_
 };
 
-DedicatedServer::Impl::Impl(std::uint32_t proxies) {
+DedicatedServer::Impl::Impl(std::uint32_t proxies, std::size_t memory) : budget_(memory) {
   if (proxies == 0) {
     throw std::invalid_argument("a server needs at least one proxy");
   }
@@ -87,6 +102,12 @@ DedicatedServer::Impl::Impl(std::uint32_t proxies) {
     proxy.loop.after_round = [this, &proxy] { after_round(proxy); };
     proxy.loop.start();
   }
+}
+
+std::string DedicatedServer::Impl::reserve(const std::string& incarnation, std::uint32_t index,
+                                           const JobConfig& config) {
+  check(config, index, 0);
+  return budget_.reserve(incarnation, index, config);
 }
 
 void DedicatedServer::Impl::attach(const std::string& incarnation, std::uint32_t index, std::uint32_t attempt,
@@ -126,6 +147,8 @@ void DedicatedServer::Impl::attach_on(Proxy& proxy, const Key& key, std::uint32_
   std::unique_ptr<Hosted>& hosted = place->second;
   if (hosted == nullptr) {
     hosted = std::make_unique<Hosted>(config, key.index, proxy.loop);
+    hosted->share = budget_.share_of(key.incarnation, key.index, config);
+    keep_to_share(*hosted);
   }
   hosted->ranks.insert(rank);
   LinkId link = 0;
@@ -171,11 +194,18 @@ void DedicatedServer::Impl::after_round(Proxy& proxy) {
   std::uint64_t bytes = 0;
   std::uint64_t operations = 0;
   for (const auto& [key, hosted] : proxy.hosted) {
+    keep_to_share(*hosted);
     bytes += hosted->pool.taken_bytes();
     operations += hosted->machine.operations();
   }
   proxy.buffer_bytes.store(bytes, std::memory_order_relaxed);
   proxy.operations.store(operations, std::memory_order_relaxed);
+}
+
+void DedicatedServer::Impl::keep_to_share(Hosted& hosted) {
+  hosted.machine.limit(hosted.share->tables.load(std::memory_order_relaxed),
+                       hosted.share->credit.load(std::memory_order_relaxed));
+  hosted.share->used.store(hosted.pool.taken_bytes() + hosted.machine.table_bytes(), std::memory_order_relaxed);
 }
 
 std::map<DedicatedServer::Impl::Key, std::unique_ptr<DedicatedServer::Impl::Hosted>>::iterator
@@ -191,8 +221,21 @@ DedicatedServer::Impl::forget(Proxy& proxy, std::map<Key, std::unique_ptr<Hosted
       jobs_.erase(incarnation);
     }
   }
+  const bool was_tried_again = std::any_of(proxy.hosted.begin(), proxy.hosted.end(), [&](const auto& other) {
+    return other.first.incarnation == incarnation && other.first.index == index && other.first.attempt != attempt;
+  });
+  if (!was_tried_again) {
+    budget_.release(incarnation, index);
+  }
   proxy.loop.remove(place->second->machine);
-  return proxy.hosted.erase(place);
+  [[maybe_unused]] const bool was_large = place->second->share->used.load() > large;
+  const auto next = proxy.hosted.erase(place);
+#ifdef __GLIBC__
+  if (was_large) {
+    ::malloc_trim(0);  // the next one may have another thread, and with it memory of its own
+  }
+#endif
+  return next;
 }
 
 std::vector<std::string> DedicatedServer::Impl::jobs() const {
@@ -233,8 +276,13 @@ std::map<std::string, std::uint64_t> DedicatedServer::Impl::statistics() const {
   return sums;
 }
 
-DedicatedServer::DedicatedServer(std::uint32_t proxies) : impl_(std::make_unique<Impl>(proxies)) {}
+DedicatedServer::DedicatedServer(std::uint32_t proxies, std::size_t memory)
+    : impl_(std::make_unique<Impl>(proxies, memory)) {}
 DedicatedServer::~DedicatedServer() = default;
+std::string DedicatedServer::reserve(const std::string& incarnation, std::uint32_t index, const JobConfig& config) {
+  return impl_->reserve(incarnation, index, config);
+}
+void DedicatedServer::release(const std::string& incarnation) { impl_->release(incarnation); }
 void DedicatedServer::attach(const std::string& incarnation, std::uint32_t index, std::uint32_t attempt,
                              std::uint32_t rank, Socket&& socket, const JobConfig& config) {
   impl_->attach(incarnation, index, attempt, rank, std::move(socket), config);

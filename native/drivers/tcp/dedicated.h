@@ -17,8 +17,14 @@ namespace shoal::tcp {
 
 class DedicatedServer {
  public:
-  explicit DedicatedServer(std::uint32_t proxies);
+  // `memory`: bytes for all jobs together (budget.h); 0: as much as they take.
+  explicit DedicatedServer(std::uint32_t proxies, std::size_t memory = 0);
   ~DedicatedServer();
+
+  // Before the first link to server `index` of a job: makes sure that there is memory for it. Empty, or what to tell
+  // the job. Lasts until its last link there is gone, or release().
+  std::string reserve(const std::string& incarnation, std::uint32_t index, const JobConfig& config);
+  void release(const std::string& incarnation);
 
   // The link of node `rank` to server `index` of the job. The socket is connected and authenticated, and
   // owned by the server from here on, also when it throws (std::invalid_argument: a configuration that cannot be worked

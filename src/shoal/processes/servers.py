@@ -5,7 +5,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shoal.processes.environment import HOST, server_environment
 from shoal.processes.guard import Guard
@@ -29,12 +29,13 @@ class ServerProcess:
         stdout: Stream | None,
         stderr: Stream | None,
         port: int,
+        arguments: Sequence[str],
     ) -> None:
         self._ready, writing_end = os.pipe()
         try:
             self.process = Process(
                 f"server {index}",
-                _command(port, writing_end),
+                [*_command(port, writing_end), *arguments],
                 environment,
                 guard,
                 stdout=stdout,
@@ -83,6 +84,8 @@ def start_server(
     stdout: Stream | None = subprocess.PIPE,
     stderr: Stream | None = subprocess.PIPE,
     port: int = 0,
+    arguments: Sequence[str] = (),
 ) -> ServerProcess:
-    """Starts a server, at any free port if it is 0; ``wait_ready`` tells where it listens. Of Shoal's variables it gets those that concern it."""
-    return ServerProcess(index, server_environment(environment), guard, stdout, stderr, port)
+    """Starts a server, at any free port if it is 0; ``wait_ready`` tells where it listens. Of Shoal's variables it gets those
+    that concern it. ``arguments``: further ones of ``shoal server``."""
+    return ServerProcess(index, server_environment(environment), guard, stdout, stderr, port, arguments)

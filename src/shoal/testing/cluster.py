@@ -147,7 +147,8 @@ class Cluster:
     """``ranks`` ranks cut into ``nodes`` nodes (default: one rank a node) with ``servers`` dedicated servers.
 
     The servers run from the start and serve any number of jobs. ``environment`` is added to that of this process, from
-    which variables of Shoal and of an outer job are taken out first; a value of None takes one out.
+    which variables of Shoal and of an outer job are taken out first; a value of None takes one out. ``server_arguments``: of
+    ``shoal server``.
     """
 
     def __init__(
@@ -157,7 +158,9 @@ class Cluster:
         servers: int = 0,
         nodes: int | None = None,
         environment: Mapping[str, str | None] | None = None,
+        server_arguments: Sequence[str] = (),
     ) -> None:
+        self._server_arguments = server_arguments
         self._places = spread(ranks, nodes or ranks)
         self._environment = with_secret(_changed(_clean_environment(), environment or {}))
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-cluster-")
@@ -240,7 +243,7 @@ class Cluster:
     ) -> ServerProcess:
         with (Path(self._folder.name) / f"server.{index}").open("ab") as output:
             changed = _changed(self._environment, environment or {})
-            return start_server(index, changed, self._guard, output, output, port)
+            return start_server(index, changed, self._guard, output, output, port, self._server_arguments)
 
     def _start(
         self,

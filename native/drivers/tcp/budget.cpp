@@ -1,0 +1,125 @@
+#include "drivers/tcp/budget.h"
+
+#include <algorithm>
+
+#include "base/buffer.h"
+
+namespace shoal::tcp {
+
+namespace {
+
+// What a connection takes beside what is on its way: what was read ahead, frames, and with encryption its records.
+constexpr std::size_t link_bytes = 256 * 1024;
+
+// For tables: what a job of a few hundred open operations takes.
+constexpr std::size_t tables_bytes = 1024 * 1024;
+constexpr std::size_t tables_bytes_of_rank = 64 * 1024;
+
+std::size_t least_tables(std::size_t ranks) { return tables_bytes + tables_bytes_of_rank * ranks; }
+
+// Of a window: contributions that wait for others', and as many results that some have not taken yet, in buffers that
+// may be half empty.
+constexpr std::size_t per_window_byte = 4;
+
+}  // namespace
+
+std::size_t Budget::needed(const JobConfig& config, std::uint32_t index) {
+  const std::size_t window = config.credit_of(index, config.credit) + config.segment_of(index);
+  // Inline data comes with an opening, in one buffer.
+  const std::size_t of_rank = per_window_byte * window + 2 * std::size_t{config.eager} + link_bytes;
+  return least_tables(config.size()) + config.size() * of_rank;
+}
+
+std::string Budget::reserve(const std::string& incarnation, std::uint32_t index, const JobConfig& config) {
+  const std::lock_guard lock(mutex_);
+  if (find(incarnation, index) != nullptr) {
+    return "";
+  }
+  const std::size_t bytes = needed(config, index);
+  std::size_t taken = 0;
+  for (const auto& [other, servers] : jobs_) {
+    for (const auto& [number, entry] : servers) {
+      taken += std::max(entry.bytes, entry.share->used.load());
+    }
+  }
+  if (bytes_ > 0 && taken + bytes > bytes_) {
+    return config.server_names[index] + " has no memory for this job: jobs may take " + bytes_text(bytes_) +
+           " there together (--memory, less what the server itself takes), " + std::to_string(jobs_.size()) +
+           " of them have " + bytes_text(taken) + ", and this one, of " + std::to_string(config.size()) +
+           " ranks, needs " + bytes_text(bytes) +
+           " at least: start the server with more --memory, name more servers in SHOAL_SERVERS, or wait until other "
+           "jobs have ended";
+  }
+  add(incarnation, index, config);
+  return "";
+}
+
+Budget::Reserved* Budget::find(const std::string& incarnation, std::uint32_t index) {
+  const auto job = jobs_.find(incarnation);
+  if (job == jobs_.end()) {
+    return nullptr;
+  }
+  const auto server = job->second.find(index);
+  return server == job->second.end() ? nullptr : &server->second;
+}
+
+Budget::Reserved& Budget::add(const std::string& incarnation, std::uint32_t index, const JobConfig& config) {
+  Reserved& reserved = jobs_[incarnation][index];
+  reserved.bytes = needed(config, index);
+  reserved.ranks = config.size();
+  reserved.least_credit = config.credit_of(index, config.credit);
+  divide();
+  return reserved;
+}
+
+void Budget::release(const std::string& incarnation) {
+  const std::lock_guard lock(mutex_);
+  jobs_.erase(incarnation);
+  divide();
+}
+
+void Budget::release(const std::string& incarnation, std::uint32_t index) {
+  const std::lock_guard lock(mutex_);
+  const auto job = jobs_.find(incarnation);
+  if (job == jobs_.end()) {
+    return;
+  }
+  job->second.erase(index);
+  if (job->second.empty()) {
+    jobs_.erase(job);
+  }
+  divide();
+}
+
+// What was reserved may have been given back meanwhile, by an attempt before that ended late.
+std::shared_ptr<MemoryShare> Budget::share_of(const std::string& incarnation, std::uint32_t index,
+                                              const JobConfig& config) {
+  const std::lock_guard lock(mutex_);
+  Reserved* const known = find(incarnation, index);
+  return known != nullptr ? known->share : add(incarnation, index, config).share;
+}
+
+// Of what is left each job gets as much: half of it for its tables, half for larger windows.
+void Budget::divide() {
+  if (bytes_ == 0) {
+    return;
+  }
+  std::size_t reserved = 0;
+  for (const auto& [incarnation, servers] : jobs_) {
+    for (const auto& [index, entry] : servers) {
+      reserved += entry.bytes;
+    }
+  }
+  for (auto& [incarnation, servers] : jobs_) {
+    const std::size_t more = (bytes_ - std::min(bytes_, reserved)) / jobs_.size() / servers.size();
+    for (auto& [index, entry] : servers) {
+      // Tables may come to twice their limit before a link ends.
+      const std::size_t tables = (least_tables(entry.ranks) + more / 2) / 2;
+      entry.share->tables.store(std::min(limits::tables_bytes, tables));
+      const std::size_t credit = entry.least_credit + more / 2 / entry.ranks / per_window_byte;
+      entry.share->credit.store(static_cast<std::uint32_t>(std::min<std::size_t>(credit, ~std::uint32_t{0})));
+    }
+  }
+}
+
+}  // namespace shoal::tcp
