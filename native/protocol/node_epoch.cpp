@@ -62,7 +62,7 @@ std::vector<std::uint64_t> Node::Impl::suspend_operations() {
   std::vector<std::uint64_t> numbers;
   for (auto* operations : {&operations_, &finished_}) {
     for (const auto& [number, operation] : *operations) {
-      world_.detach(number);
+      detach(*operation);
       note_progress(*operation);
       numbers.push_back(number);
     }

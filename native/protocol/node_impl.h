@@ -123,6 +123,7 @@ class Node::Impl {
   void end(Operation& operation, Status status);
   void end_if_done(Operation& operation);
   void check_again(Operation& operation, Time when);
+  void detach(const Operation& operation);
   void send_to_server(std::uint32_t server, wire::Header header, wire::Bytes owned = {},
                       std::span<const std::byte> borrowed = {}, Token token = 0);
   std::string describe(const Operation& operation) const;

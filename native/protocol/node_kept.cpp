@@ -156,8 +156,8 @@ void Node::Impl::forget_kept(Operation& operation) {
 }
 
 void Node::Impl::forget(std::uint64_t number) {
-  world_.detach(number);
   const auto finished = finished_.extract(number);
+  detach(*finished.mapped());
   for (Part& part : finished.mapped()->parts) {
     answered_part(part);
   }

@@ -411,15 +411,13 @@ void Node::Impl::end(Operation& operation, Status status) {
   }
   if (status.ok()) {
     // As a rule all of it has left, or there would be no results; but that a server has what it answers is its word.
-    if (operation.unsent > 0) {
-      world_.detach(number);
-    }
+    detach(operation);
     // The home keeps what others may still fail.
     if (operation.gathers() ? !operation.exchange.through_home : operation.bytes > config_.small) {
       drop_soon(operation.home, number);
     }
   } else {
-    world_.detach(number);
+    detach(operation);
     for (const Part& part : operation.parts) {
       send_to_server(part.server, {.type = Type::drop, .operation = number});
     }
@@ -484,6 +482,13 @@ void Node::Impl::send_to_server(std::uint32_t server, Header header, wire::Bytes
     ++borrower->unsent;
   }
   world_.send(*to.link, header, std::move(owned), borrowed, token);
+}
+
+// To look for frames takes the longer the more is on its way.
+void Node::Impl::detach(const Operation& operation) {
+  if (operation.unsent > 0) {
+    world_.detach(operation.number);
+  }
 }
 
 std::string Node::Impl::describe(const Operation& operation) const {

@@ -104,7 +104,10 @@ def beyond_what_tables_may_take(told: Path) -> list[str]:
 def test_beyond_the_memory_of_open_operations_is_an_error_on_all_ranks_and_the_job_goes_on(
     places: dict[str, int], tmp_path: Path
 ) -> None:
-    for (error,) in run_ranks(beyond_what_tables_may_take, 2, tmp_path / "told", timeout=180, **places):
+    said = run_ranks(beyond_what_tables_may_take, 2, tmp_path / "told", timeout=180, **places)
+    # Rank 0 may have opened some more before it was told of the first.
+    assert len(said[0]) == len(said[1]) > 0
+    for error in [*said[0], *said[1]]:
         assert "operations that are open take all the memory that they may on rank 0" in error
         assert "256 MiB (open_bytes)" in error
         assert "wait for some of them" in error

@@ -185,7 +185,7 @@ int Loop::prepare_to_wait() {
 
 // 0: at once.
 Time Loop::when_to_run() const {
-  if (!follow_ups_.empty() || !to_flush_.empty() || stopping_) {
+  if (!sent_.empty() || !follow_ups_.empty() || !to_flush_.empty() || stopping_) {
     return 0;
   }
   Time earliest = never;
@@ -282,7 +282,13 @@ void Loop::remove(Machine& machine) {
     }
   }
   std::for_each(in_memory.begin(), in_memory.end(), [this](LinkId link) { drop_memory(link); });
-  std::erase_if(follow_ups_, [&](const FollowUp& next) { return next.machine == &machine; });
+  std::erase_if(follow_ups_, [&](const FollowUp& next) {
+    if (next.machine == &machine) {
+      give_back(next);
+    }
+    return next.machine == &machine;
+  });
+  std::erase_if(sent_, [&](const auto& next) { return next.first == &machine; });
   std::erase(machines_, &machine);
 }
 
@@ -332,6 +338,9 @@ void Loop::send(Machine& machine, LinkId link, const wire::Header& header, Bytes
       flush(end->second);
     }
   } else if (memory_.contains(link)) {
+    if (!borrowed.empty()) {
+      lend(token);
+    }
     follow_ups_.push_back({FollowUp::Kind::deliver, &machine, link, token, header, std::move(owned), borrowed});
   } else {
     tokens_return(&machine, {token});
@@ -344,8 +353,13 @@ void Loop::detach(Machine& machine, Token token) {
       end.link->detach(token);
     }
   }
+  // There may be very many.
+  if (!lent_.contains(token)) {
+    return;
+  }
   for (FollowUp& next : follow_ups_) {
     if (next.kind == FollowUp::Kind::deliver && next.machine == &machine && next.token == token) {
+      give_back(next);
       next.owned.insert(next.owned.end(), next.borrowed.begin(), next.borrowed.end());
       next.borrowed = {};
     }

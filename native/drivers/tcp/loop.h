@@ -113,7 +113,7 @@ class Loop final : private Receiver {
     LinkId other;
   };
   struct FollowUp {
-    enum class Kind { sent, summed, deliver, other_end_closed, read };
+    enum class Kind { summed, deliver, other_end_closed, read };
     Kind kind;
     Machine* machine;  // whose event it is; of a delivery: the sender
     LinkId link = 0;   // of a delivery: the sender's end
@@ -141,6 +141,8 @@ class Loop final : private Receiver {
   void carry_out_follow_ups(std::size_t most);
   void carry_out(FollowUp& next);
   void deliver(FollowUp& frame);
+  void lend(Token token) { ++lent_[token]; }
+  void give_back(const FollowUp& frame);
   void flush_listed();
   void flush(SocketEnd& end);
   void list(Link& link);
@@ -180,6 +182,8 @@ class Loop final : private Receiver {
   std::unordered_map<LinkId, MemoryEnd> memory_;
   std::vector<std::unique_ptr<Link>> closed_;  // until the end of the round: one of them may be on the stack
   std::deque<FollowUp> follow_ups_;
+  std::deque<std::pair<Machine*, Token>> sent_;  // before all follow-ups
+  std::unordered_map<Token, std::size_t> lent_;  // of follow-ups: how many have bytes that are not theirs
   std::vector<LinkId> to_flush_;
   std::vector<LinkId> backlogged_;  // links whose bytes the kernel has taken and not sent
   Time next_push_ = 0;

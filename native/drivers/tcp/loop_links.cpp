@@ -170,7 +170,7 @@ std::unordered_map<LinkId, Loop::SocketEnd>::iterator Loop::drop_socket(
 void Loop::tokens_return(Machine* machine, const std::vector<Token>& tokens) {
   for (Token token : tokens) {
     if (token != 0) {
-      follow_ups_.push_back({FollowUp::Kind::sent, machine, 0, token});
+      sent_.emplace_back(machine, token);
     }
   }
 }
@@ -178,7 +178,13 @@ void Loop::tokens_return(Machine* machine, const std::vector<Token>& tokens) {
 // --- Follow-ups and links in memory ---
 
 void Loop::carry_out_follow_ups(std::size_t most) {
-  for (std::size_t count = 0; count < most && !follow_ups_.empty(); ++count) {
+  for (std::size_t count = 0; count < most && (!sent_.empty() || !follow_ups_.empty()); ++count) {
+    if (!sent_.empty()) {
+      const auto [machine, token] = sent_.front();
+      sent_.pop_front();
+      machine->on_sent(token);
+      continue;
+    }
     FollowUp next = std::move(follow_ups_.front());
     follow_ups_.pop_front();
     carry_out(next);
@@ -187,13 +193,11 @@ void Loop::carry_out_follow_ups(std::size_t most) {
 
 void Loop::carry_out(FollowUp& next) {
   switch (next.kind) {
-    case FollowUp::Kind::sent:
-      next.machine->on_sent(next.token);
-      break;
     case FollowUp::Kind::summed:
       next.machine->on_summed(next.token);
       break;
     case FollowUp::Kind::deliver:
+      give_back(next);
       deliver(next);
       tokens_return(next.machine, {next.token});
       break;
@@ -203,6 +207,13 @@ void Loop::carry_out(FollowUp& next) {
     case FollowUp::Kind::read:
       receive(next.link);
       break;
+  }
+}
+
+void Loop::give_back(const FollowUp& frame) {
+  const auto lent = frame.borrowed.empty() ? lent_.end() : lent_.find(frame.token);
+  if (lent != lent_.end() && --lent->second == 0) {
+    lent_.erase(lent);
   }
 }
 
