@@ -27,7 +27,7 @@ PYTHON_FUZZERS := $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.py)))
 FUZZ_OPTIONS := -verbosity=0 -timeout=10 -rss_limit_mb=1024 -max_len=4096 -len_control=10 -print_final_stats=1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test sim sim-faults sanitize wheel wheel-test fuzz fuzz-corpus clean
+.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test sim sim-faults sanitize wheel wheel-test compat fuzz fuzz-corpus clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -98,6 +98,10 @@ wheel-test: wheel  ## installs the wheel into an empty environment and runs a jo
 	$(PYTHON) -m venv build/wheel-test
 	build/wheel-test/bin/python -m pip --disable-pip-version-check install -q dist/*.whl
 	cd build/wheel-test && bin/shoal run -n 2 --nodes 2 --servers 1 ../../tests/jobs/sum_of_ranks.py
+
+# VERSIONS="2.15.0 2.6.0": these alone.
+compat: .venv/.installed  ## the package with each version of PyTorch, in environments of 5 GB, one after the other; docs/versions.md
+	$(BIN)/python tests/compat/run.py $(VERSIONS)
 
 clean:  ## removes what was made here
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

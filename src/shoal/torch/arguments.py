@@ -32,6 +32,15 @@ def refuse(**given: Any) -> None:
             raise ConfigurationError(f"{name}={value!r} of DistributedDataParallel has no meaning here: {instead}")
 
 
+def check_position(init_sync: Any) -> None:
+    """Raises TypeError for an argument in the place of another: older PyTorch had ``process_group`` there."""
+    if not isinstance(init_sync, bool):
+        raise TypeError(
+            f"init_sync is True or False, got {type(init_sync).__name__}: arguments by position are those of PyTorch's newest "
+            "version, where process_group comes after init_sync; pass process_group and what follows it by name"
+        )
+
+
 def one_of(first: tuple[str, _Value | None], second: tuple[str, _Value | None]) -> _Value | None:
     """Of two names for one thing the one that was given. Raises ConfigurationError if both were, and differ."""
     if first[1] is not None and second[1] is not None and first[1] != second[1]:

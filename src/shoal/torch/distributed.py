@@ -46,7 +46,8 @@ class DistributedDataParallel(torch.nn.Module):
     Without it a missing gradient is an error. ``skip_all_reduce_unused_params`` says the same.
     ``static_graph``: the same parameters have a gradient in every step, in which nested backward passes may reach them
     several times. In the first step averaging does not overlap with the backward pass.
-    ``gradient_as_bucket_view``, ``batched_grad_copy``, ``check_reduction``: without effect; gradients are views in any case.
+    ``gradient_as_bucket_view``, ``batched_grad_copy``, ``check_reduction``, ``lazy_bucket_allocation``: without effect; gradients are
+    views in any case.
     ``device_ids``: the CUDA device of a module that has one only; inputs are moved there.
     All others exist so that calls written for PyTorch's own class work: only the default is possible.
 
@@ -96,10 +97,12 @@ class DistributedDataParallel(torch.nn.Module):
         bucket_cap_mb_list: None = None,
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
+        lazy_bucket_allocation: bool = False,
         *,
         fusion_mb: float | None = None,
     ) -> None:
         super().__init__()
+        arguments.check_position(init_sync)
         arguments.refuse(
             dim=dim,
             delay_all_reduce_named_params=delay_all_reduce_named_params,

@@ -34,7 +34,9 @@ FEATURES = {
     "process groups are shut down": Feature((2, 8), ("ProcessGroup.shutdown", "ProcessGroup.abort")),
     "process groups have a timeout": Feature((2, 9), ("ProcessGroup.set_timeout",)),
     # The compiler can be told to leave a function's code alone.
-    "code can be skipped": Feature((2, 7), ("eval_frame._FrameExecStrategy", "eval_frame.set_code_exec_strategy")),
+    "code can be skipped": Feature(
+        (2, 7), ("eval_frame._FrameAction", "eval_frame._FrameExecStrategy", "eval_frame.set_code_exec_strategy")
+    ),
     # Collectives on one tensor have names that end so, as all_gather_single.
     "single": Feature(
         (2, 13),
