@@ -27,6 +27,8 @@ std::size_t size_of(DType dtype) {
   return 0;
 }
 
+bool is_floating(DType dtype) { return dtype >= DType::float32 && dtype <= DType::bfloat16; }
+
 bool is_gather(Collective collective) {
   return collective == Collective::all_gather || collective == Collective::all_to_all;
 }

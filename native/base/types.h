@@ -40,6 +40,9 @@ enum class Collective : std::uint8_t {
 // Bytes of one element; 0 for `none` and for numbers that are no dtype.
 std::size_t size_of(DType dtype);
 
+// Whether a sum of it is rounded.
+bool is_floating(DType dtype);
+
 // All-gather and all-to-all: blocks of members are put together, of sizes that may differ; nothing is summed.
 bool is_gather(Collective collective);
 

@@ -396,6 +396,9 @@ void bind_engine(nb::module_& module) {
       .def("left", [](Session& session) { return session.engine().left(); })
       .def("serves", [](Session& session) { return session.engine().serves(); })
       .def("has_losses", [](Session& session) { return session.engine().has_losses(); })
+      .def(
+          "loss_of_rank", [](Session& session, std::uint32_t rank) { return session.engine().loss_of_rank(rank); },
+          "rank"_a)
       .def("abort", &abort, "reason"_a)
       .def("close", &close)
       .def("finish_at_exit", &finish_at_exit, "reason"_a)

@@ -74,6 +74,7 @@ class Engine::Impl {
   bool left() const { return left_; }
   bool serves() const { return rank_ == 0 || serves_; }
   bool has_losses() const { return has_losses_; }
+  std::optional<Status> loss_of_rank(std::uint32_t rank) const;
   void abort(std::string reason);
   void close();
   std::map<std::string, std::uint64_t> statistics() const;
@@ -96,6 +97,7 @@ class Engine::Impl {
   void add_to_rooms(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name);
   void tell(Event event);
   void after_round();
+  void note_losses();
   void wait_until_delivered(milliseconds longest);
   void end(milliseconds longest_farewell);
 
@@ -115,9 +117,11 @@ class Engine::Impl {
 
   mutable std::mutex mutex_;
   std::condition_variable event_came_;
-  bool leaving_ = false;      // guarded by mutex_
-  bool closed_ = false;       // guarded by mutex_
-  std::deque<Event> events_;  // guarded by mutex_
+  bool leaving_ = false;                  // guarded by mutex_
+  bool closed_ = false;                   // guarded by mutex_
+  std::deque<Event> events_;              // guarded by mutex_
+  std::map<std::uint32_t, Status> lost_;  // by rank; guarded by mutex_
+  Status end_of_job_;                     // guarded by mutex_
 
   std::mutex closing_;    // held while one thread starts or closes
   bool started_ = false;  // guarded by closing_
@@ -490,6 +494,9 @@ void Engine::Impl::after_round() {
   serves_ = node_->serves();
   left_ = node_->left();
   const Status loss = node_->loss_of(0);
+  if (!loss.ok()) {
+    note_losses();
+  }
   has_losses_ = !loss.ok();
   if (rooms_ != nullptr && !loss.ok()) {
     rooms_->fail([this](std::uint32_t group) { return node_->loss_of(group); });
@@ -499,6 +506,22 @@ void Engine::Impl::after_round() {
     bytes += server->pool.taken_bytes();
   }
   buffer_bytes_.store(bytes, std::memory_order_relaxed);
+}
+
+void Engine::Impl::note_losses() {
+  const std::lock_guard lock(mutex_);
+  if (lost_.size() < node_->lost().size()) {
+    lost_.insert(node_->lost().begin(), node_->lost().end());
+  }
+  end_of_job_ = node_->end_of_job();
+}
+
+std::optional<Status> Engine::Impl::loss_of_rank(std::uint32_t rank) const {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = lost_.find(rank); found != lost_.end()) {
+    return found->second;
+  }
+  return end_of_job_.ok() ? std::nullopt : std::optional(end_of_job_);
 }
 
 // --- The end ---
@@ -614,6 +637,7 @@ void Engine::leave() { impl_->leave(); }
 bool Engine::left() const { return impl_->left(); }
 bool Engine::serves() const { return impl_->serves(); }
 bool Engine::has_losses() const { return impl_->has_losses(); }
+std::optional<Status> Engine::loss_of_rank(std::uint32_t rank) const { return impl_->loss_of_rank(rank); }
 void Engine::abort(std::string reason) { impl_->abort(std::move(reason)); }
 void Engine::close() {
   if (!impl_.in_child()) {

@@ -70,6 +70,9 @@ class Engine {
   bool serves() const;
   // Whether a rank or server is known to be lost, or this rank has ended with an error itself.
   bool has_losses() const;
+  // Why nothing more can come from that rank: it is lost, or the job has ended. None: nothing says so; it may have
+  // left.
+  std::optional<Status> loss_of_rank(std::uint32_t rank) const;
   // Waits a second at most for the others to hear of it.
   void abort(std::string reason);
   void close();

@@ -45,6 +45,8 @@ void Node::set_window(const Pace::Setting& window) { impl_->set_window(window); 
 void Node::leave() { impl_->leave(); }
 const Hash128& Node::id_of(std::uint32_t group) const { return impl_->id_of(group); }
 Status Node::loss_of(std::uint32_t group) const { return impl_->loss_of(group); }
+const std::vector<std::pair<std::uint32_t, Status>>& Node::lost() const { return impl_->lost(); }
+const Status& Node::end_of_job() const { return impl_->end_of_job(); }
 bool Node::left() const { return impl_->left(); }
 bool Node::serves() const { return impl_->serves(); }
 void Node::abort(const std::string& reason) { impl_->abort(reason); }

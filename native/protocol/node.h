@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/buffer.h"
@@ -96,6 +97,10 @@ class Node final : public Machine {
   // Why operations of this group cannot work any more; ok: nothing that they need is known to be lost. What was lost
   // first counts: what ended after it may have ended because of it.
   Status loss_of(std::uint32_t group) const;
+  // Ranks that are lost, in the order of their loss, and what ended the job: ok if nothing has. One that has left is
+  // none of them.
+  const std::vector<std::pair<std::uint32_t, Status>>& lost() const;
+  const Status& end_of_job() const;
 
   Placement on_header(LinkId link, const wire::Header& header) override;
   Buffer spare(std::size_t bytes) override;

@@ -63,6 +63,8 @@ class Node::Impl {
   void watch_waits() { look_at_ = now_; }
   void fail(std::uint64_t handle, const Status& why);
   Status loss_of(std::uint32_t group) const;
+  const std::vector<std::pair<std::uint32_t, Status>>& lost() const { return lost_; }
+  const Status& end_of_job() const { return broken_; }
 
   // Operations (node_operations.cpp).
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::vector<std::uint32_t> needed,

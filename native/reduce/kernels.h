@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "base/types.h"
 #include "reduce/backends.h"
@@ -28,6 +29,9 @@ namespace {
 
 constexpr std::size_t block_bytes = 4096;  // of one source; the accumulators take twice that where they are wider
 constexpr std::size_t fan_in = 4;          // sources folded in one loop
+
+// Of a mean of integers. A peer may have said it; a job has fewer ranks.
+constexpr double largest_divisor = 1ULL << 31U;
 
 template <class Format>
 constexpr std::size_t block_elements = block_bytes / sizeof(typename Format::Element);
@@ -79,9 +83,22 @@ void fold_block(T* __restrict accumulators, std::size_t count, Source... sources
 }
 
 template <class T>
-void divide_block(T* accumulators, std::size_t count, T divisor) {
+  requires std::is_floating_point_v<T>
+void divide_block(T* accumulators, std::size_t count, double divisor) {
+  const T by = static_cast<T>(divisor);
   for (std::size_t i = 0; i < count; ++i) {
-    accumulators[i] /= divisor;
+    accumulators[i] /= by;
+  }
+}
+
+// Toward zero, as NCCL does. In 64 bits: there may be more ranks than an element can count.
+template <class Integer, class T>
+  requires std::is_integral_v<T>
+void divide_integers(T* accumulators, std::size_t count, double divisor) {
+  using Wide = std::conditional_t<std::is_signed_v<Integer>, std::int64_t, std::uint64_t>;
+  const Wide by = divisor > 1 ? static_cast<Wide>(divisor < largest_divisor ? divisor : largest_divisor) : 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    accumulators[i] = static_cast<T>(static_cast<Wide>(static_cast<Integer>(accumulators[i])) / by);
   }
 }
 
@@ -121,7 +138,8 @@ void accumulate_block(const Call& call, std::size_t begin, std::size_t count, T*
   }
 }
 
-template <class Format, class Op>
+// `Meant`: what the elements are in the end, where they are summed as something else.
+template <class Format, class Op, class Meant = typename Format::Element>
 void reduce_blocks(const Call& call) {
   using T = typename Format::Accumulator;
   constexpr std::size_t block = block_elements<Format>;
@@ -131,18 +149,22 @@ void reduce_blocks(const Call& call) {
     const std::size_t count = left < block ? left : block;
     accumulate_block<Format, Op>(call, begin, count, accumulators);
     if (call.op == Operator::mean) {
-      divide_block(accumulators, count, static_cast<T>(call.divisor));
+      if constexpr (std::is_integral_v<T>) {
+        divide_integers<Meant>(accumulators, count, call.divisor);
+      } else {
+        divide_block(accumulators, count, call.divisor);
+      }
     }
     narrow_block<Format>(accumulators, call.destination + begin * sizeof(typename Format::Element), count);
   }
 }
 
-template <class Format>
+template <class Format, class Meant = typename Format::Element>
 void reduce_numbers(const Call& call) {
   switch (call.op) {
     case Operator::sum:
     case Operator::mean:
-      return reduce_blocks<Format, Sum>(call);
+      return reduce_blocks<Format, Sum, Meant>(call);
     case Operator::product:
       return reduce_blocks<Format, Product>(call);
     case Operator::min:
@@ -158,7 +180,7 @@ void reduce_numbers(const Call& call) {
 template <class Signed, class Unsigned>
 void reduce_signed(const Call& call) {
   const bool ordered = call.op == Operator::min || call.op == Operator::max;
-  return ordered ? reduce_numbers<Integer<Signed>>(call) : reduce_numbers<Integer<Unsigned>>(call);
+  return ordered ? reduce_numbers<Integer<Signed>>(call) : reduce_numbers<Integer<Unsigned>, Signed>(call);
 }
 
 void reduce_booleans(const Call& call) {

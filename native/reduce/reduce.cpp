@@ -19,9 +19,6 @@ const Backend& chosen_backend() {
   return chosen;
 }
 
-bool is_floating(DType dtype) {
-  return dtype == DType::float32 || dtype == DType::float64 || dtype == DType::float16 || dtype == DType::bfloat16;
-}
 
 }  // namespace
 
@@ -50,9 +47,8 @@ bool reducible(DType dtype, Operator op) {
   }
   switch (op) {
     case Operator::sum:
-      return dtype != DType::boolean;
     case Operator::mean:
-      return is_floating(dtype);
+      return dtype != DType::boolean;
     case Operator::min:
     case Operator::max:
     case Operator::product:

@@ -7,7 +7,9 @@
 //   * `destination` may be one of the sources; apart from that they do not overlap. No alignment is needed beyond the
 //     element's own.
 //   * Nor do the caller's thread's rounding mode and its treatment of small numbers change anything.
-//   * min and max give NaN if any contribution is NaN. Integers wrap. bool: min is and, max is or, product is and.
+//   * min and max give NaN if any contribution is NaN. Integers wrap; their mean is the sum, wrapped if it does not
+//   fit,
+//     divided toward zero. bool: min is and, max is or, product is and.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +19,12 @@
 
 namespace shoal {
 
-// Whether `op` means something for `dtype`: mean is for floating types, bool has neither sum nor mean, and
-// `none` is for nothing.
+// Whether `op` means something for `dtype`: bool has neither sum nor mean, and `none` is for nothing.
 bool reducible(DType dtype, Operator op);
 
 // destination[i] = sources[0][i] op sources[1][i] op ... for `count` elements; mean then divides by `divisor`
-// (the number of ranks; ignored by other operators). Requires at least one source and reducible(dtype, op).
+// (the number of ranks; ignored by other operators; of integers at least 1). Requires at least one source and
+// reducible(dtype, op).
 void reduce(std::byte* destination, std::span<const std::byte* const> sources, std::size_t count, DType dtype,
             Operator op, double divisor);
 

@@ -106,6 +106,7 @@ T combine_integers(T a, T b, Operator op) {
   const auto wide_b = static_cast<std::uint64_t>(b);
   switch (op) {
     case Operator::sum:
+    case Operator::mean:
       return static_cast<T>(wide_a + wide_b);
     case Operator::product:
       return static_cast<T>(wide_a * wide_b);
@@ -113,7 +114,6 @@ T combine_integers(T a, T b, Operator op) {
       return b < a ? b : a;
     case Operator::max:
       return b > a ? b : a;
-    case Operator::mean:
     case Operator::none:
       break;
   }
@@ -154,12 +154,18 @@ inline Bytes reference_small(const std::vector<Bytes>& sources, std::size_t coun
 }
 
 template <class T>
-Bytes reference_integers(const std::vector<Bytes>& sources, std::size_t count, Operator op) {
+Bytes reference_integers(const std::vector<Bytes>& sources, std::size_t count, Operator op, double divisor) {
   Bytes result;
   for (std::size_t i = 0; i < count; ++i) {
     T value = element<T>(sources[0], i);
     for (std::size_t k = 1; k < sources.size(); ++k) {
       value = combine_integers<T>(value, element<T>(sources[k], i), op);
+    }
+    if (op == Operator::mean) {
+      const auto members = static_cast<__int128>(divisor);
+      const auto sum = static_cast<__int128>(value);
+      const __int128 magnitude = (sum < 0 ? -sum : sum) / members;
+      value = static_cast<T>(sum < 0 ? -magnitude : magnitude);
     }
     append(result, value);
   }
@@ -190,21 +196,21 @@ inline Bytes reference(const std::vector<Bytes>& sources, std::size_t count, DTy
     case DType::bfloat16:
       return reference_small(sources, count, op, divisor, bfloat16_format);
     case DType::int8:
-      return reference_integers<std::int8_t>(sources, count, op);
+      return reference_integers<std::int8_t>(sources, count, op, divisor);
     case DType::int16:
-      return reference_integers<std::int16_t>(sources, count, op);
+      return reference_integers<std::int16_t>(sources, count, op, divisor);
     case DType::int32:
-      return reference_integers<std::int32_t>(sources, count, op);
+      return reference_integers<std::int32_t>(sources, count, op, divisor);
     case DType::int64:
-      return reference_integers<std::int64_t>(sources, count, op);
+      return reference_integers<std::int64_t>(sources, count, op, divisor);
     case DType::uint8:
-      return reference_integers<std::uint8_t>(sources, count, op);
+      return reference_integers<std::uint8_t>(sources, count, op, divisor);
     case DType::uint16:
-      return reference_integers<std::uint16_t>(sources, count, op);
+      return reference_integers<std::uint16_t>(sources, count, op, divisor);
     case DType::uint32:
-      return reference_integers<std::uint32_t>(sources, count, op);
+      return reference_integers<std::uint32_t>(sources, count, op, divisor);
     case DType::uint64:
-      return reference_integers<std::uint64_t>(sources, count, op);
+      return reference_integers<std::uint64_t>(sources, count, op, divisor);
     case DType::boolean:
       return reference_booleans(sources, count, op);
     case DType::none:

@@ -466,11 +466,33 @@ TEST(bools_come_out_as_0_or_1_whatever_byte_stood_for_true) {
   CHECK_EQ(int{reduce_one<std::uint8_t>(DType::boolean, Operator::max, {128})}, 1);
 }
 
+TEST(means_of_integers_are_divided_toward_zero_after_a_sum_that_wraps) {
+  CHECK_EQ(int{reduce_one<std::int8_t>(DType::int8, Operator::mean, {-3, -4}, 2)}, -3);
+  CHECK_EQ(int{reduce_one<std::int8_t>(DType::int8, Operator::mean, {3, 4}, 2)}, 3);
+  CHECK_EQ(int{reduce_one<std::int8_t>(DType::int8, Operator::mean, {100, 100}, 2)}, -28);
+  CHECK_EQ(int{reduce_one<std::uint8_t>(DType::uint8, Operator::mean, {200, 200}, 2)}, 72);
+  CHECK_EQ(reduce_one<std::int64_t>(DType::int64, Operator::mean, {std::numeric_limits<std::int64_t>::min(), 0}, 2),
+           std::numeric_limits<std::int64_t>::min() / 2);
+  CHECK_EQ(reduce_one<std::uint64_t>(DType::uint64, Operator::mean, {std::numeric_limits<std::uint64_t>::max(), 0}, 2),
+           std::numeric_limits<std::uint64_t>::max() / 2);
+  // More ranks than an int8 can count.
+  CHECK_EQ(int{reduce_one<std::int8_t>(DType::int8, Operator::mean, std::vector<std::int8_t>(300, -1), 300)}, 0);
+}
+
+TEST(a_divisor_of_integers_that_a_peer_has_made_up_divides_by_no_zero) {
+  for (const double divisor : {0.0, 0.25, 1e300}) {
+    std::int32_t value = 7;
+    const std::byte* source = reinterpret_cast<const std::byte*>(&value);
+    shoal::reduce(reinterpret_cast<std::byte*>(&value), {&source, 1}, 1, DType::int32, Operator::mean, divisor);
+    CHECK_EQ(value, divisor < 1 ? 7 : 0);
+  }
+}
+
 TEST(reducible_is_what_means_something) {
   CHECK(shoal::reducible(DType::bfloat16, Operator::mean));
   CHECK(shoal::reducible(DType::int64, Operator::product));
   CHECK(shoal::reducible(DType::boolean, Operator::max));
-  CHECK(!shoal::reducible(DType::int32, Operator::mean));
+  CHECK(shoal::reducible(DType::int32, Operator::mean));
   CHECK(!shoal::reducible(DType::boolean, Operator::sum));
   CHECK(!shoal::reducible(DType::boolean, Operator::mean));
   CHECK(!shoal::reducible(DType::float32, Operator::none));

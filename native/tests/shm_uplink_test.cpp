@@ -249,11 +249,8 @@ Kept all_reduce(std::uint32_t ranks, std::uint32_t others, DType dtype, Operator
 
 TEST(arrays_in_shared_memory_give_the_bits_that_slots_give) {
   for (const auto& [ranks, others] : {std::pair{1U, 3U}, std::pair{3U, 5U}, std::pair{5U, 3U}}) {
-    for (const DType dtype : {DType::float16, DType::bfloat16, DType::float32, DType::float64, DType::int32}) {
+    for (const DType dtype : {DType::float16, DType::bfloat16, DType::float32, DType::float64, DType::int8}) {
       for (const Operator op : {Operator::sum, Operator::mean, Operator::max}) {
-        if (op == Operator::mean && dtype == DType::int32) {
-          continue;
-        }
         for (const std::size_t count : {20'001U, 400'003U}) {
           const Kept slots = all_reduce(ranks, others, dtype, op, count, false, true);
           std::vector<std::byte> turned = slots.given;

@@ -273,6 +273,9 @@ class Engine:
     def has_losses(self) -> bool:
         """Whether a rank or server is known to be lost, or this rank has aborted."""
 
+    def loss_of_rank(self, rank: int) -> Status | None:
+        """Why nothing more can come from that rank: it is lost, or the job has ended. None: nothing says so; it may have left."""
+
     def abort(self, reason: str) -> None:
         """Tells the coordinator that this rank ends with an error, waits up to one second for it to be sent, and closes."""
 

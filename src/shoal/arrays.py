@@ -39,7 +39,6 @@ DTYPES: dict[str, int] = {
     "bool": 13,
 }
 DTYPE_NAMES: dict[int, str] = {number: name for name, number in DTYPES.items()}
-FLOATING = frozenset(DTYPES[name] for name in ("float16", "bfloat16", "float32", "float64"))
 BOOL = DTYPES["bool"]
 
 # NumPy has no bfloat16 of its own: its bits are carried as uint16.
@@ -225,7 +224,9 @@ class _Torch(Library):
     def source(self, array: Any) -> Operand:
         torch: Any = sys.modules["torch"]
         if array.layout != torch.strided:
-            raise TypeError(f"a tensor with layout {array.layout} is not supported: pass x.to_dense()")
+            raise TypeError(
+                f"a tensor with layout {array.layout} is sparse: only dense ones are supported: pass x.to_dense()"
+            )
         if not array.is_cpu:
             raise TypeError(f"the tensor is on {array.device}; only CPU tensors are supported yet: pass x.cpu()")
         dtype = _number_of_torch(array.dtype)
@@ -296,6 +297,8 @@ class _Foreign(Library):
                 data: NumPyArray = np.asarray(array)
                 dtype, aligned = _number_of(data.dtype), _aligned(data)
                 return Operand(array, aligned, _numpy_native(aligned, dtype), self, dtype, data.shape)
+            if hasattr(array, "toarray"):
+                raise _is_sparse(array) from error
             raise TypeError(
                 f"a {_type_name(array)} is not an array that Shoal can read: pass a NumPy array, a PyTorch "
                 "tensor or any CPU array with __dlpack__"
@@ -304,6 +307,8 @@ class _Foreign(Library):
         return Operand(array, memory, self.native(memory, native.dtype), self, native.dtype, native.shape)
 
     def target(self, array: Any) -> Operand:
+        if hasattr(array, "toarray"):
+            raise _is_sparse(array)
         raise TypeError(
             f"a {_type_name(array)} counts as immutable: use the form that returns a new array (its name has no "
             "underscore at the end)"
@@ -436,6 +441,10 @@ def _ml_bfloat16() -> Any:
     if module is None:
         raise TypeError("a bfloat16 result needs the package ml_dtypes: import it first")
     return module.bfloat16
+
+
+def _is_sparse(array: Any) -> TypeError:
+    return TypeError(f"a {_type_name(array)} is sparse: only dense arrays are supported: pass x.toarray()")
 
 
 def _type_name(array: Any) -> str:

@@ -33,8 +33,9 @@ NAME_LIMIT = 1024
 def allreduce(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
     """The elementwise ``op`` over the members: an array like ``x``.
 
-    ``x``: same shape and dtype on every member, of any dimensions. ``op``: mean (floating dtypes), sum (not bool), min,
-    max or product. 16-bit types are summed in float32. The result has the same bits on every member and in every run.
+    ``x``: same shape and dtype on every member, of any dimensions. ``op``: mean, sum (both not of bool), min, max or product.
+    16-bit floating types are summed in float32. Sums and products of integers wrap; a mean of integers is an integer: the
+    sum, wrapped, divided toward zero, as NCCL has it. The result has the same bits on every member and in every run.
     """
     return submit("allreduce", name, group, operations.allreduce, x, op, False).wait()
 

@@ -12,6 +12,7 @@ Why it is done this way is in docs/decisions/exit.md.
 """
 
 import atexit
+import logging
 import multiprocessing
 import multiprocessing.util
 import os
@@ -19,9 +20,12 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 
 from shoal.bootstrap import Session
+
+_log = logging.getLogger("shoal")
 
 # Seconds that a process which ends because another one has ended waits, so that whoever started both sees the end of
 # that one first: launchers take the first exit code for the job's. An interpreter with PyTorch takes some tenths to end.
@@ -34,6 +38,15 @@ _lingering: list[Session] = []
 _installed = False
 # The child of multiprocessing, by process id, whose end is watched; not inherited by its own children.
 _watched_child = 0
+
+
+# Called before goodbye is said, and again when the process ends, with or without it.
+_before: list[Callable[[], None]] = []
+
+
+def call_before(callback: Callable[[], None]) -> None:
+    """``callback`` is called, once or more, before this process leaves a job and when it ends. What it raises is logged."""
+    _before.append(callback)
 
 
 def watch(session: Session) -> None:
@@ -51,6 +64,7 @@ def leave(session: Session) -> None:
     """Waits for this rank's operations and says goodbye. Interrupted, it is an abort."""
     global _joined
     _joined = None
+    _prepare()
     try:
         session.leave()
     except BaseException as error:
@@ -106,6 +120,7 @@ def _ends_program(where: TracebackType | None) -> bool:
 def _at_exit() -> None:
     """The interpreter is about to end. Its exit status is known to nobody yet: the engine waits for it."""
     global _joined
+    _prepare()
     session, _joined = _joined, None
     if session is not None:
         reason = getattr(sys, "last_value", None)
@@ -124,6 +139,14 @@ def _at_end_of_child() -> None:
     else:
         _abort(_text_of(error))
     _wait_for_lingering()
+
+
+def _prepare() -> None:
+    for callback in _before:
+        try:
+            callback()
+        except Exception:
+            _log.exception("what was to be done before leaving the job failed")
 
 
 def _abort(reason: str) -> None:

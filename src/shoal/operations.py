@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from shoal import _native, arrays
-from shoal.arrays import BOOL, DTYPE_NAMES, FLOATING, Operand
+from shoal.arrays import BOOL, DTYPE_NAMES, Operand
 from shoal.errors import Mismatch
 from shoal.groups import Group
 
@@ -60,6 +60,26 @@ def allreduce(_: Group, x: Any, op: str, in_place: bool) -> Plan:
     given = arrays.target(x) if in_place else arrays.source(x)
     result = given if in_place else given.empty(given.shape)
     # By their order, which is faster: this is what training calls most.
+    return Plan(
+        lambda _: result.finish(),
+        ALL_REDUCE,
+        _operator(op, given.dtype),
+        given.dtype,
+        given.shape,
+        given.native,
+        result.native,
+    )
+
+
+def allreduce_into(_: Group, x: Any, output: Any, op: str) -> Plan:
+    """``x`` and ``output``: of the same dtype and shape; they may be the same array."""
+    result = arrays.target(output)
+    given = result if x is output else arrays.source(x)
+    if result.dtype != given.dtype or result.shape != given.shape:
+        raise ValueError(
+            f"the output has {DTYPE_NAMES[result.dtype]} {list(result.shape)}, but the input {DTYPE_NAMES[given.dtype]} "
+            f"{list(given.shape)}"
+        )
     return Plan(
         lambda _: result.finish(),
         ALL_REDUCE,
@@ -276,23 +296,11 @@ def _filled(group: Group, handle: _native.Handle, result: Operand, expected: lis
     return result.finish()
 
 
-def reducible(op: str, dtype: int) -> bool:
-    """Whether there is such an operator, and arrays of this dtype have it."""
-    return (
-        op in OPERATORS
-        and dtype in DTYPE_NAMES
-        and not (op == "mean" and dtype not in FLOATING)
-        and not (op == "sum" and dtype == BOOL)
-    )
-
-
 def _operator(op: str, dtype: int) -> int:
     if not isinstance(op, str) or op not in OPERATORS:
         raise ValueError(f"op must be one of {', '.join(OPERATORS)}, got {op!r}")
-    if op == "mean" and dtype not in FLOATING:
-        raise TypeError(f"the mean of {DTYPE_NAMES[dtype]} is not one: use op='sum', or floating numbers")
-    if op == "sum" and dtype == BOOL:
-        raise TypeError("bool has no sum: use op='max' for any, op='min' for all, or convert to an integer")
+    if op in ("sum", "mean") and dtype == BOOL:
+        raise TypeError(f"bool has no {op}: use op='max' for any, op='min' for all, or convert to an integer")
     return OPERATORS[op]
 
 

@@ -24,7 +24,7 @@ from shoal.addresses import Address
 from shoal.background import LoopThread
 from shoal.config import Settings
 from shoal.encryption import hand_over
-from shoal.errors import ShoalError, Timeout
+from shoal.errors import ShoalError, Timeout, error_from_status
 from shoal.handshake import Client, HandshakeRefused, Role
 from shoal.joining import Joined
 from shoal.late import reach_rank
@@ -170,6 +170,13 @@ class Session:
     def has_losses(self) -> bool:
         """Whether a rank or server of the job is known to be lost, or this rank has aborted."""
         return not self._inert and self._engine.has_losses()
+
+    def loss_of(self, rank: int) -> ShoalError | None:
+        """Why nothing more can come from that rank: it is lost, or the job has ended. None: nothing says so; it may have left."""
+        if not self.has_losses():
+            return None
+        status = self._engine.loss_of_rank(rank)
+        return None if status is None else error_from_status(status.code, status.rank, status.message, self.hosts)
 
     def wait_ended(self, timeout: float | None = None) -> bool:
         """Waits until no rank needs this process any more, at most ``timeout`` seconds. Whether it has come to that."""

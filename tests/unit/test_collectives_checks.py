@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import shoal
 from shoal.operations import chunk
@@ -58,7 +59,8 @@ def test_init_again_does_nothing_and_init_otherwise_is_refused(monkeypatch: pyte
     ("call", "error", "message"),
     [
         (lambda: shoal.allreduce(1.0, op="average"), ValueError, "op must be one of sum, mean"),
-        (lambda: shoal.allreduce([1, 2]), TypeError, "mean of int64"),
+        (lambda: shoal.allreduce([True, False]), TypeError, "bool has no mean"),
+        (lambda: shoal.allreduce(scipy.sparse.eye(2)), TypeError, r"is sparse.*x\.toarray\(\)"),
         (lambda: shoal.allreduce(True, op="sum"), TypeError, "bool has no sum"),
         (lambda: shoal.allreduce("text"), TypeError, "not an array"),
         (lambda: shoal.allreduce_([1.0]), TypeError, "cannot be written to"),

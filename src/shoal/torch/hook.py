@@ -8,14 +8,17 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ReduceOp
 
 from shoal import operations, runtime
 from shoal.groups import Group
+from shoal.operations import Plan
 from shoal.torch import accelerators
-from shoal.torch.c10d import membership
+from shoal.torch.c10d import membership, sparse
 from shoal.torch.c10d.places import Place
 from shoal.torch.c10d.tensors import Flat
 from shoal.torch.c10d.work import OperationWork
+from shoal.torch.staging import Transfer
 from shoal.torch.submissions import Submissions
 
 # The group of all ranks that is used where none is given. Not that of the program's own operations, which may be called by another
@@ -38,24 +41,29 @@ def comm_hook(
     Every rank gets the same bits, those of ``shoal.allreduce(op="mean")``: 16-bit gradients are summed in float32. May be
     wrapped, as by ``fp16_compress_wrapper``. What goes wrong on any rank is raised by ``loss.backward()`` on every rank; it is
     a RuntimeError whose text has the kind of the error: Mismatch for buckets of different sizes or dtypes, PeerLost, Timeout.
-    Gradients are on the CPU or a CUDA device; those go through pinned memory of the host, beside the backward pass.
-    Raises TypeError for a ``state`` that is no group and for gradients on any other device, ConfigurationError if this process
+    Gradients are on the CPU or a CUDA device; those go through pinned memory of the host, beside the backward pass. Sparse ones
+    are on the CPU, and each parameter's are a bucket.
+    Raises TypeError for a ``state`` that is no group and for gradients that are anywhere else, ConfigurationError if this process
     has joined another job than that of the process group.
     """
     group = _group(state)
     place, submissions = _operations(group)
     gradients = bucket.buffer()
-    device = accelerators.of([gradients])
-    transfer = None if device is None else submissions.transfer(device)
-    flat = Flat(gradients, transfer)
-    handle = submissions.submit(
-        f"averaging bucket {bucket.index()} of the gradients",
-        None,
-        group,
-        lambda group: operations.allreduce(group, flat.elements, "mean", in_place=True).then(flat.finish),
-        None,
-        transfer,
-    )
+    transfer: Transfer | None = None
+    if gradients.layout == torch.strided:
+        device = accelerators.of([gradients])
+        transfer = None if device is None else submissions.transfer(device)
+        flat = Flat(gradients, transfer)
+
+        def plan(group: Group) -> Plan:
+            return operations.allreduce(group, flat.elements, "mean", in_place=True).then(flat.finish)
+    else:
+
+        def plan(group: Group) -> Plan:
+            return sparse.allreduce(group, gradients, ReduceOp.AVG)
+
+    called = f"averaging bucket {bucket.index()} of the gradients"
+    handle = submissions.submit(called, None, group, plan, None, transfer)
     work = OperationWork([handle], [gradients], place.operation())
     mean: torch.futures.Future[torch.Tensor] = work.get_future().then(_first)
     return mean

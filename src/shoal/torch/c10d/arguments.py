@@ -5,35 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import ReduceOp
-
-from shoal import arrays, operations
 
 Tensors = Sequence[torch.Tensor]
-
-_OPERATORS = {
-    ReduceOp.SUM: "sum",
-    ReduceOp.AVG: "mean",
-    ReduceOp.PRODUCT: "product",
-    ReduceOp.MIN: "min",
-    ReduceOp.MAX: "max",
-}
-_OF_COMPLEX = ("sum", "mean")
-
-
-def operator_of(tensors: Tensors, op: Any) -> str | None:
-    """Shoal's name for the operator, None if it has none for these tensors."""
-    operator = _OPERATORS.get(getattr(op, "op", op))
-    for tensor in tensors:
-        if tensor.layout != torch.strided:
-            return None
-        name = str(tensor.dtype).removeprefix("torch.")
-        if tensor.is_complex():
-            if operator not in _OF_COMPLEX:
-                return None
-        elif not operations.reducible(operator or "", arrays.DTYPES.get(name, 0)):
-            return None
-    return operator
 
 
 def options_of(

@@ -1,14 +1,13 @@
 """The process group: PyTorch's collectives in terms of Shoal's.
 
-What it does not override goes to a gloo group of the same ranks: PyTorch's base class hands it to the backend that is
-registered for the device. So do reductions in the cases that Shoal has not (sparse tensors, bitwise operators). All of that
-is for tensors on the CPU; Shoal's own operations take those of a CUDA device too (shoal/torch/staging.py). Devices that the
-program wants another backend for have that (by_device.py).
+Tensors are on the CPU or, where Shoal has the operation itself, on a CUDA device too (shoal/torch/staging.py). ``send`` and
+``recv`` go by a gloo group of the same ranks (point_to_point.py). Devices that the program wants another backend for have that
+(by_device.py).
 """
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._C._distributed_c10d import (
@@ -18,9 +17,13 @@ from torch._C._distributed_c10d import (
     AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
+    GatherOptions,
     PrefixStore,
     ProcessGroup,
+    ReduceOp,
+    ReduceOptions,
     ReduceScatterOptions,
+    ScatterOptions,
     Store,
 )
 
@@ -28,11 +31,12 @@ from shoal import operations, runtime
 from shoal.groups import Group
 from shoal.operations import Plan
 from shoal.torch import accelerators, versions
-from shoal.torch.c10d import builtin_hooks, forgotten, gloo, inherited, membership, places
-from shoal.torch.c10d.arguments import Tensors, as_list, operator_of, options_of, single, split_sizes
+from shoal.torch.c10d import builtin_hooks, forgotten, gloo, inherited, membership, places, reductions, sparse
+from shoal.torch.c10d.arguments import Tensors, as_list, options_of, single, split_sizes
 from shoal.torch.c10d.base import Base, with_all_names
 from shoal.torch.c10d.by_device import NAME, Others, by_device
 from shoal.torch.c10d.places import Place
+from shoal.torch.c10d.point_to_point import PointToPoint
 from shoal.torch.c10d.tensors import Flat, apart, count, divide, fill, joined
 from shoal.torch.c10d.work import OperationWork
 from shoal.torch.compiled import untraced_class
@@ -59,6 +63,7 @@ class ShoalProcessGroup(Base):
         self._program = Place(group.name)
         self._gloo = gloo.make(store, group.session.incarnation, rank, size, timeout)
         self._submissions = Submissions()
+        self._messages = PointToPoint(self._gloo, store, group, timeout)
         self.others = Others(
             PrefixStore(f"others {group.session.incarnation.hex()}", store),
             rank,
@@ -81,11 +86,13 @@ class ShoalProcessGroup(Base):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
+        self._messages.set_timeout(timeout)
         self.others.set_timeout(timeout)
         super().set_timeout(timeout)
 
     def shutdown(self) -> None:
         """Leaves the job if this process group has joined it, once this rank's operations are done."""
+        self._messages.close()
         self.others.shutdown()
         super().shutdown()
         if self._owns_job:
@@ -115,6 +122,7 @@ class ShoalProcessGroup(Base):
 
     def abort(self) -> None:
         """Ends the job for all ranks if this process group has joined it."""
+        self._messages.close()
         self.others.abort()
         super().abort()
         if self._owns_job:
@@ -126,32 +134,46 @@ class ShoalProcessGroup(Base):
     @by_device
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Any:
         tensors = as_list(tensors)
-        options = options_of(AllreduceOptions, opts, op=op, timeout=timeout)
-        operator = operator_of(tensors, options.reduceOp)
-        if operator is None:
-            _on_cpu(f"all_reduce with {options.reduceOp}", tensors)
-            return self._gloo.allreduce(tensors, options)
-        return self._reduce_in_place("all_reduce", tensors, operator, options)
+        return self._reduce_in_place("all_reduce", tensors, options_of(AllreduceOptions, opts, op=op, timeout=timeout))
 
     @by_device
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         options = options_of(AllreduceCoalescedOptions, opts)
-        operator = operator_of(tensors, options.reduceOp)
-        if operator is None:
-            _on_cpu(f"all_reduce_coalesced with {options.reduceOp}", tensors)
-            return self._gloo.allreduce_coalesced(list(tensors), options)
         if len(tensors) == 1:
-            return self._reduce_in_place("all_reduce_coalesced", list(tensors), operator, options)
+            return self._reduce_in_place("all_reduce_coalesced", list(tensors), options)
+        self._check("all_reduce_coalesced", tensors, options)
         transfer = self._transfer(tensors)
         together = joined(tensors, transfer)
         places = [tensor.detach() for tensor in tensors]
 
         def plan(group: Group) -> Plan:
-            return operations.allreduce(group, together, operator, in_place=True).then(
+            return reductions.allreduce(group, Flat(together), reductions.operator_of(tensors, options.reduceOp)).then(
                 lambda: divide(together, places, transfer)
             )
 
         return self._start("all_reduce_coalesced", options, list(tensors), plan, transfer)
+
+    @by_device
+    def reduce(
+        self,
+        tensors: Any,
+        opts: Any = None,
+        op: Any = ReduceOp.SUM,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Any:
+        tensors = as_list(tensors)
+        options = options_of(ReduceOptions, opts, op=op, root=root, timeout=timeout)
+        self._check("reduce", tensors, options)
+        transfer = self._transfer(tensors)
+        flat = Flat(single(tensors), transfer)
+
+        def plan(group: Group) -> Plan:
+            _root(group, options)
+            return reductions.reduce(group, flat, reductions.operator_of(tensors, options.reduceOp), options.rootRank)
+
+        return self._start("reduce", options, tensors, plan, transfer)
 
     @by_device
     def reduce_scatter(
@@ -163,24 +185,20 @@ class ShoalProcessGroup(Base):
         *,
         op: Any = None,
     ) -> Any:
-        outputs = as_list(output_tensors)
+        output = single(as_list(output_tensors))
         inputs = input_tensors if isinstance(output_tensors, torch.Tensor) else single(input_tensors)
         options = options_of(ReduceScatterOptions, opts, op=op, timeout=timeout)
-        operator = operator_of(inputs, options.reduceOp)
-        if operator is None:
-            _on_cpu(f"reduce_scatter with {options.reduceOp}", inputs)
-            return self._gloo.reduce_scatter(outputs, [inputs], options)
-        output = single(outputs)
+        self._check("reduce_scatter", [output, *inputs], options)
         transfer = self._transfer([output, *inputs])
         together = joined(inputs, transfer)
         if len({tensor.numel() for tensor in inputs}) == 1:
-            return self._scatter_reduced("reduce_scatter", output, together, operator, options, transfer)
+            return self._scatter_reduced("reduce_scatter", output, together, options, transfer)
         begin = sum(count(tensor) for tensor in inputs[: self.rank()])
         own = together[begin : begin + count(output)]
         place = output.detach()
 
         def plan(group: Group) -> Plan:
-            return operations.allreduce(group, together, operator, in_place=True).then(
+            return reductions.allreduce(group, Flat(together), reductions.operator_of(inputs, options.reduceOp)).then(
                 lambda: divide(own, [place], transfer)
             )
 
@@ -189,28 +207,15 @@ class ShoalProcessGroup(Base):
     @by_device
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         options = options_of(ReduceScatterOptions, opts)
-        operator = operator_of([input], options.reduceOp)
-        if operator is None:
-            _on_cpu(f"reduce_scatter_tensor with {options.reduceOp}", [input])
-            return self._gloo._reduce_scatter_base(output, input, options)
+        self._check("reduce_scatter_tensor", [output, input], options)
         transfer = self._transfer([output, input])
         elements = Flat(input, transfer).elements
-        return self._scatter_reduced("reduce_scatter_tensor", output, elements, operator, options, transfer)
+        return self._scatter_reduced("reduce_scatter_tensor", output, elements, options, transfer)
 
     @by_device
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
-        options = options_of(ReduceScatterOptions, opts)
-        if operator_of(inputs, options.reduceOp) is None:
-            _on_cpu(f"reduce_scatter_tensor with {options.reduceOp}", inputs)
-            # Not every version's gloo has a form for several.
-            *first, last = [
-                self._gloo._reduce_scatter_base(*pair, options) for pair in zip(outputs, inputs, strict=True)
-            ]
-            for work in first:
-                work.wait()
-            return last
         return OperationWork.of_all(
-            [self.reduce_scatter_single(*pair, options) for pair in zip(outputs, inputs, strict=True)]
+            [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
         )
 
     # --- Copies ---
@@ -225,9 +230,7 @@ class ShoalProcessGroup(Base):
         flat = Flat(single(tensors), transfer, read=options.rootRank == self.rank())
 
         def plan(group: Group) -> Plan:
-            if options.rootRank not in range(group.size):
-                raise ValueError(f"the root has rank {options.rootRank}, but the group only {group.size} ranks")
-            root = group.ranks[options.rootRank]
+            root = group.ranks[_root(group, options)]
             return operations.broadcast(group, flat.elements, root, in_place=True).then(flat.finish)
 
         return self._start("broadcast", options, tensors, plan, transfer)
@@ -303,79 +306,139 @@ class ShoalProcessGroup(Base):
 
         return self._start("all_to_all_single", options, [output], plan, transfer)
 
+    @by_device
+    def allgather_coalesced(self, output_lists: Any, input_list: Tensors, opts: Any = None) -> Any:
+        """``output_lists``: one list for each rank, with a tensor for each of its inputs."""
+        outputs = zip(*output_lists, strict=True)
+        return OperationWork.of_all(
+            [self.allgather([list(each)], [own], opts) for each, own in zip(outputs, input_list, strict=True)]
+        )
+
+    @by_device
+    def gather(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Any:
+        options = options_of(GatherOptions, opts, root=root, timeout=timeout)
+        given = single(as_list(input_tensors))
+        here = options.rootRank == self.rank()
+        outputs = output_tensors if isinstance(input_tensors, torch.Tensor) or not here else single(output_tensors)
+        transfer = self._transfer([given, *outputs])
+        flat = Flat(given, transfer)
+        flats = [Flat(output, transfer, read=False) for output in outputs]
+
+        def take(data: memoryview, blocks: list[int]) -> None:
+            if here:
+                fill(flats, data, blocks)
+
+        def plan(group: Group) -> Plan:
+            splits = [0] * group.size
+            splits[_root(group, options)] = flat.elements.numel()
+            _check_length("outputs", flats, group.size if here else 0)
+            plan = operations.alltoall_by_blocks(group, flat.elements, splits, take)
+            return plan._replace(root=options.rootRank)
+
+        return self._start("gather", options, list(outputs), plan, transfer)
+
+    @by_device
+    def scatter(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Any:
+        options = options_of(ScatterOptions, opts, root=root, timeout=timeout)
+        output = single(as_list(output_tensors))
+        here = options.rootRank == self.rank()
+        inputs = input_tensors if isinstance(output_tensors, torch.Tensor) or not here else single(input_tensors)
+        transfer = self._transfer([output, *inputs])
+        flat = Flat(output, transfer, read=False)
+        elements = joined(inputs, transfer) if inputs else flat.elements[:0]
+
+        def take(data: memoryview, blocks: list[int]) -> None:
+            fill([flat], data, [sum(blocks)])
+
+        def plan(group: Group) -> Plan:
+            _root(group, options)
+            _check_length("inputs", inputs, group.size if here else 0)
+            splits = [count(tensor) for tensor in inputs] or [0] * group.size
+            return operations.alltoall_by_blocks(group, elements, splits, take)._replace(root=options.rootRank)
+
+        return self._start("scatter", options, [output], plan, transfer)
+
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Any:
         options = options_of(BarrierOptions, opts, timeout=timeout)
         return self._start("barrier", options, [], operations.barrier, None)
 
-    # --- What gloo does, for tensors on the CPU ---
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Raises Timeout, on every rank, which names those that are missing (all of them in any case)."""
+        self.barrier(timeout=timeout).wait()
 
-    def send(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
+    # --- Point to point, for tensors on the CPU ---
+
+    def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> OperationWork:
         _on_cpu("send", tensors)
-        return super().send(tensors, *args, **kwargs)
+        return self._messages.send(single(tensors), dstRank, tag)
 
-    def recv(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
+    def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> OperationWork:
         _on_cpu("recv", tensors)
-        return super().recv(tensors, *args, **kwargs)
+        return self._messages.recv(single(tensors), srcRank, tag)
 
-    def recv_anysource(self, tensors: Tensors, *args: Any, **kwargs: Any) -> Any:
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> OperationWork:
         _on_cpu("recv", tensors)
-        return super().recv_anysource(tensors, *args, **kwargs)
-
-    @by_device
-    def reduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        _on_cpu("reduce", as_list(tensors))
-        return super().reduce(tensors, *args, **kwargs)
-
-    @by_device
-    def gather(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        _on_cpu("gather", as_list(input_tensors))
-        return super().gather(output_tensors, input_tensors, *args, **kwargs)
-
-    @by_device
-    def scatter(self, output_tensors: Any, input_tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        _on_cpu("scatter", as_list(output_tensors))
-        return super().scatter(output_tensors, input_tensors, *args, **kwargs)
-
-    @by_device
-    def allgather_coalesced(self, output_lists: Any, input_list: Tensors, *args: Any, **kwargs: Any) -> Any:
-        _on_cpu("all_gather_coalesced", input_list)
-        return super().allgather_coalesced(output_lists, input_list, *args, **kwargs)
+        return self._messages.recv(single(tensors), None, tag)
 
     # --- How they are done ---
 
-    def _reduce_in_place(self, called: str, tensors: Tensors, operator: str, options: Any) -> OperationWork:
+    def _reduce_in_place(self, called: str, tensors: Tensors, options: Any) -> OperationWork:
+        tensor = single(tensors)
+        if sparse.is_sparse(tensors):
+            return self._start(
+                called, options, list(tensors), lambda group: sparse.allreduce(group, tensor, options.reduceOp), None
+            )
+        self._check(called, tensors, options)
         transfer = self._transfer(tensors)
-        flat = Flat(single(tensors), transfer)
+        flat = Flat(tensor, transfer)
 
         def plan(group: Group) -> Plan:
-            return operations.allreduce(group, flat.elements, operator, in_place=True).then(flat.finish)
+            return reductions.allreduce(group, flat, reductions.operator_of(tensors, options.reduceOp))
 
         return self._start(called, options, list(tensors), plan, transfer)
 
     def _scatter_reduced(
-        self,
-        called: str,
-        output: torch.Tensor,
-        elements: torch.Tensor,
-        operator: str,
-        options: Any,
-        transfer: Transfer | None,
+        self, called: str, output: torch.Tensor, elements: torch.Tensor, options: Any, transfer: Transfer | None
     ) -> OperationWork:
         flat = Flat(output, transfer, read=False)
-        part = flat.elements.numel()
-        # The output may be this rank's part of the input; any other is read after results have come.
-        if flat.elements.data_ptr() != elements[self.rank() * part :].data_ptr():
-            elements = apart(elements, flat.elements)
 
         def plan(group: Group) -> Plan:
-            if part * group.size != elements.numel():
-                raise ValueError(
-                    f"the input has {elements.numel()} elements, but the output {part}, which should be one of {group.size} "
-                    "equal parts"
-                )
-            return operations.reducescatter_into(group, elements, flat.elements, operator).then(flat.finish)
+            operator = reductions.operator_of([output], options.reduceOp)
+            return reductions.reduce_scatter(group, elements, flat, operator)
 
         return self._start(called, options, [output], plan, transfer)
+
+    def _check(self, called: str, tensors: Tensors, options: Any) -> None:
+        """That the operator is one for these tensors. If not, the other ranks hear of it too."""
+        try:
+            exchanges = reductions.operator_of(tensors, options.reduceOp).exchanges
+        except TypeError as error:
+            self._refuse(called, options, error)
+        if exchanges:
+            _on_cpu(f"{called} with {options.reduceOp}", tensors)
+
+    def _refuse(self, called: str, options: Any, error: Exception) -> NoReturn:
+        def plan(_: Group) -> Plan:
+            raise error
+
+        self._start(called, options, [], plan, None)
+        raise AssertionError("what cannot be planned is not submitted")
 
     def _transfer(self, tensors: Tensors) -> Transfer | None:
         """For an operation on these tensors; None if they are on the CPU."""
@@ -417,8 +480,23 @@ def create(options: Any, _: Any = None) -> ShoalProcessGroup:
     return made
 
 
+def _root(group: Group, options: Any) -> int:
+    """The root's index in the group. Raises ValueError if there is none."""
+    root: int = options.rootRank
+    if root not in range(group.size):
+        raise ValueError(f"the root has rank {root}, but the group only {group.size} ranks")
+    return root
+
+
+def _check_length(called: str, tensors: Sequence[Any], members: int) -> None:
+    if len(tensors) != members:
+        raise ValueError(
+            f"the list of {called} has {len(tensors)} tensors, but should have {members}, one for each rank"
+        )
+
+
 def _on_cpu(called: str, tensors: Tensors) -> None:
-    """Raises TypeError for tensors that gloo, inside, is not given."""
+    """Raises TypeError for tensors of an accelerator."""
     if accelerators.of(tensors) is not None:
         raise TypeError(
             f'{called} of a tensor on {tensors[0].device}: a process group of backend "shoal" does that for tensors on the CPU '

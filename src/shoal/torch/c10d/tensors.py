@@ -26,6 +26,10 @@ class Flat:
     """
 
     def __init__(self, tensor: torch.Tensor, transfer: Transfer | None = None, read: bool = True) -> None:
+        if tensor.layout != torch.strided:
+            raise TypeError(
+                f"a tensor with layout {tensor.layout}: only dense ones are supported here: pass tensor.to_dense()"
+            )
         self._tensor = tensor.detach()
         self._transfer = transfer
         if transfer is None:
@@ -34,11 +38,16 @@ class Flat:
             self._whole = transfer.mirror(self._tensor, read)
         self.elements = _known(self._whole).view(-1)
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether ``elements`` are in memory of their own."""
+        return self._whole.data_ptr() != self._tensor.data_ptr()
+
     def finish(self) -> None:
         """After ``elements`` were written to: the tensor has them."""
         if self._transfer is not None:
             self._transfer.take_back(*_once(self._tensor, self._whole))
-        elif self._whole.data_ptr() != self._tensor.data_ptr():
+        elif self.is_apart:
             require_whole(self._tensor)
             written, source = _once(self._tensor, self._whole)
             written.copy_(source)
