@@ -19,7 +19,6 @@ const Backend& chosen_backend() {
   return chosen;
 }
 
-
 }  // namespace
 
 namespace reduction {

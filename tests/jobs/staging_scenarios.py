@@ -75,6 +75,18 @@ def collectives(device: str) -> dict[str, Any]:
     columns = [torch.empty(rank + 1, device=device) for _ in range(size)]
     dist.all_to_all(columns, [ones(other + 1) for other in range(size)])
     keep("all_to_all", *columns)
+    flags = torch.full((3,), 5 + rank, dtype=torch.int32, device=device)
+    dist.all_reduce(flags, dist.ReduceOp.BXOR)
+    keep("all_reduce BXOR", flags)
+    tensor = ones(3)
+    dist.reduce(tensor, 1)
+    keep("reduce", tensor)
+    gathered = [torch.empty(2, device=device) for _ in range(size)] if rank == 1 else []
+    dist.gather(ones(2), gathered or None, dst=1)
+    keep("gather", *gathered)
+    own = torch.empty(2, device=device)
+    dist.scatter(own, [ones(2) * other for other in range(size)] if rank == 0 else None, src=0)
+    keep("scatter", own)
     with torch.inference_mode():
         tensor = ones(2)
         dist.all_reduce(tensor)
@@ -158,8 +170,6 @@ def wrong_arguments() -> list[str]:
         _outcome(lambda: dist.reduce_scatter_tensor(torch.empty(3 if odd_one else 2), torch.ones(4))),
         _outcome(lambda: [work.wait() for work in [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(9)]]),
         _outcome(lambda: dist.send(torch.ones(2), 1 - dist.get_rank())),
-        _outcome(lambda: dist.gather(torch.ones(2), None, dst=1 - dist.get_rank())),
-        _outcome(lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.BXOR)),
     ]
     dist.destroy_process_group()
     return found

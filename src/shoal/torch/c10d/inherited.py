@@ -22,7 +22,7 @@ _OPERATIONS = frozenset({"_allgather_base", "_reduce_scatter_base", "_start_coal
 
 
 def watch(group: Any) -> None:
-    """``group``: a process group of Shoal's, complete, with its gloo group as ``_gloo`` and its store as ``_store``."""
+    """``group``: a process group of Shoal's, complete, with its gloo group as ``_gloo``, its store as ``_store`` and what sends by them as ``_messages``."""
     _groups.add(group)
 
 
@@ -62,6 +62,7 @@ def _inherit() -> None:
     for group in list(_groups):
         _keep(group._gloo)
         _keep(group._store)
+        _keep(group._messages)
         group.__class__ = _inherited(type(group))
     _groups.clear()
 
