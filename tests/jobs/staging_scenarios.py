@@ -75,9 +75,6 @@ def collectives(device: str) -> dict[str, Any]:
     columns = [torch.empty(rank + 1, device=device) for _ in range(size)]
     dist.all_to_all(columns, [ones(other + 1) for other in range(size)])
     keep("all_to_all", *columns)
-    flags = torch.full((3,), 5 + rank, dtype=torch.int32, device=device)
-    dist.all_reduce(flags, dist.ReduceOp.BXOR)
-    keep("all_reduce BXOR", flags)
     tensor = ones(3)
     dist.reduce(tensor, 1)
     keep("reduce", tensor)
@@ -254,10 +251,13 @@ def in_cuda_streams() -> dict[str, float]:
 
 
 def refused_on_cuda() -> list[str]:
-    """What ranks get to see of ``send``, which gloo does for tensors on the CPU."""
+    """What ranks get to see of operations that are for tensors on the CPU."""
     dist.init_process_group("shoal")
     tensor = torch.ones(2, device="cuda")
-    found = [_outcome(lambda: dist.send(tensor, 1 - dist.get_rank()))]
+    found = [
+        _outcome(lambda: dist.send(tensor, 1 - dist.get_rank())),
+        _outcome(lambda: dist.all_reduce(tensor.int(), dist.ReduceOp.BXOR)),
+    ]
     dist.destroy_process_group()
     return found
 
