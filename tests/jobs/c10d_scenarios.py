@@ -371,3 +371,52 @@ def _outcome(call: Callable[[], Any], errors: tuple[type[Exception], ...] = (Run
         kind = next(each.__name__ for each in type(error).__mro__ if each in errors or issubclass(each, ShoalError))
         return kind, str(error), time.monotonic() - began
     return "no error", "", time.monotonic() - began
+
+
+def sparse_and_odd_tensors() -> list[str]:
+    """What differs from plain computation, or from gloo, on 2 ranks. For a gradient of an embedding, a counter, an expanded tensor."""
+    dist.init_process_group("shoal")
+    gloo = dist.new_group(backend="gloo")
+    rank, wrong = dist.get_rank(), []
+
+    def check(what: str, found: Any, wanted: Any) -> None:
+        if found != wanted:
+            wrong.append(f"{what}: {found}, not {wanted}")
+
+    def sparse(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        # Row 1 on both ranks, twice on rank 0.
+        rows = [1, 3, 1] if rank == 0 else [1, 0]
+        values = torch.arange(2.0 * len(rows)).view(-1, 2) + rank
+        return torch.sparse_coo_tensor(torch.tensor([rows]), values.to(dtype), (5, 2))
+
+    summed, by_gloo = sparse(), sparse()
+    dist.all_reduce(summed)
+    dist.all_reduce(by_gloo, group=gloo)
+    check("a sparse sum", summed.to_dense().tolist(), by_gloo.to_dense().tolist())
+    averaged = sparse(torch.bfloat16)
+    dist.all_reduce(averaged, dist.ReduceOp.AVG)
+    check("a sparse mean", averaged.to_dense().tolist(), (by_gloo.to_dense() / 2).to(torch.bfloat16).tolist())
+    nothing = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.long), torch.empty(0, 2), (5, 2))
+    dist.all_reduce(nothing)
+    check("a sparse sum of nothing", (nothing.is_sparse, nothing.to_dense().count_nonzero().item()), (True, 0))
+
+    # Lightning's Trainer averages its counters.
+    for dtype in (torch.int64, torch.int32, torch.uint8):
+        counter = torch.tensor(7 + rank, dtype=dtype)
+        dist.all_reduce(counter, dist.ReduceOp.AVG)
+        check(f"a mean of {dtype}", counter.item(), 7)
+    negative = torch.tensor([-7 - rank])
+    dist.all_reduce(negative, dist.ReduceOp.AVG)
+    check("a mean of negative integers", negative.item(), -7)
+
+    memory = torch.full((2,), 1.0 + rank)
+    dist.all_reduce(memory[:1].expand(3))
+    check("a sum in an expanded tensor", memory.tolist(), [3.0, 1.0 + rank])
+    memory = torch.full((2,), 1.0 + rank)
+    dist.broadcast(memory[1:].expand(2, 3), 1)
+    check("a broadcast into an expanded tensor", memory.tolist(), [1.0 + rank, 2.0])
+    gathered = [torch.zeros(1, 3) for _ in range(2)]
+    dist.all_gather(gathered, memory[:1].expand(1, 3))
+    check("a gather of expanded tensors", [one.tolist() for one in gathered], [[[1.0] * 3], [[2.0] * 3]])
+    dist.destroy_process_group()
+    return wrong

@@ -46,9 +46,27 @@ def two_ranks() -> dict[str, Any]:
         with_hook, without = trained(shoal.torch.comm_hook, how), trained(None, how)
         found[how] = all(torch.equal(one, other) for one, other in zip(with_hook, without, strict=True))
     found["compressed"] = compressed()
+    found["sparse"] = sparse_gradients()
     found["no group"] = error_of(dist.group.WORLD)
     dist.destroy_process_group()
     return found
+
+
+def sparse_gradients() -> bool:
+    """Whether an embedding's sparse gradients are, with the hook, what they are without."""
+    found = []
+    for hook in (shoal.torch.comm_hook, None):
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 1))
+        model = DistributedDataParallel(layers)
+        if hook is not None:
+            model.register_comm_hook(None, hook)
+        model(torch.tensor([0, 1, 1] if dist.get_rank() else [2, 1])).square().sum().backward()
+        found.append([parameter.grad for parameter in layers.parameters()])
+    return all(
+        one.layout == other.layout and torch.equal(one.to_dense(), other.to_dense())
+        for one, other in zip(*found, strict=True)
+    )
 
 
 def three_ranks() -> dict[str, Any]:

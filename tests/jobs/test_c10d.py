@@ -102,6 +102,10 @@ def test_gathers_fill_arrays_that_are_there(nodes: int, elements: int) -> None:
         assert found["uneven"] == "Mismatch"
 
 
+def test_sparse_tensors_whole_numbers_and_expanded_tensors_are_averaged() -> None:
+    assert run_ranks(c10d_scenarios.sparse_and_odd_tensors, 2, nodes=2) == [[], []]
+
+
 @pytest.mark.parametrize("whose", [0, 1], ids=["its own", "another's"])
 def test_reduce_scatters_into_a_part_of_the_input(whose: int) -> None:
     assert run_ranks(c10d_scenarios.scattered_into_the_input, 2, whose, nodes=2) == [0, 0]

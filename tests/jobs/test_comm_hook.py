@@ -19,6 +19,7 @@ def test_two_ranks() -> None:
         for how in ("plain", "gradient_as_bucket_view", "static_graph", "no_sync", "join"):
             assert found[how], f"{how}: other parameters than without the hook"
         assert found["compressed"] == [1.0] * 3, "1 + 2^-13 is no float16"
+        assert found["sparse"], "other sparse gradients than without the hook"
         assert found["no group"].startswith("TypeError: the state of shoal.torch.comm_hook is a shoal.Group")
 
 
