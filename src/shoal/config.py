@@ -10,7 +10,9 @@ import difflib
 import hashlib
 import math
 import os
+import pwd
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -31,6 +33,8 @@ LARGEST_SMALL = 1024 * 1024
 LONGEST_PEER_TIMEOUT = 24 * 60 * 60
 
 _LARGEST_UNSIGNED = 2**32 - 1
+
+_IN_THE_HOME = Path(".local", "state", "shoal")
 
 # An offline guess at a shorter secret would not take long.
 SHORTEST_SECRET = 16
@@ -330,7 +334,10 @@ def _secret(text: str) -> bytes:
 
 
 def _path(text: str) -> Path:
-    return Path(text).expanduser().absolute()
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("this user has no home folder: no HOME, and no entry in /etc/passwd") from None
 
 
 def _label(text: str) -> str:
@@ -379,9 +386,20 @@ def _log_level(text: str) -> str:
 
 
 def secret_folder(environ: Mapping[str, str]) -> Path:
-    """XDG base directories: a path that is not absolute counts as unset."""
+    """XDG base directories: a path that is not absolute counts as unset. Who has no home has a folder for temporary files."""
     for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
         if environ.get(name, "").startswith("/"):
             return Path(environ[name]) / "shoal"
     home = environ.get("HOME", "")
-    return Path(home if home.startswith("/") else Path("~").expanduser()) / ".local" / "state" / "shoal"
+    if home.startswith("/"):
+        return Path(home) / _IN_THE_HOME
+    try:
+        # The entry in /etc/passwd; pathlib alone would look at HOME first, which is of no use here.
+        return Path(pwd.getpwuid(os.getuid()).pw_dir) / _IN_THE_HOME
+    except KeyError:
+        return temporary_folder()
+
+
+def temporary_folder() -> Path:
+    """This user's own, for a secret that has no home."""
+    return Path(tempfile.gettempdir()) / f"shoal-{os.geteuid()}"

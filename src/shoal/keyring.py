@@ -6,19 +6,23 @@ ConfigurationError that says how to make one.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
 import stat
 from pathlib import Path
 
-from shoal.config import SHORTEST_SECRET, ServerSettings
+from shoal.config import SHORTEST_SECRET, ServerSettings, temporary_folder
 from shoal.errors import ConfigurationError
 
 _log = logging.getLogger("shoal")
 
 # Longer files are no secrets but a mistake.
 _LONGEST_FILE = 64 * 1024
+
+# What is said of a folder that cannot be made or written to.
+_NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 
 HOW_TO_MAKE_ONE = (
     "make one with `openssl rand -hex 32` and set SHOAL_SECRET, or SHOAL_SECRET_FILE to a file that holds it, to the same "
@@ -63,18 +67,36 @@ def fresh_secret() -> bytes:
 def user_secret(folder: Path) -> bytes:
     """The secret that this user's processes on this machine share. Made on first use, whoever comes first.
 
+    Where nothing can be written in ``folder``, it is kept in a folder of this user's among the temporary files.
     Raises ConfigurationError if folder or file belong to someone else or are open to others.
     """
-    path = folder / "secret"
     try:
-        _make_folder(folder)
-        if not path.exists():
-            _make_secret(path)
-        return _read_private(path)
+        return _secret_in(folder)
     except OSError as error:
-        raise ConfigurationError(
-            f"the secret for ranks on one machine cannot be kept at {path} ({error.strerror}): {HOW_TO_MAKE_ONE}"
-        ) from None
+        if error.errno not in _NO_PLACE:
+            raise _cannot_be_kept(folder, error) from None
+    # A container's user may have a home that is not there, or the machine's root.
+    elsewhere = temporary_folder()
+    try:
+        if elsewhere.is_symlink():
+            raise ConfigurationError(f"{elsewhere} is a link, so no secret can be kept there: remove it")
+        return _secret_in(elsewhere)
+    except OSError as error:
+        raise _cannot_be_kept(elsewhere, error) from None
+
+
+def _cannot_be_kept(folder: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"the secret for ranks on one machine cannot be kept in {folder} ({error.strerror}): {HOW_TO_MAKE_ONE}"
+    )
+
+
+def _secret_in(folder: Path) -> bytes:
+    path = folder / "secret"
+    _make_folder(folder)
+    if not path.exists():
+        _make_secret(path)
+    return _read_private(path)
 
 
 def _make_folder(folder: Path) -> None:

@@ -162,11 +162,10 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def first_host(nodes: str) -> str | None:
-    """The first host of a Slurm node list, such as ``gpu[003-010,12],login``. None if the list is empty."""
-    match = re.match(r"([^,\[\]]*)(?:\[([^\],-]+)[^\]]*\])?([^,\[\]]*)", nodes.strip())
-    if match is None or not match[0]:
-        return None
-    return match[1] + (match[2] or "") + match[3]
+    """The first host of a Slurm node list, such as ``gpu[003-010,12],login`` or ``rack[1-2]node[1-8]``. None if the list is empty."""
+    first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])*", nodes.strip())
+    assert first is not None, "it matches nothing at least"
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) or None
 
 
 def _launch(

@@ -1,6 +1,8 @@
 """config.py: every variable is read, and what is not understood is refused in one line that names it."""
 
 import dataclasses
+import os
+import pwd
 import socket
 from pathlib import Path
 
@@ -183,6 +185,8 @@ def test_the_secret_folder_follows_xdg() -> None:
     assert folder == Path("/run/user/7/shoal")
     assert Settings.from_environment({"XDG_STATE_HOME": "/s"}).secret_folder == Path("/s/shoal")
     assert Settings.from_environment({"HOME": "/home/x"}).secret_folder == Path("/home/x/.local/state/shoal")
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert Settings.from_environment({"HOME": ""}).secret_folder == home / ".local/state/shoal"
 
 
 def test_settings_that_must_agree_are_those_that_ranks_could_differ_in() -> None:

@@ -1,7 +1,12 @@
 """keyring.py: the secret from a file, and the one that a user's processes on one machine share."""
 
 import dataclasses
+import os
+import shutil
 import stat
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -93,3 +98,61 @@ def test_an_empty_secret_is_refused(tmp_path: Path) -> None:
     (folder / "secret").touch(mode=0o600)
     with pytest.raises(ConfigurationError, match="does not hold a secret"):
         keyring.user_secret(folder)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files are."""
+    folder = tmp_path / "tmp"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_without_a_home_to_write_to_it_is_kept_among_the_temporary_files(temporary: Path) -> None:
+    nowhere = Path("/proc/no such home/.local/state/shoal")  # where not even root can make a folder
+    secret = keyring.user_secret(nowhere)
+    assert keyring.user_secret(nowhere) == secret
+    folder = temporary / f"shoal-{os.geteuid()}"
+    assert (folder / "secret").read_bytes().strip() == secret
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_somebody_else_has_laid_there_is_not_used(temporary: Path) -> None:
+    folder = temporary / f"shoal-{os.geteuid()}"
+    (temporary / "theirs").mkdir(mode=0o700)
+    folder.symlink_to(temporary / "theirs")
+    with pytest.raises(ConfigurationError, match="is a link"):
+        keyring.user_secret(Path("/proc/no such home"))
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(ConfigurationError, match="does not belong to this user alone"):
+        keyring.user_secret(Path("/proc/no such home"))
+
+
+AS_SOMEBODY = ["unshare", "--user", "--map-user=54321"]
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*AS_SOMEBODY, "true"], capture_output=True).returncode != 0,
+    reason="needs a namespace of users",
+)
+def test_a_user_without_an_entry_in_passwd_and_without_home_finds_a_secret(tmp_path: Path) -> None:
+    """As in containers that are run with any number for a user."""
+    program = (
+        "from shoal import keyring; from shoal.config import Settings; "
+        "print(keyring.user_secret(Settings.from_environment().secret_folder).decode())"
+    )
+    words = [*AS_SOMEBODY, sys.executable, "-c", program]
+    environment = {"TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]}
+    found = [subprocess.run(words, env=environment, capture_output=True, text=True) for _ in range(2)]
+    assert [done.returncode for done in found] == [0, 0], found
+    assert found[0].stdout == found[1].stdout
+    assert len(found[0].stdout.strip()) == 64
+    assert [entry.name for entry in tmp_path.iterdir()] == ["shoal-54321"]
+
+
+def test_a_file_in_the_home_of_a_user_who_has_none_is_a_clear_error() -> None:
+    with pytest.raises(ConfigurationError, match="SHOAL_SECRET_FILE='~nobody-of-that-name/x' is wrong"):
+        Settings.from_environment({"SHOAL_SECRET_FILE": "~nobody-of-that-name/x"})

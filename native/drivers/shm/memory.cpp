@@ -59,9 +59,18 @@ Shape shape_without_arrays(std::uint32_t ranks, bool alone) {
   return shape;
 }
 
+// Nothing in it is ever executed. A machine may insist that this is said (vm.memfd_noexec=2); kernels before 6.3 do not
+// know the word.
+os::Descriptor make_file() {
+  constexpr unsigned cannot_be_executed = 8;  // MFD_NOEXEC_SEAL, which not all headers have
+  constexpr unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  os::Descriptor made(::memfd_create("shoal", flags | cannot_be_executed));
+  return made || errno != EINVAL ? std::move(made) : os::Descriptor(::memfd_create("shoal", flags));
+}
+
 os::Descriptor make(const Shape& shape) {
   const std::size_t bytes = shape.bytes_in_use();
-  os::Descriptor made(::memfd_create("shoal", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  os::Descriptor made = make_file();
   if (!made) {
     fail("no shared memory can be made");
   }

@@ -5,6 +5,7 @@ and notes every few milliseconds how much that was, in a file that the conductor
 the time that an operation took, and nobody is asked anything while it is measured.
 """
 
+import contextlib
 import json
 import mmap
 import os
@@ -20,6 +21,8 @@ from pathlib import Path
 
 from shoal.bench.teams import Troupe, base_environment
 from shoal.errors import ConfigurationError
+
+_MFD_NOEXEC_SEAL = 8  # Python has no name for it
 
 _WAIT = 30.0
 _CHUNK = 1024 * 1024
@@ -127,10 +130,17 @@ def _connect(address: tuple[str, int], congestion_control: str) -> socket.socket
 
 def _send(connection: socket.socket) -> None:
     """From a file in memory: the sender costs as little as it can."""
-    with os.fdopen(os.memfd_create("background"), "w+b") as file:
+    with os.fdopen(_file_in_memory(), "w+b") as file:
         file.truncate(_CHUNK)
         while os.sendfile(connection.fileno(), file.fileno(), 0, _CHUNK):
             pass
+
+
+def _file_in_memory() -> int:
+    """One that cannot be executed, as some machines demand (vm.memfd_noexec); Linux before 6.3 does not know the flag."""
+    with contextlib.suppress(OSError):
+        return os.memfd_create("background", os.MFD_CLOEXEC | _MFD_NOEXEC_SEAL)
+    return os.memfd_create("background")
 
 
 def _receive(connection: socket.socket, path: Path) -> None:

@@ -301,11 +301,11 @@ def _make_mpich_loadable(settings: Settings) -> None:
     """Starts this program again, before MPI has, if mpi4py would not find MPICH's library under the name it has here."""
     if settings.launch.launcher != "MPICH" or not importlib.util.find_spec("mpi4py"):
         return
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "shoal" / "mpich"
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "shoal" / "mpich"
         folder.mkdir(parents=True, exist_ok=True)
         needed = mpich_environment(folder)
-    except (ImportError, OSError):
+    except (ImportError, OSError, RuntimeError):  # the last: a user without a home
         return
     if any(os.environ.get(name) != value for name, value in needed.items()):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **needed})
