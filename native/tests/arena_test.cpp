@@ -166,6 +166,7 @@ TEST(what_is_detached_keeps_its_values_and_others_reach_it_no_more) {
   std::fill_n(array.get(), megabyte, std::byte{1});
   // As another process has it.
   const Memory others(os::Descriptor(::dup(memory->descriptor())), shape_with_regions(2));
+  others.open(1, memory->shape().region);
   std::byte* const there = others.region(1) + (array.get() - memory->region(1));
   std::fill_n(there, 100, std::byte{2});
   CHECK(array.get()[99] == std::byte{2});

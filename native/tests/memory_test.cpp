@@ -1,5 +1,6 @@
 // The node's shared memory and the machine that it is on: kernels that refuse a file in memory that could be executed,
-// or do not know how to say that it cannot.
+// or do not know how to say that it cannot; core dumps and others that look through a process's memory; limited
+// addresses.
 
 #include "drivers/shm/memory.h"
 
@@ -7,21 +8,33 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iterator>
+#include <memory>
+#include <string>
 
+#include "drivers/shm/arena.h"
 #include "tests/check.h"
 #include "tests/shm_ranks.h"
 
 namespace {
 
+using namespace shoal;
 using namespace shoal::shm;
 using namespace shoal::shm_ranks;
 
@@ -93,6 +106,160 @@ TEST(memory_cannot_be_executed_where_the_kernel_sees_to_that) {
   ::close(probe);
   const Memory memory(small_shape(2));
   CHECK((::fcntl(memory.descriptor(), F_GET_SEALS) & sealed_exec) != 0);
+}
+
+// --- Who looks through a process's memory ---
+
+Shape with_holes() {
+  Shape shape = small_shape(2);
+  shape.areas = 4 * region_grain;
+  shape.region = std::size_t{64} << 20U;
+  return shape;
+}
+
+// Of the machine, for the file that ranks share.
+std::size_t bytes_of(int descriptor) {
+  struct stat found {};
+  CHECK_EQ(::fstat(descriptor, &found), 0);
+  return static_cast<std::size_t>(found.st_blocks) * 512;
+}
+
+// As another rank has it, which has seen an array of rank 0's.
+std::shared_ptr<const Memory> mapped_again(int descriptor, const Shape& shape) {
+  auto memory = std::make_shared<const Memory>(os::Descriptor(::dup(descriptor)), shape);
+  memory->open(0, 1 << 20U);
+  return memory;
+}
+
+[[noreturn]] void crash_with_a_core_dump(int descriptor) {
+  const auto memory = mapped_again(descriptor, with_holes());
+  char folder[] = "/tmp/shoal-core-XXXXXX";
+  rlimit limit{};
+  if (::mkdtemp(folder) == nullptr || ::chdir(folder) != 0 || ::getrlimit(RLIMIT_CORE, &limit) != 0) {
+    ::_exit(1);
+  }
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_CORE, &limit);
+  ::prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+  ::signal(SIGABRT, SIG_DFL);
+  ::printf("%s\n", folder);
+  ::fflush(stdout);
+  std::abort();
+}
+
+TEST(a_core_dump_makes_no_memory_of_addresses) {
+  const auto memory = std::make_shared<const Memory>(with_holes());
+  const auto arena = std::make_shared<Arena>(memory, 0);
+  const auto array = arena->allocate(1 << 20U);
+  CHECK(array != nullptr);
+  const int descriptor = ::dup(memory->descriptor());  // a child does not have the memory's own
+  const std::size_t before = bytes_of(descriptor);
+  CHECK(before < (std::size_t{4} << 20U));
+  int ends[2];
+  CHECK_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(ends[1], STDOUT_FILENO);
+    crash_with_a_core_dump(descriptor);
+  }
+  ::close(ends[1]);
+  std::string folder(64, '\0');
+  const ssize_t told = ::read(ends[0], folder.data(), folder.size());
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK(told > 0);
+  folder.resize(static_cast<std::size_t>(told) - 1);
+  std::filesystem::remove_all(folder);
+  CHECK(WIFSIGNALED(status));
+  rlimit limit{};
+  ::getrlimit(RLIMIT_CORE, &limit);
+  CHECK(WCOREDUMP(status) || limit.rlim_max < RLIM_INFINITY);
+  CHECK_EQ(bytes_of(descriptor), before);
+}
+
+TEST(no_part_of_the_memory_is_in_a_core_dump) {
+  const auto memory = std::make_shared<const Memory>(with_holes());
+  const auto arena = std::make_shared<Arena>(memory, 0);
+  const auto array = arena->allocate(1 << 20U);
+  std::ifstream smaps("/proc/self/smaps");
+  int parts = 0;
+  bool ours = false;
+  for (std::string line; std::getline(smaps, line);) {
+    ours = line.find('-') < line.find(' ') ? line.find("/memfd:shoal") != std::string::npos : ours;
+    if (ours && line.rfind("VmFlags:", 0) == 0) {
+      CHECK(line.find(" dd") != std::string::npos);
+      CHECK(line.find(" dc") != std::string::npos);
+      ++parts;
+    }
+  }
+  CHECK(parts >= 3);
+}
+
+TEST(whoever_reads_along_a_process_reads_no_addresses_without_memory) {
+  const auto memory = std::make_shared<const Memory>(with_holes());
+  const auto arena = std::make_shared<Arena>(memory, 0);
+  const auto array = arena->allocate(1 << 20U);
+  array.get()[7] = std::byte{42};
+  const auto other = mapped_again(memory->descriptor(), with_holes());
+  const std::size_t before = bytes_of(memory->descriptor());
+  const auto can_read = [](const std::byte* at) {
+    std::byte read{};
+    const iovec into{&read, 1};
+    const iovec from{const_cast<std::byte*>(at), 1};
+    const ssize_t done = ::process_vm_readv(::getpid(), &into, 1, &from, 1, 0);
+    CHECK(done == 1 || errno == EFAULT || errno == ENOSYS);
+    return done == 1;
+  };
+  for (const Memory* each : {memory.get(), other.get()}) {
+    const std::byte* const begin = reinterpret_cast<const std::byte*>(&each->desk(0));
+    std::size_t readable = 0;
+    for (std::size_t at = 0; at < each->shape().bytes(); at += region_grain) {
+      readable += can_read(begin + at) ? region_grain : 0;
+    }
+    CHECK_EQ(readable, each->shape().bytes_in_use() + (1 << 20U));
+    CHECK_EQ(static_cast<int>(each->region(0)[7]), 42);
+  }
+  CHECK_EQ(bytes_of(memory->descriptor()), before);
+}
+
+// --- Addresses ---
+
+std::size_t machine_bytes() {
+  return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+TEST(a_node_takes_addresses_for_twice_what_the_machine_has_however_many_ranks_it_has) {
+  for (std::uint32_t ranks = 2; ranks <= most_ranks; ++ranks) {
+    const Shape shape = shape_for(ranks, true);
+    CHECK(ranks * shape.region >= machine_bytes());
+    CHECK(ranks * shape.region <= 2 * machine_bytes() + ranks * region_grain);
+  }
+}
+
+// Whether memory has regions in a process that may have so many more addresses than it has, and whether the program
+// then still has `program` of them.
+int regions_with(std::size_t more, std::size_t program) {
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlim_t most = pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + more;
+  const rlimit limit{most, most};
+  if (::setrlimit(RLIMIT_AS, &limit) != 0) {
+    return 10;
+  }
+  const Memory memory(shape_for(2, true));
+  if (memory.has_regions() != memory.why_no_regions().empty()) {
+    return 11;
+  }
+  const void* const own = ::mmap(nullptr, program, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return own == MAP_FAILED ? 12 : static_cast<int>(memory.has_regions());
+}
+
+TEST(where_addresses_are_limited_the_program_does_not_miss_those_of_the_regions) {
+  const std::size_t mapping = shape_for(2, true).bytes();
+  const std::size_t little = std::size_t{64} << 20U;
+  CHECK_EQ(in_child([&] { return regions_with(mapping + machine_bytes() + little, machine_bytes()); }), 1);
+  CHECK_EQ(in_child([&] { return regions_with(mapping + machine_bytes() / 2, machine_bytes()); }), 0);
+  CHECK_EQ(in_child([&] { return regions_with(mapping / 2, machine_bytes() / 2); }), 0);
 }
 
 }  // namespace

@@ -123,6 +123,7 @@ std::shared_ptr<std::byte> Arena::allocate(std::size_t bytes) {
 void Arena::take(std::size_t begin, std::size_t end) const {
   const std::size_t bytes = end - begin;
   const std::size_t offset = memory_->file_offset(region_ + begin);
+  memory_->open(rank_, end);
   if (const int code = reserve(descriptor_, offset, bytes); code != 0) {
     fail("rank " + std::to_string(rank_) + " cannot get " + std::to_string(bytes) +
              " bytes of memory for its arrays; give the machine or container more memory, or make the model smaller",

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -48,6 +49,31 @@ std::size_t owners_bytes(const Shape& shape) {
 bool may_be_so_long(std::size_t bytes) {
   rlimit limit{};
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur);
+}
+
+std::size_t machine_bytes() {
+  return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// Of this process, of every kind.
+std::size_t addresses_in_use() {
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// Where addresses are limited, the program must not miss those that we take: it cannot use more than the machine has
+// memory.
+bool has_addresses_for(std::size_t bytes) {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+         addresses_in_use() + bytes + machine_bytes() <= limit.rlim_cur;
+}
+
+void make_accessible(std::byte* begin, std::size_t bytes) {
+  if (::mprotect(begin, bytes, PROT_READ | PROT_WRITE) != 0) {
+    fail("the node's shared memory cannot be made accessible");
+  }
 }
 
 Shape shape_without_arrays(std::uint32_t ranks, bool alone) {
@@ -100,9 +126,10 @@ Shape shape_for_group(std::uint32_t ranks) { return shape_without_arrays(ranks, 
 
 Shape shape_for(std::uint32_t ranks, bool alone) {
   Shape shape = shape_without_arrays(ranks, alone);
-  const std::size_t machine = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
+  const std::size_t machine = machine_bytes();
   shape.areas = rounded_up(std::min(limits::areas_bytes, machine / 4), region_grain);
-  shape.region = std::min(machine, most_addresses / ranks);
+  // Ranks of a job have about as much to average each; twice that leaves room for what changes its place.
+  shape.region = std::min({machine, 2 * machine / ranks, most_addresses / ranks});
   shape.region = rounded_up(shape.region, region_grain);
   return shape;
 }
@@ -118,7 +145,9 @@ Memory::Memory(std::shared_ptr<const Memory> node, std::size_t area, const Shape
     : shape_(shape),
       node_(std::move(node)),
       places_(std::move(places)),
-      begin_(node_->begin_ + node_->shape_.bytes_in_use() + area) {}
+      begin_(node_->begin_ + node_->shape_.bytes_in_use() + area) {
+  make_accessible(begin_, shape_.bytes_in_use());
+}
 
 void Memory::map() {
   struct stat found {};
@@ -136,11 +165,18 @@ void Memory::map() {
   }
   const auto mapped = [this](std::size_t bytes) {
     mapped_ = bytes;
-    return ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor_.number(), 0);
+    return ::mmap(nullptr, bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, descriptor_.number(), 0);
   };
-  void* begin = mapped(shape_.bytes());
+  void* begin = MAP_FAILED;
+  if (shape_.region > 0 && !has_addresses_for(shape_.bytes())) {
+    why_no_regions_ = "the program may need the addresses itself (ulimit -v)";
+  } else {
+    begin = mapped(shape_.bytes());
+    if (begin == MAP_FAILED && shape_.region > 0) {
+      why_no_regions_ = "there are not enough addresses: " + std::system_category().message(errno);
+    }
+  }
   if (begin == MAP_FAILED && shape_.region > 0) {
-    why_no_regions_ = "there are not enough addresses (ulimit -v): " + std::system_category().message(errno);
     begin = mapped(shape_.bytes_without_regions());
   }
   if (begin == MAP_FAILED) {
@@ -148,6 +184,8 @@ void Memory::map() {
   }
   begin_ = static_cast<std::byte*>(begin);
   ::madvise(begin_, mapped_, MADV_DONTFORK);
+  ::madvise(begin_, mapped_, MADV_DONTDUMP);
+  make_accessible(begin_, shape_.bytes_in_use());
 }
 
 // In a child there may be something else at these addresses.
@@ -174,6 +212,18 @@ std::byte* Memory::region(std::uint32_t rank) const {
   return begin_ + shape_.bytes_without_regions() + rank * shape_.region;
 }
 
+void Memory::open(std::uint32_t rank, std::size_t end) const {
+  if (end <= open_[rank].load(std::memory_order_acquire)) {
+    return;
+  }
+  const std::lock_guard lock(opening_);
+  const std::size_t until = rounded_up(end, region_grain);
+  if (const std::size_t begin = open_[rank].load(); begin < until) {
+    make_accessible(region(rank) + begin, until - begin);
+    open_[rank].store(until, std::memory_order_release);
+  }
+}
+
 bool Memory::is_gone(std::uint32_t rank) const {
   return desk(rank).gone.load() != 0 || (has_left(rank) && desk(rank).here.load() == 0);
 }
@@ -192,7 +242,7 @@ bool Memory::take(std::size_t area, const Shape& shape) const {
   const std::size_t bytes = shape.bytes_in_use();
   const std::size_t offset = shape_.bytes_in_use() + area;
   return area + bytes <= shape_.areas && reserve(descriptor_.number(), offset, bytes) == 0 &&
-         populate(begin_ + offset, bytes) == 0;
+         ::mprotect(begin_ + offset, bytes, PROT_READ | PROT_WRITE) == 0 && populate(begin_ + offset, bytes) == 0;
 }
 
 // Sequentially consistent throughout: whoever goes to sleep says so before it looks at the bell again.

@@ -5,15 +5,18 @@
 //   * It is a memfd: it has no name, so nothing can be left behind, and the size of /dev/shm does not matter.
 //   * It is whole before it is used: what the machine cannot give is an error here, and no signal later. It cannot be
 //     cut. Areas and regions are addresses only, until something is taken from them.
-//   * Children made by fork() do not have it, except for what arena.h says.
+//   * Children made by fork() do not have it, except for what arena.h says. A core dump does not have it either.
+//   * What is only addresses cannot be read: to look at it would make memory of it, up to all that the machine has.
 //   * Every word of a desk is written by its own rank alone, except for the bell. So no lock is held in here, and a
 //     process that is killed leaves nothing half done.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -45,8 +48,8 @@ struct Shape {
   std::size_t bytes() const { return bytes_without_regions() + ranks * region; }
 };
 
-// For so many ranks: at most 16 MiB of slots, and for each rank addresses for all memory that the machine has. `alone`:
-// there are no other nodes.
+// For so many ranks: at most 16 MiB of slots, and for each rank addresses for twice its share of the memory that the
+// machine has. `alone`: there are no other nodes.
 Shape shape_for(std::uint32_t ranks, bool alone);
 
 // For a group of so many ranks of a node, in its area: nothing of it goes to other nodes.
@@ -121,6 +124,8 @@ class Memory {
   bool has_regions() const { return mapped_ > shape_.bytes_without_regions(); }
   const std::string& why_no_regions() const { return why_no_regions_; }
   std::byte* region(std::uint32_t rank) const;
+  // This process may read and write a region up to `end` from here on. Throws std::system_error.
+  void open(std::uint32_t rank, std::size_t end) const;
   // Where it is in the file.
   std::size_t file_offset(const std::byte* address) const { return static_cast<std::size_t>(address - begin_); }
 
@@ -135,6 +140,10 @@ class Memory {
   std::size_t mapped_ = 0;
   std::string why_no_regions_;
   std::uint64_t generation_ = os::fork_generation();
+
+  // Of each rank's region, what is open in this process: bytes from its beginning.
+  mutable std::array<std::atomic<std::size_t>, most_ranks> open_{};
+  mutable std::mutex opening_;
 };
 
 // Tells a rank that something which its open operations may wait for has happened. Wakes whoever works there, if that

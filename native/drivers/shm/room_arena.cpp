@@ -1,4 +1,5 @@
 // Arrays that lie in the memory that the ranks share: how ranks hear where, and how they get rid of each other.
+#include <algorithm>
 #include <exception>
 #include <stdexcept>
 #include <utility>
@@ -34,6 +35,7 @@ Arrays Room::Impl::arrays_of(const Operation& operation) const {
     if (bytes > most || place->input > most - bytes || place->output > most - bytes) {
       throw std::runtime_error("the node's shared memory is damaged");
     }
+    memory_->open(rank, std::max(place->input, place->output) + bytes);
     std::byte* const region = memory_->region(rank);
     arrays.inputs.push_back(region + place->input);
     if (!has_uplink_ || rank == 0) {
