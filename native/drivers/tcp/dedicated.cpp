@@ -221,10 +221,11 @@ DedicatedServer::Impl::forget(Proxy& proxy, std::map<Key, std::unique_ptr<Hosted
       jobs_.erase(incarnation);
     }
   }
-  const bool was_tried_again = std::any_of(proxy.hosted.begin(), proxy.hosted.end(), [&](const auto& other) {
-    return other.first.incarnation == incarnation && other.first.index == index && other.first.attempt != attempt;
-  });
-  if (!was_tried_again) {
+  const auto is_tried_again = [&key = place->first](const auto& other) {
+    return other.first.incarnation == key.incarnation && other.first.index == key.index &&
+           other.first.attempt != key.attempt;
+  };
+  if (std::none_of(proxy.hosted.begin(), proxy.hosted.end(), is_tried_again)) {
     budget_.release(incarnation, index);
   }
   proxy.loop.remove(place->second->machine);
