@@ -15,11 +15,12 @@ from shoal.processes.environment import (
 from shoal.processes.guard import Guard
 from shoal.processes.job import JobDescription, LocalJob
 from shoal.processes.output import for_terminal
-from shoal.processes.process import Process, describe_exit
+from shoal.processes.process import Child, Process, Started, describe_exit, exit_code
 from shoal.processes.program import Program, program_of
 from shoal.processes.servers import ServerFailed, ServerProcess, start_server
 
 __all__ = [
+    "Child",
     "Guard",
     "JobDescription",
     "LocalJob",
@@ -27,7 +28,9 @@ __all__ = [
     "Program",
     "ServerFailed",
     "ServerProcess",
+    "Started",
     "describe_exit",
+    "exit_code",
     "for_terminal",
     "free_master_port",
     "program_of",

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from shoal.processes import shim
 from shoal.processes.guard import Guard
@@ -23,45 +23,36 @@ from shoal.processes.guard import Guard
 Stream = int | IO[bytes]
 
 
-class Process:
-    """Starts ``command`` (its first word a path). ``name`` is for messages; streams are as for ``subprocess.Popen``.
+class Child(Protocol):
+    """A process that leads a session of its own."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self) -> int:
+        """Its exit code, negative for a signal, once it has ended. It stays a zombie."""
+
+    def reap(self) -> None:
+        """After its end, once."""
+
+
+class Started:
+    """A child that is watched. ``name`` is for messages.
 
     ``hands_on``: whether it hands on signals to its children, as far as they are for them. A shell does not: ``signal`` then
     reaches all of its group, as a terminal's Ctrl-C does.
 
     ``exit`` becomes the exit code, negative for the signal that ended it, once the process itself has ended, which was
-    ``ended_at`` (monotonic seconds); call ``finish`` then. Start it from a thread that lives as long as the process may: the kernel ends it with that thread.
+    ``ended_at`` (monotonic seconds); call ``finish`` then.
     """
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        guard: Guard,
-        *,
-        stdin: Stream | None = subprocess.DEVNULL,
-        stdout: Stream | None = None,
-        stderr: Stream | None = None,
-        pass_fds: Sequence[int] = (),
-        directory: str | Path | None = None,
-        hands_on: bool = True,
-    ) -> None:
+    def __init__(self, name: str, child: Child, guard: Guard, *, hands_on: bool = True) -> None:
         self.name = name
         self._hands_on = hands_on
         self.ended_at = 0.0
         self.exit: concurrent.futures.Future[int] = concurrent.futures.Future()
         self._guard = guard
-        self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), *command],
-            env=dict(environment),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=pass_fds,
-            cwd=directory,
-            start_new_session=True,
-        )
+        self._child = child
         guard.watch(self.pid)
         # The lock keeps a signal from being sent between the last check and the reaping.
         self._lock = threading.Lock()
@@ -70,16 +61,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """The reading end of its output, where ``subprocess.PIPE`` was asked for."""
-        return self._popen.stdout
-
-    @property
-    def stderr(self) -> IO[bytes] | None:
-        return self._popen.stderr
+        return self._child.pid
 
     def running(self) -> bool:
         return not self.exit.done()
@@ -105,24 +87,81 @@ class Process:
             if not self._finished:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
-                self._popen.wait()
+                self._child.reap()
                 self._finished = True
                 self._guard.forget(self.pid)
         return code
 
     def _wait(self) -> None:
-        try:
-            result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:  # someone else reaped it (SIGCHLD ignored): the code is gone
-            result = None
-        if result is None:
-            code = 255
-        elif result.si_code == os.CLD_EXITED:
-            code = result.si_status
-        else:
-            code = -result.si_status
+        code = self._child.wait()
         self.ended_at = time.monotonic()
         self.exit.set_result(code)
+
+
+class Process(Started):
+    """Starts ``command`` (its first word a path); streams are as for ``subprocess.Popen``.
+
+    Start it from a thread that lives as long as the process may: the kernel ends it with that thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        guard: Guard,
+        *,
+        stdin: Stream | None = subprocess.DEVNULL,
+        stdout: Stream | None = None,
+        stderr: Stream | None = None,
+        pass_fds: Sequence[int] = (),
+        directory: str | Path | None = None,
+        hands_on: bool = True,
+    ) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), *command],
+            env=dict(environment),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=pass_fds,
+            cwd=directory,
+            start_new_session=True,
+        )
+        super().__init__(name, _Opened(self._popen), guard, hands_on=hands_on)
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """The reading end of its output, where ``subprocess.PIPE`` was asked for."""
+        return self._popen.stdout
+
+    @property
+    def stderr(self) -> IO[bytes] | None:
+        return self._popen.stderr
+
+
+class _Opened:
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def wait(self) -> int:
+        try:
+            return exit_code(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT))
+        except ChildProcessError:  # someone else reaped it (SIGCHLD ignored): the code is gone
+            return 255
+
+    def reap(self) -> None:
+        self._popen.wait()
+
+
+def exit_code(result: os.waitid_result | None) -> int:
+    """Of a process that has ended, negative for a signal."""
+    assert result is not None
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
 
 def describe_exit(code: int) -> str:

@@ -10,6 +10,7 @@ def test_total():
     assert run_ranks(total, 4, 10, servers=2) == [[46, 46, 46]] * 4
 """
 
-from shoal.testing.cluster import Cluster, ClusterJob, Outcome, RankFailed, TimeLimitReached, run_ranks
+from shoal.testing.cluster import Cluster, ClusterJob, Outcome, RankFailed, TimeLimitReached, ranks_from, run_ranks
+from shoal.testing.nursery import Nursery
 
-__all__ = ["Cluster", "ClusterJob", "Outcome", "RankFailed", "TimeLimitReached", "run_ranks"]
+__all__ = ["Cluster", "ClusterJob", "Nursery", "Outcome", "RankFailed", "TimeLimitReached", "ranks_from", "run_ranks"]

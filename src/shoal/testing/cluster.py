@@ -5,20 +5,22 @@ and also when the process that made it dies. Use a cluster in one thread, which 
 """
 
 import concurrent.futures
+import contextlib
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from shoal.processes import (
     Guard,
     Process,
     ServerProcess,
+    Started,
     describe_exit,
     free_master_port,
     rank_environment,
@@ -27,6 +29,7 @@ from shoal.processes import (
     with_secret,
 )
 from shoal.testing.call import Call, Result, read_result, write_call
+from shoal.testing.nursery import Nursery
 
 T = TypeVar("T")
 
@@ -84,7 +87,7 @@ class TimeLimitReached(AssertionError):
 class ClusterJob:
     """The ranks of one job, already running. Made by ``Cluster.start`` and ``Cluster.start_script``."""
 
-    def __init__(self, processes: Sequence[Process], folder: Path) -> None:
+    def __init__(self, processes: Sequence[Started], folder: Path) -> None:
         self.processes = list(processes)
         self._folder = folder
 
@@ -187,8 +190,16 @@ class Cluster:
         folder = self._new_folder()
         call = folder / "call"
         write_call(call, Call.of(function, arguments))
-        command = [sys.executable, "-m", "shoal.testing.worker", str(call)]
-        return self._start(lambda rank: [*command, str(folder / f"{rank}.result")], folder, environment_of)
+
+        def start(rank: int, environment: dict[str, str], out: IO[bytes], err: IO[bytes]) -> Started:
+            arguments = [str(call), str(folder / f"{rank}.result")]
+            nursery = _nursery
+            if nursery is not None and nursery.has_read(environment):
+                return Started(_name(rank), nursery.fork(rank, arguments, environment, out, err), self._guard)
+            command = [sys.executable, "-m", "shoal.testing.worker", *arguments]
+            return Process(_name(rank), command, environment, self._guard, stdout=out, stderr=err)
+
+        return self._start(start, folder, environment_of)
 
     def start_script(
         self,
@@ -197,8 +208,12 @@ class Cluster:
         environment_of: Callable[[int], Mapping[str, str | None]] = lambda rank: {},
     ) -> ClusterJob:
         """Starts a Python script on every rank."""
-        command = [sys.executable, str(script), *arguments]
-        return self._start(lambda rank: command, self._new_folder(), environment_of)
+
+        def start(rank: int, environment: dict[str, str], out: IO[bytes], err: IO[bytes]) -> Started:
+            command = [sys.executable, str(script), *arguments]
+            return Process(_name(rank), command, environment, self._guard, stdout=out, stderr=err)
+
+        return self._start(start, self._new_folder(), environment_of)
 
     @property
     def folder(self) -> Path:
@@ -247,31 +262,39 @@ class Cluster:
 
     def _start(
         self,
-        command_of: Callable[[int], Sequence[str]],
+        start: Callable[[int, dict[str, str], IO[bytes], IO[bytes]], Started],
         folder: Path,
         environment_of: Callable[[int], Mapping[str, str | None]],
     ) -> ClusterJob:
         port = free_master_port()
-        processes: list[Process] = []
+        processes: list[Started] = []
         job = ClusterJob(processes, folder)
         self._jobs.append(job)
         for rank in range(len(self._places)):
             environment = rank_environment(self._environment, self._places, rank, port, self.addresses)
             environment["PYTHONFAULTHANDLER"] = "1"
+            environment = _changed(environment, environment_of(rank))
             with (folder / f"{rank}.stdout").open("wb") as out, (folder / f"{rank}.stderr").open("wb") as err:
-                process = Process(
-                    f"rank {rank}",
-                    command_of(rank),
-                    _changed(environment, environment_of(rank)),
-                    self._guard,
-                    stdout=out,
-                    stderr=err,
-                )
-            job.processes.append(process)
+                job.processes.append(start(rank, environment, out, err))
         return job
 
     def _new_folder(self) -> Path:
         return Path(tempfile.mkdtemp(prefix="job-", dir=self._folder.name))
+
+
+# A default for the hundreds of clusters of a suite of tests, which know nothing of it.
+_nursery: Nursery | None = None
+
+
+@contextlib.contextmanager
+def ranks_from(nursery: Nursery | None) -> Iterator[None]:
+    """Until its end the ranks of ``Cluster.start`` and ``run_ranks`` come from this nursery, or are new processes."""
+    global _nursery
+    before, _nursery = _nursery, nursery
+    try:
+        yield
+    finally:
+        _nursery = before
 
 
 def run_ranks(
@@ -290,6 +313,10 @@ def run_ranks(
     """
     with Cluster(ranks, servers=servers, nodes=nodes, environment=environment) as cluster:
         return cluster.start(function, *arguments).results(timeout)
+
+
+def _name(rank: int) -> str:
+    return f"rank {rank}"
 
 
 def _clean_environment() -> dict[str, str]:
