@@ -81,8 +81,9 @@ class Part:
 
 @dataclass
 class Result:
-    """``built_for``: the version of CUDA that this build of PyTorch is for, if any."""
+    """``built_for``: the version of CUDA that this build of PyTorch is for, if any. ``commit``: of Shoal."""
 
+    commit: str
     python: str
     built_for: str
     date: str
@@ -135,7 +136,10 @@ def _tried(version: str, wheel: Path) -> Result:
     finally:
         if not kept:
             shutil.rmtree(environment, ignore_errors=True)
-    return Result(platform.python_version(), built_for, datetime.date.today().isoformat(), parts)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    return Result(commit, platform.python_version(), built_for, datetime.date.today().isoformat(), parts)
 
 
 def _run(python: Path, version: str, name: str, tests: list[str]) -> Part:
@@ -173,7 +177,7 @@ def _results() -> dict[str, Result]:
 
 
 def _row(version: str, result: Result) -> str:
-    cells = [version, result.built_for, result.python, result.date]
+    cells = [version, result.built_for, result.python, result.date, result.commit]
     for name, part in result.parts.items():
         all_tests = part.passed + len(part.failed)
         text = f"{part.passed} of {all_tests}" if part.failed else f"all {all_tests}"
@@ -193,8 +197,8 @@ def _page(results: dict[str, Result]) -> str:
         "communication hook with gloo, and the backend (every collective, functional and coalesced ones, 200 in flight, PyTorch's own",
         "DistributedDataParallel, groups, `split_group`, a second start in the same process, torchrun). All ran on the CPU.",
         "",
-        "| PyTorch | built for CUDA | Python | date | wrapper | hook | backend |",
-        "|---|---|---|---|---|---|---|",
+        "| PyTorch | built for CUDA | Python | date | Shoal | wrapper | hook | backend |",
+        "|---|---|---|---|---|---|---|---|",
         *[_row(version, results[version]) for version in ordered],
         "",
     ]

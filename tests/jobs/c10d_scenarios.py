@@ -1,6 +1,7 @@
 """What the ranks of test_c10d.py do."""
 
 import importlib
+import inspect
 import os
 import signal
 import time
@@ -103,23 +104,27 @@ def every_collective() -> dict[str, Any]:
     return found
 
 
-def subgroups() -> tuple[float, float, int]:
-    """The sums in a group of the even ranks and in one of all in another order, and how many are initialised afterwards."""
+def subgroups() -> tuple[float, int, int]:
+    """The sum in a group of every other rank, what was sent in one of all in another order less what its first rank has sent,
+    and how many are initialised afterwards."""
     dist.init_process_group("shoal")
     rank, size = dist.get_rank(), dist.get_world_size()
     even = dist.new_group(range(0, size, 2))
     odd = dist.new_group(range(1, size, 2))
     tensor = torch.tensor([float(rank)])
     dist.all_reduce(tensor, group=odd if rank % 2 else even)
-    everyone = dist.new_group(list(reversed(range(size))), sort_ranks=False)
-    first = torch.tensor([float(rank)])
+    # Before 2.7 the ranks of a group are always in order.
+    options = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
+    everyone = dist.new_group(list(reversed(range(size))), **options)
+    first = torch.tensor([rank])
     dist.broadcast(first, group_src=0, group=everyone)
+    first -= size - 1 if options else 0
     dist.destroy_process_group()
     dist.init_process_group("shoal")  # a second time in the same process
     again = torch.ones(1)
     dist.all_reduce(again)
     dist.destroy_process_group()
-    return float(tensor), float(first), int(again)
+    return float(tensor), int(first), int(again)
 
 
 def by_device(backends: str, device: str) -> dict[str, Any]:
