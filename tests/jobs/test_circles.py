@@ -1,11 +1,14 @@
 """Ranks that wait for each other in a circle hear of it within seconds, all of them; and nobody hears of what is none."""
 
+import contextlib
+import itertools
 from collections.abc import Callable
 
+import circle_programs
 import circles
 import pytest
 
-from shoal.testing import run_ranks
+from shoal.testing import Cluster, run_ranks
 
 # A rank says what it waits for once it has waited for two seconds, and looks every second.
 PROMPT = 8.0
@@ -63,3 +66,29 @@ def test_a_batch_that_one_rank_skips_in_the_wrapper(nodes: int) -> None:
 )
 def test_what_somebody_can_still_call_is_waited_for(program: Callable[[float], None], nodes: int) -> None:
     run_ranks(program, 2, LATER, nodes=nodes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_random_programs_hear_of_circles_and_of_nothing_else(nodes: int) -> None:
+    """500 each, 20 jobs at a time: they wait for most of the time."""
+    jobs, each = 20, 25
+    with contextlib.ExitStack() as stack:
+        clusters = [stack.enter_context(Cluster(circle_programs.RANKS, nodes=nodes)) for _ in range(jobs)]
+        first = nodes * 10_000
+        running = [
+            cluster.start(circle_programs.run_some, first + number * each, first + (number + 1) * each)
+            for number, cluster in enumerate(clusters)
+        ]
+        # seed → what each rank was told
+        told: dict[int, list[list[str]]] = {}
+        for job in running:
+            for rank, found in enumerate(job.results(timeout=600)):
+                for seed, errors in found:
+                    told.setdefault(seed, [[]] * circle_programs.RANKS)[rank] = errors
+    stuck = {seed for seed in range(first, first + jobs * each) if circle_programs.Program(seed).gets_stuck()}
+    assert 0.1 * jobs * each < len(stuck) < 0.9 * jobs * each
+    assert told.keys() == stuck
+    for errors in told.values():
+        for error in itertools.chain(*errors):
+            assert "wait for each other in a circle" in error or "another rank" in error, error
