@@ -426,7 +426,8 @@ class Job final : public ServerWorld {
     const std::size_t of_node = most_credit_ + config_.most_inline() + (most_open + 1) * one_opening;
     require(pool_.taken_bytes() <= ranks * of_node + 70 * one_opening, "buffers stay within their limits");
     require(server_.deadline() > now_, "a machine does not ask for a time that has passed");
-    require(server_.table_bytes() <= 2 * config_.tables.server + one_opening, "tables stay within their limits");
+    require(server_.table_bytes() <= 2 * config_.tables.server + (ranks + 1) * one_opening,
+            "tables stay within their limits");
   }
 
   void finish() {

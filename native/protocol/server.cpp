@@ -287,7 +287,7 @@ Status Server::Impl::receive_group(std::uint32_t rank) {
   if (known != groups_.end()) {
     return known->second->ranks == members.ranks ? Status{} : refused("GROUP with other members than it had");
   }
-  if (table_bytes_ > 2 * config_.tables.server) {
+  if (table_bytes_ > most_table_bytes()) {
     return too_much();
   }
   const std::size_t record = group_overhead + sizeof(std::uint32_t) * members.ranks.size();
@@ -326,7 +326,9 @@ void Server::Impl::receive_leave(std::uint32_t rank) {
 }
 
 void Server::Impl::limit(std::size_t table_bytes, std::uint32_t most_credit) {
-  config_.tables.server = table_bytes;
+  if (std::exchange(config_.tables.server, table_bytes) > table_bytes) {
+    kept_bytes_ = std::max(kept_bytes_, table_bytes_);
+  }
   if (std::exchange(most_credit_, most_credit) != most_credit) {
     set_credit(wanted_credit_);
   }

@@ -3,7 +3,7 @@
 //
 // Memory is bounded: for each node at most `credit` bytes of contributions and `eager` bytes of inline data; for all,
 // what tables may take (limits::tables_bytes). Beyond that new operations fail, on all their members; beyond twice as
-// much, the link of the node that opens next ends.
+// much, the link of the node that opens another one ends. What is open has its room, also where the limit is lowered.
 #pragma once
 
 #include <cstdint>

@@ -71,6 +71,9 @@ class Server::Impl {
   std::uint32_t inline_of(const wire::Opening& opening) const;
   Status receive_open(std::uint32_t rank);
   Status check_carried(const NodeState& from, const wire::Opening& opening) const;
+  // Whether tables may take this one more. What they may: beyond it links end.
+  bool has_room(const NodeState& from, const wire::Opening& opening) const;
+  std::size_t most_table_bytes() const;
   // Tables take more than they may.
   Status too_much() const;
   void refuse(Operation& operation, std::size_t member);
@@ -186,6 +189,7 @@ class Server::Impl {
   std::vector<std::uint64_t> untold_;  // serials, as admitted, of those whose members hear of it with the first result
   std::size_t table_bytes_ = 0;        // of groups and operations
   std::size_t groups_bytes_ = 0;       // of groups alone
+  std::size_t kept_bytes_ = 0;         // what tables had when their limit was lowered, as far as they still have it
   std::set<std::pair<Time, std::uint64_t>> alarms_;
   std::set<std::pair<Time, std::uint32_t>> losses_;              // when ranks whose links broke count as absent
   std::unordered_map<std::uint64_t, server::Receipt> receipts_;  // by serial

@@ -91,7 +91,7 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
   if (!opening.failed && opening.dtype != DType::none && opening.bytes % size_of(opening.dtype) != 0) {
     return refused("OPEN of '" + opening.name + "' with a part of an element");
   }
-  if (table_bytes_ > 2 * config_.tables.server) {
+  if (!has_room(from, opening)) {
     return too_much();
   }
   const bool lives_at_home =
@@ -121,8 +121,9 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
   from.last_opened = opening.collective;
   from.last_name = opening.name;
   const std::size_t record = server::record_bytes(opening);
-  operation.record += record;
-  table_bytes_ += record;
+  const std::size_t more = record - std::min(record, operation.reserved);
+  operation.record += more;
+  table_bytes_ += more;
   member.opening = std::move(opening);
   ++operation.opened;
   // What was open before there was too little room goes on.
@@ -132,6 +133,20 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
     opened(operation, *index);
   }
   return {};
+}
+
+// An operation has room from the beginning for an opening of each member like the first: what is open can always become
+// complete, which alone makes room again. That holds where the limit was lowered below what is open, too. In a new
+// epoch what was open at the server that is lost comes to those that are left.
+bool Server::Impl::has_room(const NodeState& from, const wire::Opening& opening) const {
+  const auto known = serials_.find(opening.key);
+  const std::size_t reserved = known == serials_.end() ? 0 : operations_.at(known->second)->reserved;
+  return server::record_bytes(opening) <= reserved ||
+         table_bytes_ <= most_table_bytes() * (from.reopened ? 1 : config_.servers());
+}
+
+std::size_t Server::Impl::most_table_bytes() const {
+  return std::max(2 * config_.tables.server, kept_bytes_ + config_.tables.server);
 }
 
 Status Server::Impl::too_much() const {

@@ -39,7 +39,8 @@ Server::Impl::Operation& Server::Impl::find_or_make(const wire::Opening& opening
   operation->group = &group;
   operation->home = home_of(opening.key, config_) == index_;
   operation->members.resize(group.ranks.size());
-  operation->record = server::record_bytes(group);
+  operation->reserved = server::record_bytes(opening) - opening.text.size();
+  operation->record = server::record_bytes(group) + group.ranks.size() * operation->reserved;
   table_bytes_ += operation->record;
   Operation& made = *operation;
   serials_.emplace(made.key, made.serial);
@@ -556,6 +557,7 @@ void Server::Impl::remove(Operation& operation) {
     }
   }
   table_bytes_ -= operation.record;
+  kept_bytes_ = std::min(kept_bytes_, table_bytes_);
   serials_.erase(operation.key);
   operations_.erase(operation.serial);
 }

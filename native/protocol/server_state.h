@@ -80,6 +80,7 @@ struct Operation {
 
   std::uint64_t serial = 0;  // never used twice
   std::size_t record = 0;    // bytes that it counts for in the server's tables
+  std::size_t reserved = 0;  // of these, for the opening of each member
   Hash128 key;
   const Group* group = nullptr;
   bool home = false;

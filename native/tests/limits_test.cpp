@@ -276,6 +276,71 @@ TEST(another_server_without_room_asks_for_it_and_admits_nothing_of_that) {
   CHECK_EQ(job.server.operations(), before - 1);
 }
 
+TEST(what_is_open_when_a_servers_limit_is_lowered_below_it_becomes_complete_and_what_is_new_fails) {
+  OneServer job(200'000);
+  std::vector<wire::Opening> openings;
+  while (job.server.table_bytes() < 190'000) {
+    openings.push_back(job.next(true, 0));
+    CHECK(job.open(0, openings.size(), openings.back()).ok());
+  }
+  job.server.limit(20'000, 10'000);
+  job.server.limit(20'000, 10'000);
+  const wire::Opening fresh = job.next(true, 0);
+  CHECK(job.open(0, openings.size() + 1, fresh).ok());
+  CHECK(job.world.last_failure(0).code == Code::limit);
+  CHECK(job.open(1, openings.size() + 1, fresh).ok());
+  CHECK(job.world.last_failure(1).code == Code::limit);
+  const std::vector<std::uint32_t> ranks{0, 1};
+  const wire::GroupMembers group{group_id(ranks, "g", 1), ranks};
+  CHECK(frame(job.server, 0, {.type = Type::group}, wire::encode(group)).ok());
+  for (std::size_t number = 1; number <= openings.size(); ++number) {
+    CHECK(job.open(1, number, openings[number - 1]).ok());
+  }
+  CHECK_EQ(job.world.count(1, Type::fail), 1U);
+  CHECK_EQ(job.world.count(1, Type::admit), openings.size());
+  // Once it has gone, the limit holds as ever.
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    for (std::size_t number = 1; number <= openings.size() + 1; ++number) {
+      CHECK(frame(job.server, rank, {.type = Type::drop, .operation = number}, {}).ok());
+    }
+  }
+  CHECK_EQ(job.server.operations(), 0U);
+  Status status;
+  for (std::uint64_t number = 1000; status.ok(); ++number) {
+    status = job.open(0, number, job.next(true, 0));
+  }
+  CHECK(status.code == Code::limit);
+  CHECK(job.server.table_bytes() < 2 * 20'000 + 2'000);
+}
+
+TEST(an_operation_has_room_for_the_openings_of_all_its_members_from_the_beginning) {
+  OneServer job(20'000);
+  std::vector<wire::Opening> openings;
+  while (job.world.count(0, Type::fail) == 0) {
+    openings.push_back(job.next(true, 0));
+    openings.back().name = std::string(limits::name_bytes, 'x');
+    CHECK(job.open(0, openings.size(), openings.back()).ok());
+  }
+  const std::size_t before = job.server.table_bytes();
+  for (std::size_t number = 1; number < openings.size(); ++number) {
+    CHECK(job.open(1, number, openings[number - 1]).ok());
+  }
+  CHECK_EQ(job.world.count(1, Type::admit), openings.size() - 1);
+  CHECK_EQ(job.server.table_bytes(), before);
+}
+
+TEST(what_was_open_at_a_lost_server_has_room_at_those_that_are_left) {
+  OneServer job(20'000);
+  const Bytes epoch = wire::encode(wire::Epoch{{1, 0}, ""});
+  CHECK(frame(job.server, 0, {.type = Type::epoch, .epoch = 1}, epoch).ok());
+  std::uint64_t number = 0;
+  while (job.server.table_bytes() < 3 * 20'000) {
+    CHECK(frame(job.server, 0, {.type = Type::open, .epoch = 1, .operation = ++number}, wire::encode(job.next(true, 0)))
+              .ok());
+  }
+  CHECK_EQ(job.world.count(0, Type::fail), 0U);
+}
+
 TEST(what_a_server_knows_of_an_operation_is_forgotten_with_it) {
   OneServer job(1'000'000);
   const std::size_t before = job.server.table_bytes();
@@ -358,6 +423,26 @@ TEST(jobs_share_a_servers_memory_evenly_and_one_that_needs_more_than_is_left_is_
   budget.release("d", 0);
   CHECK_EQ(of_first->credit.load(), alone);
   CHECK_EQ(of_first->tables.load(), tables_alone);
+}
+
+TEST(what_a_job_has_beyond_its_share_is_not_shared_among_others_until_it_is_given_back) {
+  const JobConfig config = config_of(1, {});
+  const std::size_t needed = tcp::Budget::needed(config, 0);
+  tcp::Budget budget(12 * needed);
+  CHECK_EQ(budget.reserve("a", 0, config), "");
+  const auto of_first = budget.share_of("a", 0, config);
+  of_first->used.store(10 * needed);
+  CHECK_EQ(budget.reserve("b", 0, config), "");
+  const auto of_second = budget.share_of("b", 0, config);
+  const std::size_t beside = of_second->tables.load();
+  CHECK_EQ(of_first->excess_until.load(), 6 * needed);
+  CHECK_EQ(of_second->excess_until.load(), 0U);
+  of_first->used.store(needed);
+  budget.divide_anew();
+  CHECK_EQ(of_first->excess_until.load(), 0U);
+  CHECK_EQ(of_second->tables.load(), of_first->tables.load());
+  // Half of the ten that were left, and not of the one.
+  CHECK_EQ(of_second->tables.load() - beside, (10 * needed / 2 / 2 - needed / 2 / 2) / 2);
 }
 
 TEST(memory_of_a_server_that_was_given_back_too_early_is_reserved_again_when_it_is_used) {

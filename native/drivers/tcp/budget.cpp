@@ -1,6 +1,9 @@
 #include "drivers/tcp/budget.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "base/buffer.h"
 
@@ -99,26 +102,44 @@ std::shared_ptr<MemoryShare> Budget::share_of(const std::string& incarnation, st
   return known != nullptr ? known->share : add(incarnation, index, config).share;
 }
 
-// Of what is left each job gets as much: half of it for its tables, half for larger windows.
+void Budget::divide_anew() {
+  const std::lock_guard lock(mutex_);
+  divide();
+}
+
+// Of what is left each job gets as much: half of it for its tables, half for larger windows. Who has more than that in
+// use already keeps it, so that less is left.
 void Budget::divide() {
   if (bytes_ == 0) {
     return;
   }
-  std::size_t reserved = 0;
-  for (const auto& [incarnation, servers] : jobs_) {
-    for (const auto& [index, entry] : servers) {
-      reserved += entry.bytes;
+  std::size_t taken = 0;
+  std::vector<std::tuple<Reserved*, std::size_t, std::size_t>> entries;  // what it has in use, servers of its job
+  for (auto& [incarnation, servers] : jobs_) {
+    for (auto& [index, entry] : servers) {
+      taken += entry.bytes;
+      entry.share->excess_until.store(0);
+      entries.emplace_back(&entry, entry.share->used.load(), servers.size());
     }
   }
-  for (auto& [incarnation, servers] : jobs_) {
-    const std::size_t more = (bytes_ - std::min(bytes_, reserved)) / jobs_.size() / servers.size();
-    for (auto& [index, entry] : servers) {
-      // Tables may come to twice their limit before a link ends.
-      const std::size_t tables = (least_tables(entry.ranks) + more / 2) / 2;
-      entry.share->tables.store(std::min(limits::tables_bytes, tables));
-      const std::size_t credit = entry.least_credit + more / 2 / entry.ranks / per_window_byte;
-      entry.share->credit.store(static_cast<std::uint32_t>(std::min<std::size_t>(credit, ~std::uint32_t{0})));
+  const auto more_of = [&](std::size_t servers) { return (bytes_ - std::min(bytes_, taken)) / jobs_.size() / servers; };
+  for (bool again = true; std::exchange(again, false);) {
+    for (auto& [entry, used, servers] : entries) {
+      const std::size_t share = entry->bytes + more_of(servers);
+      if (used > share && entry->share->excess_until.load() == 0) {
+        entry->share->excess_until.store(share);
+        taken += used - entry->bytes;
+        again = true;
+      }
     }
+  }
+  for (auto& [entry, used, servers] : entries) {
+    const std::size_t more = more_of(servers);
+    // Tables may come to twice their limit before a link ends.
+    const std::size_t tables = (least_tables(entry->ranks) + more / 2) / 2;
+    entry->share->tables.store(std::min(limits::tables_bytes, tables));
+    const std::size_t credit = entry->least_credit + more / 2 / entry->ranks / per_window_byte;
+    entry->share->credit.store(static_cast<std::uint32_t>(std::min<std::size_t>(credit, ~std::uint32_t{0})));
   }
 }
 

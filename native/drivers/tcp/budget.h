@@ -2,8 +2,9 @@
 //
 // A job needs, at each of its servers in this process, what all of its nodes may send at once and a little for tables:
 // that is reserved for it when its first node comes, or the job is refused. What is left of the bound is shared evenly:
-// as more jobs come, each may have smaller windows and tables, down to what was reserved for it. Every method may be
-// called by any thread.
+// as more jobs come, each may have smaller windows and tables, down to what was reserved for it. What a job has in use
+// beyond its share stays its own until it gives it back, and the others share what is left. Every method may be called
+// by any thread.
 #pragma once
 
 #include <atomic>
@@ -24,6 +25,8 @@ struct MemoryShare {
   std::atomic<std::size_t> tables{limits::tables_bytes};
   std::atomic<std::uint32_t> credit{~std::uint32_t{0}};  // of each node, at most
   std::atomic<std::size_t> used{0};
+  // It has more than its share. Once it has less than this, what there is is to be divided anew; 0: it has not.
+  std::atomic<std::size_t> excess_until{0};
 };
 
 class Budget {
@@ -37,6 +40,8 @@ class Budget {
   // All of a job's, or one.
   void release(const std::string& incarnation);
   void release(const std::string& incarnation, std::uint32_t index);
+  // A job with more than its share has given it back.
+  void divide_anew();
   // Never null. Reserves it, whatever else there is, if nothing is.
   std::shared_ptr<MemoryShare> share_of(const std::string& incarnation, std::uint32_t index, const JobConfig& config);
 

@@ -82,7 +82,7 @@ class DedicatedServer::Impl {
   void attach_on(Proxy& proxy, const Key& key, std::uint32_t rank, Socket socket, const JobConfig& config);
   void detach_from(Proxy& proxy, std::map<Key, std::unique_ptr<Hosted>>::iterator place, std::uint32_t rank);
   void after_round(Proxy& proxy);
-  static void keep_to_share(Hosted& hosted);
+  void keep_to_share(Hosted& hosted);
   std::map<Key, std::unique_ptr<Hosted>>::iterator forget(Proxy& proxy,
                                                           std::map<Key, std::unique_ptr<Hosted>>::iterator place);
 
@@ -205,7 +205,11 @@ void DedicatedServer::Impl::after_round(Proxy& proxy) {
 void DedicatedServer::Impl::keep_to_share(Hosted& hosted) {
   hosted.machine.limit(hosted.share->tables.load(std::memory_order_relaxed),
                        hosted.share->credit.load(std::memory_order_relaxed));
-  hosted.share->used.store(hosted.pool.taken_bytes() + hosted.machine.table_bytes(), std::memory_order_relaxed);
+  const std::size_t used = hosted.pool.taken_bytes() + hosted.machine.table_bytes();
+  hosted.share->used.store(used, std::memory_order_relaxed);
+  if (used < hosted.share->excess_until.load(std::memory_order_relaxed)) {
+    budget_.divide_anew();
+  }
 }
 
 std::map<DedicatedServer::Impl::Key, std::unique_ptr<DedicatedServer::Impl::Hosted>>::iterator
