@@ -32,9 +32,9 @@ inline std::chrono::nanoseconds nanoseconds_of(double seconds) {
 }
 
 // Calls `ready(longest)` without the GIL until it says yes or `seconds` have passed, in slices, so that Python's signal
-// handlers run (and may raise) while it waits. Returns the last answer.
-template <class Ready>
-auto wait_in_slices(double seconds, Ready ready) -> decltype(ready(std::chrono::nanoseconds{})) {
+// handlers run (and may raise) while it waits: between two slices, by run_handlers(). Returns the last answer.
+template <class Ready, class RunHandlers>
+auto wait_in_slices(double seconds, Ready ready, RunHandlers run_handlers) -> decltype(ready({})) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::nanoseconds slice = std::chrono::milliseconds(50);
   const Clock::time_point deadline = Clock::now() + nanoseconds_of(seconds);
@@ -46,7 +46,7 @@ auto wait_in_slices(double seconds, Ready ready) -> decltype(ready(std::chrono::
         return answer;
       }
     }
-    if (PyErr_CheckSignals() != 0) {
+    if (run_handlers() != 0) {
       throw nb::python_error();
     }
     if (rest <= slice) {

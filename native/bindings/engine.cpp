@@ -142,8 +142,15 @@ class Handle {
       if (std::isinf(seconds)) {
         blocked.emplace(operation_->handle());
       }
-      const bool finished =
-          wait_in_slices(seconds, [this](std::chrono::nanoseconds longest) { return operation_->wait(longest); });
+      const auto run_handlers = [&blocked] {
+        std::optional<engine::Awake> awake;
+        if (blocked.has_value()) {
+          awake.emplace();
+        }
+        return PyErr_CheckSignals();
+      };
+      const bool finished = wait_in_slices(
+          seconds, [this](std::chrono::nanoseconds longest) { return operation_->wait(longest); }, run_handlers);
       if (!finished) {
         return std::nullopt;
       }
@@ -256,8 +263,9 @@ void attach_returned(Session& session, std::uint32_t index, std::uint32_t attemp
 std::optional<std::tuple<std::string, std::int32_t, nb::str, std::uint32_t>> next_event(Session& session,
                                                                                         double seconds) {
   session.let_go();
-  auto event =
-      wait_in_slices(seconds, [&](std::chrono::nanoseconds longest) { return session.engine().next_event(longest); });
+  auto event = wait_in_slices(
+      seconds, [&](std::chrono::nanoseconds longest) { return session.engine().next_event(longest); },
+      PyErr_CheckSignals);
   if (!event.has_value()) {
     return std::nullopt;
   }

@@ -12,6 +12,10 @@ namespace shoal::engine {
 
 namespace {
 
+// To look for signals takes a tenth of a microsecond where there are none. The least that a handler can do by which
+// something may be called later, to start a thread, takes more than this.
+constexpr std::chrono::microseconds nothing_ran{5};
+
 struct Thread;
 
 // Of one process. That of the parent is left as it is in a child, where its lock may be held by nobody.
@@ -81,6 +85,16 @@ BlockedBy::BlockedBy(std::uint64_t handle) : before_(this_thread().blocked_by.lo
 BlockedBy::~BlockedBy() {
   Thread& thread = this_thread();
   thread.change();
+  thread.blocked_by.store(before_);
+}
+
+Awake::Awake() : before_(this_thread().blocked_by.exchange(0)), since_(std::chrono::steady_clock::now()) {}
+
+Awake::~Awake() {
+  Thread& thread = this_thread();
+  if (std::chrono::steady_clock::now() - since_ > nothing_ran) {
+    thread.change();
+  }
   thread.blocked_by.store(before_);
 }
 

@@ -8,6 +8,7 @@
 // Every function may be called by any thread. A child made by fork() begins anew.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -26,6 +27,20 @@ class BlockedBy {
 
  private:
   const std::uint64_t before_;
+};
+
+// The calling thread, which waits, may run what is the program's (handlers of signals) as long as this lives: it is not
+// blocked meanwhile. It counts as a change only if it took so long that something did run.
+class Awake {
+ public:
+  Awake();
+  Awake(const Awake&) = delete;
+  Awake& operator=(const Awake&) = delete;
+  ~Awake();
+
+ private:
+  const std::uint64_t before_;
+  const std::chrono::steady_clock::time_point since_;
 };
 
 // The calling thread waits for callbacks, as long as this lives.

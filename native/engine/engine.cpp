@@ -400,7 +400,7 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
                              ": nothing can be submitted; call shoal.init() first");
   }
   const std::shared_ptr<Rooms::Seat> seat = rooms_ == nullptr || is_closed() ? nullptr : rooms_->of(group);
-  std::shared_ptr<Operation> operation = operations_.open(seat);
+  std::shared_ptr<Operation> operation = operations_.open(seat, submission.timeout <= short_timeout);
   submission.handle = operation->handle();
   if (is_gather(submission.collective)) {
     operation->offer_output(std::exchange(submission.output, nullptr), std::exchange(submission.output_bytes, 0));
@@ -597,7 +597,7 @@ void Engine::Impl::end(milliseconds longest_farewell) {
 
 std::map<std::string, std::uint64_t> Engine::Impl::statistics() const {
   const Loop::Counters counters = loop_.counters();
-  const auto [open, finished] = operations_.counts();
+  const auto [open, finished, passing] = operations_.counts();
   return {{"bytes_sent", counters.bytes_sent}, {"bytes_received", counters.bytes_received},
           {"links", counters.links},           {"open_operations", open},
           {"finished_operations", finished},   {"buffer_bytes", buffer_bytes_.load(std::memory_order_relaxed)}};

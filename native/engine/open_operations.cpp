@@ -5,10 +5,13 @@
 
 namespace shoal::engine {
 
-std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<Helper>& helper) {
+std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<Helper>& helper, bool passes) {
   static std::atomic<std::uint64_t> last_handle{0};
   const std::uint64_t handle = ++last_handle;
   const std::lock_guard lock(mutex_);
+  if (passes) {
+    passing_.insert(handle);
+  }
   return open_.emplace(handle, std::make_shared<Operation>(handle, helper)).first->second;
 }
 
@@ -33,6 +36,7 @@ void OpenOperations::finish(std::uint64_t handle, Status status) {
     }
     operation = std::move(place->second);
     open_.erase(place);
+    passing_.erase(handle);
     finished_.push_back(handle);
     ++finished_count_;
   }
@@ -70,7 +74,7 @@ std::vector<std::uint64_t> OpenOperations::handles(bool told_only) const {
 
 OpenOperations::Counts OpenOperations::counts() const {
   const std::lock_guard lock(mutex_);
-  return {open_.size(), finished_count_};
+  return {open_.size(), finished_count_, passing_.size()};
 }
 
 }  // namespace shoal::engine

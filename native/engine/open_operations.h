@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/status.h"
@@ -19,10 +20,11 @@ class OpenOperations {
   struct Counts {
     std::uint64_t open;
     std::uint64_t finished;
+    std::uint64_t passing;  // of the open ones
   };
 
-  // A new one, with a handle that no other operation of this process has.
-  std::shared_ptr<Operation> open(const std::shared_ptr<Helper>& helper);
+  // A new one, with a handle that no other operation of this process has. `passes`: it ends by itself before long.
+  std::shared_ptr<Operation> open(const std::shared_ptr<Helper>& helper, bool passes);
   // Throws std::out_of_range if it is not open.
   std::shared_ptr<Operation> at(std::uint64_t handle) const;
   // Null if it is not open any more.
@@ -39,6 +41,7 @@ class OpenOperations {
  private:
   mutable std::mutex mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Operation>> open_;  // guarded by mutex_
+  std::unordered_set<std::uint64_t> passing_;                           // guarded by mutex_
   std::vector<std::uint64_t> finished_;                                 // guarded by mutex_
   std::uint64_t finished_count_ = 0;                                    // guarded by mutex_
 };

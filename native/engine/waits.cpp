@@ -21,8 +21,12 @@ Waits::Look Waits::look(bool leaves) {
   Look look;
   NodeWorld::Waiting& waiting = look.waiting;
   Callers callers = look_at_callers();
-  waiting.changes = 1 + (leaves ? 0 : callers.changes) + operations_.counts().finished;
+  const OpenOperations::Counts counts = operations_.counts();
+  waiting.changes = 1 + (leaves ? 0 : callers.changes) + counts.finished;
   waiting.patience = known_patience;
+  if (counts.passing > 0) {
+    return look;
+  }
   if (leaves) {
     waiting.handles = operations_.handles(false);
     waiting.blocked = !waiting.handles.empty();

@@ -12,6 +12,10 @@
 
 namespace shoal::engine {
 
+// An operation with a timeout up to this is one that a program tries, to go on if nobody comes: while one is open, what
+// its rank waits for ends by itself.
+inline constexpr Time short_timeout = 120 * second;
+
 class Waits {
  public:
   // `operations` lives longer.

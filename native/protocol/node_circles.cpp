@@ -81,6 +81,9 @@ Status Node::Impl::receive_probe(const LinkState& link) {
     return status;
   }
   const NodeWorld::Waiting waiting = world_.waiting();
+  if (!waiting.blocked) {
+    told_changes_ = 0;  // the coordinator forgets what was said
+  }
   wire::Calls calls{probe.round, waiting.blocked ? waiting.changes : 0, {}};
   for (const wire::Call& call : probe.calls) {
     calls.called.push_back(has_called(call));

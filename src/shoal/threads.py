@@ -14,14 +14,26 @@ from shoal import _native
 # Those of Shoal's own that call nothing before the program has.
 _OURS = ("shoal-events", "shoal-links", "shoal-resolve", "shoal-callbacks")
 
-# Modules whose threads run nothing of the program's.
-_HARMLESS = ("multiprocessing.", "torch.utils.data.", "torch._inductor.", "tqdm.", "wandb.", "tensorboard.")
+# Modules, and packages, whose threads run nothing of the program's. (Those of multiprocessing.pool do, and of its managers.)
+_HARMLESS = (
+    "multiprocessing.queues",
+    "multiprocessing.resource_sharer",
+    "torch.utils.data._utils.pin_memory",
+    "torch._inductor",
+    "tqdm._monitor",
+    "wandb",
+    "tensorboard",
+)
 
 
 def count_strangers() -> int:
-    """Threads, and what else may call: an alarm that is set, and PyTorch's threads for the gradients of an accelerator."""
-    known = set(_native.caller_threads())
-    strangers = sum(thread.ident not in known and not _is_harmless(thread) for thread in threading.enumerate())
+    """Threads, and what else may call: an alarm that is set, and PyTorch's threads for the gradients of an accelerator.
+
+    Those that run Python without ``threading`` are seen too; a native thread that does not run Python yet is not.
+    """
+    listed = threading.enumerate()
+    known = {*_native.caller_threads(), *(thread.ident for thread in listed if _is_harmless(thread))}
+    strangers = len({*sys._current_frames(), *(thread.ident for thread in listed)} - known)
     return strangers + (signal.getitimer(signal.ITIMER_REAL)[0] > 0) + _has_accelerator()
 
 
@@ -37,4 +49,5 @@ def _is_harmless(thread: threading.Thread) -> bool:
         return True
     target = getattr(thread, "_target", None)
     runs = type(thread) if target is None else target
-    return str(getattr(runs, "__module__", "")).startswith(_HARMLESS)
+    module = str(getattr(runs, "__module__", ""))
+    return any(module == one or module.startswith(one + ".") for one in _HARMLESS)

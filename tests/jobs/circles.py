@@ -1,9 +1,12 @@
 """Programs of ranks that come to wait for each other in a circle, and of others that only look as if they did."""
 
 import contextlib
+import os
+import signal
 import threading
 import time
 from datetime import timedelta
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import numpy as np
@@ -158,4 +161,51 @@ def waits_with_a_limit(seconds: float) -> None:
         handle.wait(seconds)
     shoal.barrier(name=second)
     handle.wait()
+    shoal.shutdown()
+
+
+def a_thread_of_a_pool_calls(seconds: float) -> None:
+    """The same, by threads of a pool that had never called anything."""
+    shoal.init()
+    first, second = ("a", "b") if shoal.rank() == 0 else ("b", "a")
+
+    def later() -> None:
+        time.sleep(seconds)
+        shoal.barrier(name=second)
+
+    with ThreadPool(1) as pool:
+        result = pool.apply_async(later)
+        shoal.barrier(name=first)
+        result.get()
+    shoal.shutdown()
+
+
+def a_handler_calls(seconds: float) -> None:
+    """A signal comes to both ranks, of which one waits: its handler writes something for so long, then meets the other's."""
+    shoal.init()
+    rank = shoal.rank()
+
+    def checkpoint(*_: Any) -> None:
+        if rank == 0:
+            time.sleep(seconds)
+        shoal.barrier(name="checkpoint")
+
+    signal.signal(signal.SIGUSR1, checkpoint)
+    shoal.barrier()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    if rank == 1:
+        time.sleep(1)
+    shoal.allreduce(1.0, name="gradient")
+    shoal.shutdown()
+
+
+def tries_with_a_timeout(seconds: float) -> None:
+    """Rank 0 tries whether the other one comes, and goes on when it does not; that one waits for what comes next."""
+    shoal.init()
+    tried = shoal.Group([0, 1], name="tried", timeout=seconds)
+    shoal.barrier()
+    if shoal.rank() == 0:
+        with contextlib.suppress(shoal.Timeout):
+            shoal.barrier(name="optional", group=tried)
+    shoal.barrier(name="next")
     shoal.shutdown()

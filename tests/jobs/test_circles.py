@@ -61,6 +61,9 @@ def test_a_batch_that_one_rank_skips_in_the_wrapper(nodes: int) -> None:
         circles.a_new_thread_calls,
         circles.a_callback_calls,
         circles.waits_with_a_limit,
+        circles.a_thread_of_a_pool_calls,
+        circles.a_handler_calls,
+        circles.tries_with_a_timeout,
     ],
     ids=lambda program: program.__name__,
 )
