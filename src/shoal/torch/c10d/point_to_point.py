@@ -2,8 +2,12 @@
 
 Two ranks connect when they first exchange something. Until then gloo keeps whoever calls it waiting, and hears of no death; it
 cannot be interrupted either. So it is called on threads here, in the order of the program for each other rank, and whoever
-waits is told by ``Watch``, not by gloo: that the other rank is lost or has left, or that the time is out. What is given up like
-this stays in gloo until the process group is destroyed.
+waits is told by ``Watch``, not by gloo: that the other rank is lost or has left, or that the time is out.
+
+After a time-out no message of the group is right any more: what comes late is for the ``recv`` that was given up, and the next one would
+lose it. The group has no ``send`` and ``recv`` from then on, as with gloo. What comes late must not be written into the program's tensor
+either. gloo can close all connections of a group, but must not while it makes one, or it ends the process when the other rank comes. So
+they are closed where all are made, and the first message between two ranks is received into memory of its own.
 
 That a rank has left is known to rank 0 alone; here it is a key in the group's store, which is asked for while ranks are not
 connected. Where they are, gloo hears of the other's end by itself, and the job says what end it was.
@@ -162,6 +166,7 @@ class Message:
             return True
         if now - self._submitted_at >= self._seconds:
             self.end(self._timeout())
+            self._owner.give_up(f"{self._described()} has timed out")
             return True
         connected = self.has_begun.is_set() and self.peer is not None
         gone = self._owner.why_gone(self.peer, also_left=not connected)
@@ -242,6 +247,7 @@ class PointToPoint:
         # The numbers of callbacks of messages are of no use to other ranks, which have other messages.
         self._place = Place(f"{group.name} messages")
         self._lines: dict[int | None, _Line] = {}
+        self._given_up: str | None = None
         self._left: set[int] = set()
         self._asking = threading.Lock()
         self._asked_at = 0.0
@@ -254,16 +260,35 @@ class PointToPoint:
 
     def recv(self, tensor: torch.Tensor, peer: int | None, tag: int) -> MessageWork:
         flat = Flat(tensor)
+        line = self._lines.get(peer)
+        received = flat.elements if line is not None and line.is_connected else torch.empty_like(flat.elements)
 
         def call() -> Any:
             if peer is None:
-                return self._gloo.recv_anysource([flat.elements], tag)
-            return self._gloo.recv([flat.elements], peer, tag)
+                return self._gloo.recv_anysource([received], tag)
+            return self._gloo.recv([received], peer, tag)
 
-        return self._submit("recv from", peer, tensor, call, flat.finish, tensor.nbytes)
+        def finish() -> None:
+            if received is not flat.elements:
+                flat.elements.copy_(received)
+            flat.finish()
+
+        return self._submit("recv from", peer, tensor, call, finish, tensor.nbytes)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._seconds = timeout.total_seconds()
+
+    def give_up(self, why: str) -> None:
+        """Closes all connections, and ends what is open: nothing of what is on its way may come any more."""
+        if self._given_up is not None or self.is_closed:
+            return
+        self._given_up = (
+            f"{why}, which closed the connections of its group for send and recv: make a new group, or end the job"
+        )
+        for message in list(self.open):
+            message.end(ShoalError(f"{message._described()}: {self._given_up}"))
+        if all(line.is_connected for line in self._lines.values()):
+            threading.Thread(target=self._release_gloo, name="shoal-give-up", daemon=True).start()
 
     def close(self) -> None:
         """Tells the other ranks that nothing more comes from here, and ends what is open. May be called again."""
@@ -322,6 +347,8 @@ class PointToPoint:
             raise ValueError(f"{called} {peer}: no other rank of the group, which has {self._group.size}")
         if self.is_closed:
             raise ShoalError(f"{called}: the process group was destroyed on this rank")
+        if self._given_up is not None:
+            raise ShoalError(f"{called} {'any rank' if peer is None else self.name_of(peer)}: {self._given_up}")
         message = Message(self, called, peer, call, finish, in_flight, self._seconds)
         self.open.add(message)
         line = self._lines.get(peer)
@@ -361,11 +388,11 @@ class _Line:
         self._threads = threads
         self._lock = threading.Lock()
         self._waiting: deque[Message] = deque()
-        self._is_connected = False
+        self.is_connected = False
 
     def begin(self, message: Message) -> None:
         with self._lock:
-            at_once = self._is_connected and not self._waiting
+            at_once = self.is_connected and not self._waiting
             if not at_once:
                 self._waiting.append(message)
             is_first = len(self._waiting) == 1
@@ -378,7 +405,7 @@ class _Line:
         while True:
             self._waiting[0].begin()
             with self._lock:
-                self._is_connected = True
+                self.is_connected = True
                 self._waiting.popleft()
                 if not self._waiting:
                     return
