@@ -8,6 +8,9 @@ from shoal.errors import ConfigurationError
 
 MIB = 1024 * 1024
 
+# More than any machine has.
+_MOST = 2**60
+
 # A process is taken to have as much at least when it listens, whatever the kernel says of it, and each job to need so much.
 _LEAST_OWN = 48 * MIB
 _LEAST_FOR_JOBS = 16 * MIB
@@ -19,10 +22,10 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 def parse_size(text: str) -> int:
     """Bytes: ``8G``, ``512M``, ``1.5GiB``; units are powers of 1024. Raises ValueError."""
     match = _SIZE.fullmatch(text.strip())
-    size = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
-    if size <= 0:
+    size = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
+    if not 1 <= size <= _MOST:
         raise ValueError(f"{text!r} is not a size of memory: write 8G or 512M")
-    return size
+    return int(size)
 
 
 def shown_size(size: int) -> str:

@@ -111,6 +111,12 @@ def test_what_starts_ranks_of_its_own_is_refused(words: list[str]) -> None:
         program_of(words[0], words[1:])
 
 
+@pytest.mark.parametrize("words", [["-"], ["-u", "-W", "ignore", "-", "a"], ["/dev/stdin"]])
+def test_a_program_from_standard_input_which_one_rank_has_is_refused(words: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"from standard input, which rank 0 alone has"):
+        program_of(sys.executable, words)
+
+
 def test_a_script_with_a_launchers_words_among_its_arguments_is_run() -> None:
     words = ["-c", "print()", "-m", "torch.distributed.run"]
     assert program_of(sys.executable, words).command == (sys.executable, *words)

@@ -109,11 +109,26 @@ def _refuse_launcher(word: str, arguments: Sequence[str]) -> None:
         raise ValueError(_launches(f"{name} {arguments[0]}"))
     if _INTERPRETER.fullmatch(name):
         _refuse_launching_module(_module_of(arguments))
+        _refuse_standard_input(name, arguments)
 
 
 def _refuse_launching_module(module: str) -> None:
     if module in _LAUNCHING_MODULES:
         raise ValueError(_launches(module))
+
+
+def _refuse_standard_input(name: str, arguments: Sequence[str]) -> None:
+    words = iter(arguments)
+    for word in words:
+        if word in _OPTIONS_WITH_A_WORD:
+            next(words, None)
+        elif word in ("-", "/dev/stdin"):
+            raise ValueError(
+                f"{' '.join((name, *arguments))} reads its program from standard input, which rank 0 alone has: write it to a "
+                "file and name that"
+            )
+        elif not word.startswith("-") or word.startswith(("-c", "-m")):
+            return
 
 
 def _launches(name: str) -> str:
