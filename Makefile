@@ -14,7 +14,13 @@ CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSH
 
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name 'CMakeLists.txt') CMakeLists.txt
 TIDY := $(filter-out native/bindings/%,$(filter %.cpp,$(NATIVE)))
-PYTHON_FILES := $(wildcard src tests examples benchmarks native/tests/faults)
+PYTHON_FILES := $(wildcard src tests examples benchmarks native/tests/faults packaging)
+
+# Wheels have an environment of their own, with Zig's compiler in it (packaging/toolchain.py).
+MACHINE := $(shell uname -m)
+# WHEEL_PYTHONS="3.11 3.13": for these alone, of those that are here.
+WHEEL_BIN := build/wheels/tools/bin
+WHEEL_PYTHON := CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) ZIG_GLOBAL_CACHE_DIR=$(abspath build/wheels/zig) $(WHEEL_BIN)/python
 
 # Seconds of simulated-network schedules with fresh seeds.
 SIM_SECONDS ?= 60
@@ -27,10 +33,11 @@ PYTHON_FUZZERS := $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.py)))
 FUZZ_OPTIONS := -verbosity=0 -timeout=10 -rss_limit_mb=1024 -max_len=4096 -len_control=10 -print_final_stats=1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test sim sim-faults sanitize wheel wheel-test compat fuzz fuzz-corpus clean
+.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test sim sim-faults sanitize compat
+.PHONY: wheels wheel-test fuzz fuzz-corpus clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 demo: .venv/.installed  ## trains a small network with 4 ranks on 4 nodes and 2 servers, and compares it with one process
 	$(BIN)/shoal run -n 4 --nodes 4 --servers 2 examples/digits.py
@@ -89,15 +96,15 @@ $(PYTHON_FUZZERS:%=fuzz-%): fuzz-%: .venv/.installed .venv/.fuzz
 fuzz-corpus: build/fuzz/.built  ## adds to the repository's corpus what fuzzing has found that it does not cover
 	for name in $(FUZZERS); do build/fuzz/$$name -merge=1 -use_counters=0 native/fuzz/corpus/$$name build/fuzz/corpus/$$name || exit 1; done
 
-wheel: .venv/.dependencies  ## dist/*.whl
+wheels: build/wheels/.tools  ## dist/: wheels for this processor, for each Python that is here, and the source
 	rm -rf dist
-	$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist .
+	$(WHEEL_PYTHON) packaging/wheels.py $(WHEEL_PYTHONS:%=--python %) $(MACHINE)
+	$(WHEEL_BIN)/pyproject-build --no-isolation --sdist --outdir dist
+	$(WHEEL_BIN)/twine check --strict dist/*
 
-wheel-test: wheel  ## installs the wheel into an empty environment and runs a job with it
-	rm -rf build/wheel-test
-	$(PYTHON) -m venv build/wheel-test
-	build/wheel-test/bin/python -m pip --disable-pip-version-check install -q dist/*.whl
-	cd build/wheel-test && bin/shoal run -n 2 --nodes 2 --servers 1 ../../tests/jobs/sum_of_ranks.py
+wheel-test: build/wheels/.tools  ## installs a wheel of this machine into an empty environment of each Python, and runs a job
+	$(WHEEL_PYTHON) packaging/wheels.py $(WHEEL_PYTHONS:%=--python %) $(MACHINE)
+	$(WHEEL_PYTHON) packaging/wheel_test.py $(WHEEL_PYTHONS)
 
 # VERSIONS="2.15.0 2.6.0": these alone.
 compat: .venv/.installed  ## the package with each version of PyTorch, in environments of 5 GB, one after the other; docs/versions.md
@@ -110,6 +117,12 @@ clean:  ## removes what was made here
 	$(PYTHON) -m venv .venv
 	$(PIP) --upgrade pip
 	$(PIP) torch==2.13.0 --group dev
+	touch $@
+
+build/wheels/.tools: constraints.txt pyproject.toml
+	$(PYTHON) -m venv build/wheels/tools
+	$(WHEEL_BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt --upgrade pip
+	$(WHEEL_BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt --group wheels
 	touch $@
 
 .venv/.fuzz: .venv/.dependencies
