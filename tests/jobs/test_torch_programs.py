@@ -1,8 +1,9 @@
-"""Our wrapper beside PyTorch's own: the programs of torch_programs.py, on 2 ranks."""
+"""Our wrapper beside PyTorch's own: the programs of torch_programs.py and torch_nested.py, on 2 ranks."""
 
 from pathlib import Path
 
 import pytest
+import torch_nested
 import torch_programs
 
 from shoal.testing import run_ranks
@@ -15,7 +16,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """One job for all programs: by rank, what is wrong with the answer of each."""
     rendezvous = Path(tmp_path_factory.mktemp("gloo")) / "rendezvous"
     return run_ranks(
-        torch_programs.run_all, RANKS, f"file://{rendezvous}", environment={"SHOAL_TIMEOUT": "20"}, timeout=200
+        torch_nested.run_all, RANKS, f"file://{rendezvous}", environment={"SHOAL_TIMEOUT": "20"}, timeout=200
     )
 
 

@@ -390,6 +390,19 @@ def a_sparse_gradient_is_an_error_that_names_the_parameter_on_every_rank() -> No
 
 
 @scenario
+def a_gradient_with_a_graph_of_its_own_is_an_error_that_names_it() -> None:
+    model = DistributedDataParallel(nn.Linear(3, 1, bias=False))
+    with pytest.raises(shoal.ShoalError, match=r"gradient of weight has a graph.*autograd\.grad"):
+        (model(torch.ones(2, 3)) ** 2).sum().backward(create_graph=True)
+
+
+@scenario
+def statistics_that_would_not_be_those_of_all_ranks_are_refused() -> None:
+    with pytest.raises(shoal.ConfigurationError, match=r"1 is a SyncBatchNorm.*init_process_group"):
+        DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.SyncBatchNorm(3)))
+
+
+@scenario
 def checkpointed_parts_are_averaged() -> None:
     class Checkpointed(nn.Module):
         def __init__(self, use_reentrant: bool) -> None:

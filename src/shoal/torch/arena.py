@@ -173,7 +173,7 @@ class GradientArenas:
             begin = 0
             if gradient is not None and gradient.layout == torch.strided:
                 begin = gradient.data_ptr()
-                if begin == slot.begin:
+                if begin == slot.begin and gradient.stride() == slot.strides:
                     continue
                 outside.add(index)
             trespassed = self._kind_at(begin) if begin else None
@@ -200,12 +200,17 @@ class GradientArenas:
         if gradient is None:
             slot.memory.zero_()
         elif not slot.is_under(gradient):
-            self._check_fits(index, gradient)
-            slot.memory.copy_(gradient.detach())
+            self._fill(index, gradient)
             if _is_kept(parameter):
                 self._apart.add(index)
             if index not in self._apart:
                 parameter.grad = slot.hand_out()
+
+    def _fill(self, index: int, gradient: torch.Tensor) -> None:
+        """Copies a gradient that lies elsewhere into its slot, or one that a hook has turned about where it lies."""
+        self._check_fits(index, gradient)
+        slot, values = self._slots[index], gradient.detach()
+        slot.memory.copy_(values.clone() if values.data_ptr() == slot.begin else values)
 
     def settle(self, index: int) -> None:
         """After the average: ``param.grad`` is what the slot holds."""
@@ -237,8 +242,7 @@ class GradientArenas:
         elif slot.is_under(gradient):
             return slot.memory.clone()
         else:
-            self._check_fits(index, gradient)
-            slot.memory.copy_(gradient.detach())
+            self._fill(index, gradient)
         return None
 
     def settle_unused(self, index: int, saved: torch.Tensor | None, used_elsewhere: bool) -> None:

@@ -11,7 +11,7 @@ import torch
 from shoal import groups, layout
 from shoal.errors import ShoalError
 from shoal.groups import Group
-from shoal.torch import arguments, checkpoints, compiled, devices, graph, members, runtime
+from shoal.torch import arguments, checkpoints, compiled, devices, members, runtime
 from shoal.torch.added import KnownParameters
 from shoal.torch.agreement import agree
 from shoal.torch.arena import NamedParameter, gradient_dtype
@@ -186,10 +186,9 @@ class DistributedDataParallel(torch.nn.Module):
     @compiled.untraced
     def _before_forward(self) -> bool | None:
         """Makes ready for a backward pass, if one may follow that is ours to watch: whether it is to average, else None."""
-        if graph.inside_backward():
-            return None
         has_gradients = torch.is_grad_enabled()
-        if has_gradients:
+        # A part that is computed again in the middle of a pass finds everything as that pass needs it.
+        if has_gradients and not self._reducer.is_in_pass:
             self._reducer.settle_interrupted()
             self._look_at_parameters()
         buffers = self._synced_buffers() if self.require_forward_param_sync and self.broadcast_buffers else []

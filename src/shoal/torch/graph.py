@@ -29,11 +29,6 @@ def unchanged(tensor: torch.Tensor) -> AbstractContextManager[None]:
     return kept
 
 
-def inside_backward() -> bool:
-    """Whether this thread is in the middle of a backward pass, as when a checkpointed part is computed again."""
-    return current_pass() != -1
-
-
 def current_pass() -> int:
     """A number of the backward pass that this thread is in; -1 outside of any."""
     return int(torch._C._current_graph_task_id())

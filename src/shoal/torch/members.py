@@ -44,6 +44,12 @@ def check(module: torch.nn.Module) -> None:
                 f"{name} has an optimizer that steps inside the backward pass, before its gradient is averaged: step after "
                 'backward(), or use PyTorch\'s own DistributedDataParallel on the backend "shoal"'
             )
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.SyncBatchNorm) and not torch.distributed.is_initialized():
+            raise ConfigurationError(
+                f"{name or 'the module'} is a SyncBatchNorm, which takes each rank's own statistics where there is no process group "
+                'of torch.distributed: call torch.distributed.init_process_group("shoal") first'
+            )
     check_tensors(module)
 
 

@@ -196,6 +196,11 @@ class Reducer:
         return self._channel
 
     @property
+    def is_in_pass(self) -> bool:
+        """Whether a backward pass is on that is this wrapper's."""
+        return self._ending is not None
+
+    @property
     def averaging(self) -> Averaging | None:
         """The pass that is on, if one is and it averages."""
         return self._averaging
@@ -332,6 +337,8 @@ class Reducer:
         name, parameter = self._parameters[index]
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise ShoalError(self._is_sparse(name))
+        if parameter.grad is not None and parameter.grad.requires_grad:
+            raise ShoalError(self._has_a_graph(name))
         if self._averaging is not None and self._averaging.is_sent(index):
             raise ShoalError(self._came_too_late(name))
         self.arenas.place(index)
@@ -516,6 +523,12 @@ class Reducer:
         return (
             f"{self._channel.here}: the gradient of {name} is sparse, and only dense ones are averaged: make the layer with "
             "sparse=False"
+        )
+
+    def _has_a_graph(self, name: str) -> str:
+        return (
+            f"{self._channel.here}: the gradient of {name} has a graph of its own (create_graph=True), which ends where gradients are "
+            "averaged: take such gradients by torch.autograd.grad, and let backward() do without create_graph"
         )
 
     def _was_changed(self, name: str) -> str:

@@ -14,12 +14,13 @@ from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defin
 class Slot:
     """``memory``: the gradient's part of the arena, in the parameter's shape. No program ever sees this tensor."""
 
-    __slots__ = ("_source", "begin", "memory")
+    __slots__ = ("_source", "begin", "memory", "strides")
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
         self.begin = memory.data_ptr() if memory.numel() else 0
         """The address of its first byte; 0 if it has none."""
+        self.strides = memory.stride()
         self._source: weakref.ref[torch.Tensor] | None = None
 
     def hand_out(self) -> torch.Tensor:
@@ -48,5 +49,5 @@ class Slot:
             and gradient.layout == torch.strided
             and gradient.dtype == memory.dtype
             and gradient.shape == memory.shape
-            and gradient.stride() == memory.stride()
+            and gradient.stride() == self.strides
         )
