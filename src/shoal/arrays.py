@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import _native
-from shoal.storages import is_whole, no_place, require_whole, resizable_byte
+from shoal.storages import is_whole, no_place, put, resizable_byte
 
 # The numbers of docs/protocol.md, section 4.
 DTYPES: dict[str, int] = {
@@ -265,8 +265,7 @@ class _Torch(Library):
             return operand.memory
         written = operand.written
         if operand.memory.data_ptr() != written.data_ptr():
-            require_whole(written)
-            written.copy_(operand.memory)
+            put(written, operand.memory)
         return operand.array
 
     def adopt(self, like: Operand, data: NumPyArray) -> Any:

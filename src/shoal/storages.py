@@ -77,6 +77,19 @@ def require_whole(tensor: Any) -> None:
         raise no_place()
 
 
+def put(tensor: Any, elements: Any) -> None:
+    """``tensor.copy_(elements)`` with the result of an operation, in whichever thread and mode that finds it.
+
+    Who made the tensor in inference mode may wait outside of it, where PyTorch refuses to write to it. The tensor is detached, or
+    does not require a gradient. Raises ShoalError as ``require_whole`` does.
+    """
+    import torch
+
+    require_whole(tensor)
+    with torch.inference_mode(tensor.is_inference()):
+        tensor.copy_(elements)
+
+
 def no_place() -> ShoalError:
     return ShoalError(
         "the storage of the tensor was resized while the operation was running, so there is no place for the result: wait for "

@@ -425,3 +425,43 @@ def sparse_and_odd_tensors() -> list[str]:
     check("a gather of expanded tensors", [one.tolist() for one in gathered], [[[1.0] * 3], [[2.0] * 3]])
     dist.destroy_process_group()
     return wrong
+
+
+def begun_in_inference_mode() -> list[str]:
+    """Operations on the tensors of an evaluation, whose results are waited for after it: what differs from gloo."""
+    dist.init_process_group("shoal")
+    gloo = dist.new_group(backend="gloo")
+    rank = dist.get_rank()
+
+    def some(factor: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return (torch.arange(6).view(2, 3) * factor + rank).to(dtype).t()
+
+    def results(group: Any) -> dict[str, Any]:
+        work: dict[str, Any] = {}
+        with torch.inference_mode():
+            tensors = {name: [some(number)] for number, name in enumerate(("sum", "broadcast", "future"))}
+            tensors |= {"bits": [some(2, torch.int64)], "gather": [some(0), some(0)], "coalesced": [some(3), some(5)]}
+            tensors["received"] = [some(0).contiguous()]
+            work["sum"] = dist.all_reduce(tensors["sum"][0], group=group, async_op=True)
+            work["bits"] = dist.all_reduce(tensors["bits"][0], dist.ReduceOp.BOR, group=group, async_op=True)
+            work["broadcast"] = dist.broadcast(tensors["broadcast"][0], 1, group=group, async_op=True)
+            work["gather"] = dist.all_gather(tensors["gather"], some(4), group=group, async_op=True)
+            with dist._coalescing_manager(group=group, async_ops=True) as work["coalesced"]:
+                for tensor in tensors["coalesced"]:
+                    dist.all_reduce(tensor, group=group)
+            messages = [dist.P2POp(dist.isend, some(7).contiguous(), 1 - rank, group)]
+            messages.append(dist.P2POp(dist.irecv, tensors["received"][0], 1 - rank, group))
+            sent, work["received"] = dist.batch_isend_irecv(messages)
+            work["future"] = dist.all_reduce(tensors["future"][0], group=group, async_op=True).get_future()
+        for each in (sent, *work.values()):
+            each.wait()
+        return {name: [tensor.tolist() for tensor in each] for name, each in tensors.items()}
+
+    found, wanted = results(None), results(gloo)
+    with torch.inference_mode():
+        average = torch.zeros(3, 2).t() + rank
+        handle = shoal.allreduce_async_(average)
+    handle.wait()
+    found["average"], wanted["average"] = average.tolist(), [[0.5] * 3] * 2
+    dist.destroy_process_group()
+    return [f"{name}: {found[name]}, not {each}" for name, each in wanted.items() if found[name] != each]

@@ -106,6 +106,10 @@ def test_sparse_tensors_whole_numbers_and_expanded_tensors_are_averaged() -> Non
     assert run_ranks(c10d_scenarios.sparse_and_odd_tensors, 2, nodes=2) == [[], []]
 
 
+def test_an_evaluation_may_begin_operations_that_are_waited_for_after_it() -> None:
+    assert run_ranks(c10d_scenarios.begun_in_inference_mode, 2) == [[], []]
+
+
 @pytest.mark.parametrize("whose", [0, 1], ids=["its own", "another's"])
 def test_reduce_scatters_into_a_part_of_the_input(whose: int) -> None:
     assert run_ranks(c10d_scenarios.scattered_into_the_input, 2, whose, nodes=2) == [0, 0]

@@ -29,6 +29,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from shoal import leaving
 from shoal.errors import PeerLost, ShoalError, Timeout
 from shoal.groups import Group
+from shoal.storages import put
 from shoal.terms import rank_name
 from shoal.torch.c10d.places import Place
 from shoal.torch.c10d.tensors import Flat
@@ -270,7 +271,7 @@ class PointToPoint:
 
         def finish() -> None:
             if received is not flat.elements:
-                flat.elements.copy_(received)
+                put(flat.elements, received)
             flat.finish()
 
         return self._submit("recv from", peer, tensor, call, finish, tensor.nbytes)

@@ -17,6 +17,7 @@ from shoal import arrays, operations
 from shoal.errors import Mismatch
 from shoal.groups import Group
 from shoal.operations import Plan
+from shoal.storages import put
 from shoal.torch.c10d import packets
 from shoal.torch.c10d.tensors import Flat, apart
 
@@ -130,7 +131,7 @@ def _natively(group: Group, elements: torch.Tensor, output: torch.Tensor, operat
     assert operator.native is not None, "the members do it themselves"
     if operator.factor is not None:
         scaled = elements * operator.factor
-        return operations.allreduce(group, scaled, operator.native, in_place=True).then(lambda: _copy(output, scaled))
+        return operations.allreduce(group, scaled, operator.native, in_place=True).then(lambda: put(output, scaled))
     return operations.allreduce_into(group, elements, output, operator.native)
 
 
@@ -158,8 +159,4 @@ def _put_together(group: Group, received: Sequence[packets.Packet], result: torc
     packets.check_alike(received, group.ranks, [_said(packet.header) for packet in received])
     numbers = [packet.numbers(result.dtype) for packet in received]
     if numbers:
-        result.copy_(functools.reduce(_BITWISE[operator.op][1], numbers))
-
-
-def _copy(output: torch.Tensor, elements: torch.Tensor) -> None:
-    output.copy_(elements)
+        put(result, functools.reduce(_BITWISE[operator.op][1], numbers))

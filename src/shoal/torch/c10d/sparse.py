@@ -43,7 +43,7 @@ def allreduce(group: Group, tensor: torch.Tensor, op: Any) -> Plan:
         packets.check_alike(received, group.ranks, [_said(packet.header) for packet in received])
         total = _added([_tensor(packet, tensor, given.sparse_dim()) for packet in received])
         # A detached sparse tensor has indices of its own.
-        with torch.no_grad():
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             tensor.copy_(_divided(total, len(received), kind).to(tensor.dtype))
 
     return operations.allgather_by_blocks(group, packets.pack(header, indices, values), take)

@@ -12,7 +12,7 @@ import torch
 
 from shoal.arrays import DTYPES
 from shoal.errors import Mismatch
-from shoal.storages import require_whole
+from shoal.storages import put, require_whole
 from shoal.torch.staging import Transfer
 
 _KNOWN = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name))
@@ -49,8 +49,7 @@ class Flat:
             self._transfer.take_back(*_once(self._tensor, self._whole))
         elif self.is_apart:
             require_whole(self._tensor)
-            written, source = _once(self._tensor, self._whole)
-            written.copy_(source)
+            put(*_once(self._tensor, self._whole))
 
 
 def count(tensor: torch.Tensor) -> int:
@@ -86,7 +85,7 @@ def divide(elements: torch.Tensor, tensors: Sequence[torch.Tensor], transfer: Tr
         if transfer is None:
             require_whole(tensor)
             flat = Flat(tensor)
-            flat.elements.copy_(part)
+            put(flat.elements, part)
             flat.finish()
         else:
             transfer.take_back(tensor.detach(), part.view(tensor.dtype).view(tensor.shape))
@@ -106,7 +105,7 @@ def fill(flats: Sequence[Flat], data: memoryview, blocks: Sequence[int]) -> None
         received = torch.frombuffer(data, dtype=torch.uint8)
         for flat, part in zip(flats, torch.split(received, expected), strict=True):
             require_whole(flat.elements)
-            flat.elements.view(torch.uint8).copy_(part)
+            put(flat.elements.view(torch.uint8), part)
             flat.finish()
 
 
