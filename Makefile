@@ -33,7 +33,7 @@ PYTHON_FUZZERS := $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.py)))
 FUZZ_OPTIONS := -verbosity=0 -timeout=10 -rss_limit_mb=1024 -max_len=4096 -len_control=10 -print_final_stats=1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test sim sim-faults sanitize compat
+.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test tools-test sim sim-faults sanitize compat
 .PHONY: wheels wheel-test fuzz fuzz-corpus clean
 
 help:  ## this list
@@ -49,6 +49,9 @@ test-all: test sim sanitize fuzz wheel-test slow-test  ## everything
 
 slow-test: .venv/.installed  ## the Python tests that take more than a few seconds
 	$(BIN)/python -m pytest -m slow
+
+tools-test: build/tools/.installed  ## Accelerate, DeepSpeed, Lightning, Ray Train, transformers and torchmetrics on "shoal" and on gloo
+	build/tools/venv/bin/python -m pytest tests/conformance/tools.py
 
 lint: lint-python lint-native  ## formatters, linters and type checkers
 
@@ -123,6 +126,20 @@ build/wheels/.tools: constraints.txt pyproject.toml
 	$(PYTHON) -m venv build/wheels/tools
 	$(WHEEL_BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt --upgrade pip
 	$(WHEEL_BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt --group wheels
+	touch $@
+
+# An environment of its own, 3 GB. DeepSpeed's own build looks for PyTorch, so it comes after it.
+build/tools/.dependencies: constraints.txt pyproject.toml
+	$(PYTHON) -m venv build/tools/venv
+	build/tools/venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt --upgrade pip
+	build/tools/venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt torch==2.13.0 setuptools wheel ninja --group build
+	DS_BUILD_OPS=0 build/tools/venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt \
+	  --no-build-isolation --group tools
+	touch $@
+
+build/tools/.installed: build/tools/.dependencies $(NATIVE) $(shell find src -name '*.py')
+	build/tools/venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt --no-build-isolation \
+	  --force-reinstall --no-deps .
 	touch $@
 
 .venv/.fuzz: .venv/.dependencies

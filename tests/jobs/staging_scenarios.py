@@ -1,5 +1,6 @@
 """What the ranks of test_staging.py and test_cuda.py do."""
 
+import copy
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -219,6 +220,33 @@ def _hooked(device: str) -> list[float]:
         model(torch.randn(8, 64).to(device)).square().mean().backward()
         optimizer.step()
     return torch.cat([parameter.detach().cpu().flatten() for parameter in model.parameters()]).tolist()
+
+
+def normalized_together(device: str) -> tuple[list[list[float]], list[list[float]]]:
+    """What SyncBatchNorm makes on ranks with different numbers of samples, and what a BatchNorm1d makes on the CPU of the samples of all ranks.
+
+    Outputs, the inputs' gradients, those of the weight, and the running variance; this rank's rows of the first two.
+    """
+    dist.init_process_group("shoal")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    samples = [torch.randn(5 + 3 * each, 6) for each in range(size)]
+    plain = torch.nn.BatchNorm1d(6)
+    model = DistributedDataParallel(torch.nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain)).to(device))
+
+    def passed(norm: torch.nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = inputs.detach().requires_grad_()
+        outputs: torch.Tensor = norm(inputs)
+        outputs.pow(3).sum().backward()
+        assert inputs.grad is not None
+        return outputs, inputs.grad
+
+    ours = *passed(model, samples[rank].to(device)), model.module.weight.grad * size, model.module.running_var
+    outputs, gradients = (every.split([*map(len, samples)])[rank] for every in passed(plain, torch.cat(samples)))
+    theirs = outputs, gradients, plain.weight.grad, plain.running_var
+    dist.destroy_process_group()
+    found, expected = ([each.detach().cpu().flatten().tolist() for each in both] for both in (ours, theirs))
+    return found, expected
 
 
 # Cycles of a CUDA device, some tens of milliseconds.

@@ -103,6 +103,13 @@ def test_distributed_data_parallel_trains_as_on_the_cpu(backend: str) -> None:
         torch.testing.assert_close(torch.tensor(on_device), torch.tensor(on_cpu), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.skipif(not IS_HERE, reason="NOT RUN: no CUDA device here, and PyTorch refuses SyncBatchNorm on the CPU")
+def test_sync_batch_norm_has_the_statistics_of_all_ranks() -> None:
+    for found, expected in run_ranks(staging_scenarios.normalized_together, 2, DEVICE):
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("where", [{"nodes": 1}, {"servers": 1}], ids=["one machine", "a server"])
 def test_our_wrapper_trains_as_on_the_cpu(where: dict[str, int]) -> None:
     for on_device, on_cpu in run_ranks(staging_scenarios.wrapped_on, 2, DEVICE, **where):
