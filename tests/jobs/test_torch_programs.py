@@ -1,10 +1,11 @@
-"""Our wrapper beside PyTorch's own: the programs of torch_programs.py and torch_nested.py, on 2 ranks."""
+"""Our wrapper beside PyTorch's own: the programs of torch_programs.py and the files with more, on 2 ranks."""
 
 from pathlib import Path
 
 import pytest
 import torch_nested
 import torch_programs
+import torch_stand_ins
 
 from shoal.testing import run_ranks
 
@@ -15,8 +16,9 @@ RANKS = 2
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """One job for all programs: by rank, what is wrong with the answer of each."""
     rendezvous = Path(tmp_path_factory.mktemp("gloo")) / "rendezvous"
+    more = [torch_nested.__name__, torch_stand_ins.__name__]
     return run_ranks(
-        torch_nested.run_all, RANKS, f"file://{rendezvous}", environment={"SHOAL_TIMEOUT": "20"}, timeout=200
+        torch_programs.run_all, RANKS, f"file://{rendezvous}", more, environment={"SHOAL_TIMEOUT": "20"}, timeout=200
     )
 
 

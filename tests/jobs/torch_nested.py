@@ -3,15 +3,9 @@
 from typing import Any
 
 import torch
-import torch_programs
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch_programs import Wrap, gradients, line, program, x
-
-
-def run_all(rendezvous: str) -> dict[str, str]:
-    """The programs of both files."""
-    return torch_programs.run_all(rendezvous)
 
 
 class Recomputed(torch.autograd.Function):

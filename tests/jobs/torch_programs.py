@@ -4,15 +4,15 @@ A program takes the function that wraps a module and returns numbers. Both wrapp
 """
 
 import copy
+import importlib
 import io
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import shoal
@@ -27,6 +27,7 @@ PROGRAMS: dict[str, Callable[[Wrap], Any]] = {}
 OF_EACH_RANK = {
     "a_pass_of_one_rank_alone_is_its_own",
     "gradients_of_a_foreign_pass_are_added_to_as_they_are",
+    "other_parameters_on_each_rank_stand_in_for_the_parameters",
     "the_wrapper_is_a_part_that_is_computed_again",
 }
 
@@ -36,8 +37,10 @@ def program(function: Callable[[Wrap], Any]) -> Callable[[Wrap], Any]:
     return function
 
 
-def run_all(rendezvous: str) -> dict[str, str]:
-    """On every rank: for each program what is wrong with its answer, empty if nothing is."""
+def run_all(rendezvous: str, more: Sequence[str]) -> dict[str, str]:
+    """On every rank: for each program what is wrong with its answer, empty if nothing is. ``more``: modules with programs."""
+    for name in more:
+        importlib.import_module(name)
     torch.set_num_threads(1)
     shoal.torch.init()
     dist.init_process_group("gloo", init_method=rendezvous, rank=shoal.rank(), world_size=shoal.size())
@@ -546,17 +549,3 @@ def an_average_of_models(wrap: Wrap) -> Any:
         average.update_parameters(model)
     with torch.no_grad():
         return average(torch.ones(1, 1))
-
-
-@program
-def weights_that_are_no_leaves_stand_in_for_the_parameters(wrap: Wrap) -> Any:
-    model = wrap(lines())
-    found = []
-    for _ in range(2):
-        model.zero_grad()
-        scaled = {name: parameter * 1.5 for name, parameter in model.named_parameters()}
-        functional_call(model, scaled, (x(),)).sum().backward()
-        found.append(gradients(model))
-        model(x()).sum().backward()
-        found.append(gradients(model))
-    return found

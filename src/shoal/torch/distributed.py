@@ -299,7 +299,8 @@ class DistributedDataParallel(torch.nn.Module):
             return
         reducer, train = self._reducer, _which_train(parameters)
         if reducer.must_start_anew or reducer.is_wasteful or _fingerprint(parameters) != self._managed:
-            self._manage_parameters()
+            if not members.are_stand_ins(parameters):
+                self._manage_parameters()
         elif train != self._train:
             self._train = train
             if reducer.covers(parameters):
