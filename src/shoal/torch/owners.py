@@ -37,4 +37,9 @@ def _count(parameters: Sequence[torch.nn.Parameter], more: int) -> None:
     with _lock:
         _changes += 1
         for parameter in parameters:
-            _owners[parameter] = _owners.get(parameter, 0) + more  # type: ignore[no-untyped-call]
+            count = _owners.get(parameter, 0) + more  # type: ignore[no-untyped-call]
+            if count:
+                _owners[parameter] = count
+            else:
+                # A weak reference keeps a tensor from being swapped with another (torch.utils.swap_tensors).
+                del _owners[parameter]
