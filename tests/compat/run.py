@@ -81,7 +81,7 @@ class Part:
 
 @dataclass
 class Result:
-    """``built_for``: the version of CUDA that this build of PyTorch is for, if any. ``commit``: of Shoal."""
+    """``built_for``: the version of CUDA that this build of PyTorch is for, if any. ``commit``: the last that changed Shoal or its tests."""
 
     commit: str
     python: str
@@ -137,7 +137,11 @@ def _tried(version: str, wheel: Path) -> Result:
         if not kept:
             shutil.rmtree(environment, ignore_errors=True)
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "log", "-1", "--format=%h", "--", "src", "native", "tests"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.strip()
     return Result(commit, platform.python_version(), built_for, datetime.date.today().isoformat(), parts)
 
