@@ -137,7 +137,7 @@ def _tried(version: str, wheel: Path) -> Result:
         if not kept:
             shutil.rmtree(environment, ignore_errors=True)
     commit = subprocess.run(
-        ["git", "log", "-1", "--format=%h", "--", "src", "native", "tests"],
+        ["git", "log", "-1", "--format=%h", "--", "src", "native", "tests/jobs"],
         cwd=ROOT,
         check=True,
         capture_output=True,
