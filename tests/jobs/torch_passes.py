@@ -216,6 +216,56 @@ def a_copy_meets_the_others_when_it_is_trained() -> None:
 
 
 @scenario
+def a_copy_that_one_rank_evaluates_alone_is_no_concern_of_others() -> None:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
+    pair = shoal.Group([0, 1], name="evaluated")
+    of_two = DistributedDataParallel(nn.BatchNorm1d(6), process_group=pair) if pair.rank is not None else None
+    step_is_right_in_batches(model, 0)
+    # Rank 0 would send its buffers to nobody, rank 1 would wait for them for ever.
+    for _ in range(shoal.rank() + 1 if shoal.rank() < 2 else 0):
+        alone = copy.deepcopy(model)
+        statistics = [buffer.clone() for buffer in alone.buffers()]
+        alone.eval()
+        with torch.no_grad():
+            alone(inputs(0))
+        alone.requires_grad_(False)
+        alone(inputs(0))
+        assert alone.get_ddp_logging_data().passes == 0
+        assert alone.process_group is model.process_group
+        assert all(map(torch.equal, alone.buffers(), statistics))
+    if shoal.rank() == 0:
+        assert copy.deepcopy(of_two).process_group.ranks == (0, 1)
+        # It begins as if it was trained, which other copies for the same ranks would notice, but no wrapper.
+        copy.deepcopy(of_two)(inputs(0))
+    wrapped_later = DistributedDataParallel(copy.deepcopy(model.module))
+    step_is_right_in_batches(wrapped_later, 1)
+    step_is_right_in_batches(model, 1)
+    if of_two is not None:
+        again = DistributedDataParallel(nn.BatchNorm1d(6), process_group=of_two.process_group)
+        (again(inputs(shoal.rank())) * shoal.rank()).sum().backward()
+        assert again.module.bias.grad.tolist() == [2.5] * 6
+
+
+@scenario
+def copies_of_all_ranks_begin_with_the_buffers_of_the_first() -> None:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
+    step_is_right_in_batches(model, 0)
+    copied = copy.deepcopy(model)
+    copied.eval()
+    with torch.no_grad():
+        copied(inputs(0))
+    copied.train()
+    step_is_right_in_batches(copied, 1)
+    before = copied.module[1].running_mean.clone()
+    copied.eval()
+    with torch.no_grad():
+        copied(inputs(0))
+    everyone = shoal.allgather(copied.module[1].running_mean.view(1, -1))
+    assert all(map(torch.equal, everyone, everyone[:1].expand_as(everyone)))
+    assert shoal.rank() > 0 or torch.equal(before, everyone[0])
+
+
+@scenario
 def a_copy_has_the_ranks_of_its_original() -> None:
     group = shoal.Group([0, 2], name="copied")
     if group.rank is None:

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from shoal import collectives, operations
+from shoal import collectives, operations, runtime
 from shoal.bootstrap import Session
 from shoal.groups import Group
 from shoal.handles import Handle
@@ -19,21 +19,33 @@ from shoal.torch import accelerators
 from shoal.torch.accelerators import Stream
 from shoal.torch.submissions import AnyHandle, Submissions
 
-# How many modules each group of a job has wrapped: ranks that wrap the same modules in the same order mean the same ones.
-_wrapped: WeakKeyDictionary[Session, dict[tuple[str, tuple[int, ...]], int]] = WeakKeyDictionary()
+# How many modules each group of a job has wrapped: ranks that wrap the same modules in the same order mean the same ones. Copies
+# count by themselves: if one rank trains one alone by mistake, other ranks' wrappers are no concern of that.
+_wrapped: WeakKeyDictionary[Session, dict[tuple[str, str, tuple[int, ...]], int]] = WeakKeyDictionary()
+
+# The one group of the copies of wrappers for the same ranks: a rank may have copies that others have not, and make it first.
+_of_copies: WeakKeyDictionary[Session, dict[tuple[int, ...], Group]] = WeakKeyDictionary()
+
+
+def group_of_copies(ranks: tuple[int, ...]) -> Group:
+    made = _of_copies.setdefault(runtime.current(), {})
+    if ranks not in made:
+        made[ranks] = Group(ranks, name="copy")
+    return made[ranks]
 
 
 class Channel:
-    """``group``: who takes part. Raises ValueError on a rank that does not."""
+    """``group``: who takes part. ``of_copy``: of a copy of a wrapper. Raises ValueError on a rank that does not take part."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, of_copy: bool = False) -> None:
         if group.rank is None:
             raise ValueError(f"this rank is not a member of {group}: wrap the module on the group's members only")
         counts = _wrapped.setdefault(group.session, {})
-        number = counts.get((group.name, group.ranks), 0)
-        counts[group.name, group.ranks] = number + 1
+        kind = "copy" if of_copy else "ddp"
+        number = counts.get((kind, group.name, group.ranks), 0)
+        counts[kind, group.name, group.ranks] = number + 1
         self.group = group
-        self._prefix = f"ddp{number}"
+        self._prefix = f"{kind}{number}"
         self._submissions = Submissions()
 
     @property

@@ -15,7 +15,7 @@ from shoal.torch import arguments, checkpoints, compiled, devices, members, runt
 from shoal.torch.added import KnownParameters
 from shoal.torch.agreement import agree
 from shoal.torch.arena import NamedParameter, gradient_dtype
-from shoal.torch.channel import Channel
+from shoal.torch.channel import Channel, group_of_copies
 from shoal.torch.join import Joining
 from shoal.torch.logging_data import DDPLoggingData
 from shoal.torch.reducer import Reducer, Turn
@@ -59,7 +59,8 @@ class DistributedDataParallel(torch.nn.Module):
     been averaged. Any other, through ``model.module`` for instance, only adds to ``param.grad``. Hooks of the program on parameters and
     their gradients come before averaging.
 
-    A copy (``copy.deepcopy``, ``torch.load``) wraps a copy of the module, for the same ranks. It meets them when it is first trained.
+    A copy (``copy.deepcopy``, ``torch.load``) wraps a copy of the module, for the same ranks. It meets them when it is first called
+    with gradients, and until then evaluates with the buffers that it has.
 
     Raises Mismatch on every rank if the modules differ, ConfigurationError for parameters on other devices,
     TypeError for a dtype that cannot be averaged, ValueError if no parameter requires a gradient. ``loss.backward()``
@@ -131,10 +132,10 @@ class DistributedDataParallel(torch.nn.Module):
         runtime.init()
         self._meet(arguments.group_of(process_group, device_mesh), init_sync)
 
-    def _meet(self, group: Group, init_sync: bool) -> None:
+    def _meet(self, group: Group, init_sync: bool, of_copy: bool = False) -> None:
         """Begins to average among the members of the group."""
         self._ranks = None if len(group.ranks) == group.session.size else group.ranks
-        channel = Channel(group)
+        channel = Channel(group, of_copy)
         if init_sync:
             agree(channel, "module", members.describe_all(self.module), "parameters and buffers")
             wait_for_all(broadcast_state(channel, "initial", self._synced_state(with_buffers=True)))
@@ -152,14 +153,17 @@ class DistributedDataParallel(torch.nn.Module):
     @property
     def process_group(self) -> Group:
         """The ranks among which gradients are averaged."""
-        return self._reducer.channel.group
+        return self._group_of_copy() if self._reducer_made is None else self._reducer_made.channel.group
+
+    def _group_of_copy(self) -> Group:
+        runtime.init()
+        return groups.world() if self._ranks is None else group_of_copies(self._ranks)
 
     @property
     def _reducer(self) -> Reducer:
         if self._reducer_made is None:
-            runtime.init()
             # A copy takes its original's word for it that ranks have the same.
-            self._meet(groups.world() if self._ranks is None else Group(self._ranks, name="copy"), init_sync=False)
+            self._meet(self._group_of_copy(), init_sync=False, of_copy=True)
         assert self._reducer_made is not None, "it has just been made"
         return self._reducer_made
 
@@ -187,6 +191,9 @@ class DistributedDataParallel(torch.nn.Module):
     def _before_forward(self) -> bool | None:
         """Makes ready for a backward pass, if one may follow that is ours to watch: whether it is to average, else None."""
         has_gradients = torch.is_grad_enabled()
+        if self._reducer_made is None and not (has_gradients and members.trainable(self.module)):
+            # A copy that has not been trained may be this rank's alone.
+            return None
         # A part that is computed again in the middle of a pass finds everything as that pass needs it.
         if has_gradients and not self._reducer.is_in_pass:
             self._reducer.settle_interrupted()
@@ -273,7 +280,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def get_ddp_logging_data(self) -> DDPLoggingData:
         """What averaging has cost so far on this rank: bytes, operations, overlap, and the time that was waited."""
-        return self._reducer.logging_data
+        return DDPLoggingData() if self._reducer_made is None else self._reducer_made.logging_data
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and files: the module and the arguments; not what belongs to this process."""
