@@ -196,6 +196,24 @@ def an_optimizer_that_steps_inside_the_backward_pass_is_refused() -> None:
 
 
 @scenario
+def gradients_in_the_arena_refuse_to_be_resized() -> None:
+    model = DistributedDataParallel(mlp())
+    step_is_right(model)
+    for parameter in model.parameters():
+        before = parameter.grad.clone()
+        for resize in (lambda p: p.grad.untyped_storage().resize_(0), lambda p: p.grad.resize_(2 * p.numel())):
+            with pytest.raises(RuntimeError, match="not resizable"):
+                resize(parameter)
+        # PyTorch gives a tensor its new sizes before it asks the storage.
+        assert torch.equal(parameter.grad.resize_(before.shape), before)
+    step_is_right(model)
+    for parameter in model.parameters():
+        parameter.grad = parameter.grad.clone()
+        parameter.grad.untyped_storage().resize_(0)
+    step_is_right(model)
+
+
+@scenario
 def a_copy_meets_the_others_when_it_is_trained() -> None:
     model = DistributedDataParallel(mlp(), find_unused_parameters=True, bucket_cap_mb=TINY_MB)
     step_is_right(model)
