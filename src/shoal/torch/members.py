@@ -84,7 +84,7 @@ def are_stand_ins(parameters: Iterable[NamedParameter]) -> bool:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is _FUNCTIONAL_CALL:
-            given.update(id(tensor) for tensor in frame.f_locals["parameters_and_buffers"].values())
+            given.update(id(tensor) for tensor in frame.f_locals.get("parameters_and_buffers", {}).values())
         frame = frame.f_back
     return bool(given) and any(id(tensor) in given for _, tensor in parameters)
 
