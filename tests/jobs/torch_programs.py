@@ -539,6 +539,35 @@ def copies_are_trained_too(wrap: Wrap) -> Any:
 
 
 @program
+def states_for_distributed_checkpoints_go_between_wrappers(wrap: Wrap) -> Any:
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    def inside(model: nn.Module) -> Any:
+        """What these functions are given: they know PyTorch's wrapper and no other."""
+        return model.module if isinstance(model, DistributedDataParallel) else model
+
+    def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
+        optimizer.zero_grad()
+        model(x()).sum().backward()
+        optimizer.step()
+        return list(model.parameters())
+
+    model = wrap(lines())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    trained(model, optimizer)
+    of_model, of_optimizer = copy.deepcopy(get_state_dict(inside(model), optimizer))
+    found = [list(of_model), sorted(of_optimizer["state"]), trained(model, optimizer)]
+    for wrap_again in (DistributedDataParallel, nn.parallel.DistributedDataParallel):
+        again = wrap_again(lines())
+        optimizer = torch.optim.Adam(again.parameters(), lr=0.1)
+        state = copy.deepcopy({"model_state_dict": of_model, "optim_state_dict": of_optimizer})
+        set_state_dict(inside(again), optimizer, **state)
+        found.append(trained(again, optimizer))
+    assert numbers(found[2]) == numbers(found[3]) == numbers(found[4])
+    return found
+
+
+@program
 def an_average_of_models(wrap: Wrap) -> Any:
     model = wrap(lines())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
