@@ -46,7 +46,13 @@ def start(name: str, backend: str, ranks: int, *arguments: str, **variables: str
     """``ranks`` 0: the program starts its own."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     options = ["--max-restarts", "1"] if "--kill" in arguments else []
-    command = [*launcher, *options] if ranks else [sys.executable]
+    return start_by([*launcher, *options] if ranks else [sys.executable], name, backend, *arguments, **variables)
+
+
+def start_by(
+    command: list[str], name: str, backend: str, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """With a launcher of the caller's choice."""
     return subprocess.run(
         [*command, str(SCRIPTS / f"{name}.py"), "--backend", backend, *arguments],
         capture_output=True,

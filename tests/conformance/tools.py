@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from comparing import assert_same, run, run_with_gloo
+from comparing import assert_same, printed, run, run_with_gloo, start_by
 
 # Programs and their ranks; 0: the tool starts them itself.
 TOOLS = {
@@ -35,6 +35,11 @@ def test_a_tool_prints_the_same_with_shoal_as_with_gloo(name: str) -> None:
         for found in (run(name, "shoal", TOOLS[name]), run_with_gloo(name, TOOLS[name]))
     ]
     assert_same(*lines)
+
+
+def test_accelerates_own_launcher_starts_the_same() -> None:
+    launcher = [str(Path(sys.executable).with_name("accelerate")), "launch", "--multi_gpu", "--num_processes", "2"]
+    assert_same(printed(start_by(launcher, "accelerated", "shoal")), run_with_gloo("accelerated", 2))
 
 
 def timed(line: str) -> bool:

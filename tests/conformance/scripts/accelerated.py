@@ -1,8 +1,9 @@
 """Accelerate: the process group is made before the Accelerator, in one line.
 
-    accelerate launch --cpu --num_processes 2 accelerated.py --backend shoal
     torchrun --nproc-per-node 2 accelerated.py --backend shoal
+    accelerate launch --multi_gpu --num_processes 2 accelerated.py --backend shoal
 
+Accelerate's launcher starts several processes of a machine only with --multi_gpu, which needs no GPU; with --cpu it starts one.
 On GPUs ``InitProcessGroupKwargs(backend="shoal")`` is enough. On CPUs Accelerate refuses every name but gloo and mpi, and takes a
 process group that is there already as it is. Needs the package accelerate. Prints the loss of each epoch, as all ranks have it
 together, and a metric that is gathered.
