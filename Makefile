@@ -34,7 +34,7 @@ FUZZ_OPTIONS := -verbosity=0 -timeout=10 -rss_limit_mb=1024 -max_len=4096 -len_c
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test tools-test sim sim-faults sanitize compat
-.PHONY: wheels wheel-test fuzz fuzz-corpus clean
+.PHONY: wheels wheel-test aarch64-test fuzz fuzz-corpus clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -45,7 +45,7 @@ demo: .venv/.installed  ## trains a small network with 4 ranks on 4 nodes and 2 
 test: .venv/.installed native-test  ## everything that is quick: native tests, then Python's
 	$(BIN)/python -m pytest -m "not slow" --durations=25
 
-test-all: test sim sanitize fuzz wheel-test slow-test  ## everything
+test-all: test sim sanitize fuzz wheel-test slow-test aarch64-test  ## everything
 
 slow-test: .venv/.installed  ## the Python tests that take more than a few seconds
 	$(BIN)/python -m pytest -m slow
@@ -99,15 +99,18 @@ $(PYTHON_FUZZERS:%=fuzz-%): fuzz-%: .venv/.installed .venv/.fuzz
 fuzz-corpus: build/fuzz/.built  ## adds to the repository's corpus what fuzzing has found that it does not cover
 	for name in $(FUZZERS); do build/fuzz/$$name -merge=1 -use_counters=0 native/fuzz/corpus/$$name build/fuzz/corpus/$$name || exit 1; done
 
-wheels: build/wheels/.tools  ## dist/: wheels for this processor, for each Python that is here, and the source
+wheels: build/wheels/.tools  ## dist/: wheels for x86_64 and aarch64, with each Python that is here, and the source
 	rm -rf dist
-	$(WHEEL_PYTHON) packaging/wheels.py $(WHEEL_PYTHONS:%=--python %) $(MACHINE)
+	$(WHEEL_PYTHON) packaging/wheels.py $(WHEEL_PYTHONS:%=--python %)
 	$(WHEEL_BIN)/pyproject-build --no-isolation --sdist --outdir dist
 	$(WHEEL_BIN)/twine check --strict dist/*
 
 wheel-test: build/wheels/.tools  ## installs a wheel of this machine into an empty environment of each Python, and runs a job
 	$(WHEEL_PYTHON) packaging/wheels.py $(WHEEL_PYTHONS:%=--python %) $(MACHINE)
 	$(WHEEL_PYTHON) packaging/wheel_test.py $(WHEEL_PYTHONS)
+
+aarch64-test: build/wheels/.tools  ## the kernels' tests and more, built for aarch64, under qemu-user
+	$(WHEEL_PYTHON) packaging/aarch64_test.py
 
 # VERSIONS="2.15.0 2.6.0": these alone.
 compat: .venv/.installed  ## the package with each version of PyTorch, in environments of 5 GB, one after the other; docs/versions.md

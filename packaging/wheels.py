@@ -28,6 +28,12 @@ STABLE_ABI_SINCE = 12  # Python 3.12: nanobind's stable ABI begins there
 POLICY = f"manylinux_{GLIBC.replace('.', '_')}"
 TOOLS = Path(sys.executable).parent  # the programs of the environment that this runs in
 
+# auditwheel's program, told the processor: it takes the tags of the machine at hand alone, but can audit for any.
+AUDITWHEEL = (
+    "import platform, sys; processor = sys.argv.pop(1); platform.machine = lambda: processor; "
+    "from auditwheel.main import main; sys.exit(main())"
+)
+
 
 def run(*command: str | Path, **environment: str) -> None:
     print("+", *command, flush=True)
@@ -84,7 +90,9 @@ def build_wheel(toolchain: Toolchain, core: Path, python: Path, minor: int) -> P
 def audit(wheel: Path, architecture: str) -> None:
     """Puts the wheel into dist/ under the name that says where it runs, once that is shown to be so."""
     platform = f"{POLICY}_{architecture}"
-    run("auditwheel", "repair", "--only-plat", "--plat", platform, "-w", DIST, wheel)
+    run(
+        sys.executable, "-c", AUDITWHEEL, architecture, "repair", "--only-plat", "--plat", platform, "-w", DIST, wheel
+    )  # fmt: skip
     python, abi, _ = wheel.stem.split("-")[2:]
     (audited,) = DIST.glob(f"*-{python}-{abi}-{platform}.whl")
     if abi == "abi3":
