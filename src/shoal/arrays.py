@@ -258,7 +258,7 @@ class _Torch(Library):
 
     def empty(self, like: Operand, shape: tuple[int, ...]) -> Any:
         torch: Any = sys.modules["torch"]
-        return torch.empty(shape, dtype=like.memory.dtype)
+        return torch.empty(shape, dtype=like.memory.dtype, device="cpu")
 
     def finish(self, operand: Operand) -> Any:
         if operand.array is None:
@@ -271,7 +271,7 @@ class _Torch(Library):
     def adopt(self, like: Operand, data: NumPyArray) -> Any:
         torch: Any = sys.modules["torch"]
         if data.size == 0:
-            return torch.empty(data.shape, dtype=like.memory.dtype)
+            return torch.empty(data.shape, dtype=like.memory.dtype, device="cpu")
         flat = torch.frombuffer(data.reshape(-1).data, dtype=like.memory.dtype)
         return flat.reshape(data.shape)
 

@@ -4,7 +4,6 @@ A program takes the function that wraps a module and returns numbers. Both wrapp
 """
 
 import copy
-import gc
 import importlib
 import io
 import traceback
@@ -579,18 +578,3 @@ def an_average_of_models(wrap: Wrap) -> Any:
         average.update_parameters(model)
     with torch.no_grad():
         return average(torch.ones(1, 1))
-
-
-@program
-def a_module_whose_wrapper_is_gone_is_converted_by_swapping(wrap: Wrap) -> Any:
-    module = lines()
-    model = wrap(module)
-    model(x()).sum().backward()
-    del model
-    gc.collect()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        module.double()
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
-    return [module(torch.ones(1, 1).double()), *gradients(module)]

@@ -97,7 +97,7 @@ class Cuda:
 
     def pinned(self, size: int) -> torch.Tensor:
         # PyTorch keeps what is let go of, once the copies are done, for the next who asks.
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def pin(self, memory: NDArray[np.uint8]) -> None:
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -26,7 +26,7 @@ class Statement:
         self.lines = list(lines)
         digest = hashlib.sha256("\n".join(lines).encode()).digest()
         # The greatest digest and, from its complement, the least: they are one if all ranks agree.
-        self._votes = torch.tensor(list(digest) + [255 - byte for byte in digest], dtype=torch.uint8)
+        self._votes = torch.tensor(list(digest) + [255 - byte for byte in digest], dtype=torch.uint8, device="cpu")
 
     def compare(self, channel: Channel, label: str) -> "Comparison":
         """Starts to compare with the other ranks' statement of this label."""

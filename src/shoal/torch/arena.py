@@ -398,8 +398,8 @@ def _references(parameter: torch.nn.Parameter) -> int:
 @cache
 def _references_alone() -> int:
     """To a gradient that nobody in Python has."""
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
+    parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
+    parameter.grad = torch.zeros(1, device="cpu")
     return _references(parameter)
 
 
@@ -424,7 +424,7 @@ def _memory(size: int, parameter: torch.Tensor, device: Accelerator | None) -> t
 
 def _pages(size: int) -> torch.Tensor:
     """``size`` bytes of zeros that begin at a page."""
-    memory = torch.zeros(size + PAGE, dtype=torch.uint8)
+    memory = torch.zeros(size + PAGE, dtype=torch.uint8, device="cpu")
     begin = -memory.data_ptr() % PAGE
     return memory[begin : begin + size]
 

@@ -78,7 +78,7 @@ class Joining:
         """What every member does next."""
         if self._over:
             raise ShoalError(f"{self._channel.here}: this join() has ended with an error: leave it on every rank")
-        votes = torch.zeros(self._channel.group.size, dtype=torch.uint8)
+        votes = torch.zeros(self._channel.group.size, dtype=torch.uint8, device="cpu")
         votes[self._channel.group.rank or 0] = doing
         try:
             self._channel.allreduce(TURN, votes, "max").wait()

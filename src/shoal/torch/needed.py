@@ -21,7 +21,7 @@ class NeededBuffers:
     def __init__(self, channel: Channel, arenas: GradientArenas, expected: Iterable[int]) -> None:
         self._own = {buffer for gradient in expected for buffer in arenas.touched[gradient]}
         self._count = len(arenas.buffers)
-        self._votes = torch.zeros(self._count, dtype=torch.uint8)
+        self._votes = torch.zeros(self._count, dtype=torch.uint8, device="cpu")
         self._votes[sorted(self._own)] = 1
         self._answer: set[int] | None = None
         self.handle = channel.allreduce(NEEDED, self._votes, "max")

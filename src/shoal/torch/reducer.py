@@ -286,7 +286,7 @@ class Reducer:
 
     def _completed(self, averaging: Averaging, error: Exception | None) -> "_Rest":
         computed_ns = time.monotonic_ns()
-        used = torch.zeros(len(self._parameters), dtype=torch.uint8)
+        used = torch.zeros(len(self._parameters), dtype=torch.uint8, device="cpu")
         return _Rest(computed_ns, used, error or self._account_for_missing(averaging, used))
 
     def _conclude(self, averaging: Averaging, rest: "_Rest") -> None:
@@ -446,7 +446,7 @@ class Reducer:
         wanted = self._order.settled_on(now) if self._channel.group.rank == self._turn.root else now
         if self._order.is_known and not self.arenas.changes_buffers(wanted):
             wanted = now
-        order = torch.tensor(wanted, dtype=torch.int64)
+        order = torch.tensor(wanted, dtype=torch.int64, device="cpu")
         self._channel.broadcast(ORDER, order, self._turn.root).wait()
         received = order.tolist()
         if sorted(received) != list(range(len(now))):

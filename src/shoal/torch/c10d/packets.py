@@ -27,7 +27,7 @@ class Packet(NamedTuple):
 
 def pack(header: Sequence[int], *parts: torch.Tensor) -> torch.Tensor:
     """One dimension of bytes. ``parts``: contiguous."""
-    words = torch.tensor([len(header), *header], dtype=torch.int64)
+    words = torch.tensor([len(header), *header], dtype=torch.int64, device="cpu")
     return torch.cat([words.view(torch.uint8), *(part.reshape(-1).view(torch.uint8) for part in parts)])
 
 

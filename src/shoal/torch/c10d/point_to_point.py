@@ -379,7 +379,7 @@ class PointToPoint:
     def _release_gloo(self) -> None:
         """gloo closes all connections of a group when the time of one wait is out, and everybody who is in it comes back."""
         with contextlib.suppress(RuntimeError):
-            self._gloo.recv_anysource([torch.empty(1)], _NO_TAG).wait(timedelta(milliseconds=1))
+            self._gloo.recv_anysource([torch.empty(1, device="cpu")], _NO_TAG).wait(timedelta(milliseconds=1))
 
 
 class _Line:

@@ -117,7 +117,7 @@ def reduce_scatter(group: Group, elements: torch.Tensor, flat: Flat, operator: O
             _put_together(group, packets.unpack(data, blocks), output, operator)
             flat.finish()
 
-        together = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+        together = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device="cpu")
         return operations.alltoall_by_blocks(group, together, sizes, take)
     if operator.factor is not None:
         elements = elements * operator.factor

@@ -64,7 +64,7 @@ def _tensor(packet: packets.Packet, like: torch.Tensor, sparse_dim: int) -> torc
     indices = packet.data[:begin].view(torch.int64).view(sparse_dim, count)
     values = packet.data[begin:].clone().view(like.dtype).view(count, *dense_shape)
     wide = values.float() if like.dtype in (torch.float16, torch.bfloat16) else values
-    return torch.sparse_coo_tensor(indices, wide, like.shape, check_invariants=False, is_coalesced=True)
+    return torch.sparse_coo_tensor(indices, wide, like.shape, device="cpu", check_invariants=False, is_coalesced=True)
 
 
 def _added(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -79,4 +79,6 @@ def _divided(total: torch.Tensor, members: int, kind: Any) -> torch.Tensor:
         return total
     rounding = None if total.is_floating_point() else "trunc"
     values = torch.div(total.values(), members, rounding_mode=rounding)
-    return torch.sparse_coo_tensor(total.indices(), values, total.shape, check_invariants=False, is_coalesced=True)
+    return torch.sparse_coo_tensor(
+        total.indices(), values, total.shape, device="cpu", check_invariants=False, is_coalesced=True
+    )
