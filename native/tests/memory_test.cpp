@@ -250,6 +250,11 @@ int regions_with(std::size_t more, std::size_t program) {
   if (memory.has_regions() != memory.why_no_regions().empty()) {
     return 11;
   }
+  // As another rank has it.
+  const std::size_t areas_of_other = Memory(os::Descriptor(::dup(memory.descriptor())), shape_for(2, true)).shape().areas;
+  if (areas_of_other != memory.shape().areas || areas_of_other == 0) {
+    return 13;
+  }
   const void* const own = ::mmap(nullptr, program, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return own == MAP_FAILED ? 12 : static_cast<int>(memory.has_regions());
 }
@@ -260,6 +265,10 @@ TEST(where_addresses_are_limited_the_program_does_not_miss_those_of_the_regions)
   CHECK_EQ(in_child([&] { return regions_with(mapping + machine_bytes() + little, machine_bytes()); }), 1);
   CHECK_EQ(in_child([&] { return regions_with(mapping + machine_bytes() / 2, machine_bytes()); }), 0);
   CHECK_EQ(in_child([&] { return regions_with(mapping / 2, machine_bytes() / 2); }), 0);
+  // Few as they are, the program has most of them, groups have some, and both ranks know which.
+  for (const std::size_t few : {std::size_t{1} << 30U, std::size_t{4} << 30U, std::size_t{8} << 30U}) {
+    CHECK_EQ(in_child([&] { return regions_with(few, few / 8 * 7); }), 0);
+  }
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "base/limits.h"
 #include "drivers/shm/futex.h"
@@ -63,11 +64,17 @@ std::size_t addresses_in_use() {
 }
 
 // Where addresses are limited, the program must not miss those that we take: it cannot use more than the machine has
-// memory.
-bool has_addresses_for(std::size_t bytes) {
+// memory, and where it may have less than that, areas take little of it.
+constexpr std::size_t part_for_areas = 16;
+
+bool leaves_addresses(const Shape& shape) {
   rlimit limit{};
-  return ::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
-         addresses_in_use() + bytes + machine_bytes() <= limit.rlim_cur;
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return true;
+  }
+  const std::size_t in_use = addresses_in_use();
+  return in_use + shape.bytes() + machine_bytes() <= limit.rlim_cur ||
+         (shape.region == 0 && in_use + part_for_areas * shape.areas <= limit.rlim_cur);
 }
 
 void make_accessible(std::byte* begin, std::size_t bytes) {
@@ -83,6 +90,19 @@ Shape shape_without_arrays(std::uint32_t ranks, bool alone) {
   shape.results = alone ? 0 : result_count;
   shape.slot = std::min(slot_bytes, staging_bytes / (slot_count * ranks + shape.results) / page * page);
   return shape;
+}
+
+// This one, and what there is instead where it is too much: without regions arrays lie elsewhere, with smaller areas
+// more of the groups of some ranks go another way, that is all. Their files differ in length, by which all ranks know.
+std::vector<Shape> shapes_from(Shape shape) {
+  std::vector<Shape> shapes{shape};
+  shape.region = 0;
+  shapes.push_back(shape);
+  while (shape.areas > 0) {
+    shape.areas = shape.areas / 2 / region_grain * region_grain;
+    shapes.push_back(shape);
+  }
+  return shapes;
 }
 
 // Nothing in it is ever executed. A machine may insist that this is said (vm.memfd_noexec=2); kernels before 6.3 do not
@@ -103,9 +123,9 @@ os::Descriptor make(const Shape& shape) {
   if (const int code = reserve(made.number(), 0, bytes); code != 0) {
     fail(("there are no " + std::to_string(bytes) + " bytes of shared memory").c_str(), code);
   }
-  // Without areas groups of some ranks go another way, without regions arrays lie elsewhere, that is all.
-  for (const std::size_t longer : {shape.bytes(), shape.bytes_without_regions()}) {
-    if (may_be_so_long(longer) && ::ftruncate(made.number(), static_cast<off_t>(longer)) == 0) {
+  for (const Shape& one : shapes_from(shape)) {
+    const bool fits = may_be_so_long(one.bytes()) && leaves_addresses(one);
+    if (fits && ::ftruncate(made.number(), static_cast<off_t>(one.bytes())) == 0) {
       break;
     }
   }
@@ -154,21 +174,25 @@ void Memory::map() {
   if (::fstat(descriptor_.number(), &found) != 0) {
     fail("the node's shared memory cannot be used");
   }
-  const auto has = [&found](std::size_t bytes) { return found.st_size == static_cast<off_t>(bytes); };
-  if (!has(shape_.bytes()) && (has(shape_.bytes_without_regions()) || has(shape_.bytes_in_use()))) {
-    shape_.areas = has(shape_.bytes_without_regions()) ? shape_.areas : 0;
-    shape_.region = 0;
-    why_no_regions_ = "files may not be that long (ulimit -f)";
-  } else if (!has(shape_.bytes())) {
+  const std::vector<Shape> shapes = shapes_from(shape_);
+  const auto made = std::find_if(shapes.begin(), shapes.end(), [&found](const Shape& one) {
+    return found.st_size == static_cast<off_t>(one.bytes());
+  });
+  if (made == shapes.end()) {
     throw std::invalid_argument("the node's shared memory has " + std::to_string(found.st_size) + " bytes instead of " +
                                 std::to_string(shape_.bytes()) + ": install the same version of Shoal on every rank");
   }
+  if (made != shapes.begin()) {
+    why_no_regions_ = may_be_so_long(shape_.bytes()) ? "the program may need the addresses itself (ulimit -v)"
+                                                     : "files may not be that long (ulimit -f)";
+  }
+  shape_ = *made;
   const auto mapped = [this](std::size_t bytes) {
     mapped_ = bytes;
     return ::mmap(nullptr, bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, descriptor_.number(), 0);
   };
   void* begin = MAP_FAILED;
-  if (shape_.region > 0 && !has_addresses_for(shape_.bytes())) {
+  if (shape_.region > 0 && !leaves_addresses(shape_)) {
     why_no_regions_ = "the program may need the addresses itself (ulimit -v)";
   } else {
     begin = mapped(shape_.bytes());
