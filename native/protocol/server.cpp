@@ -326,6 +326,7 @@ void Server::Impl::receive_leave(std::uint32_t rank) {
 }
 
 void Server::Impl::limit(std::size_t table_bytes, std::uint32_t most_credit) {
+  shared_ = true;
   if (std::exchange(config_.tables.server, table_bytes) > table_bytes) {
     kept_bytes_ = std::max(kept_bytes_, table_bytes_);
   }

@@ -173,6 +173,7 @@ class Server::Impl {
   std::uint32_t wanted_credit_;
   std::uint32_t most_credit_ = ~std::uint32_t{0};
   bool insistent_ = false;  // and its links
+  bool shared_ = false;     // its limits are those of a process that other jobs share
   ServerWorld& world_;
   BufferPool& pool_;
   Time now_ = 0;

@@ -152,7 +152,9 @@ std::size_t Server::Impl::most_table_bytes() const {
 Status Server::Impl::too_much() const {
   return Status::error(
       Code::limit, "what the job has open takes all the memory that it may at " + config_.server_names[index_] + ", " +
-                       bytes_text(config_.tables.server) + " (tables_bytes): " + std::to_string(operations_.size()) +
+                       bytes_text(config_.tables.server) + " (tables_bytes" +
+                       (shared_ ? ": its share of --memory, beside other jobs" : "") +
+                       "): " + std::to_string(operations_.size()) +
                        " operations are open or have failed without all their ranks; wait for some of them");
 }
 

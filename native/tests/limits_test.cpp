@@ -288,6 +288,7 @@ TEST(what_is_open_when_a_servers_limit_is_lowered_below_it_becomes_complete_and_
   const wire::Opening fresh = job.next(true, 0);
   CHECK(job.open(0, openings.size() + 1, fresh).ok());
   CHECK(job.world.last_failure(0).code == Code::limit);
+  CHECK(job.world.last_failure(0).message.find("its share of --memory") != std::string::npos);
   CHECK(job.open(1, openings.size() + 1, fresh).ok());
   CHECK(job.world.last_failure(1).code == Code::limit);
   const std::vector<std::uint32_t> ranks{0, 1};
@@ -443,6 +444,21 @@ TEST(what_a_job_has_beyond_its_share_is_not_shared_among_others_until_it_is_give
   CHECK_EQ(of_second->tables.load(), of_first->tables.load());
   // Half of the ten that were left, and not of the one.
   CHECK_EQ(of_second->tables.load() - beside, (10 * needed / 2 / 2 - needed / 2 / 2) / 2);
+}
+
+TEST(however_many_jobs_there_are_each_has_room_for_an_operation_for_every_parameter_of_a_large_model) {
+  const JobConfig config = config_of(1, {});
+  tcp::Budget budget(64 * tcp::Budget::needed(config, 0));
+  std::size_t jobs = 0;
+  while (budget.reserve("job " + std::to_string(jobs), 0, config).empty()) {
+    ++jobs;
+  }
+  CHECK_EQ(jobs, 64U);
+  OneServer job(budget.share_of("job 0", 0, config)->tables.load());
+  for (std::uint64_t number = 1; number <= 2500; ++number) {
+    CHECK(job.open(0, number, job.next(true, 0)).ok());
+  }
+  CHECK_EQ(job.world.count(0, Type::fail), 0U);
 }
 
 TEST(memory_of_a_server_that_was_given_back_too_early_is_reserved_again_when_it_is_used) {

@@ -10,7 +10,7 @@ import shoal
 from shoal.testing import Cluster
 
 # Of which 48 MiB are the server's own.
-MEMORY = "--memory=80M"
+MEMORY = "--memory=96M"
 
 SMALL = {"segment": 16384, "credit": 65536, "eager": 65536, "small": 16384}
 # 2 ranks need 4 windows of 3 MiB each: more than half of what jobs may have, less than all of it.

@@ -14,9 +14,10 @@ namespace {
 // What a connection takes beside what is on its way: what was read ahead, frames, and with encryption its records.
 constexpr std::size_t link_bytes = 256 * 1024;
 
-// For tables: what a job of a few hundred open operations takes.
-constexpr std::size_t tables_bytes = 1024 * 1024;
-constexpr std::size_t tables_bytes_of_rank = 64 * 1024;
+// For tables, at twice their limit: what a job has open that averages each parameter of a large model by itself, 2,500
+// operations of 2 ranks or 1,000 of 8. However many jobs come, none has less.
+constexpr std::size_t tables_bytes = 8 * 1024 * 1024;
+constexpr std::size_t tables_bytes_of_rank = 256 * 1024;
 
 std::size_t least_tables(std::size_t ranks) { return tables_bytes + tables_bytes_of_rank * ranks; }
 
