@@ -150,21 +150,18 @@ class Engine::Impl::World final : public OnLoop<NodeWorld> {
   void ended() override { engine_.tell({"ended", -1, ""}); }
   std::uint64_t repairs(LinkId link) const override { return loop_.repairs(link); }
   Waiting waiting() override { return engine_.waiting(); }
-  std::optional<wire::Wait> described_inside(std::uint64_t handle) override {
-    return engine_.rooms_ == nullptr ? std::nullopt : engine_.rooms_->described(handle);
+  std::map<std::uint64_t, wire::Wait> described_inside(const std::vector<std::uint64_t>& handles) override {
+    return engine_.rooms_ == nullptr ? std::map<std::uint64_t, wire::Wait>() : engine_.rooms_->described(handles);
   }
   bool has_called_inside(const wire::Call& call) override {
     return engine_.rooms_ != nullptr && engine_.rooms_->has_called(call);
   }
-  bool fail_inside(const wire::Call& call, const Status& why) override {
+  Failed fail_inside(const wire::Call& call, const Status& why) override {
     if (engine_.rooms_ == nullptr) {
-      return false;
+      return {};
     }
     const auto [found, at_network] = engine_.rooms_->fail(call, why);
-    if (at_network != 0) {
-      engine_.node_->fail(at_network | for_nodes, why);
-    }
-    return found;
+    return {found, at_network == 0 ? std::nullopt : std::optional(at_network | for_nodes)};
   }
 
  private:

@@ -126,8 +126,9 @@ std::shared_ptr<Rooms::Seat> Rooms::seat_for(std::uint32_t number, const Hash128
     if (!std::exchange(told_of_memory_, true)) {
       world_.warn("there is no shared memory left on " + rank_text(rank_, config_) +
                   " for groups of some ranks of this machine: they may take " + bytes_text(memory_->shape().areas) +
-                  " together (areas_bytes, at most a quarter of the machine's memory); operations of further groups go "
-                  "through the network. Make groups once and keep them");
+                  " together (areas_bytes, at most a quarter of the machine's memory, and a sixteenth of the addresses "
+                  "where ulimit -v leaves few); operations of further groups go through the network. Make groups once "
+                  "and keep them");
     }
     return nullptr;
   }
@@ -144,12 +145,12 @@ shm::Room& Rooms::node() { return node_->room(); }
 
 // --- What is waited for ---
 
-std::optional<wire::Wait> Rooms::described(std::uint64_t handle) const {
-  std::optional<wire::Wait> wait = node_->room().described(handle);
+std::map<std::uint64_t, wire::Wait> Rooms::described(const std::vector<std::uint64_t>& handles) const {
+  std::map<std::uint64_t, wire::Wait> waits = node_->room().described(handles);
   for (const std::shared_ptr<Seat>& seat : of_groups()) {
-    wait = wait ? wait : seat->room().described(handle);
+    waits.merge(seat->room().described(handles));
   }
-  return wait;
+  return waits;
 }
 
 bool Rooms::has_called(const wire::Call& call) const {

@@ -50,7 +50,7 @@ class Rooms {
   shm::Room& node();
 
   // As the room does (drivers/shm/room.h) whose operation it is.
-  std::optional<wire::Wait> described(std::uint64_t handle) const;
+  std::map<std::uint64_t, wire::Wait> described(const std::vector<std::uint64_t>& handles) const;
   bool has_called(const wire::Call& call) const;
   shm::Room::Failed fail(const wire::Call& call, const Status& why);
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "protocol/keys.h"
-
 namespace shoal {
 
 using wire::Type;
@@ -15,18 +13,25 @@ namespace {
 // be named.
 constexpr Time patience = second;
 
-// Ranks that are named with what they wait for.
-constexpr std::size_t most_named = 8;
+// Those that say something meanwhile are looked at together.
+constexpr Time look_patience = second / 10;
+
+// What all ranks together are asked, or told, at once, in bytes: more is not said. (10,000 operations of 100 ranks.)
+constexpr std::size_t most_bytes = 64 * 1024 * 1024;
+
+// A call takes so much in a message beside its name.
+constexpr std::size_t call_bytes = 24;
 
 }  // namespace
 
 Circles::Messages Circles::hear(std::uint32_t rank, wire::Waits waits, Time now) {
-  Blocked& blocked = blocked_.insert_or_assign(rank, Blocked{std::move(waits), false, false, {}}).first->second;
+  blocked_.insert_or_assign(rank, Blocked{std::move(waits), false, false, {}, {}});
   if (until_ == never) {
-    look(now);
+    look_at_ = ask_at_ == never ? std::min(look_at_, now + look_patience) : never;
     return {};
   }
-  exclude(blocked);
+  // It is not asked in this round, and nothing lacks it.
+  blocked_.at(rank).answered = true;
   again_ = true;
   return all_have_answered() ? conclude(now) : Messages{};
 }
@@ -41,13 +46,13 @@ Circles::Messages Circles::hear(std::uint32_t rank, const wire::Calls& calls, Ti
     blocked_.erase(found);  // it says so if it is blocked again
   } else if (std::exchange(blocked.is_silent, false)) {
     again_ = true;
-  } else if (calls.round == round_ && calls.called.size() == asked_.size()) {
+  } else if (calls.round == round_ && !blocked.asked.empty() && calls.called.size() == blocked.asked.size()) {
     blocked.answered = true;
     blocked.called = calls.called;
   }
   if (until_ == never) {
-    if (std::exchange(again_, false)) {
-      look(now);
+    if (std::exchange(again_, false) && ask_at_ == never) {
+      look_at_ = std::min(look_at_, now + look_patience);
     }
     return {};
   }
@@ -59,13 +64,11 @@ bool Circles::all_have_answered() const {
                      [](const auto& entry) { return entry.second.answered || entry.second.is_silent; });
 }
 
-// It is not asked in this round, and nothing lacks it.
-void Circles::exclude(Blocked& blocked) const {
-  blocked.answered = true;
-  blocked.called.assign(asked_.size(), true);
-}
-
 Circles::Messages Circles::on_time(Time now) {
+  if (now >= look_at_) {
+    look_at_ = never;
+    look(now);
+  }
   if (now >= ask_at_) {
     ask_at_ = never;
     return ask(now);
@@ -79,155 +82,148 @@ Circles::Messages Circles::on_time(Time now) {
   return conclude(now);
 }
 
-template <class Lacks>
-void Circles::keep_stuck(Ranks& ranks, Lacks lacks) {
-  const auto may_go_on = [&](const wire::Wait& wait) {
-    return std::none_of(wait.members.begin(), wait.members.end(),
-                        [&](std::uint32_t member) { return ranks.count(member) > 0 && lacks(wait.call, member); });
-  };
-  const auto is_free = [&](const auto& entry) {
-    const std::vector<wire::Wait>& waits = entry.second->waits.waits;
-    return std::any_of(waits.begin(), waits.end(), may_go_on);
-  };
-  while (std::erase_if(ranks, is_free) > 0) {
-  }
-}
-
-// Who may be in a circle as far as is known.
-Circles::Ranks Circles::suspects() const {
-  Ranks ranks;
+Standstill Circles::suspects() const {
+  Standstill standstill(config_);
   for (const auto& [rank, blocked] : blocked_) {
     if (!blocked.is_silent) {
-      ranks.emplace(rank, &blocked);
+      standstill.add(rank, blocked.waits.waits, true);
     }
   }
-  const auto may_lack = [&](const wire::Call& call, std::uint32_t member) {
-    const std::vector<wire::Wait>& waits = ranks.at(member)->waits.waits;
-    return std::none_of(waits.begin(), waits.end(), [&](const wire::Wait& wait) { return wait.call == call; });
-  };
-  keep_stuck(ranks, may_lack);
-  return ranks;
+  return standstill;
 }
 
 void Circles::look(Time now) {
-  if (ask_at_ == never && suspects().size() > 1) {
+  Standstill standstill = suspects();
+  if (standstill.stuck().size() > 1) {
     ask_at_ = now + patience;
   }
+  steps_ += standstill.steps();
 }
 
-// Everybody is asked about everything.
+// Everybody is asked about everything that is of its groups.
 Circles::Messages Circles::ask(Time now) {
-  for (auto& [rank, blocked] : blocked_) {
-    blocked.answered = false;
-  }
-  const Ranks ranks = suspects();
+  Standstill standstill = suspects();
+  const std::vector<std::uint32_t>& stuck = standstill.stuck();
+  std::vector<const wire::Wait*> waits = standstill.waited_for();
+  std::sort(waits.begin(), waits.end(), [](const auto* one, const auto* other) { return one->call < other->call; });
+  steps_ += standstill.steps();
+  const auto asked = by_member(waits);
   asked_.clear();
-  for (const auto& [rank, blocked] : ranks) {
-    for (const wire::Wait& wait : blocked->waits.waits) {
-      asked_.emplace(wait.call, 0);
-    }
+  for (const wire::Wait* wait : waits) {
+    asked_.push_back(wait->call);
   }
-  wire::Probe probe{++round_, {}};
-  for (auto& [call, place] : asked_) {
-    place = probe.calls.size();
-    probe.calls.push_back(call);
-  }
-  Messages messages;
-  wire::Bytes bytes = wire::encode(probe);
-  if (ranks.size() < 2 || bytes.size() > wire::circle_bytes) {
-    return {};
-  }
-  until_ = now + patience;
   for (auto& [rank, blocked] : blocked_) {
-    if (ranks.count(rank) > 0) {
-      messages.push_back({rank, Type::probe, bytes});
-    } else {
-      exclude(blocked);
+    blocked.answered = !std::binary_search(stuck.begin(), stuck.end(), rank);
+    blocked.asked.clear();
+    blocked.called.clear();
+  }
+  ++round_;
+  Messages messages;
+  for (std::uint32_t rank : stuck) {
+    const auto of_rank = asked.find(rank);
+    if (of_rank == asked.end()) {
+      return {};
+    }
+    wire::Probe probe{round_, {}};
+    for (std::uint32_t number : of_rank->second) {
+      probe.calls.push_back(asked_[number]);
+    }
+    blocked_.at(rank).asked = of_rank->second;
+    messages.push_back({rank, Type::probe, wire::encode(probe)});
+    if (messages.back().bytes.size() > wire::circle_bytes) {
+      return {};
     }
   }
-  return messages;
+  until_ = stuck.size() < 2 ? never : now + patience;
+  return stuck.size() < 2 ? Messages{} : messages;
+}
+
+std::map<std::uint32_t, std::vector<std::uint32_t>> Circles::by_member(const std::vector<const wire::Wait*>& waits) {
+  std::size_t bytes = 0;
+  for (const wire::Wait* wait : waits) {
+    for (const wire::Stride& stride : wait->members) {
+      bytes += stride.count * (call_bytes + wait->call.name.size());
+    }
+  }
+  std::map<std::uint32_t, std::vector<std::uint32_t>> numbers;
+  if (bytes > most_bytes) {
+    return numbers;
+  }
+  for (std::uint32_t number = 0; number < waits.size(); ++number) {
+    for (std::uint32_t member : wire::ranks_of(waits[number]->members)) {
+      numbers[member].push_back(number);
+      ++steps_;
+    }
+  }
+  return numbers;
+}
+
+bool Circles::is_asked_about(const wire::Wait& wait) const {
+  return std::binary_search(asked_.begin(), asked_.end(), wait.call);
 }
 
 Circles::Messages Circles::conclude(Time now) {
   until_ = never;
-  Ranks ranks;
+  Standstill standstill(config_);
   for (const auto& [rank, blocked] : blocked_) {
-    if (blocked.answered && !blocked.is_silent) {
-      ranks.emplace(rank, &blocked);
+    const std::vector<wire::Wait>& waits = blocked.waits.waits;
+    const bool is_known = !blocked.asked.empty() || std::all_of(waits.begin(), waits.end(), [this](const auto& one) {
+      return is_asked_about(one);
+    });
+    if (blocked.answered && !blocked.is_silent && is_known) {
+      standstill.add(rank, waits, !blocked.asked.empty());
     }
   }
-  keep_stuck(ranks, [&](const wire::Call& call, std::uint32_t member) {
-    const auto place = asked_.find(call);
-    return place != asked_.end() && !ranks.at(member)->called[place->second];
-  });
-  Messages messages;
-  if (!ranks.empty()) {
-    wire::Circle circle;
-    circle.why = describe(ranks, asked_);
-    for (const auto& [rank, blocked] : ranks) {
-      for (const wire::Wait& wait : blocked->waits.waits) {
-        circle.calls.push_back(wait.call);
+  for (const auto& [rank, blocked] : blocked_) {
+    for (std::size_t i = 0; i < blocked.called.size(); ++i) {
+      if (blocked.called[i]) {
+        standstill.note_called(rank, asked_[blocked.asked[i]]);
       }
     }
-    std::sort(circle.calls.begin(), circle.calls.end());
-    circle.calls.erase(std::unique(circle.calls.begin(), circle.calls.end()), circle.calls.end());
-    const wire::Bytes bytes = wire::encode(circle);
+  }
+  const std::vector<std::uint32_t> stuck = standstill.stuck();
+  steps_ += standstill.steps();
+  Messages messages;
+  if (!stuck.empty()) {
+    const std::string why =
+        "ranks wait for each other in a circle, and none of them can go on: " + standstill.describe() +
+        ". One of them has probably left out a step (an exception that was caught, a batch that was skipped), or they "
+        "call operations in different orders: let every rank take the same steps, or end one that cannot";
+    const std::vector<const wire::Wait*> waits = standstill.waited_for();
     // What has begun by another rank, and its thread has not waited for, fails there too.
-    for (std::uint32_t rank = 0; rank < config_.size(); ++rank) {
-      messages.push_back({rank, Type::circle, bytes});
-    }
-    std::vector<std::uint32_t> told;
-    for (const auto& [rank, blocked] : ranks) {
-      told.push_back(rank);
-    }
-    for (std::uint32_t rank : told) {
-      blocked_.erase(rank);
+    for (const auto& [rank, numbers] : by_member(waits)) {
+      std::vector<const wire::Call*> calls;
+      for (std::uint32_t number : numbers) {
+        calls.push_back(&waits[number]->call);
+      }
+      tell(rank, calls, why, messages);
     }
   }
+  for (std::uint32_t rank : stuck) {
+    blocked_.erase(rank);
+  }
   if (std::exchange(again_, false)) {
-    look(now);
+    look_at_ = now + look_patience;
   }
   return messages;
 }
 
-std::string Circles::describe(const Ranks& ranks, const std::map<wire::Call, std::size_t>& numbers) const {
-  std::string text;
-  std::size_t named = 0;
-  for (const auto& [rank, blocked] : ranks) {
-    if (named++ == most_named) {
-      text += "; and " + std::to_string(ranks.size() - most_named) + " more ranks wait likewise";
-      break;
+// In as many messages as it takes.
+void Circles::tell(std::uint32_t rank, const std::vector<const wire::Call*>& calls, const std::string& why,
+                   Messages& messages) {
+  wire::Circle circle{{}, why};
+  std::size_t bytes = 0;
+  for (const wire::Call* call : calls) {
+    const std::size_t more = call_bytes + call->name.size();
+    if (bytes + more > wire::circle_bytes - sizeof(std::uint32_t)) {
+      messages.push_back({rank, Type::circle, wire::encode(circle)});
+      circle.calls.clear();
+      bytes = 0;
     }
-    text += (text.empty() ? "" : "; ") + rank_text(rank, config_) + " waits in ";
-    std::size_t count = 0;
-    for (const wire::Wait& wait : blocked->waits.waits) {
-      std::vector<std::uint32_t> missing;
-      std::copy_if(wait.members.begin(), wait.members.end(), std::back_inserter(missing), [&](std::uint32_t member) {
-        const auto other = ranks.find(member);
-        return other != ranks.end() && !other->second->called[numbers.at(wait.call)];
-      });
-      text += std::string(count++ == 0 ? "" : " and in ") + describe(wait) + ", which " +
-              (missing.size() == 1 ? rank_text(missing.front(), config_) + " has"
-                                   : ranks_text(missing, config_) + " have") +
-              " not called";
-      if (count == most_named) {
-        break;
-      }
-    }
+    circle.calls.push_back(*call);
+    bytes += more;
   }
-  return "ranks wait for each other in a circle, and none of them can go on: " + text +
-         ". One of them has probably left out a step (an exception that was caught, a batch that was skipped), or they "
-         "call operations in different orders: let every rank take the same steps, or end one that cannot";
-}
-
-std::string Circles::describe(const wire::Wait& wait) const {
-  std::string text = name_of(wait.collective);
-  text += wait.call.name == unnamed ? " without a name (number " + std::to_string(wait.call.occurrence + 1) + ")"
-                                    : " '" + wait.call.name + "'";
-  if (wait.members.size() < config_.size()) {
-    text += " of " + ranks_text(wait.members, config_);
-  }
-  return text;
+  messages.push_back({rank, Type::circle, wire::encode(circle)});
 }
 
 }  // namespace shoal

@@ -11,6 +11,10 @@
 //
 // Whoever does not answer within a second counts as not blocked until it says something again. In doubt nothing is
 // said.
+//
+// That all but a few of many ranks wait is what happens in every step, so it must cost little: they are looked at a few
+// times a second at most, however many say something, in as many steps as there are waits and members (standstill.h);
+// and each rank is asked, and told, of operations of its own groups alone.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +25,7 @@
 
 #include "protocol/job.h"
 #include "protocol/machine.h"
+#include "protocol/standstill.h"
 #include "wire/waits.h"
 
 namespace shoal {
@@ -42,37 +47,42 @@ class Circles {
   // It has left or is lost: it is not blocked.
   void forget(std::uint32_t rank) { blocked_.erase(rank); }
   Messages on_time(Time now);
-  Time deadline() const { return std::min(until_, ask_at_); }
+  Time deadline() const { return std::min({until_, ask_at_, look_at_}); }
+
+  // What all of it has cost until now: for tests.
+  std::uint64_t steps() const { return steps_; }
 
  private:
   struct Blocked {
     wire::Waits waits;
     bool answered = false;
-    bool is_silent = false;    // it has not answered in time
-    std::vector<bool> called;  // by operation of the probe
+    bool is_silent = false;            // it has not answered in time
+    std::vector<std::uint32_t> asked;  // which of the operations that are asked about; none: it is not asked
+    std::vector<bool> called;          // which of these
   };
-  // By rank; what is left of those that were blocked.
-  using Ranks = std::map<std::uint32_t, const Blocked*>;
 
   bool all_have_answered() const;
-  void exclude(Blocked& blocked) const;
-  Ranks suspects() const;
+  // Whose waits were not all known when the ranks were asked is not believed to be stuck.
+  bool is_asked_about(const wire::Wait& wait) const;
+  // Who may be in a circle as far as is known.
+  Standstill suspects() const;
   void look(Time now);
   Messages ask(Time now);
   Messages conclude(Time now);
-  // Takes away who may go on, as long as there is one. `lacks`: whether this operation may lack that rank.
-  template <class Lacks>
-  static void keep_stuck(Ranks& ranks, Lacks lacks);
-  std::string describe(const Ranks& ranks, const std::map<wire::Call, std::size_t>& numbers) const;
-  std::string describe(const wire::Wait& wait) const;
+  // These operations by rank of the job, of those that it is a member of. None if there are too many.
+  std::map<std::uint32_t, std::vector<std::uint32_t>> by_member(const std::vector<const wire::Wait*>& waits);
+  static void tell(std::uint32_t rank, const std::vector<const wire::Call*>& calls, const std::string& why,
+                   Messages& messages);
 
   const JobConfig& config_;
   std::map<std::uint32_t, Blocked> blocked_;  // by rank
-  std::map<wire::Call, std::size_t> asked_;   // what is asked about, with its place in the probe
+  std::vector<wire::Call> asked_;             // what is asked about, in rising order
   std::uint32_t round_ = 0;
-  Time ask_at_ = never;  // never: nobody is suspected, or they are asked
-  Time until_ = never;   // never: nothing is asked
-  bool again_ = false;   // somebody has become blocked meanwhile
+  Time look_at_ = never;  // never: nobody has become blocked, or somebody is suspected already
+  Time ask_at_ = never;   // never: nobody is suspected, or they are asked
+  Time until_ = never;    // never: nothing is asked
+  bool again_ = false;    // somebody has become blocked meanwhile
+  std::uint64_t steps_ = 0;
 };
 
 }  // namespace shoal

@@ -203,10 +203,16 @@ Status Coordinator::Impl::hear_waits(std::uint32_t rank, const wire::Bytes& payl
     return status;
   }
   for (const wire::Wait& wait : waits.waits) {
-    if (std::any_of(wait.members.begin(), wait.members.end(),
-                    [this](auto member) { return member >= config_.size(); })) {
+    if (!wait.members.empty() && wait.members.back().last() >= config_.size()) {
       return refused("WAITS with a rank that does not exist");
     }
+    if (std::none_of(wait.members.begin(), wait.members.end(),
+                     [rank](const auto& stride) { return stride.has(rank); })) {
+      return refused("WAITS of a rank that is not a member");
+    }
+  }
+  if (waits.waits.empty()) {
+    return refused("WAITS for nothing");
   }
   if (is_there(rank)) {
     say(circles_.hear(rank, std::move(waits), now_));

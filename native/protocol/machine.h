@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -144,11 +145,18 @@ class NodeWorld : public Wire {
   };
   virtual Waiting waiting() { return {}; }
 
-  // Of operations that the ranks of a machine carry out among themselves: what the handle stands for (without its
-  // members), whether this rank has called it, and that it can never be complete. Nothing, and false: they do not.
-  virtual std::optional<wire::Wait> described_inside(std::uint64_t /*handle*/) { return std::nullopt; }
+  // Of operations that the ranks of a machine carry out among themselves: what these handles stand for (by handle,
+  // without members; those that are not found are not there), and whether this rank has called one.
+  virtual std::map<std::uint64_t, wire::Wait> described_inside(const std::vector<std::uint64_t>& /*handles*/) {
+    return {};
+  }
   virtual bool has_called_inside(const wire::Call& /*call*/) { return false; }
-  virtual bool fail_inside(const wire::Call& /*call*/, const Status& /*why*/) { return false; }
+  // That it can never be complete. `found`: it is open there. `handle`: of an operation here that is to fail for it.
+  struct Failed {
+    bool found = false;
+    std::optional<std::uint64_t> handle;
+  };
+  virtual Failed fail_inside(const wire::Call& /*call*/, const Status& /*why*/) { return {}; }
 
   // How many packets of this link the network had to be given again until now; 0 where nobody counts them.
   virtual std::uint64_t repairs(LinkId link) const = 0;

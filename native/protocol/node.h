@@ -89,8 +89,6 @@ class Node final : public Machine {
   bool serves() const;
   // From now on NodeWorld::waiting() is asked every second, and ranks that wait for each other in a circle hear of it.
   void watch_waits();
-  // This operation can never be complete: it fails, for all members.
-  void fail(std::uint64_t handle, const Status& why);
   // This rank ends with an error: everyone is told, every handle ends.
   void abort(const std::string& reason);
 

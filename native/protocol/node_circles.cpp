@@ -3,6 +3,7 @@
 // for each other in a circle (circles.h), and says so; then what can never be complete fails. docs/protocol.md,
 // section 8.
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "protocol/keys.h"
@@ -19,7 +20,6 @@ constexpr Time look_again = second;
 }  // namespace
 
 void Node::watch_waits() { impl_->watch_waits(); }
-void Node::fail(std::uint64_t handle, const Status& why) { impl_->fail(handle, why); }
 
 void Node::Impl::look_for_waits() {
   const bool is_over = !coordinator_ || goodbye_said_ || !broken_.ok();
@@ -35,39 +35,49 @@ void Node::Impl::look_for_waits() {
   if (!waiting.blocked || waiting.changes == told_changes_ || now_ - unchanged_since_ < waiting.patience) {
     return;
   }
-  wire::Waits waits{waiting.changes, {}};
-  for (std::uint64_t handle : waiting.handles) {
-    std::optional<wire::Wait> wait = described(handle);
-    if (!wait) {
-      return;  // it is being ended, or begun
-    }
-    waits.waits.push_back(std::move(*wait));
+  std::optional<std::vector<wire::Wait>> waits = described(waiting.handles);
+  if (!waits) {
+    return;  // one is being ended, or begun
   }
-  wire::Bytes bytes = wire::encode(waits);
-  if (!waits.waits.empty() && bytes.size() <= wire::circle_bytes) {
-    told_changes_ = waiting.changes;
+  // What is too much to be said is not tried again.
+  told_changes_ = waiting.changes;
+  wire::Bytes bytes = wire::encode(wire::Waits{waiting.changes, std::move(*waits)});
+  if (!waiting.handles.empty() && bytes.size() <= wire::circle_bytes) {
     tell_coordinator(Type::waits, std::move(bytes));
   }
 }
 
-std::optional<wire::Wait> Node::Impl::described(std::uint64_t handle) const {
-  std::optional<wire::Wait> wait = world_.described_inside(handle);
+// In one go through what is open, however many are asked for.
+std::optional<std::vector<wire::Wait>> Node::Impl::described(std::vector<std::uint64_t> handles) const {
+  std::sort(handles.begin(), handles.end());
+  handles.erase(std::unique(handles.begin(), handles.end()), handles.end());
+  std::map<std::uint64_t, wire::Wait> by_handle = world_.described_inside(handles);
   for (const auto& [number, operation] : operations_) {
-    if (operation->submission.handle == handle && !operation->failed_here) {
+    const std::uint64_t handle = operation->submission.handle;
+    if (!operation->failed_here && std::binary_search(handles.begin(), handles.end(), handle)) {
       const wire::Opening& opening = operation->opening;
-      wait = {{opening.group, opening.occurrence, opening.name}, operation->submission.collective, {}};
+      by_handle[handle] = {{opening.group, opening.occurrence, opening.name}, operation->submission.collective, {}};
     }
   }
-  if (!wait) {
-    return wait;
-  }
-  const auto group =
-      std::find_if(groups_.begin(), groups_.end(), [&](const auto& each) { return each->id == wait->call.group; });
-  if (group == groups_.end()) {
+  if (by_handle.size() < handles.size()) {
     return std::nullopt;
   }
-  wait->members = (*group)->ranks;
-  return wait;
+  std::map<Hash128, std::vector<wire::Stride>> members;  // of groups that have come up
+  std::vector<wire::Wait> waits;
+  for (auto& [handle, wait] : by_handle) {
+    const auto [known, is_new] = members.try_emplace(wait.call.group);
+    if (is_new) {
+      const Hash128& id = known->first;
+      const auto group = std::find_if(groups_.begin(), groups_.end(), [&id](const auto& one) { return one->id == id; });
+      if (group == groups_.end()) {
+        return std::nullopt;
+      }
+      known->second = wire::strides_of((*group)->ranks);
+    }
+    wait.members = known->second;
+    waits.push_back(std::move(wait));
+  }
+  return waits;
 }
 
 bool Node::Impl::has_called(const wire::Call& call) const {
@@ -97,30 +107,29 @@ Status Node::Impl::receive_circle(const LinkState& link) {
   if (Status status = wire::decode(wire::ConstBytes(link.payload.data(), link.payload.size()), circle); !status.ok()) {
     return status;
   }
-  for (const wire::Call& call : circle.calls) {
-    const Status why = Status::error(Code::mismatch, "'" + call.name + "' can never be complete: " + circle.why);
-    if (world_.fail_inside(call, why)) {
-      continue;
+  std::map<std::uint64_t, Status> by_handle;
+  std::map<wire::Call, Status> by_call;
+  for (wire::Call& call : circle.calls) {
+    Status why = Status::error(Code::mismatch, "'" + call.name + "' can never be complete: " + circle.why);
+    const NodeWorld::Failed inside = world_.fail_inside(call, why);
+    if (inside.handle) {
+      by_handle.emplace(*inside.handle, std::move(why));
+    } else if (!inside.found) {
+      by_call.emplace(std::move(call), std::move(why));
     }
-    for (const auto& [number, operation] : operations_) {
-      const wire::Opening& opening = operation->opening;
-      if (opening.group == call.group && opening.occurrence == call.occurrence && opening.name == call.name) {
-        fail(operation->submission.handle, why);
-        break;
-      }
+  }
+  // In one go through what is open.
+  for (const auto& [number, operation] : operations_) {
+    const bool stands = !operation->finished && !operation->failed_here && !operation->timed_out && !operation->ending;
+    const auto of_handle = by_handle.find(operation->submission.handle);
+    const wire::Opening& opening = operation->opening;
+    const auto of_call = by_call.find({opening.group, opening.occurrence, opening.name});
+    if (stands && (of_handle != by_handle.end() || of_call != by_call.end())) {
+      operation->stall = "can never be complete, since ranks wait for each other in a circle";
+      ask_home_to_fail(*operation, of_handle != by_handle.end() ? of_handle->second : of_call->second);
     }
   }
   return {};
-}
-
-void Node::Impl::fail(std::uint64_t handle, const Status& why) {
-  for (const auto& [number, operation] : operations_) {
-    const bool stands = !operation->finished && !operation->failed_here && !operation->timed_out && !operation->ending;
-    if (operation->submission.handle == handle && stands) {
-      operation->stall = "can never be complete, since ranks wait for each other in a circle";
-      return ask_home_to_fail(*operation, why);
-    }
-  }
 }
 
 void Node::Impl::tell_coordinator(Type type, wire::Bytes bytes) {

@@ -61,7 +61,6 @@ class Node::Impl {
   bool serves() const;
   void abort(const std::string& reason);
   void watch_waits() { look_at_ = now_; }
-  void fail(std::uint64_t handle, const Status& why);
   Status loss_of(std::uint32_t group) const;
   const std::vector<std::pair<std::uint32_t, Status>>& lost() const { return lost_; }
   const Status& end_of_job() const { return broken_; }
@@ -145,7 +144,8 @@ class Node::Impl {
 
   // Waits (node_circles.cpp).
   void look_for_waits();
-  std::optional<wire::Wait> described(std::uint64_t handle) const;
+  // In no order. None if one of them is not open.
+  std::optional<std::vector<wire::Wait>> described(std::vector<std::uint64_t> handles) const;
   bool has_called(const wire::Call& call) const;
   Status receive_probe(const LinkState& link);
   Status receive_circle(const LinkState& link);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <iostream>
+#include <numeric>
 #include <random>
 #include <set>
 #include <string>
@@ -95,7 +96,13 @@ struct Job {
   }
 };
 
-wire::Call call_of(std::size_t operation) { return {{}, static_cast<std::uint32_t>(operation), "step"}; }
+wire::Wait wait_for(std::size_t operation, const std::vector<std::uint32_t>& members) {
+  wire::Wait wait{{{}, static_cast<std::uint32_t>(operation), "step"}, Collective::barrier, wire::strides_of(members)};
+  for (std::uint32_t member : members) {
+    wait.call.group.bytes[member / 8 % wait.call.group.bytes.size()] |= std::byte{1} << (member % 8);
+  }
+  return wait;
+}
 
 // Steps of all in one order, which can be carried out; then some are left out, changed about or not waited for.
 Job random_job(std::mt19937_64& random) {
@@ -226,7 +233,7 @@ class World {
     for (const Thread& thread : rank.threads) {
       if (thread.blocked) {
         const std::size_t operation = thread.steps[thread.at].operation;
-        waits.waits.push_back({call_of(operation), Collective::barrier, job_.members[operation]});
+        waits.waits.push_back(wait_for(operation, job_.members[operation]));
       }
     }
     up_[index].push_back({Type::waits, wire::encode(waits)});
@@ -277,24 +284,28 @@ class World {
   }
 
   void post(Circles::Messages messages) {
-    bool is_first = true;
+    const bool any =
+        std::any_of(messages.begin(), messages.end(), [](const auto& message) { return message.type == Type::circle; });
+    found_ += any ? 1 : 0;
+    Job otherwise = job_;
+    otherwise.run_out();
     for (Circles::Message& message : messages) {
-      if (message.type == Type::circle && std::exchange(is_first, false)) {
-        check(message.bytes);
+      if (message.type == Type::circle) {
+        check(message, otherwise);
       }
       down_[message.rank].push_back({message.type, std::move(message.bytes)});
     }
   }
 
-  void check(const wire::Bytes& bytes) {
-    ++found_;
+  // Nobody is told, or asked, of what it is no member of.
+  void check(const Circles::Message& message, const Job& otherwise) const {
     wire::Circle circle;
-    CHECK(wire::decode(bytes, circle).ok());
+    CHECK(wire::decode(message.bytes, circle).ok());
     CHECK(!circle.calls.empty());
-    Job otherwise = job_;
-    otherwise.run_out();
     for (const wire::Call& call : circle.calls) {
       CHECK(!otherwise.is_complete(call.occurrence));
+      const std::vector<std::uint32_t>& members = otherwise.members[call.occurrence];
+      CHECK(std::count(members.begin(), members.end(), message.rank) == 1);
     }
   }
 
@@ -314,8 +325,8 @@ JobConfig three() {
   return config;
 }
 
-wire::Waits waits_for(std::size_t operation, std::vector<std::uint32_t> members) {
-  return {1, {{call_of(operation), Collective::barrier, std::move(members)}}};
+wire::Waits waits_for(std::size_t operation, const std::vector<std::uint32_t>& members) {
+  return {1, {wait_for(operation, members)}};
 }
 
 }  // namespace
@@ -343,6 +354,7 @@ TEST(all_who_wait_are_named_with_what_they_wait_for) {
   CHECK(circles.hear(0, waits_for(0, {0, 1, 2}), 0).empty());
   CHECK(circles.hear(1, waits_for(1, {0, 1, 2}), 0).empty());
   CHECK(circles.hear(2, waits_for(1, {0, 1, 2}), second / 2).empty());
+  CHECK(circles.on_time(circles.deadline()).empty());  // which are suspected from now on
   CHECK_EQ(circles.on_time(circles.deadline()).size(), 3U);
   CHECK(circles.hear(0, wire::Calls{1, 1, {true, false}}, 2 * second).empty());
   CHECK(circles.hear(1, wire::Calls{1, 1, {false, true}}, 2 * second).empty());
@@ -367,6 +379,7 @@ TEST(who_has_moved_since_or_does_not_answer_is_in_no_circle) {
     Circles circles(config);
     CHECK(circles.hear(0, waits_for(0, {0, 1}), 0).empty());
     CHECK(circles.hear(1, waits_for(1, {0, 1}), 0).empty());
+    CHECK(circles.on_time(circles.deadline()).empty());
     CHECK_EQ(circles.on_time(circles.deadline()).size(), 2U);
     CHECK(circles.hear(0, wire::Calls{1, 1, {true, false}}, 2 * second).empty());
     if (answers) {
@@ -383,8 +396,91 @@ TEST(who_is_lost_or_has_left_is_in_no_circle) {
   Circles circles(config);
   CHECK(circles.hear(0, waits_for(0, {0, 1}), 0).empty());
   CHECK(circles.hear(1, waits_for(1, {0, 1}), 0).empty());
+  CHECK(circles.on_time(circles.deadline()).empty());
   circles.forget(1);
   CHECK(circles.on_time(circles.deadline()).empty());
+  CHECK_EQ(circles.deadline(), never);
+}
+
+TEST(that_all_but_one_of_many_ranks_wait_costs_steps_as_there_are_ranks_and_nothing_is_sent) {
+  for (const std::uint32_t ranks : {1024U, 16'384U}) {
+    JobConfig config;
+    config.hosts.assign(ranks, "a");
+    std::vector<std::uint32_t> all(ranks);
+    std::iota(all.begin(), all.end(), 0U);
+    const wire::Waits waits = waits_for(0, all);
+    CHECK(wire::encode(waits).size() < 100);
+    Circles circles(config);
+    Time now = second;
+    for (std::uint32_t rank = 1; rank < ranks; ++rank) {
+      now += 2 * second / ranks;  // within two seconds
+      CHECK(circles.on_time(now).empty());
+      CHECK(circles.hear(rank, waits, now).empty());
+    }
+    while (circles.deadline() != never) {
+      CHECK(circles.on_time(circles.deadline()).empty());
+    }
+    // Looked at 20 times, with a few steps for each rank.
+    CHECK(circles.steps() > ranks);
+    CHECK(circles.steps() < 20ULL * 10 * ranks);
+  }
+}
+
+TEST(ten_thousand_operations_of_each_of_eight_ranks_are_searched_in_steps_as_there_are_waits) {
+  JobConfig config;
+  config.hosts.assign(8, "a");
+  const std::vector<std::uint32_t> all{0, 1, 2, 3, 4, 5, 6, 7};
+  constexpr std::size_t each = 10'000;
+  Circles circles(config);
+  for (std::uint32_t rank = 0; rank < 8; ++rank) {
+    wire::Waits waits{1, {}};
+    for (std::size_t i = 0; i < each; ++i) {
+      waits.waits.push_back(wait_for(rank * each + i, all));
+    }
+    CHECK(wire::encode(waits).size() < wire::circle_bytes);
+    CHECK(circles.hear(rank, std::move(waits), 0).empty());
+  }
+  CHECK(circles.on_time(circles.deadline()).empty());
+  CHECK(circles.steps() < 8 * each * 10);
+  // To ask each about all of it would be too much for one frame: nothing is said.
+  CHECK(circles.on_time(circles.deadline()).empty());
+  CHECK_EQ(circles.deadline(), never);
+}
+
+TEST(groups_are_told_as_strides_of_ranks) {
+  using Strides = std::vector<wire::Stride>;
+  CHECK(wire::strides_of({}) == Strides{});
+  CHECK((wire::strides_of({7}) == Strides{{7, 1, 1}}));
+  CHECK((wire::strides_of({24, 0, 8, 16}) == Strides{{0, 4, 8}}));
+  CHECK((wire::strides_of({0, 1, 2, 8, 9, 10, 20}) == Strides{{0, 3, 1}, {8, 3, 1}, {20, 1, 1}}));
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 100; ++i) {
+    std::vector<std::uint32_t> ranks;
+    for (std::uint32_t rank = 0; rank < 40; ++rank) {
+      if (random() % 3 > 0) {
+        ranks.push_back(rank);
+      }
+    }
+    const Strides strides = wire::strides_of(ranks);
+    CHECK(wire::ranks_of(strides) == ranks);
+    for (std::uint32_t rank = 0; rank < 41; ++rank) {
+      CHECK_EQ(std::any_of(strides.begin(), strides.end(), [rank](const auto& stride) { return stride.has(rank); }),
+               std::count(ranks.begin(), ranks.end(), rank) > 0);
+    }
+    wire::Waits waits = waits_for(0, {});
+    waits.waits[0].members = strides;
+    wire::Waits read;
+    CHECK(wire::decode(wire::encode(waits), read).ok());
+    CHECK(read.waits[0].members == strides);
+  }
+  // No rank twice, and none that no job has.
+  for (const Strides& strides : {Strides{{0, 0, 1}}, Strides{{0, 2, 0}}, Strides{{0, 3, 1}, {2, 1, 1}},
+                                 Strides{{1U << 30U, 1, 1}}, Strides{{0, 1U << 31U, 1}}, Strides{{0, 3, 1U << 31U}}}) {
+    wire::Waits waits = waits_for(0, {});
+    waits.waits[0].members = strides;
+    wire::Waits read;
+    CHECK(!wire::decode(wire::encode(waits), read).ok());
+  }
 }
 
 RUN_TESTS()

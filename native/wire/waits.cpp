@@ -1,6 +1,7 @@
 #include "wire/waits.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/limits.h"
@@ -54,6 +55,7 @@ class Reader {
 
 constexpr std::size_t call_bytes = 24;
 constexpr std::size_t wait_bytes = call_bytes + 8;
+constexpr std::size_t stride_bytes = 12;
 
 void append(Bytes& bytes, const Call& call) {
   bytes.insert(bytes.end(), call.group.bytes.begin(), call.group.bytes.end());
@@ -78,6 +80,18 @@ void append(Bytes& bytes, const std::vector<Call>& calls) {
   }
 }
 
+// Nothing if there is no rank in it, or not above `before`.
+std::optional<Stride> stride_from(Reader& reader, std::int64_t before) {
+  Stride stride;
+  stride.first = reader.number<std::uint32_t>();
+  stride.count = reader.number<std::uint32_t>();
+  stride.step = reader.number<std::uint32_t>();
+  const std::uint64_t length = stride.count == 0 ? 0 : std::uint64_t{stride.count - 1} * stride.step;
+  const bool is_one =
+      stride.count > 0 && stride.step > 0 && length <= limits::world_size && stride.first < limits::world_size;
+  return is_one && stride.first > before ? std::optional(stride) : std::nullopt;
+}
+
 std::vector<Call> calls_from(Reader& reader) {
   std::vector<Call> calls(reader.count(call_bytes));
   for (Call& call : calls) {
@@ -88,6 +102,32 @@ std::vector<Call> calls_from(Reader& reader) {
 
 }  // namespace
 
+std::vector<Stride> strides_of(std::vector<std::uint32_t> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  std::vector<Stride> strides;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    Stride* const last = strides.empty() ? nullptr : &strides.back();
+    if (last != nullptr && last->count == 1) {
+      *last = {last->first, 2, ranks[i] - last->first};
+    } else if (last != nullptr && last->last() + last->step == ranks[i]) {
+      ++last->count;
+    } else {
+      strides.push_back({ranks[i], 1, 1});
+    }
+  }
+  return strides;
+}
+
+std::vector<std::uint32_t> ranks_of(const std::vector<Stride>& strides) {
+  std::vector<std::uint32_t> ranks;
+  for (const Stride& stride : strides) {
+    for (std::uint32_t i = 0; i < stride.count; ++i) {
+      ranks.push_back(stride.first + i * stride.step);
+    }
+  }
+  return ranks;
+}
+
 Bytes encode(const Waits& waits) {
   Bytes bytes;
   append(bytes, waits.changes);
@@ -96,8 +136,10 @@ Bytes encode(const Waits& waits) {
     append(bytes, wait.call);
     append(bytes, static_cast<std::uint32_t>(wait.collective));
     append(bytes, static_cast<std::uint32_t>(wait.members.size()));
-    for (std::uint32_t rank : wait.members) {
-      append(bytes, rank);
+    for (const Stride& stride : wait.members) {
+      append(bytes, stride.first);
+      append(bytes, stride.count);
+      append(bytes, stride.step);
     }
   }
   return bytes;
@@ -113,9 +155,13 @@ Status decode(ConstBytes payload, Waits& waits) {
     const auto collective = reader.number<std::uint32_t>();
     is_known = is_known && collective <= static_cast<std::uint32_t>(Collective::barrier);
     wait.collective = static_cast<Collective>(collective);
-    wait.members.assign(reader.count(4), 0);
-    for (std::uint32_t& rank : wait.members) {
-      rank = reader.number<std::uint32_t>();
+    wait.members.assign(reader.count(stride_bytes), {});
+    std::int64_t before = -1;
+    for (std::size_t i = 0; is_known && i < wait.members.size(); ++i) {
+      const std::optional<Stride> stride = stride_from(reader, before);
+      is_known = stride.has_value();
+      wait.members[i] = stride.value_or(Stride{});
+      before = is_known ? stride->last() : before;
     }
   }
   return is_known ? reader.end("a WAITS") : Status::error(Code::protocol, "a WAITS of an unknown kind");

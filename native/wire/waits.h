@@ -23,10 +23,26 @@ struct Call {
   friend auto operator<=>(const Call&, const Call&) = default;
 };
 
+// `count` ranks of the job: `first`, and from there one every `step`. So that large groups, which are mostly of one or
+// a few of them, take little room.
+struct Stride {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+  std::uint32_t step = 1;
+
+  std::uint32_t last() const { return first + (count - 1) * step; }
+  bool has(std::uint32_t rank) const { return rank >= first && rank <= last() && (rank - first) % step == 0; }
+  friend bool operator==(const Stride&, const Stride&) = default;
+};
+
+// In rising order; each rank is in one stride.
+std::vector<Stride> strides_of(std::vector<std::uint32_t> ranks);
+std::vector<std::uint32_t> ranks_of(const std::vector<Stride>& strides);
+
 struct Wait {
   Call call;
   Collective collective = Collective::none;
-  std::vector<std::uint32_t> members;  // ranks of the job, in the group's order
+  std::vector<Stride> members;
 };
 
 // Nothing on this rank can call anything before one of these operations is done.

@@ -209,3 +209,21 @@ def tries_with_a_timeout(seconds: float) -> None:
             shoal.barrier(name="optional", group=tried)
     shoal.barrier(name="next")
     shoal.shutdown()
+
+
+def many_callbacks_are_to_come(seconds: float) -> None:
+    """Rank 0 has 10,000 operations with callbacks open, more than could be looked through one by one for each; the other is late."""
+    shoal.init()
+    shoal.barrier()
+    if shoal.rank() == 1:
+        time.sleep(seconds)
+    begin = time.monotonic()
+    handles = [shoal.allreduce_async(np.ones(4, np.float32), name=f"{number}") for number in range(10_000)]
+    for handle in handles:
+        handle.call_when_done(lambda: None)
+    handles[-1].wait()
+    if shoal.rank() == 1:
+        assert time.monotonic() - begin < 20
+    for handle in handles:
+        handle.wait()
+    shoal.shutdown()

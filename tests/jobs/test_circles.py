@@ -64,6 +64,7 @@ def test_a_batch_that_one_rank_skips_in_the_wrapper(nodes: int) -> None:
         circles.a_thread_of_a_pool_calls,
         circles.a_handler_calls,
         circles.tries_with_a_timeout,
+        circles.many_callbacks_are_to_come,
     ],
     ids=lambda program: program.__name__,
 )

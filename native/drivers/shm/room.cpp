@@ -341,7 +341,9 @@ std::shared_ptr<std::byte> Room::allocate(std::size_t bytes) { return impl_->all
 void Room::submit(Submission submission) { impl_->submit(std::move(submission)); }
 void Room::wait(const std::function<bool()>& done, nanoseconds longest) { impl_->wait(done, longest); }
 void Room::fail_all(const Status& why) { impl_->fail_all(why); }
-std::optional<wire::Wait> Room::described(std::uint64_t handle) { return impl_->described(handle); }
+std::map<std::uint64_t, wire::Wait> Room::described(const std::vector<std::uint64_t>& handles) {
+  return impl_->described(handles);
+}
 bool Room::has_called(const wire::Call& call) { return impl_->has_called(call); }
 Room::Failed Room::fail(const wire::Call& call, const Status& why) { return impl_->fail_call(call, why); }
 void Room::leave() { impl_->leave(); }

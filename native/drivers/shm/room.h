@@ -100,8 +100,9 @@ class Room {
   void received(std::uint64_t handle, Range range);
   void averaged(std::uint64_t handle, Status status);
 
-  // What an operation is that has been submitted and not finished or handed to the network; without its members.
-  std::optional<wire::Wait> described(std::uint64_t handle);
+  // What operations are that have been submitted and not finished or handed to the network, by handle; without their
+  // members. Of these handles, in rising order.
+  std::map<std::uint64_t, wire::Wait> described(const std::vector<std::uint64_t>& handles);
   bool has_called(const wire::Call& call);
   // This operation can never be complete: it fails for all members. `found`: it is open here. `at_network`: the handle
   // under which it was sent up, if it is the network that has to fail it; else 0.

@@ -1,5 +1,6 @@
 // What a room knows of the operations that its rank waits for, and how one fails that can never be complete since ranks
 // wait for each other in a circle (protocol/circles.h).
+#include <algorithm>
 #include <utility>
 
 #include "drivers/shm/room_impl.h"
@@ -7,16 +8,18 @@
 
 namespace shoal::shm {
 
-std::optional<wire::Wait> Room::Impl::described(std::uint64_t handle) {
+std::map<std::uint64_t, wire::Wait> Room::Impl::described(const std::vector<std::uint64_t>& handles) {
+  std::map<std::uint64_t, wire::Wait> waits;
   const std::lock_guard lock(mutex_);
   for (const auto& [key, operation] : operations_) {
     const bool is_open = operation->called && operation->state != Operation::State::over;
-    if (is_open && operation->submission.handle == handle) {
+    if (is_open && std::binary_search(handles.begin(), handles.end(), operation->submission.handle)) {
       const wire::Opening& opening = operation->opening;
-      return wire::Wait{{opening.group, opening.occurrence, opening.name}, opening.collective, {}};
+      waits.emplace(operation->submission.handle,
+                    wire::Wait{{opening.group, opening.occurrence, opening.name}, opening.collective, {}});
     }
   }
-  return std::nullopt;
+  return waits;
 }
 
 bool Room::Impl::has_called(const wire::Call& call) {

@@ -111,7 +111,7 @@ class Room::Impl {
   void submit(Submission submission);
   void wait(const std::function<bool()>& done, std::chrono::nanoseconds longest);
   void fail_all(const Status& why);
-  std::optional<wire::Wait> described(std::uint64_t handle);
+  std::map<std::uint64_t, wire::Wait> described(const std::vector<std::uint64_t>& handles);
   bool has_called(const wire::Call& call);
   Failed fail_call(const wire::Call& call, const Status& why);
   void leave();

@@ -1,0 +1,152 @@
+// What a node says to the coordinator of those who use it, however much they wait for, and that what is said of a
+// circle ends what is open. The test is all others.
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "protocol/node.h"
+
+namespace {
+
+using namespace shoal;
+using wire::Type;
+
+constexpr LinkId server_link = 1;
+constexpr LinkId coordinator_link = 2;
+
+struct World final : NodeWorld {
+  void send(LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte>, Token) override {
+    if (link == coordinator_link) {
+      said.emplace_back(header.type, std::move(owned));
+    } else if (header.type == Type::fail) {
+      ++failed;
+    }
+  }
+  void detach(Token) override {}
+  void close(LinkId) override {}
+  void sum(Sum) override {}
+  void sending(std::uint64_t) override {}
+  void finish(std::uint64_t, Status) override {}
+  std::byte* allocate_output(std::uint64_t, const std::vector<std::uint64_t>&) override { return nullptr; }
+  void connect(std::uint32_t) override {}
+  void connect_server(std::uint32_t, std::uint32_t) override {}
+  void warn(std::string) override {}
+  void ended() override {}
+  std::uint64_t repairs(LinkId) const override { return 0; }
+  Waiting waiting() override { return waits; }
+  std::map<std::uint64_t, wire::Wait> described_inside(const std::vector<std::uint64_t>& handles) override {
+    ++asked;
+    CHECK(std::is_sorted(handles.begin(), handles.end()));
+    return {};
+  }
+
+  Waiting waits;
+  int asked = 0;
+  int failed = 0;
+  std::vector<std::pair<Type, Bytes>> said;
+};
+
+JobConfig two() {
+  JobConfig config;
+  config.hosts = {"a", "b"};
+  config.server_names = {"s"};
+  config.server_ranks = {-1};
+  config.weights = {1};
+  config.segment = config.credit = 4096;
+  config.small = 1024;
+  CHECK_EQ(problem_with(config), "");
+  return config;
+}
+
+// Rank 0 of two, which has so many operations open and waits for any of them.
+struct Job {
+  Job(std::size_t operations, std::size_t name_bytes) {
+    node.attach_server(server_link, 0);
+    node.attach_coordinator(coordinator_link);
+    node.watch_waits();
+    world.waits = {1, true, 2 * second, {}};
+    for (std::size_t i = 0; i < operations; ++i) {
+      Submission submission;
+      submission.handle = operations - i;
+      submission.collective = Collective::barrier;
+      submission.name = std::to_string(i) + std::string(name_bytes, 'x');
+      submission.timeout = 1000 * second;
+      node.submit(std::move(submission));
+      world.waits.handles.push_back(operations - i);
+    }
+  }
+  void pass(int seconds) {
+    for (int i = 0; i < seconds; ++i) {
+      node.on_time(now += second);
+    }
+  }
+
+  const JobConfig config = two();
+  World world;
+  BufferPool pool{0};
+  Time now = second;
+  Node node{config, 0, world, pool};
+};
+
+}  // namespace
+
+TEST(ten_thousand_operations_are_described_in_one_go_and_said_once) {
+  Job job(10'000, 8);
+  job.pass(10);
+  CHECK_EQ(job.world.asked, 1);
+  CHECK_EQ(job.world.said.size(), 1U);
+  wire::Waits waits;
+  CHECK(job.world.said[0].first == Type::waits && wire::decode(job.world.said[0].second, waits).ok());
+  CHECK_EQ(waits.waits.size(), 10'000U);
+  CHECK((waits.waits[7].members == std::vector<wire::Stride>{{0, 2, 1}}));
+  // Something has changed: then again.
+  ++job.world.waits.changes;
+  job.pass(10);
+  CHECK_EQ(job.world.asked, 2);
+}
+
+TEST(what_is_too_much_to_be_said_is_looked_at_once_and_not_every_second) {
+  Job job(10'000, 200);
+  job.pass(10);
+  CHECK_EQ(job.world.asked, 1);
+  CHECK_EQ(job.world.said.size(), 0U);
+}
+
+TEST(who_answers_that_it_can_call_says_so_again_once_it_cannot) {
+  Job job(1, 0);
+  job.pass(5);
+  CHECK_EQ(job.world.said.size(), 1U);
+  job.world.waits.blocked = false;  // for an instant
+  const Bytes probe = wire::encode(wire::Probe{1, {}});
+  const wire::Header header{.type = Type::probe, .length = static_cast<std::uint32_t>(probe.size())};
+  const Placement placement = job.node.on_header(coordinator_link, header);
+  CHECK(placement.status.ok());
+  std::copy(probe.begin(), probe.end(), placement.memory);
+  CHECK(job.node.on_payload(coordinator_link).ok());
+  CHECK(job.world.said.back().first == Type::calls);
+  job.world.waits.blocked = true;
+  job.pass(2);
+  CHECK(job.world.said.back().first == Type::waits);
+}
+
+TEST(all_that_can_never_be_complete_fails_and_nothing_else) {
+  Job job(1000, 0);
+  job.pass(5);
+  wire::Waits waits;
+  CHECK(wire::decode(job.world.said[0].second, waits).ok());
+  wire::Circle circle{{}, "why"};
+  for (std::size_t i = 0; i < 900; ++i) {
+    circle.calls.push_back(waits.waits[i].call);
+  }
+  const Bytes bytes = wire::encode(circle);
+  const wire::Header header{.type = Type::circle, .length = static_cast<std::uint32_t>(bytes.size())};
+  const Placement placement = job.node.on_header(coordinator_link, header);
+  CHECK(placement.status.ok());
+  std::copy(bytes.begin(), bytes.end(), placement.memory);
+  CHECK(job.node.on_payload(coordinator_link).ok());
+  CHECK_EQ(job.world.failed, 900);
+}
+
+RUN_TESTS()
