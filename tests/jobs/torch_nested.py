@@ -1,6 +1,4 @@
-"""More programs as those of torch_programs.py: backward passes inside of others, gradients that are turned about, and a default
-device that is not the module's.
-"""
+"""More programs as those of torch_programs.py: backward passes inside of others, and gradients that are turned about."""
 
 from typing import Any
 
@@ -8,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch_programs import Wrap, gradients, line, program, x
-
-import shoal
 
 
 class Recomputed(torch.autograd.Function):
@@ -85,25 +81,4 @@ def a_gradient_is_turned_about_where_it_lies(wrap: Wrap) -> Any:
                 gradient = module.module.weight.grad
                 found.append([gradient.sum(), gradient[3, 5], gradient[5, 3], gradient[63, 1], gradient[1, 63]])
                 between(module.module.weight)
-    return found
-
-
-@program
-def another_device_is_the_default(wrap: Wrap) -> Any:
-    modules = [nn.Sequential(line(), nn.BatchNorm1d(1)) for _ in range(2)]
-    batch = torch.arange(4.0).view(4, 1)
-    found = []
-    before = torch.get_default_device()
-    torch.set_default_device("meta")
-    try:
-        for module, arguments in zip(modules, ({}, {"find_unused_parameters": True}), strict=True):
-            model = wrap(module, **arguments)
-            for step in range(2):
-                model.zero_grad()
-                model(batch * (shoal.rank() + 1 + step)).pow(2).sum().backward()
-                found.append(gradients(model))
-        # Results of shoal's own operations are new tensors, and of the host.
-        found += [shoal.reducescatter(batch), shoal.allreduce(batch), shoal.allgather(batch), shoal.alltoall(batch)]
-    finally:
-        torch.set_default_device(before)
     return found

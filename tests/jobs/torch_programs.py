@@ -26,9 +26,9 @@ PROGRAMS: dict[str, Callable[[Wrap], Any]] = {}
 # Whose answer is another one on each rank, as it should be.
 OF_EACH_RANK = {
     "a_pass_of_one_rank_alone_is_its_own",
-    "another_device_is_the_default",
     "gradients_of_a_foreign_pass_are_added_to_as_they_are",
     "other_parameters_on_each_rank_stand_in_for_the_parameters",
+    "tensors_are_made_on_another_device_unless_they_say_where",
     "the_wrapper_is_a_part_that_is_computed_again",
 }
 

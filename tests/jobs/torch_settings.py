@@ -4,6 +4,7 @@ import gc
 from typing import Any
 
 import torch
+from torch import nn
 from torch_programs import Wrap, gradients, lines, program, x
 
 import shoal
@@ -26,7 +27,8 @@ def a_module_whose_wrapper_is_gone_is_converted_by_swapping(wrap: Wrap) -> Any:
 
 @program
 def tensors_are_made_on_another_device_unless_they_say_where(wrap: Wrap) -> Any:
-    modules, value, found = [lines() for _ in range(3)], x(), []
+    modules = [nn.Sequential(*lines(), nn.BatchNorm1d(1)) for _ in range(3)]
+    value, found = torch.arange(4.0).view(4, 1) * (shoal.rank() + 1), []
     # Stands for "cuda", which programs set.
     torch.set_default_device("meta")
     try:
@@ -35,12 +37,14 @@ def tensors_are_made_on_another_device_unless_they_say_where(wrap: Wrap) -> Any:
         ):
             model = wrap(module, **options)
             for _ in range(2):
-                model(value).sum().backward()
+                model(value).square().sum().backward()
             found.append(gradients(model))
         with model.join():
             for _ in range(1 + shoal.rank()):
-                model(value).sum().backward()
+                model(value).square().sum().backward()
         found.append([parameter.detach() for parameter in model.parameters()])
+        # Results of shoal's own operations are new tensors, and of the host.
+        found += [shoal.reducescatter(value), shoal.allreduce(value), shoal.allgather(value), shoal.alltoall(value)]
     finally:
         torch.set_default_device(None)
     return found
