@@ -2,9 +2,10 @@
 
     python packaging/aarch64_test.py [TEST ...]
 
-Run by make aarch64-test. Shows that the kernels for ARM give the bits of the reference and of x86_64's kernels, and that
-the bytes on the wire and the shares of servers are those of x86_64. It cannot show that locks and shared counters are right
-on ARM: qemu keeps the strict memory order of the machine that it runs on.
+Run by make aarch64-test. Shows that the kernels for ARM give the bits of the reference and of x86_64's kernels, that the
+bytes on the wire are those of x86_64, and that the protocol's state machines and a node's shared memory do what they
+should. It cannot show that locks and shared counters are right on ARM: qemu keeps the strict memory order of the machine
+that it runs on. What of the other tests cannot run there, and why: docs/decisions/wheels.md.
 
 Needs qemu and glibc for aarch64: Debian's qemu-user, libc6-arm64-cross and libgcc-s1-arm64-cross.
 """
@@ -18,7 +19,10 @@ from pathlib import Path
 from toolchain import Toolchain
 from wheels import BUILD, build_core
 
-TESTS = ("reduce_test", "bits_test", "wire_test", "layout_test")
+TESTS = (
+    "reduce_test", "bits_test", "wire_test", "layout_test", "coordinator_test", "node_test", "server_test", "shm_test",
+    "engine_test",
+)  # fmt: skip
 QEMU = "qemu-aarch64"
 SYSTEM = Path("/usr/aarch64-linux-gnu")  # where the packages put glibc
 TEST_SECONDS = 1800
