@@ -10,8 +10,8 @@ import pytest
 
 from shoal.testing import Cluster, run_ranks
 
-# A rank says what it waits for once it has waited for two seconds, and looks every second.
-PROMPT = 8.0
+# A rank says what it waits for once it has waited for two seconds, and looks every second; seldom it is asked twice.
+PROMPT = 15.0
 
 # Longer than that, so that what looks like a circle would be taken for one.
 LATER = 6.0
