@@ -251,7 +251,8 @@ int regions_with(std::size_t more, std::size_t program) {
     return 11;
   }
   // As another rank has it.
-  const std::size_t areas_of_other = Memory(os::Descriptor(::dup(memory.descriptor())), shape_for(2, true)).shape().areas;
+  const std::size_t areas_of_other =
+      Memory(os::Descriptor(::dup(memory.descriptor())), shape_for(2, true)).shape().areas;
   if (areas_of_other != memory.shape().areas || areas_of_other == 0) {
     return 13;
   }
