@@ -40,7 +40,7 @@ class Awake {
 
  private:
   const std::uint64_t before_;
-  const std::chrono::steady_clock::time_point since_;
+  const std::chrono::nanoseconds since_;  // the thread's processor time
 };
 
 // The calling thread waits for callbacks, as long as this lives.
