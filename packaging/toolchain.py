@@ -7,7 +7,6 @@ must understand our frames, and our frames its context. Zig would link LLVM's; u
 """
 
 import importlib.util
-import os
 import stat
 import subprocess
 from pathlib import Path
@@ -58,4 +57,4 @@ class Toolchain:
         options = ["-w", "-O1", "-shared", "-nostdlib", "-Wl,-soname,libgcc_s.so.1"]
         names = ["-Wl,--version-script=unwinder.map", "unwinder.c"]
         command: list[str | Path] = [zig(), "cc", *target.split(), *options, *names, "-o", self.unwinder]
-        subprocess.run(command, cwd=_HERE, check=True, env=os.environ)
+        subprocess.run(command, cwd=_HERE, check=True)

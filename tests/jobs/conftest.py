@@ -1,9 +1,8 @@
 """Ranks of the jobs here come from nurseries (shoal.testing.nursery): a test does not wait for imports.
 
-Scripts, ``shoal run`` and torchrun start new processes as always, as do tests marked ``new_processes``.
+Scripts, ``shoal run`` and torchrun start new processes as always.
 """
 
-import contextlib
 import os
 from collections.abc import Iterator
 
@@ -25,11 +24,4 @@ def nursery() -> Iterator[Nursery]:
 @pytest.fixture(scope="module", autouse=True)
 def _ranks_from_a_nursery(nursery: Nursery) -> Iterator[None]:
     with ranks_from(nursery):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _new_processes(request: pytest.FixtureRequest) -> Iterator[None]:
-    marked = request.node.get_closest_marker("new_processes") is not None
-    with ranks_from(None) if marked else contextlib.nullcontext():
         yield

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from shoal.processes import (
     Guard,
@@ -190,16 +190,10 @@ class Cluster:
         folder = self._new_folder()
         call = folder / "call"
         write_call(call, Call.of(function, arguments))
-
-        def start(rank: int, environment: dict[str, str], out: IO[bytes], err: IO[bytes]) -> Started:
-            arguments = [str(call), str(folder / f"{rank}.result")]
-            nursery = _nursery
-            if nursery is not None and nursery.has_read(environment):
-                return Started(_name(rank), nursery.fork(rank, arguments, environment, out, err), self._guard)
-            command = [sys.executable, "-m", "shoal.testing.worker", *arguments]
-            return Process(_name(rank), command, environment, self._guard, stdout=out, stderr=err)
-
-        return self._start(start, folder, environment_of)
+        program = ["-m", "shoal.testing.worker"]
+        return self._start(
+            program, lambda rank: [str(call), str(folder / f"{rank}.result")], folder, environment_of, _nursery
+        )
 
     def start_script(
         self,
@@ -208,12 +202,7 @@ class Cluster:
         environment_of: Callable[[int], Mapping[str, str | None]] = lambda rank: {},
     ) -> ClusterJob:
         """Starts a Python script on every rank."""
-
-        def start(rank: int, environment: dict[str, str], out: IO[bytes], err: IO[bytes]) -> Started:
-            command = [sys.executable, str(script), *arguments]
-            return Process(_name(rank), command, environment, self._guard, stdout=out, stderr=err)
-
-        return self._start(start, self._new_folder(), environment_of)
+        return self._start([str(script)], lambda rank: arguments, self._new_folder(), environment_of)
 
     @property
     def folder(self) -> Path:
@@ -262,10 +251,13 @@ class Cluster:
 
     def _start(
         self,
-        start: Callable[[int, dict[str, str], IO[bytes], IO[bytes]], Started],
+        program: Sequence[str],
+        arguments_of: Callable[[int], Sequence[str]],
         folder: Path,
         environment_of: Callable[[int], Mapping[str, str | None]],
+        nursery: Nursery | None = None,
     ) -> ClusterJob:
+        """``nursery``: whose ranks run that program."""
         port = free_master_port()
         processes: list[Started] = []
         job = ClusterJob(processes, folder)
@@ -275,7 +267,13 @@ class Cluster:
             environment["PYTHONFAULTHANDLER"] = "1"
             environment = _changed(environment, environment_of(rank))
             with (folder / f"{rank}.stdout").open("wb") as out, (folder / f"{rank}.stderr").open("wb") as err:
-                job.processes.append(start(rank, environment, out, err))
+                if nursery is not None and nursery.has_read(environment):
+                    child = nursery.fork(rank, arguments_of(rank), environment, out, err)
+                    job.processes.append(Started(f"rank {rank}", child, self._guard))
+                else:
+                    command = [sys.executable, *program, *arguments_of(rank)]
+                    process = Process(f"rank {rank}", command, environment, self._guard, stdout=out, stderr=err)
+                    job.processes.append(process)
         return job
 
     def _new_folder(self) -> Path:
@@ -313,10 +311,6 @@ def run_ranks(
     """
     with Cluster(ranks, servers=servers, nodes=nodes, environment=environment) as cluster:
         return cluster.start(function, *arguments).results(timeout)
-
-
-def _name(rank: int) -> str:
-    return f"rank {rank}"
 
 
 def _clean_environment() -> dict[str, str]:

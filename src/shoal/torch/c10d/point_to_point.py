@@ -208,8 +208,7 @@ class Message:
         return PeerLost(text, gone.rank, gone.host) if isinstance(gone, PeerLost) else type(gone)(text)
 
     def _described(self) -> str:
-        other = "any rank" if self.peer is None else self._owner.name_of(self.peer)
-        return f"{self._called} {other} on {self._owner.own_name}"
+        return f"{self._called} {self._owner.name_of(self.peer)} on {self._owner.own_name}"
 
 
 @untraced_class
@@ -280,7 +279,7 @@ class PointToPoint:
         self._seconds = timeout.total_seconds()
 
     def give_up(self, why: str) -> None:
-        """Closes all connections, and ends what is open: nothing of what is on its way may come any more."""
+        """Ends what is open, and closes all connections where they are made: nothing of what is on its way may come any more."""
         if self._given_up is not None or self.is_closed:
             return
         self._given_up = (
@@ -328,8 +327,8 @@ class PointToPoint:
         self._ask(wanted - self._left)
         return None
 
-    def name_of(self, index: int) -> str:
-        return rank_name(self._group.ranks[index], self._group.session.hosts)
+    def name_of(self, index: int | None) -> str:
+        return "any rank" if index is None else rank_name(self._group.ranks[index], self._group.session.hosts)
 
     @property
     def own_name(self) -> str:
@@ -349,7 +348,7 @@ class PointToPoint:
         if self.is_closed:
             raise ShoalError(f"{called}: the process group was destroyed on this rank")
         if self._given_up is not None:
-            raise ShoalError(f"{called} {'any rank' if peer is None else self.name_of(peer)}: {self._given_up}")
+            raise ShoalError(f"{called} {self.name_of(peer)}: {self._given_up}")
         message = Message(self, called, peer, call, finish, in_flight, self._seconds)
         self.open.add(message)
         line = self._lines.get(peer)
