@@ -5,7 +5,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+INSTALL := -m pip --disable-pip-version-check install -q -c constraints.txt
+PIP := $(BIN)/python $(INSTALL)
 JOBS ?= $(shell nproc)
 # The tests start hundreds of ranks, and each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -127,21 +128,21 @@ clean:  ## removes what was made here
 
 build/wheels/.tools: constraints.txt pyproject.toml
 	$(PYTHON) -m venv build/wheels/tools
-	$(WHEEL_BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt --upgrade pip
-	$(WHEEL_BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt --group wheels
+	$(WHEEL_BIN)/python $(INSTALL) --upgrade pip
+	$(WHEEL_BIN)/python $(INSTALL) --group wheels
 	touch $@
 
 # An environment of its own, 3 GB. DeepSpeed's own build looks for PyTorch, so it comes after it.
 build/tools/.dependencies: constraints.txt pyproject.toml
 	$(PYTHON) -m venv build/tools/venv
-	build/tools/venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt --upgrade pip
-	build/tools/venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt torch==2.13.0 setuptools wheel ninja --group build
-	DS_BUILD_OPS=0 build/tools/venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt \
+	build/tools/venv/bin/python $(INSTALL) --upgrade pip
+	build/tools/venv/bin/python $(INSTALL) torch==2.13.0 setuptools wheel ninja --group build
+	DS_BUILD_OPS=0 build/tools/venv/bin/python $(INSTALL) \
 	  --no-build-isolation --group tools
 	touch $@
 
 build/tools/.installed: build/tools/.dependencies $(NATIVE) $(shell find src -name '*.py')
-	build/tools/venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt --no-build-isolation \
+	build/tools/venv/bin/python $(INSTALL) --no-build-isolation \
 	  --force-reinstall --no-deps .
 	touch $@
 

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.pool import ThreadPool
 from typing import Any
@@ -115,6 +116,18 @@ def another_thread_calls(seconds: float) -> None:
 
 def a_new_thread_calls(seconds: float) -> None:
     """The same, by threads that had never called anything."""
+
+    def start(later: Callable[[], None]) -> Callable[[], None]:
+        thread = threading.Thread(target=later)
+        thread.start()
+        return thread.join
+
+    call_by_another(start, seconds)
+
+
+def call_by_another(start: Callable[[Callable[[], None]], Callable[[], None]], seconds: float) -> None:
+    """Two ranks wait for each other in their main threads; what is missing is called by what ``start`` starts, which returns
+    how to wait for its end."""
     shoal.init()
     first, second = ("a", "b") if shoal.rank() == 0 else ("b", "a")
 
@@ -122,10 +135,9 @@ def a_new_thread_calls(seconds: float) -> None:
         time.sleep(seconds)
         shoal.barrier(name=second)
 
-    thread = threading.Thread(target=later)
-    thread.start()
+    join = start(later)
     shoal.barrier(name=first)
-    thread.join()
+    join()
     shoal.shutdown()
 
 
@@ -166,18 +178,8 @@ def waits_with_a_limit(seconds: float) -> None:
 
 def a_thread_of_a_pool_calls(seconds: float) -> None:
     """The same, by threads of a pool that had never called anything."""
-    shoal.init()
-    first, second = ("a", "b") if shoal.rank() == 0 else ("b", "a")
-
-    def later() -> None:
-        time.sleep(seconds)
-        shoal.barrier(name=second)
-
     with ThreadPool(1) as pool:
-        result = pool.apply_async(later)
-        shoal.barrier(name=first)
-        result.get()
-    shoal.shutdown()
+        call_by_another(lambda later: pool.apply_async(later).get, seconds)
 
 
 def a_handler_calls(seconds: float) -> None:
