@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "check.h"
+#include "frames.h"
 #include "wire/epoch.h"
 
 namespace {
@@ -53,12 +54,8 @@ struct Job {
     }
   }
 
-  void hears(std::uint32_t rank, wire::Header header, const Bytes& payload) {
-    header.length = static_cast<std::uint32_t>(payload.size());
-    const Placement placement = coordinator.on_header(rank + 1, header);
-    CHECK(placement.status.ok());
-    std::copy(payload.begin(), payload.end(), placement.memory);
-    CHECK(coordinator.on_payload(rank + 1).ok());
+  void hears(std::uint32_t rank, const wire::Header& header, const Bytes& payload) {
+    CHECK(frame(coordinator, rank + 1, header, payload).ok());
   }
   // The rank's link to that server has broken.
   void reports(std::uint32_t rank, std::uint32_t server) {

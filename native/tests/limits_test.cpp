@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "drivers/tcp/budget.h"
+#include "frames.h"
 #include "protocol/keys.h"
 #include "protocol/node.h"
 #include "protocol/node_state.h"
@@ -71,16 +72,6 @@ JobConfig config_of(std::uint32_t servers, const JobConfig::Tables& tables) {
   config.tables = tables;
   CHECK_EQ(problem_with(config), "");
   return config;
-}
-
-Status frame(Machine& machine, LinkId link, wire::Header header, const Bytes& payload) {
-  header.length = static_cast<std::uint32_t>(payload.size());
-  const Placement placement = machine.on_header(link, header);
-  if (!placement.status.ok()) {
-    return placement.status;
-  }
-  std::copy(payload.begin(), payload.end(), placement.memory);
-  return machine.on_payload(link);
 }
 
 // Rank 0 of two. The link to a server has the server's number.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "check.h"
+#include "frames.h"
 #include "protocol/node.h"
 
 namespace {
@@ -120,11 +121,7 @@ TEST(who_answers_that_it_can_call_says_so_again_once_it_cannot) {
   CHECK_EQ(job.world.said.size(), 1U);
   job.world.waits.blocked = false;  // for an instant
   const Bytes probe = wire::encode(wire::Probe{1, {}});
-  const wire::Header header{.type = Type::probe, .length = static_cast<std::uint32_t>(probe.size())};
-  const Placement placement = job.node.on_header(coordinator_link, header);
-  CHECK(placement.status.ok());
-  std::copy(probe.begin(), probe.end(), placement.memory);
-  CHECK(job.node.on_payload(coordinator_link).ok());
+  CHECK(frame(job.node, coordinator_link, {.type = Type::probe}, probe).ok());
   CHECK(job.world.said.back().first == Type::calls);
   job.world.waits.blocked = true;
   job.pass(2);
@@ -141,11 +138,7 @@ TEST(all_that_can_never_be_complete_fails_and_nothing_else) {
     circle.calls.push_back(waits.waits[i].call);
   }
   const Bytes bytes = wire::encode(circle);
-  const wire::Header header{.type = Type::circle, .length = static_cast<std::uint32_t>(bytes.size())};
-  const Placement placement = job.node.on_header(coordinator_link, header);
-  CHECK(placement.status.ok());
-  std::copy(bytes.begin(), bytes.end(), placement.memory);
-  CHECK(job.node.on_payload(coordinator_link).ok());
+  CHECK(frame(job.node, coordinator_link, {.type = Type::circle}, bytes).ok());
   CHECK_EQ(job.world.failed, 900);
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "check.h"
+#include "frames.h"
 #include "wire/epoch.h"
 
 namespace {
@@ -63,23 +64,15 @@ constexpr LinkId server_link = 1;
 
 constexpr LinkId coordinator_link = 3;
 
-Status frame(Node& node, LinkId link, wire::Header header, const Bytes& payload) {
-  header.length = static_cast<std::uint32_t>(payload.size());
-  const Placement placement = node.on_header(link, header);
-  if (!placement.status.ok()) {
-    return placement.status;
-  }
-  std::copy(payload.begin(), payload.end(), placement.memory);
-  return node.on_payload(link);
-}
-
 struct Job {
   explicit Job(std::uint32_t eager = 0, std::uint32_t least_segment = 0)
       : config{{"a", "b"}, {"s"}, {-1}, {1}, 4096, 8192, eager, 1024, 1, least_segment} {
     node.attach_server(server_link, 0);
   }
 
-  Status frame(const wire::Header& header, const Bytes& payload) { return ::frame(node, server_link, header, payload); }
+  Status frame(const wire::Header& header, const Bytes& payload) {
+    return shoal::frame(node, server_link, header, payload);
+  }
 
   const JobConfig config;
   World world;

@@ -9,6 +9,7 @@
 
 #include "base/limits.h"
 #include "check.h"
+#include "frames.h"
 #include "protocol/keys.h"
 #include "wire/epoch.h"
 #include "wire/late.h"
@@ -47,14 +48,8 @@ struct Job {
     }
   }
 
-  Status frame(std::uint32_t rank, wire::Header header, const Bytes& payload) {
-    header.length = static_cast<std::uint32_t>(payload.size());
-    const Placement placement = server.on_header(rank, header);
-    if (!placement.status.ok()) {
-      return placement.status;
-    }
-    std::copy(payload.begin(), payload.end(), placement.memory);
-    return server.on_payload(rank);
+  Status frame(std::uint32_t rank, const wire::Header& header, const Bytes& payload) {
+    return shoal::frame(server, rank, header, payload);
   }
 
   // With `inlined` bytes of inline data.
