@@ -25,6 +25,7 @@
 
 #include "bindings/array.h"
 #include "bindings/bindings.h"
+#include "bindings/signals.h"
 #include "engine/at_exit.h"
 #include "engine/callers.h"
 #include "os/parent_only.h"
@@ -143,11 +144,7 @@ class Handle {
         blocked.emplace(operation_->handle());
       }
       const auto run_handlers = [&blocked] {
-        std::optional<engine::Awake> awake;
-        if (blocked.has_value()) {
-          awake.emplace();
-        }
-        return PyErr_CheckSignals();
+        return blocked.has_value() ? run_handlers_of_blocked() : PyErr_CheckSignals();
       };
       const bool finished = wait_in_slices(
           seconds, [this](std::chrono::nanoseconds longest) { return operation_->wait(longest); }, run_handlers);

@@ -1,7 +1,6 @@
 #include "engine/callers.h"
 
 #include <pthread.h>
-#include <time.h>
 
 #include <atomic>
 #include <mutex>
@@ -12,17 +11,6 @@
 namespace shoal::engine {
 
 namespace {
-
-// Of the thread's processor time: what passes while others have the processor is none of a handler's. To look for
-// signals takes some 3 microseconds where there are none, just after a sleep. The least that a handler can do by which
-// something may be called later, to start a thread, takes 40 or more.
-constexpr std::chrono::microseconds nothing_ran{20};
-
-std::chrono::nanoseconds processor_time() {
-  timespec time{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-}
 
 struct Thread;
 
@@ -96,15 +84,9 @@ BlockedBy::~BlockedBy() {
   thread.blocked_by.store(before_);
 }
 
-Awake::Awake() : before_(this_thread().blocked_by.exchange(0)), since_(processor_time()) {}
+Awake::Awake() : before_(this_thread().blocked_by.exchange(0)) {}
 
-Awake::~Awake() {
-  Thread& thread = this_thread();
-  if (processor_time() - since_ > nothing_ran) {
-    thread.change();
-  }
-  thread.blocked_by.store(before_);
-}
+Awake::~Awake() { this_thread().blocked_by.store(before_); }
 
 Resting::Resting() {
   Thread& thread = this_thread();

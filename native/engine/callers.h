@@ -8,7 +8,6 @@
 // Every function may be called by any thread. A child made by fork() begins anew.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -30,7 +29,7 @@ class BlockedBy {
 };
 
 // The calling thread, which waits, may run what is the program's (handlers of signals) as long as this lives: it is not
-// blocked meanwhile. It counts as a change only if it took so long that something did run.
+// blocked meanwhile. By itself that is no change.
 class Awake {
  public:
   Awake();
@@ -40,7 +39,6 @@ class Awake {
 
  private:
   const std::uint64_t before_;
-  const std::chrono::nanoseconds since_;  // the thread's processor time
 };
 
 // The calling thread waits for callbacks, as long as this lives.

@@ -45,7 +45,9 @@ Waits::Look Waits::look(bool leaves) {
   waiting.blocked = known_at_ == now;
   if (waiting.blocked) {
     waiting.patience = strangers_ > 0 ? stranger_patience : known_patience;
-  } else if (std::exchange(asked_at_, now) != now) {
+  }
+  if (asked_at_ != now && (!waiting.blocked || strangers_ > 0)) {
+    asked_at_ = now;
     look.ask = now;
   }
   return look;
@@ -54,6 +56,7 @@ Waits::Look Waits::look(bool leaves) {
 void Waits::note_threads(std::uint32_t attempt, std::size_t strangers) {
   const std::lock_guard lock(mutex_);
   known_at_ = attempt;
+  asked_at_ = asked_at_ == attempt ? 0 : asked_at_;
   strangers_ = strangers;
 }
 

@@ -33,7 +33,8 @@ class Waits {
  private:
   const OpenOperations& operations_;
   std::mutex mutex_;
-  // Guarded by mutex_: at which change it was asked about threads, and answered, and what.
+  // Guarded by mutex_: at which change it was asked about threads without an answer yet; at which it was answered, and
+  // what. As long as there are such threads it is asked again: they may have ended.
   std::uint32_t asked_at_ = 0;
   std::uint32_t known_at_ = 0;
   std::size_t strangers_ = 0;

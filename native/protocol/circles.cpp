@@ -9,9 +9,11 @@ using wire::Type;
 
 namespace {
 
-// For answers, and before it asks: ranks that wait in the same circle do not say so at the same moment, and are all to
-// be named.
-constexpr Time patience = second;
+// Before it asks: ranks that wait in the same circle are all to be named, and each says so at its next look, which it
+// takes once a second.
+constexpr Time ask_patience = 3 * second / 2;
+
+constexpr Time answer_patience = second;
 
 // Those that say something meanwhile are looked at together.
 constexpr Time look_patience = second / 10;
@@ -95,7 +97,7 @@ Standstill Circles::suspects() const {
 void Circles::look(Time now) {
   Standstill standstill = suspects();
   if (standstill.stuck().size() > 1) {
-    ask_at_ = now + patience;
+    ask_at_ = now + ask_patience;
   }
   steps_ += standstill.steps();
 }
@@ -134,7 +136,7 @@ Circles::Messages Circles::ask(Time now) {
       return {};
     }
   }
-  until_ = stuck.size() < 2 ? never : now + patience;
+  until_ = stuck.size() < 2 ? never : now + answer_patience;
   return stuck.size() < 2 ? Messages{} : messages;
 }
 

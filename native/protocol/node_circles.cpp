@@ -54,7 +54,8 @@ std::optional<std::vector<wire::Wait>> Node::Impl::described(std::vector<std::ui
   std::map<std::uint64_t, wire::Wait> by_handle = world_.described_inside(handles);
   for (const auto& [number, operation] : operations_) {
     const std::uint64_t handle = operation->submission.handle;
-    if (!operation->failed_here && std::binary_search(handles.begin(), handles.end(), handle)) {
+    const bool ends = operation->failed_here || operation->timed_out || operation->ending;
+    if (!ends && std::binary_search(handles.begin(), handles.end(), handle)) {
       const wire::Opening& opening = operation->opening;
       by_handle[handle] = {{opening.group, opening.occurrence, opening.name}, operation->submission.collective, {}};
     }
@@ -91,10 +92,12 @@ Status Node::Impl::receive_probe(const LinkState& link) {
     return status;
   }
   const NodeWorld::Waiting waiting = world_.waiting();
-  if (!waiting.blocked) {
+  // Who waits for what is being ended, as one of another circle, is about to go on.
+  const bool stands_still = waiting.blocked && described(waiting.handles);
+  if (!stands_still) {
     told_changes_ = 0;  // the coordinator forgets what was said
   }
-  wire::Calls calls{probe.round, waiting.blocked ? waiting.changes : 0, {}};
+  wire::Calls calls{probe.round, stands_still ? waiting.changes : 0, {}};
   for (const wire::Call& call : probe.calls) {
     calls.called.push_back(has_called(call));
   }

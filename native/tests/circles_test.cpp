@@ -40,9 +40,13 @@ struct Rank {
   std::uint64_t changes = 1;
   std::uint64_t told = 0;
 
+  // Who waits for what is to fail, as it has heard, goes on before long.
   bool is_blocked() const {
     bool any = false;
     for (const Thread& thread : threads) {
+      if (thread.blocked && failed.count(thread.steps[thread.at].operation) > 0) {
+        return false;
+      }
       if (thread.at < thread.steps.size() && !thread.blocked) {
         return false;
       }

@@ -128,6 +128,26 @@ TEST(who_answers_that_it_can_call_says_so_again_once_it_cannot) {
   CHECK(job.world.said.back().first == Type::waits);
 }
 
+TEST(who_waits_for_what_is_being_ended_as_one_of_a_circle_is_about_to_go_on) {
+  Job job(1, 0);
+  job.pass(5);
+  wire::Waits waits;
+  CHECK(wire::decode(job.world.said[0].second, waits).ok());
+  const Bytes probe = wire::encode(wire::Probe{1, {}});
+  for (const std::uint64_t answer : {job.world.waits.changes, std::uint64_t{0}}) {
+    CHECK(frame(job.node, coordinator_link, {.type = Type::probe}, probe).ok());
+    wire::Calls calls;
+    CHECK(wire::decode(job.world.said.back().second, calls).ok());
+    CHECK_EQ(calls.changes, answer);
+    const Bytes circle = wire::encode(wire::Circle{{waits.waits[0].call}, "why"});
+    CHECK(frame(job.node, coordinator_link, {.type = Type::circle}, circle).ok());
+  }
+  // Nor does it say that it waits before its home has answered.
+  const std::size_t said = job.world.said.size();
+  job.pass(1);
+  CHECK_EQ(job.world.said.size(), said);
+}
+
 TEST(all_that_can_never_be_complete_fails_and_nothing_else) {
   Job job(1000, 0);
   job.pass(5);

@@ -54,17 +54,35 @@ TEST(a_thread_that_waits_is_blocked_but_not_while_a_handler_runs_in_the_middle_o
   CHECK(after.handles == before.handles);
 }
 
-TEST(a_handler_that_called_nothing_counts_as_a_change_since_it_may_have_started_a_thread) {
+TEST(a_look_for_signals_that_finds_none_is_no_change) {
   OpenOperations operations;
   Waits waits(operations);
   const auto gradient = operations.open(nullptr, false);
   const engine::BlockedBy blocked(gradient->handle());
   const NodeWorld::Waiting before = known(waits);
-  {
-    const engine::Awake awake;
-    std::thread([] {}).join();
-  }
-  CHECK(known(waits).changes > before.changes);
+  { const engine::Awake awake; }
+  CHECK_EQ(waits.look(false).waiting.changes, before.changes);
+}
+
+TEST(while_there_are_threads_that_might_call_it_is_asked_again_whether_there_still_are) {
+  OpenOperations operations;
+  Waits waits(operations);
+  const auto gradient = operations.open(nullptr, false);
+  const engine::BlockedBy blocked(gradient->handle());
+  const std::optional<std::uint32_t> first = waits.look(false).ask;
+  CHECK(first.has_value());
+  CHECK(!waits.look(false).ask);
+  waits.note_threads(*first, 1);
+  const Waits::Look with_a_stranger = waits.look(false);
+  CHECK(with_a_stranger.waiting.blocked);
+  CHECK_EQ(with_a_stranger.waiting.patience, 60 * second);
+  CHECK(with_a_stranger.ask == first);
+  CHECK(!waits.look(false).ask);
+  waits.note_threads(*first, 0);
+  const Waits::Look alone = waits.look(false);
+  CHECK_EQ(alone.waiting.patience, 2 * second);
+  CHECK_EQ(alone.waiting.changes, with_a_stranger.waiting.changes);
+  CHECK(!alone.ask);
 }
 
 TEST(what_ends_by_itself_before_long_blocks_nobody_also_where_another_thread_has_opened_it) {

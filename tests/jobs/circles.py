@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -199,6 +200,38 @@ def a_handler_calls(seconds: float) -> None:
         time.sleep(1)
     shoal.allreduce(1.0, name="gradient")
     shoal.shutdown()
+
+
+def a_thread_that_a_handler_starts_calls(seconds: float) -> None:
+    """Two ranks wait for each other; what is missing is called by a thread that a signal's handler starts in the middle of it."""
+
+    def start(later: Callable[[], None]) -> Callable[[], None]:
+        threads = [threading.Thread(target=later)]
+        return call_by_handler(lambda: threads[0].start(), lambda: threads[0].join())
+
+    call_by_another(start, seconds)
+
+
+def an_alarm_that_a_handler_sets_calls(seconds: float) -> None:
+    """The same, by the handler of an alarm that the first handler sets."""
+
+    def start(later: Callable[[], None]) -> Callable[[], None]:
+        signal.signal(signal.SIGALRM, lambda *_: later())
+        return call_by_handler(lambda: signal.setitimer(signal.ITIMER_REAL, seconds), lambda: None)
+
+    call_by_another(start, seconds)
+
+
+def call_by_handler(call: Callable[[], Any], join: Callable[[], None]) -> Callable[[], None]:
+    """It is called 1.5 s from now, when this rank has waited for some time and no new thread of its is known."""
+    signal.signal(signal.SIGUSR1, lambda *_: call())
+    killer = subprocess.Popen(["sh", "-c", f"sleep 1.5; kill -USR1 {os.getpid()}"])
+
+    def wait() -> None:
+        killer.wait()
+        join()
+
+    return wait
 
 
 def tries_with_a_timeout(seconds: float) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from shoal.testing import Cluster, run_ranks
 
-# A rank says what it waits for once it has waited for two seconds, and looks every second; seldom it is asked twice.
-PROMPT = 15.0
+# A rank says what it waits for once it has waited for two seconds, and looks every second; then it is asked.
+PROMPT = 8.0
 
 # Longer than that, so that what looks like a circle would be taken for one.
 LATER = 6.0
@@ -63,6 +63,8 @@ def test_a_batch_that_one_rank_skips_in_the_wrapper(nodes: int) -> None:
         circles.waits_with_a_limit,
         circles.a_thread_of_a_pool_calls,
         circles.a_handler_calls,
+        circles.a_thread_that_a_handler_starts_calls,
+        circles.an_alarm_that_a_handler_sets_calls,
         circles.tries_with_a_timeout,
         circles.many_callbacks_are_to_come,
     ],
