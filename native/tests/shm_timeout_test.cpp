@@ -30,17 +30,27 @@ struct Said {
   std::vector<std::byte> data;
 };
 
-std::vector<Said> said(const Memory& memory, std::uint32_t reader, std::uint32_t writer) {
+// What the writer has said to the reader that has not been read yet; waits for so much of it at least. (What a rank
+// submits is said by its thread if that is in the middle of a round.)
+std::vector<Said> said(const Memory& memory, std::uint32_t reader, std::uint32_t writer, std::size_t least = 0) {
   MailboxReader mailbox(memory, reader, writer);
   std::vector<Said> all;
-  while (const std::optional<Record> record = mailbox.next()) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  for (;;) {
+    const std::optional<Record> record = mailbox.next();
+    if (!record) {
+      if (all.size() >= least || std::chrono::steady_clock::now() > deadline) {
+        return all;
+      }
+      std::this_thread::sleep_for(milliseconds(1));
+      continue;
+    }
     all.push_back({record->kind,
                    record->key,
                    {record->body.begin(), record->body.end()},
                    {record->data.begin(), record->data.end()}});
     mailbox.done();
   }
-  return all;
 }
 
 Record as_record(const Said& call) { return {call.kind, call.key, call.body, call.data}; }
@@ -129,7 +139,7 @@ TEST(what_all_have_called_is_not_begun_if_the_first_rank_has_withheld_it_meanwhi
     std::vector<float> values(4, 1);
     std::vector<float> others(4, 1);
     const std::uint64_t sum = rank.submit("sum", values);
-    const Said call = said(*memory, 0, 3).at(0);
+    const Said call = said(*memory, 0, 3, 1).at(0);
     MailboxWriter first(*memory, 0);
     MailboxWriter second(*memory, 1);
     MailboxWriter third(*memory, 2);
@@ -164,7 +174,7 @@ TEST(the_first_rank_looks_who_has_called_what_it_has_withheld) {
     rank.timeout = second / 50;
     std::vector<float> values(4, 1);
     const std::array<std::uint64_t, 2> handles{rank.submit("one", values), rank.submit("two", values)};
-    const std::vector<Said> calls = said(*memory, 1, 0);
+    const std::vector<Said> calls = said(*memory, 1, 0, 2);
     MailboxWriter other(*memory, 1);
     rank.at_next_finish([&] { CHECK(other.write(as_record(calls.at(rank.done(handles[0]) ? 1 : 0)))); });
     const bool too_slow = rank.done(handles[0]) || rank.done(handles[1]);  // before the test was ready
