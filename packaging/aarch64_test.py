@@ -20,13 +20,13 @@ from toolchain import Toolchain
 from wheels import BUILD, build_core
 
 TESTS = (
-    "reduce_test", "bits_test", "wire_test", "layout_test", "coordinator_test", "node_test", "server_test", "shm_test",
-    "engine_test",
+    "reduce_test", "reduce_processor_test", "bits_test", "wire_test", "layout_test", "coordinator_test", "node_test",
+    "server_test", "shm_test", "engine_test",
 )  # fmt: skip
 QEMU = "qemu-aarch64"
 SYSTEM = Path("/usr/aarch64-linux-gnu")  # where the packages put glibc
 TEST_SECONDS = 1800
-KERNELS_USED = "  neon\n  portable\n"  # what reduce_test prints of the kernels that it has compared
+KERNELS_USED = "  neon\n  portable\n"  # what reduce_processor_test prints: the kernels that reduce_test has compared
 
 
 def run(program: Path) -> bool:
@@ -38,7 +38,7 @@ def run(program: Path) -> bool:
     except subprocess.TimeoutExpired:
         print(f"{program.name}: not done in {TEST_SECONDS} s", flush=True)
         return False
-    passed = ran.returncode == 0 and (program.name != "reduce_test" or KERNELS_USED in ran.stdout)
+    passed = ran.returncode == 0 and (program.name != "reduce_processor_test" or KERNELS_USED in ran.stdout)
     last = (ran.stdout.strip().splitlines() or ["printed nothing"])[-1]
     print(f"{program.name}: {last} ({time.monotonic() - start:.0f} s)", flush=True)
     if not passed:

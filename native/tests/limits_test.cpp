@@ -13,6 +13,7 @@
 #include "protocol/node_state.h"
 #include "protocol/server.h"
 #include "shm_ranks.h"
+#include "worlds.h"
 
 namespace {
 
@@ -46,15 +47,8 @@ struct Recorder : Of {
   std::map<LinkId, std::vector<std::pair<wire::Header, Bytes>>> sent;
 };
 
-struct RankWorld final : Recorder<NodeWorld> {
-  void sending(std::uint64_t) override {}
+struct RankWorld final : Recorder<IdleNodeWorld> {
   void finish(std::uint64_t handle, Status status) override { finished.emplace(handle, std::move(status)); }
-  std::byte* allocate_output(std::uint64_t, const std::vector<std::uint64_t>&) override { return nullptr; }
-  void connect(std::uint32_t) override {}
-  void connect_server(std::uint32_t, std::uint32_t) override {}
-  void warn(std::string) override {}
-  void ended() override {}
-  std::uint64_t repairs(LinkId) const override { return 0; }
 
   std::map<std::uint64_t, Status> finished;
 };

@@ -8,6 +8,7 @@
 #include "check.h"
 #include "frames.h"
 #include "protocol/node.h"
+#include "worlds.h"
 
 namespace {
 
@@ -17,7 +18,7 @@ using wire::Type;
 constexpr LinkId server_link = 1;
 constexpr LinkId coordinator_link = 2;
 
-struct World final : NodeWorld {
+struct World final : IdleNodeWorld {
   void send(LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte>, Token) override {
     if (link == coordinator_link) {
       said.emplace_back(header.type, std::move(owned));
@@ -25,17 +26,6 @@ struct World final : NodeWorld {
       ++failed;
     }
   }
-  void detach(Token) override {}
-  void close(LinkId) override {}
-  void sum(Sum) override {}
-  void sending(std::uint64_t) override {}
-  void finish(std::uint64_t, Status) override {}
-  std::byte* allocate_output(std::uint64_t, const std::vector<std::uint64_t>&) override { return nullptr; }
-  void connect(std::uint32_t) override {}
-  void connect_server(std::uint32_t, std::uint32_t) override {}
-  void warn(std::string) override {}
-  void ended() override {}
-  std::uint64_t repairs(LinkId) const override { return 0; }
   Waiting waiting() override { return waits; }
   std::map<std::uint64_t, wire::Wait> described_inside(const std::vector<std::uint64_t>& handles) override {
     ++asked;

@@ -8,6 +8,7 @@
 #include "check.h"
 #include "frames.h"
 #include "wire/epoch.h"
+#include "worlds.h"
 
 namespace {
 
@@ -15,7 +16,7 @@ using namespace shoal;
 using wire::Type;
 
 // Keeps what was sent as a driver does that never gets to write.
-struct World final : NodeWorld {
+struct World final : IdleNodeWorld {
   struct Queued {
     LinkId link = 0;
     wire::Header header;
@@ -36,19 +37,8 @@ struct World final : NodeWorld {
       }
     }
   }
-  void close(LinkId /*link*/) override {}
   void insist(LinkId link, bool on) override { insistent[link] = on; }
-  void sum(Sum /*sum*/) override {}
-  void sending(std::uint64_t /*handle*/) override {}
   void finish(std::uint64_t handle, Status status) override { finished.emplace(handle, std::move(status)); }
-  std::byte* allocate_output(std::uint64_t /*handle*/, const std::vector<std::uint64_t>& /*block_bytes*/) override {
-    return nullptr;
-  }
-  void connect(std::uint32_t /*rank*/) override {}
-  void connect_server(std::uint32_t /*server*/, std::uint32_t /*attempt*/) override {}
-  void warn(std::string /*text*/) override {}
-  void ended() override {}
-  std::uint64_t repairs(LinkId /*link*/) const override { return 0; }
 
   std::ptrdiff_t data_sent_to(LinkId link) const {
     return std::count_if(queue.begin(), queue.end(),
