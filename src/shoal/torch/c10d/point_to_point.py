@@ -7,7 +7,7 @@ waits is told by ``Watch``, not by gloo: that the other rank is lost or has left
 After a time-out no message of the group is right any more: what comes late is for the ``recv`` that was given up, and the next one would
 lose it. The group has no ``send`` and ``recv`` from then on, as with gloo. What comes late must not be written into the program's tensor
 either. gloo can close all connections of a group, but must not while it makes one, or it ends the process when the other rank comes. So
-they are closed where all are made, and the first message between two ranks is received into memory of its own.
+they are closed if all are made, and the first message between two ranks is received into memory of its own.
 
 That a rank has left is known to rank 0 alone; here it is a key in the group's store, which is asked for while ranks are not
 connected. Where they are, gloo hears of the other's end by itself, and the job says what end it was.
@@ -279,11 +279,12 @@ class PointToPoint:
         self._seconds = timeout.total_seconds()
 
     def give_up(self, why: str) -> None:
-        """Ends what is open, and closes all connections where they are made: nothing of what is on its way may come any more."""
+        """Ends what is open, and closes all connections if every one is made: nothing of what is on its way may come any more."""
         if self._given_up is not None or self.is_closed:
             return
+        # Not that connections are closed: they are not where one is being made.
         self._given_up = (
-            f"{why}, which closed the connections of its group for send and recv: make a new group, or end the job"
+            f"{why}, so its group has no send and recv any more on this rank: make a new group, or end the job"
         )
         for message in list(self.open):
             message.end(ShoalError(f"{message._described()}: {self._given_up}"))
