@@ -404,12 +404,12 @@ class ShoalProcessGroup(Base):
             return self._start(
                 called, options, list(tensors), lambda group: sparse.allreduce(group, tensor, options.reduceOp), None
             )
-        self._check(called, tensors, options)
+        operator = self._check(called, tensors, options)
         transfer = self._transfer(tensors)
         flat = Flat(tensor, transfer)
 
         def plan(group: Group) -> Plan:
-            return reductions.allreduce(group, flat, reductions.operator_of(tensors, options.reduceOp))
+            return reductions.allreduce(group, flat, operator)
 
         return self._start(called, options, list(tensors), plan, transfer)
 
@@ -424,14 +424,15 @@ class ShoalProcessGroup(Base):
 
         return self._start(called, options, [output], plan, transfer)
 
-    def _check(self, called: str, tensors: Tensors, options: Any) -> None:
-        """That the operator is one for these tensors. If not, the other ranks hear of it too."""
+    def _check(self, called: str, tensors: Tensors, options: Any) -> reductions.Operator:
+        """The operator, if it is one for these tensors. If not, the other ranks hear of it too."""
         try:
-            exchanges = reductions.operator_of(tensors, options.reduceOp).exchanges
+            operator = reductions.operator_of(tensors, options.reduceOp)
         except TypeError as error:
             self._refuse(called, options, error)
-        if exchanges:
+        if operator.exchanges:
             _on_cpu(f"{called} with {options.reduceOp}", tensors)
+        return operator
 
     def _refuse(self, called: str, options: Any, error: Exception) -> NoReturn:
         def plan(_: Group) -> Plan:

@@ -43,26 +43,35 @@ _DTYPE_NUMBERS = {getattr(torch, name): number for name, number in arrays.DTYPES
 
 
 class Operator(NamedTuple):
-    """``native``: Shoal's name of it, None if the members do it themselves. ``factor``: of this member's elements."""
+    """``native``: Shoal's name of it, None if the members do it themselves. ``factor``: of this member's elements, if there is one."""
 
     op: Any
     native: str | None
+    has_factor: bool = False
     factor: Any = None
 
     @property
     def exchanges(self) -> bool:
         """Whether elements are needed as soon as it is called."""
-        return self.native is None or self.factor is not None
+        return self.native is None or self.has_factor
 
 
 def operator_of(tensors: Sequence[torch.Tensor], op: Any) -> Operator:
     """How the operator is done on tensors of this dtype. Raises TypeError where it has no meaning."""
     kind = getattr(op, "op", op)
-    name = str(kind).rpartition(".")[2]
     tensor = tensors[0]
-    dtype = tensor.dtype
     if tensor.layout != torch.strided:
-        raise TypeError(f"{name} of a tensor with layout {tensor.layout}: pass tensor.to_dense()")
+        raise TypeError(f"{_name_of(kind)} of a tensor with layout {tensor.layout}: pass tensor.to_dense()")
+    operator = _operator_on(int(kind), tensor.dtype)
+    return operator._replace(factor=op.factor) if operator.has_factor else operator
+
+
+# Once for each, since it is a tenth of what a small operation costs: PyTorch's operators are slow to compare and to name.
+@functools.cache
+def _operator_on(number: int, dtype: torch.dtype) -> Operator:
+    """The operator with this number on elements of that dtype, without its factor."""
+    kind = ReduceOp.RedOpType(number)
+    name = _name_of(kind)
     if (dtype not in _DTYPE_NUMBERS and not dtype.is_complex) or dtype == torch.complex32:
         raise TypeError(f"{dtype} can be copied between ranks, but has no {name} here: convert it before")
     if dtype.is_complex:
@@ -73,11 +82,13 @@ def operator_of(tensors: Sequence[torch.Tensor], op: Any) -> Operator:
         found = _NATIVE.get(kind)
     if found is None and not (kind in _BITWISE and not dtype.is_floating_point and not dtype.is_complex):
         raise TypeError(f"{dtype} has no {name}: convert it before, or choose another operator")
-    if kind == ReduceOp.PREMUL_SUM:
-        if not dtype.is_floating_point:
-            raise TypeError(f"{dtype} has no {name}: it is for floating numbers")
-        return Operator(kind, found, op.factor)
-    return Operator(kind, found)
+    if kind == ReduceOp.PREMUL_SUM and not dtype.is_floating_point:
+        raise TypeError(f"{dtype} has no {name}: it is for floating numbers")
+    return Operator(kind, found, has_factor=kind == ReduceOp.PREMUL_SUM)
+
+
+def _name_of(kind: Any) -> str:
+    return str(kind).rpartition(".")[2]
 
 
 def allreduce(group: Group, flat: Flat, operator: Operator) -> Plan:
