@@ -15,7 +15,7 @@ from torch_scenarios import TINY_MB, expected_gradients, inputs, loss_of, mlp, s
 
 import shoal
 import shoal.torch
-from shoal.torch import DistributedDataParallel, members
+from shoal.torch import DistributedDataParallel, members, versions
 
 SCENARIOS: dict[str, Callable[[], None]] = {}
 
@@ -267,7 +267,7 @@ def two_forward_passes_with_buffers_before_one_backward_pass() -> None:
 def groups_of_torch_distributed() -> tuple[list[float], list[float]]:
     """The averages of the ranks' numbers over the groups of PyTorch that a module was wrapped for: a pair, and all."""
     torch.set_num_threads(1)
-    dist.init_process_group("shoal")
+    dist.init_process_group("shoal" if versions.RELEASE >= versions.OLDEST_OF_BACKEND else "gloo")
     rank = dist.get_rank()
     pair = dist.new_group([0, 2])
     everyone = DistributedDataParallel(nn.Linear(1, 1, bias=False), device_mesh=init_device_mesh("cpu", (3,)))

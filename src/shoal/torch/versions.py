@@ -27,11 +27,11 @@ class Feature(NamedTuple):
 
 FEATURES = {
     # Two ranks of a gloo group may connect when they first exchange something; before, all connect when it is made.
-    "gloo connects late": Feature((2, 7)),
+    "gloo connects late": Feature((2, 8)),
     # Who is handed a Work in C++ keeps the Python half of it too.
     "works are held": Feature((2, 7)),
     # destroy_process_group tells process groups that they are destroyed.
-    "process groups are shut down": Feature((2, 8), ("ProcessGroup.shutdown", "ProcessGroup.abort")),
+    "process groups are shut down": Feature((2, 7), ("ProcessGroup.shutdown", "ProcessGroup.abort")),
     "process groups have a timeout": Feature((2, 9), ("ProcessGroup.set_timeout",)),
     # The compiler can be told to leave a function's code alone.
     "code can be skipped": Feature(

@@ -1,7 +1,7 @@
 """The gloo group beside a process group, for what is not Shoal's.
 
 Making it costs a key in the store and waits for nobody: two ranks connect when they first exchange something through it. (Before
-PyTorch 2.7 all ranks of the group connect when they make it, so it waits for them.)
+PyTorch 2.8 all ranks of the group connect when they make it, so it waits for them.)
 """
 
 from datetime import timedelta
