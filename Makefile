@@ -79,7 +79,7 @@ sim-faults: .venv/.dependencies  ## plants faults in the state machines, and cou
 	$(BIN)/python native/tests/faults/count_seeds.py --cmake "$(abspath $(BIN))/cmake -G Ninja \
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja" --jobs $(JOBS)
 
-sanitize: build/address/.built build/thread/.built  ## the native tests under ASan and UBSan, and under TSan
+sanitize: build/address/.built build/thread/.built  ## the native tests under ASan and UBSan, and those with threads under TSan
 	$(CTEST) 1200 --test-dir build/address
 	$(CTEST) 1200 --test-dir build/thread
 

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "check.h"

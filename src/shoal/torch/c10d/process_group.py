@@ -141,13 +141,13 @@ class ShoalProcessGroup(Base):
         options = options_of(AllreduceCoalescedOptions, opts)
         if len(tensors) == 1:
             return self._reduce_in_place("all_reduce_coalesced", list(tensors), options)
-        self._check("all_reduce_coalesced", tensors, options)
+        operator = self._check("all_reduce_coalesced", tensors, options)
         transfer = self._transfer(tensors)
         together = joined(tensors, transfer)
         places = [tensor.detach() for tensor in tensors]
 
         def plan(group: Group) -> Plan:
-            return reductions.allreduce(group, Flat(together), reductions.operator_of(tensors, options.reduceOp)).then(
+            return reductions.allreduce(group, Flat(together), operator).then(
                 lambda: divide(together, places, transfer)
             )
 
@@ -165,13 +165,13 @@ class ShoalProcessGroup(Base):
     ) -> Any:
         tensors = as_list(tensors)
         options = options_of(ReduceOptions, opts, op=op, root=root, timeout=timeout)
-        self._check("reduce", tensors, options)
+        operator = self._check("reduce", tensors, options)
         transfer = self._transfer(tensors)
         flat = Flat(single(tensors), transfer)
 
         def plan(group: Group) -> Plan:
             _root(group, options)
-            return reductions.reduce(group, flat, reductions.operator_of(tensors, options.reduceOp), options.rootRank)
+            return reductions.reduce(group, flat, operator, options.rootRank)
 
         return self._start("reduce", options, tensors, plan, transfer)
 

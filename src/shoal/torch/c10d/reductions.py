@@ -29,6 +29,7 @@ _NATIVE = {
     ReduceOp.MAX: "max",
     ReduceOp.PREMUL_SUM: "sum",
 }
+_PREMUL_SUM = ReduceOp.PREMUL_SUM.value
 _OF_BOOL = {**_NATIVE, ReduceOp.SUM: "max", ReduceOp.BAND: "min", ReduceOp.BOR: "max"}
 _OF_COMPLEX = {ReduceOp.SUM: "sum", ReduceOp.AVG: "mean"}
 
@@ -43,17 +44,16 @@ _DTYPE_NUMBERS = {getattr(torch, name): number for name, number in arrays.DTYPES
 
 
 class Operator(NamedTuple):
-    """``native``: Shoal's name of it, None if the members do it themselves. ``factor``: of this member's elements, if there is one."""
+    """``native``: Shoal's name of it, None if the members do it themselves. ``factor``: of this member's elements."""
 
     op: Any
     native: str | None
-    has_factor: bool = False
     factor: Any = None
 
     @property
     def exchanges(self) -> bool:
         """Whether elements are needed as soon as it is called."""
-        return self.native is None or self.has_factor
+        return self.native is None or self.factor is not None
 
 
 def operator_of(tensors: Sequence[torch.Tensor], op: Any) -> Operator:
@@ -63,7 +63,7 @@ def operator_of(tensors: Sequence[torch.Tensor], op: Any) -> Operator:
     if tensor.layout != torch.strided:
         raise TypeError(f"{_name_of(kind)} of a tensor with layout {tensor.layout}: pass tensor.to_dense()")
     operator = _operator_on(int(kind), tensor.dtype)
-    return operator._replace(factor=op.factor) if operator.has_factor else operator
+    return operator._replace(factor=op.factor) if int(kind) == _PREMUL_SUM else operator
 
 
 # Once for each, since it is a tenth of what a small operation costs: PyTorch's operators are slow to compare and to name.
@@ -84,7 +84,7 @@ def _operator_on(number: int, dtype: torch.dtype) -> Operator:
         raise TypeError(f"{dtype} has no {name}: convert it before, or choose another operator")
     if kind == ReduceOp.PREMUL_SUM and not dtype.is_floating_point:
         raise TypeError(f"{dtype} has no {name}: it is for floating numbers")
-    return Operator(kind, found, has_factor=kind == ReduceOp.PREMUL_SUM)
+    return Operator(kind, found)
 
 
 def _name_of(kind: Any) -> str:
