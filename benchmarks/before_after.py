@@ -1,17 +1,23 @@
 """Shoal as it is, beside Shoal as it was at an earlier commit: both take turns in one run, on the same machine and links.
 
 What c10d.py, inside_node.py, nodes.py and train_gpt.py measure of Shoal, without its rivals. Each row is one kind of all-reduce or of
-training step; a pair is one turn of each, and its ratio the time now by the time before. The middle half of a row's ratios has to lie
-within 5 %, or the row shows nothing and is run again with twice the pairs. Target: a median ratio of at most 1.03 in every row.
+training step. A pair is a few turns of each, one after the other by turns, and its ratio the middle one of the times now by the middle
+one of the times before. The middle half of a row's ratios has to lie within 5 %, or the row shows nothing and is run again with twice
+the pairs. Target: a median ratio of at most 1.03 in every row.
+
+Ranks are bound to processors by turns, as mpirun does: where the scheduler happens to put the threads of a turn changes the time of a
+small operation by half, for seconds.
 
     sudo python benchmarks/before_after.py [--quick] [--part NAME] COMMIT
 
-Builds the commit into build/before. Needs root for the lab, 20 minutes on 2 cores and nothing else at work; results beside it (.txt,
-.json).
+Builds the commit into build/before. Needs root for the lab, taskset, 40 minutes on 2 cores and nothing else at work; results beside it
+(.txt, .json).
 """
 
 import io
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,6 +38,8 @@ from shoal.bench import LabPlace, LabShape, LocalPlace, Plan, Variant, variant_n
 from shoal.bench.machine import machine_facts
 from shoal.bench.naming import SHOAL
 from shoal.bench.places import Place
+from shoal.bench.places.lab import LabProcess
+from shoal.bench.places.local import LocalProcess
 from shoal.bench.sizes import show_bytes
 from shoal.bench.watch import foreign_load
 
@@ -39,9 +47,9 @@ KIB, MIB = 1024, 1024**2
 PAIRS = 16
 AT_MOST = 1.03
 MIDDLE_HALF = 0.05
-# Of a turn; long enough that one change of the scheduler's mind does not decide it.
-TURN_SECONDS = 0.2
-STEPS, FIRST_STEPS = 4, 3
+# Short and many: the machine's mood, which changes within seconds, is then the same for both.
+TURNS_OF_A_PAIR, TURN_SECONDS = 8, 0.05
+STEPS, FIRST_STEPS = 1, 3
 BEFORE = "before"
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -71,6 +79,38 @@ class Row:
         return third - first <= MIDDLE_HALF
 
 
+def _bound(command: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
+    """Runs a rank on one processor; anything else anywhere."""
+    if "RANK" not in environment:
+        return command
+    processors = sorted(os.sched_getaffinity(0))
+    taskset = shutil.which("taskset")
+    if taskset is None:
+        raise click.ClickException("there is no taskset: install util-linux")
+    return [taskset, "--cpu-list", str(processors[int(environment["RANK"]) % len(processors)]), *command]
+
+
+class _BoundLocalPlace(LocalPlace):
+    def start(
+        self, host: int, name: str, command: Sequence[str], environment: Mapping[str, str], output: Path
+    ) -> LocalProcess:
+        return super().start(host, name, _bound(command, environment), environment, output)
+
+
+class _BoundLabPlace(LabPlace):
+    def start(
+        self, host: int, name: str, command: Sequence[str], environment: Mapping[str, str], output: Path
+    ) -> LabProcess:
+        return super().start(host, name, _bound(command, environment), environment, output)
+
+
+def _ratios(now: Sequence[float], before: Sequence[float]) -> tuple[float, ...]:
+    """Of pairs. ``now``, ``before``: seconds by turns."""
+    of_pairs = range(0, len(now), TURNS_OF_A_PAIR)
+    medians = [[statistics.median(turns[at : at + TURNS_OF_A_PAIR]) for at in of_pairs] for turns in (now, before)]
+    return tuple(a / b for a, b in zip(*medians, strict=True))
+
+
 @dataclass(frozen=True)
 class Operations:
     """All-reduces at a place. ``kinds``: of Shoal's arrays, of ``KINDS``."""
@@ -87,7 +127,7 @@ class Operations:
         variants |= {f"{kind} {BEFORE}".strip(): replace(KINDS[kind], python=python) for kind in kinds}
         plan = Plan(
             sizes=[size for size in self.sizes if any(size == one for _, one in chosen.values())],
-            rounds=pairs,
+            rounds=pairs * TURNS_OF_A_PAIR,
             contestants=(SHOAL,),
             variants=variants,
             turn_seconds=TURN_SECONDS,
@@ -97,7 +137,7 @@ class Operations:
         for name, (kind, size) in chosen.items():
             now = report.result(variant_name(kind) if kind else SHOAL, size)
             then = report.result(variant_name(f"{kind} {BEFORE}".strip()), size)
-            rows.append(Row(name, tuple(a.seconds / b.seconds for a, b in zip(now.turns, then.turns, strict=True))))
+            rows.append(Row(name, _ratios([turn.seconds for turn in now.turns], [turn.seconds for turn in then.turns])))
         return rows
 
     @staticmethod
@@ -118,11 +158,8 @@ class Training:
         teams = {name: (_team(kind), _team(f"{kind} {BEFORE}".strip())) for name, kind in chosen.items()}
         with Teams(self.place(), variants) as stage:
             everyone = [team for pair in teams.values() for team in pair]
-            done = stage.in_turns(everyone, TASK, pairs, FIRST_STEPS, STEPS)
-        return [
-            Row(name, tuple(a / b for a, b in zip(done[now].seconds, done[then].seconds, strict=True)))
-            for name, (now, then) in teams.items()
-        ]
+            done = stage.in_turns(everyone, TASK, pairs * TURNS_OF_A_PAIR, FIRST_STEPS, STEPS)
+        return [Row(name, _ratios(done[now].seconds, done[then].seconds)) for name, (now, then) in teams.items()]
 
 
 def _team(variant: str) -> str:
@@ -130,11 +167,11 @@ def _team(variant: str) -> str:
 
 
 def _machine(ranks: int, one_machine: bool) -> Callable[[], Place]:
-    return lambda: LocalPlace(ranks, one_machine=one_machine)
+    return lambda: _BoundLocalPlace(ranks, one_machine=one_machine)
 
 
 def _lab(shape: str) -> Callable[[], Place]:
-    return lambda: LabPlace(LabShape.parse(shape))
+    return lambda: _BoundLabPlace(LabShape.parse(shape))
 
 
 _SMALL_TO_LARGE = (KIB, 64 * KIB, MIB, 25 * MIB)
