@@ -1,6 +1,7 @@
 #include "engine/waits.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,14 @@ namespace {
 constexpr Time known_patience = 2 * second;
 constexpr Time stranger_patience = 60 * second;
 
+// What a rank that leaves says in the place of its threads' changes: more than they have ever come to.
+constexpr std::uint64_t changes_of_leaving = std::uint64_t{1} << 63U;
+
+// Of the question which threads there are: another number after every change, and never 0.
+std::uint32_t number_of(std::uint64_t changes) {
+  return static_cast<std::uint32_t>(changes % std::numeric_limits<std::uint32_t>::max()) + 1;
+}
+
 }  // namespace
 
 Waits::Look Waits::look(bool leaves) {
@@ -22,7 +31,7 @@ Waits::Look Waits::look(bool leaves) {
   NodeWorld::Waiting& waiting = look.waiting;
   Callers callers = look_at_callers();
   const OpenOperations::Counts counts = operations_.counts();
-  waiting.changes = 1 + (leaves ? 0 : callers.changes) + counts.finished;
+  waiting.changes = 1 + (leaves ? changes_of_leaving : callers.changes) + counts.finished;
   waiting.patience = known_patience;
   if (counts.passing > 0) {
     return look;
@@ -40,7 +49,7 @@ Waits::Look Waits::look(bool leaves) {
   waiting.handles = std::move(callers.handles);
   const std::vector<std::uint64_t> told = operations_.handles(true);
   waiting.handles.insert(waiting.handles.end(), told.begin(), told.end());
-  const std::uint32_t now = static_cast<std::uint32_t>(waiting.changes) | 1U;
+  const std::uint32_t now = number_of(waiting.changes);
   const std::lock_guard lock(mutex_);
   waiting.blocked = known_at_ == now;
   if (waiting.blocked) {

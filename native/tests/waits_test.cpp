@@ -84,6 +84,37 @@ TEST(while_there_are_threads_that_might_call_it_is_asked_again_whether_there_sti
   CHECK(!alone.ask);
 }
 
+// A handler may have started a thread.
+TEST(after_every_change_the_threads_that_might_call_are_counted_anew) {
+  OpenOperations operations;
+  Waits waits(operations);
+  const auto gradient = operations.open(nullptr, false);
+  const engine::BlockedBy blocked(gradient->handle());
+  for (int change = 0; change < 4; ++change) {
+    CHECK(known(waits).blocked);
+    engine::note_call();
+    const Waits::Look after = waits.look(false);
+    CHECK(!after.waiting.blocked && after.ask.has_value());
+    waits.note_threads(*after.ask, 0);
+  }
+}
+
+TEST(what_a_rank_that_leaves_says_is_never_what_it_has_said_before) {
+  OpenOperations operations;
+  Waits waits(operations);
+  const auto last = operations.open(nullptr, false);
+  std::uint64_t before = 0;
+  {
+    const engine::BlockedBy blocked(last->handle());
+    before = known(waits).changes;
+  }
+  for (std::uint64_t finished = 0; finished <= before; ++finished) {
+    const NodeWorld::Waiting leaving = waits.look(true).waiting;
+    CHECK(leaving.blocked && leaving.changes > before);
+    operations.finish(operations.open(nullptr, false)->handle(), {});
+  }
+}
+
 TEST(what_ends_by_itself_before_long_blocks_nobody_also_where_another_thread_has_opened_it) {
   for (const bool leaves : {false, true}) {
     OpenOperations operations;
