@@ -56,7 +56,7 @@ def comm_hook(
         flat = Flat(gradients, transfer)
 
         def plan(group: Group) -> Plan:
-            return operations.allreduce(group, flat.elements, "mean", in_place=True).then(flat.finish)
+            return flat.filled_by(operations.allreduce(group, flat.elements, "mean", in_place=True))
     else:
 
         def plan(group: Group) -> Plan:

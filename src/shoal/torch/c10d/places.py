@@ -23,6 +23,8 @@ _here = threading.local()
 class Place:
     """``path``: the same on every rank, and of no other place at about the same time. ``number``: of the operation there."""
 
+    __slots__ = ("_callbacks", "_operations", "_path", "number")
+
     def __init__(self, path: str, number: int = 0) -> None:
         self.number = number
         self._path = path if len(path) <= _LONGEST else hashlib.sha256(path.encode()).hexdigest()

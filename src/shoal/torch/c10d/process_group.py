@@ -38,7 +38,7 @@ from shoal.torch.c10d.by_device import NAME, Others, by_device
 from shoal.torch.c10d.places import Place
 from shoal.torch.c10d.point_to_point import PointToPoint
 from shoal.torch.c10d.tensors import Flat, apart, count, divide, fill, joined
-from shoal.torch.c10d.work import OperationWork
+from shoal.torch.c10d.work import NO_TIMEOUT, OperationWork
 from shoal.torch.compiled import untraced_class
 from shoal.torch.staging import Transfer
 from shoal.torch.submissions import Submissions
@@ -231,7 +231,7 @@ class ShoalProcessGroup(Base):
 
         def plan(group: Group) -> Plan:
             root = group.ranks[_root(group, options)]
-            return operations.broadcast(group, flat.elements, root, in_place=True).then(flat.finish)
+            return flat.filled_by(operations.broadcast(group, flat.elements, root, in_place=True))
 
         return self._start("broadcast", options, tensors, plan, transfer)
 
@@ -260,7 +260,7 @@ class ShoalProcessGroup(Base):
         given = apart(Flat(input, transfer).elements, flat.elements)
 
         def plan(group: Group) -> Plan:
-            return operations.allgather_into(group, given, flat.elements).then(flat.finish)
+            return flat.filled_by(operations.allgather_into(group, given, flat.elements))
 
         return self._start("all_gather_into_tensor", options_of(AllgatherOptions, opts), [output], plan, transfer)
 
@@ -302,7 +302,7 @@ class ShoalProcessGroup(Base):
         def plan(group: Group) -> Plan:
             splits = split_sizes(given, input, input_split_sizes, group.size)
             expected = split_sizes(flat.elements, output, output_split_sizes, group.size)
-            return operations.alltoall_into(group, given, splits, flat.elements, expected).then(flat.finish)
+            return flat.filled_by(operations.alltoall_into(group, given, splits, flat.elements, expected))
 
         return self._start("all_to_all_single", options, [output], plan, transfer)
 
@@ -400,7 +400,7 @@ class ShoalProcessGroup(Base):
 
     def _reduce_in_place(self, called: str, tensors: Tensors, options: Any) -> OperationWork:
         tensor = single(tensors)
-        if sparse.is_sparse(tensors):
+        if tensor.is_sparse:
             return self._start(
                 called, options, list(tensors), lambda group: sparse.allreduce(group, tensor, options.reduceOp), None
             )
@@ -456,12 +456,12 @@ class ShoalProcessGroup(Base):
     ) -> OperationWork:
         caller = places.current()
         place = (caller or self._program).operation()
-        seconds = options.timeout.total_seconds()
-        if seconds <= 0:
-            seconds = self._timeout.total_seconds()
+        timeout = options.timeout
+        if timeout <= NO_TIMEOUT:
+            timeout = self._timeout
         name = None if caller is None else str(place)
-        handle = self._submissions.submit(called, name, self._group, plan, seconds, transfer)
-        return OperationWork([handle], results, place, timedelta(seconds=seconds))
+        handle = self._submissions.submit(called, name, self._group, plan, timeout.total_seconds(), transfer)
+        return OperationWork([handle], results, place, timeout)
 
 
 builtin_hooks.replace_for(ShoalProcessGroup)

@@ -62,8 +62,9 @@ def operator_of(tensors: Sequence[torch.Tensor], op: Any) -> Operator:
     tensor = tensors[0]
     if tensor.layout != torch.strided:
         raise TypeError(f"{_name_of(kind)} of a tensor with layout {tensor.layout}: pass tensor.to_dense()")
-    operator = _operator_on(int(kind), tensor.dtype)
-    return operator._replace(factor=op.factor) if int(kind) == _PREMUL_SUM else operator
+    number = int(kind)
+    operator = _operator_on(number, tensor.dtype)
+    return operator._replace(factor=op.factor) if number == _PREMUL_SUM else operator
 
 
 # Once for each, since it is a tenth of what a small operation costs: PyTorch's operators are slow to compare and to name.
@@ -94,8 +95,8 @@ def _name_of(kind: Any) -> str:
 def allreduce(group: Group, flat: Flat, operator: Operator) -> Plan:
     """In the elements' own memory, which goes back to their tensor."""
     if operator.native is None:
-        return _exchanged(group, flat.elements, operator).then(flat.finish)
-    return _natively(group, flat.elements, flat.elements, operator).then(flat.finish)
+        return flat.filled_by(_exchanged(group, flat.elements, operator))
+    return flat.filled_by(_natively(group, flat.elements, flat.elements, operator))
 
 
 def reduce(group: Group, flat: Flat, operator: Operator, root: int) -> Plan:
@@ -108,7 +109,7 @@ def reduce(group: Group, flat: Flat, operator: Operator, root: int) -> Plan:
     else:
         plan = _natively(group, flat.elements, output, operator)
     plan = plan._replace(root=root)
-    return plan.then(flat.finish) if here else plan
+    return flat.filled_by(plan) if here else plan
 
 
 def reduce_scatter(group: Group, elements: torch.Tensor, flat: Flat, operator: Operator) -> Plan:
@@ -135,7 +136,7 @@ def reduce_scatter(group: Group, elements: torch.Tensor, flat: Flat, operator: O
     # The output may be this rank's part of the input; any other is read after results have come.
     elif output.data_ptr() != elements[(group.rank or 0) * part :].data_ptr():
         elements = apart(elements, output)
-    return operations.reducescatter_into(group, elements, output, operator.native).then(flat.finish)
+    return flat.filled_by(operations.reducescatter_into(group, elements, output, operator.native))
 
 
 def _natively(group: Group, elements: torch.Tensor, output: torch.Tensor, operator: Operator) -> Plan:

@@ -20,10 +20,6 @@ from shoal.torch.c10d import packets
 _NUMBERS = {getattr(torch, name): number for name, number in DTYPES.items() if hasattr(torch, name)}
 
 
-def is_sparse(tensors: Sequence[torch.Tensor]) -> bool:
-    return any(tensor.layout == torch.sparse_coo for tensor in tensors)
-
-
 def allreduce(group: Group, tensor: torch.Tensor, op: Any) -> Plan:
     """In place: the tensor gets the indices that any member has. ``op``: SUM or AVG. Raises TypeError for what it cannot do."""
     kind = getattr(op, "op", op)

@@ -12,6 +12,7 @@ import torch
 
 from shoal.arrays import DTYPES
 from shoal.errors import Mismatch
+from shoal.operations import Plan
 from shoal.storages import put, require_whole
 from shoal.torch.staging import Transfer
 
@@ -23,6 +24,7 @@ class Flat:
 
     Complex numbers are pairs of real ones; what Shoal has no dtype for is bytes, which can be moved but not summed.
     ``read``: False if the operation does not need the elements that the tensor of an accelerator has before it.
+    ``is_apart``: whether ``elements`` are in memory of their own.
     """
 
     def __init__(self, tensor: torch.Tensor, transfer: Transfer | None = None, read: bool = True) -> None:
@@ -33,15 +35,17 @@ class Flat:
         self._tensor = tensor.detach()
         self._transfer = transfer
         if transfer is None:
-            self._whole = self._tensor.resolve_conj().resolve_neg().contiguous()
+            lazy = self._tensor.is_conj() or self._tensor.is_neg()
+            self._whole = (self._tensor.resolve_conj().resolve_neg() if lazy else self._tensor).contiguous()
         else:
             self._whole = transfer.mirror(self._tensor, read)
-        self.elements = _known(self._whole).view(-1)
+        self.is_apart = self._whole is not self._tensor
+        # Faster than view(-1).
+        self.elements = _known(self._whole).flatten()
 
-    @property
-    def is_apart(self) -> bool:
-        """Whether ``elements`` are in memory of their own."""
-        return self._whole.data_ptr() != self._tensor.data_ptr()
+    def filled_by(self, plan: Plan) -> Plan:
+        """``plan``, which writes to ``elements``; the tensor has them afterwards."""
+        return plan.then(self.finish) if self.is_apart else plan
 
     def finish(self) -> None:
         """After ``elements`` were written to: the tensor has them."""

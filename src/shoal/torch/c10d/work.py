@@ -73,10 +73,10 @@ class OperationWork(Work):
         copied to the device.
         Without a ``timeout`` that of the operation, or else of the process group, is the limit.
         """
-        seconds = timeout.total_seconds()
+        seconds = timeout.total_seconds() if timeout > NO_TIMEOUT else None
         self._waited = True
         for handle in self._handles:
-            handle.wait(seconds if seconds > 0 else None)
+            handle.wait(seconds)
         return True
 
     def synchronize(self) -> None:
