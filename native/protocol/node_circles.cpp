@@ -110,6 +110,9 @@ Status Node::Impl::receive_circle(const LinkState& link) {
   if (Status status = wire::decode(wire::ConstBytes(link.payload.data(), link.payload.size()), circle); !status.ok()) {
     return status;
   }
+  // The coordinator has forgotten what was said. It is said again if an operation stays open after all: its home may be
+  // lost before it ends it.
+  told_changes_ = 0;
   std::map<std::uint64_t, Status> by_handle;
   std::map<wire::Call, Status> by_call;
   for (wire::Call& call : circle.calls) {

@@ -8,6 +8,7 @@
 #include "check.h"
 #include "frames.h"
 #include "protocol/node.h"
+#include "wire/epoch.h"
 #include "worlds.h"
 
 namespace {
@@ -136,6 +137,20 @@ TEST(who_waits_for_what_is_being_ended_as_one_of_a_circle_is_about_to_go_on) {
   const std::size_t said = job.world.said.size();
   job.pass(1);
   CHECK_EQ(job.world.said.size(), said);
+}
+
+TEST(who_still_waits_because_the_home_was_lost_that_was_to_end_it_says_so_again) {
+  Job job(1, 0);
+  job.pass(5);
+  wire::Waits waits;
+  CHECK(wire::decode(job.world.said[0].second, waits).ok());
+  const Bytes circle = wire::encode(wire::Circle{{waits.waits[0].call}, "why"});
+  CHECK(frame(job.node, coordinator_link, {.type = Type::circle}, circle).ok());
+  CHECK_EQ(job.world.failed, 1);
+  const Bytes epoch = wire::encode(wire::Epoch{{1}, "a server was lost"});
+  CHECK(frame(job.node, coordinator_link, {.type = Type::epoch, .epoch = 1}, epoch).ok());
+  job.pass(1);
+  CHECK_EQ(job.world.said.size(), 2U);
 }
 
 TEST(all_that_can_never_be_complete_fails_and_nothing_else) {
