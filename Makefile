@@ -48,8 +48,10 @@ test: .venv/.installed native-test  ## everything that is quick: native tests, t
 
 test-all: test sim sanitize fuzz wheel-test slow-test aarch64-test  ## everything
 
+# PART=2/5: the second of five parts, of as many tests each.
 slow-test: .venv/.installed  ## the Python tests that take more than a few seconds
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --durations=10 $(if $(PART),--splitting-algorithm least_duration \
+	  --group $(firstword $(subst /, ,$(PART))) --splits $(lastword $(subst /, ,$(PART))))
 
 tools-test: build/tools/.installed  ## Accelerate, DeepSpeed, Lightning, Ray Train, transformers and torchmetrics on "shoal" and on gloo
 	build/tools/venv/bin/python -m pytest tests/conformance/tools.py
