@@ -115,6 +115,7 @@ class CompletionQueue {
     }
     return token;
   }
+  void add(std::uint64_t token) { shared()->add(token); }
   void close() { shared()->close(); }
   const std::shared_ptr<engine::Completions>& shared() const { return *queue_.operator->(); }
 
@@ -344,6 +345,8 @@ JobConfig make_config(std::vector<std::string> hosts, std::vector<std::string> s
 
 void bind_engine(nb::module_& module) {
   module.def("caller_threads", &engine::threads_of_callers);
+  module.def("note_call", &engine::note_call);
+  module.def("count_callbacks", &engine::count_callbacks, "more"_a);
 
   nb::class_<Status>(module, "Status")
       .def_prop_ro("code", [](const Status& status) { return static_cast<int>(status.code); })
@@ -357,6 +360,7 @@ void bind_engine(nb::module_& module) {
   nb::class_<CompletionQueue>(module, "Completions")
       .def(nb::init<>())
       .def("next", &CompletionQueue::next, "seconds"_a)
+      .def("add", &CompletionQueue::add, "token"_a)
       .def("close", &CompletionQueue::close);
 
   nb::class_<Handle>(module, "Handle")

@@ -41,6 +41,12 @@ def hash128(data: bytes) -> bytes:
 def caller_threads() -> list[int]:
     """The threads of this process that have called Shoal and not ended, as ``threading.get_ident`` has them."""
 
+def note_call() -> None:
+    """The calling thread calls something: from now on it is one of ``caller_threads``."""
+
+def count_callbacks(more: int) -> None:
+    """So many more callbacks, or less, are to be called whose threads are not known yet. While there are such, this process may call something."""
+
 class Array:
     """A CPU array of any library, held through DLPack without a copy.
 
@@ -105,6 +111,9 @@ class Completions:
 
     def next(self, seconds: float) -> int | None:
         """A token that nobody else gets, or None when ``seconds`` have passed first. Raises RuntimeError once closed."""
+
+    def add(self, token: int) -> None:
+        """``token`` is among them now. Nothing, once closed."""
 
     def close(self) -> None:
         """Whoever waits returns."""

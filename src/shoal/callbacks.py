@@ -1,4 +1,4 @@
-"""Callbacks: what follows when an operation is done, on threads of Shoal's own.
+"""Callbacks: what follows when an operation or a message is done, on threads of Shoal's own.
 
 A native thread completes operations and runs nothing else, so a callback may take its time, call operations and wait for
 them, also for such as have callbacks themselves: a thread that begins with one leaves another behind that takes the next.
@@ -37,10 +37,14 @@ class _Threads:
         self._idle = 0
         self._threads: set[threading.Thread] = set()
 
-    def add(self, operation: _native.Handle, callback: Callable[[], None]) -> None:
+    def add(self, operation: _native.Handle | None, callback: Callable[[], None]) -> None:
+        """To be called when the operation is done; None: now."""
         number = next(self._numbers)
         self._open[number] = callback
-        operation.tell(self._completions, number)
+        if operation is None:
+            self._completions.add(number)
+        else:
+            operation.tell(self._completions, number)
         if not self._threads:
             with self._lock:
                 self._start_if_none_is_idle()
@@ -85,6 +89,26 @@ _threads = _Threads()
 def call_when_done(operation: _native.Handle, callback: Callable[[], None]) -> None:
     """Calls ``callback`` once, on another thread, when the operation is done. What it raises is logged."""
     _threads.add(operation, callback)
+
+
+def call_soon(callback: Callable[[], None]) -> None:
+    """As ``call_when_done``, of what is done already."""
+    _threads.add(None, callback)
+
+
+def expected(call: Callable[[], None]) -> Callable[[], None]:
+    """``call``, which is to be called once, on any thread. From now on it counts as a callback that is to come, then that thread as one that calls.
+
+    For what the core knows nothing of. Without it a rank that waits may seem to be one of a circle (docs/decisions/circles.md).
+    """
+    _native.count_callbacks(1)
+
+    def begin() -> None:
+        _native.note_call()
+        _native.count_callbacks(-1)
+        call()
+
+    return begin
 
 
 def _run(callback: Callable[[], None]) -> None:

@@ -11,8 +11,18 @@ import threading
 
 from shoal import _native
 
-# Those of Shoal's own that call nothing before the program has.
-_OURS = ("shoal-events", "shoal-links", "shoal-resolve", "shoal-callbacks")
+# Shoal's own, which run nothing of the program's but callbacks. Callbacks are counted by themselves (callbacks.py).
+_OURS = (
+    "shoal-events",
+    "shoal-links",
+    "shoal-resolve",
+    "shoal-callbacks",
+    "shoal-messages",
+    "shoal-watch",
+    "shoal-left",
+    "shoal-give-up",
+    "shoal-farewell",
+)
 
 # Modules, and packages, whose threads run nothing of the program's. (Those of multiprocessing.pool do, and of its managers.)
 _HARMLESS = (

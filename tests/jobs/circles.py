@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import shoal
+from shoal import _native
 
 
 def said(call: Any) -> tuple[str, float]:
@@ -163,6 +164,49 @@ def a_callback_calls(seconds: float) -> None:
         else:
             assert future.wait().item() == 2.0
     dist.destroy_process_group()
+
+
+def a_callback_of_a_message_calls(seconds: float) -> None:
+    """Rank 0 waits for rank 1, which waits for what rank 0's callback calls once a message of rank 2 has come, which is late."""
+    shoal.init()
+    dist.init_process_group("shoal")
+    rank = dist.get_rank()
+    dist.barrier()
+    if rank == 2:
+        time.sleep(seconds)
+        dist.send(torch.ones(1), 0)
+    else:
+        pair = shoal.Group([0, 1], name="pair")
+        if rank == 0:
+            message = dist.irecv(torch.empty(1), 2)
+            assert message is not None
+            called = message.get_future().then(lambda _: shoal.barrier(name="b", group=pair))
+            shoal.barrier(name="a", group=pair)
+            called.wait()
+        else:
+            shoal.barrier(name="b", group=pair)
+            shoal.barrier(name="a", group=pair)
+    dist.destroy_process_group()
+    shoal.shutdown()
+
+
+def waits_for_a_message() -> bool:
+    """Whether a thread counts as one that calls Shoal while it waits for a message and has called nothing else."""
+    dist.init_process_group("shoal")
+    counts = True
+    if dist.get_rank() == 0:
+        thread = threading.Thread(target=dist.recv, args=(torch.empty(1), 1))
+        thread.start()
+        deadline = time.monotonic() + 5
+        while not (counts := thread.ident in _native.caller_threads()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        thread.join()
+    else:
+        dist.send(torch.ones(1), 0)
+    dist.destroy_process_group()
+    return counts
 
 
 def waits_with_a_limit(seconds: float) -> None:

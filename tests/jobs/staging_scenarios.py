@@ -1,6 +1,7 @@
 """What the ranks of test_staging.py and test_cuda.py do."""
 
 import copy
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from simulated_device import SimulatedDevice
 from torch.nn.parallel import DistributedDataParallel
 
 import shoal.torch
+from shoal import _native
 from shoal.torch.staging import Room
 from shoal.torch.submissions import Submissions
 
@@ -181,6 +183,39 @@ def lost_while_it_is_staged() -> str:
     SimulatedDevice(pause=0.5, eager=True).takes()
     future = dist.all_reduce(torch.ones(2), async_op=True).get_future()
     return _outcome(future.wait)
+
+
+class FailingDevice(SimulatedDevice):
+    """What goes out of it fails, once the program says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = threading.Event()
+
+    def wait(self, event: threading.Event) -> None:
+        assert self.fails.wait(10)
+        raise RuntimeError("the device has failed")
+
+
+def callers_on_a_slow_device() -> dict[str, bool]:
+    """Whether threads count as such that call Shoal: who submits, while the device has not done what comes before, and who
+    runs a callback of what could not be submitted."""
+    dist.init_process_group("shoal")
+    device = FailingDevice()
+    device.takes()
+    found: dict[str, bool] = {}
+
+    def follow(_: Any) -> None:
+        found["callback"] = threading.get_ident() in _native.caller_threads()
+
+    following = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(follow)
+    (submits,) = [thread for thread in threading.enumerate() if thread.name == "shoal-submissions"]
+    time.sleep(0.1)  # it waits for the device
+    found["submits"] = submits.ident in _native.caller_threads()
+    device.fails.set()
+    following.wait()
+    dist.destroy_process_group()
+    return found
 
 
 def trained_on_simulated_device(hook: str, steps: int) -> str:

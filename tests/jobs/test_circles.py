@@ -74,6 +74,16 @@ def test_what_somebody_can_still_call_is_waited_for(program: Callable[[float], N
     run_ranks(program, 2, LATER, nodes=nodes)
 
 
+def test_a_thread_that_waits_for_a_message_may_call() -> None:
+    assert all(run_ranks(circles.waits_for_a_message, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_callback_of_a_message_that_has_not_come_is_waited_for(nodes: int) -> None:
+    run_ranks(circles.a_callback_of_a_message_calls, 3, LATER, nodes=nodes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_random_programs_hear_of_circles_and_of_nothing_else(nodes: int) -> None:

@@ -116,6 +116,10 @@ def test_a_rank_that_is_lost_while_a_tensor_is_on_its_way() -> None:
     assert run_ranks(staging_scenarios.lost_while_it_is_staged, 2)[0].startswith("PeerLost")
 
 
+def test_who_waits_for_the_device_to_call_and_who_is_called_when_it_fails_may_call() -> None:
+    assert run_ranks(staging_scenarios.callers_on_a_slow_device, 1) == [{"submits": True, "callback": True}]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("hook", ["none", "fp16_compress_hook"])
 def test_distributed_data_parallel_trains_as_on_the_cpu(hook: str) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from shoal import collectives
+from shoal import _native, callbacks, collectives
 from shoal.errors import Timeout
 from shoal.groups import Group
 from shoal.handles import Handle
@@ -42,6 +42,7 @@ class Submissions:
         ``waits``: whether its caller waits while earlier operations have all of the pinned memory. Not to be done in a
         callback: on another rank the earlier ones may be waiting for what it calls.
         """
+        _native.note_call()
         ways = self._ways.get(device)
         if ways is None:
             ways = self._ways[device] = Ways(device.stream(), device.stream())
@@ -81,7 +82,9 @@ class Submissions:
             self._changed.notify()
             if self._thread is None:
                 # The interpreter's end waits for it: a thread that came back from the device after that would abort.
-                self._thread = threading.Thread(target=self._take_turns, name="shoal-submissions", daemon=False)
+                self._thread = threading.Thread(
+                    target=callbacks.expected(self._take_turns), name="shoal-submissions", daemon=False
+                )
                 self._thread.start()
 
     def _take_turns(self) -> None:
@@ -112,6 +115,7 @@ class LaterHandle:
 
     def wait(self, timeout: float | None = None) -> Any:
         """As ``Handle.wait``. What comes into the current stream afterwards finds the results in their tensors."""
+        _native.note_call()
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._submitted.wait(timeout):
             raise Timeout(
@@ -195,7 +199,7 @@ class LaterHandle:
                     callback()
 
         if self._handle is None:
-            threading.Thread(target=call, name="shoal-callbacks", daemon=True).start()
+            callbacks.call_soon(call)
         else:
             self._handle.call_when_done(call)
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from shoal import leaving
+from shoal import _native, callbacks, leaving
 from shoal.errors import PeerLost, ShoalError, Timeout
 from shoal.groups import Group
 from shoal.storages import put
@@ -96,6 +96,7 @@ class Message:
 
     def wait(self, timeout: float | None = None) -> None:
         """Raises PeerLost if the other rank is gone, Timeout after the group's or this timeout (it goes on after the latter)."""
+        _native.note_call()
         self._await()
         if not self._ended.wait(timeout):
             raise Timeout(f"{self._described()} is not done after {timeout:g} s; it goes on, so wait again")
@@ -103,14 +104,15 @@ class Message:
             raise self._error.with_traceback(None)
 
     def call_when_done(self, callback: Callable[[], None]) -> None:
+        callback = callbacks.expected(callback)
         with self._lock:
-            if not self._ended.is_set():
+            has_ended = self._ended.is_set()
+            if not has_ended:
                 self._callbacks.append(callback)
-                callback = self._await
-        if callback == self._await:
-            self._await()
+        if has_ended:
+            callbacks.call_soon(callback)
         else:
-            self._owner.threads.run(callback)
+            self._await()
 
     # --- On threads of its owner ---
 
@@ -184,11 +186,11 @@ class Message:
                 return
             self._error = error
             self._ended.set()
-            callbacks, self._callbacks = self._callbacks, []
+            followers, self._callbacks = self._callbacks, []
         self.has_begun.set()
         self._owner.open.discard(self)
-        for callback in callbacks:
-            self._owner.threads.run(callback)
+        for callback in followers:
+            callbacks.call_soon(callback)
 
     def _await(self) -> None:
         """From now on somebody wants to know when it is done."""
@@ -344,6 +346,7 @@ class PointToPoint:
         finish: Callable[[], None],
         in_flight: int,
     ) -> MessageWork:
+        _native.note_call()
         if peer is not None and (peer not in range(self._group.size) or peer == self._group.rank):
             raise ValueError(f"{called} {peer}: no other rank of the group, which has {self._group.size}")
         if self.is_closed:
