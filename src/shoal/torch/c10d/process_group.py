@@ -188,29 +188,27 @@ class ShoalProcessGroup(Base):
         output = single(as_list(output_tensors))
         inputs = input_tensors if isinstance(output_tensors, torch.Tensor) else single(input_tensors)
         options = options_of(ReduceScatterOptions, opts, op=op, timeout=timeout)
-        self._check("reduce_scatter", [output, *inputs], options)
+        operator = self._check("reduce_scatter", [output, *inputs], options)
         transfer = self._transfer([output, *inputs])
         together = joined(inputs, transfer)
         if len({tensor.numel() for tensor in inputs}) == 1:
-            return self._scatter_reduced("reduce_scatter", output, together, options, transfer)
+            return self._scatter_reduced("reduce_scatter", output, together, operator, options, transfer)
         begin = sum(count(tensor) for tensor in inputs[: self.rank()])
         own = together[begin : begin + count(output)]
         place = output.detach()
 
         def plan(group: Group) -> Plan:
-            return reductions.allreduce(group, Flat(together), reductions.operator_of(inputs, options.reduceOp)).then(
-                lambda: divide(own, [place], transfer)
-            )
+            return reductions.allreduce(group, Flat(together), operator).then(lambda: divide(own, [place], transfer))
 
         return self._start("reduce_scatter", options, [output], plan, transfer)
 
     @by_device
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         options = options_of(ReduceScatterOptions, opts)
-        self._check("reduce_scatter_tensor", [output, input], options)
+        operator = self._check("reduce_scatter_tensor", [output, input], options)
         transfer = self._transfer([output, input])
         elements = Flat(input, transfer).elements
-        return self._scatter_reduced("reduce_scatter_tensor", output, elements, options, transfer)
+        return self._scatter_reduced("reduce_scatter_tensor", output, elements, operator, options, transfer)
 
     @by_device
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
@@ -414,12 +412,17 @@ class ShoalProcessGroup(Base):
         return self._start(called, options, list(tensors), plan, transfer)
 
     def _scatter_reduced(
-        self, called: str, output: torch.Tensor, elements: torch.Tensor, options: Any, transfer: Transfer | None
+        self,
+        called: str,
+        output: torch.Tensor,
+        elements: torch.Tensor,
+        operator: reductions.Operator,
+        options: Any,
+        transfer: Transfer | None,
     ) -> OperationWork:
         flat = Flat(output, transfer, read=False)
 
         def plan(group: Group) -> Plan:
-            operator = reductions.operator_of([output], options.reduceOp)
             return reductions.reduce_scatter(group, elements, flat, operator)
 
         return self._start(called, options, [output], plan, transfer)
