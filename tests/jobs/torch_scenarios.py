@@ -466,6 +466,10 @@ def what_cannot_be_wrapped_is_refused_with_a_reason() -> None:
         DistributedDataParallel(nn.Linear(2, 2), device_ids=[0])
     with pytest.raises(TypeError, match="no shape yet"):
         DistributedDataParallel(nn.LazyLinear(2))
+    with torch.inference_mode():
+        made_there = nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="weight was made in inference mode"):
+        DistributedDataParallel(made_there)
     with pytest.raises(TypeError, match=r"shoal\.Group"):
         DistributedDataParallel(nn.Linear(2, 2), process_group=object())
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch_programs import Wrap, gradients, lines, program, x
 
 import shoal
+from shoal.torch import DistributedDataParallel
 
 
 @program
@@ -47,4 +48,35 @@ def tensors_are_made_on_another_device_unless_they_say_where(wrap: Wrap) -> Any:
         found += [shoal.reducescatter(value), shoal.allreduce(value), shoal.allgather(value), shoal.alltoall(value)]
     finally:
         torch.set_default_device(None)
+    return found
+
+
+@program
+def a_module_is_wrapped_in_inference_mode(wrap: Wrap) -> Any:
+    module = nn.Sequential(*lines(), nn.BatchNorm1d(1))
+    # PyTorch's own cannot be trained then.
+    with torch.inference_mode(wrap is DistributedDataParallel):
+        model = wrap(module)
+    model(torch.arange(4.0).view(4, 1) * (shoal.rank() + 1)).square().sum().backward()
+    return gradients(model)
+
+
+@program
+def a_buffer_has_elements_that_share_memory(wrap: Wrap) -> Any:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lines = lines()
+            values = torch.full((1,), float(shoal.rank() + 3)).expand(4, 1)
+            # PyTorch's own refuses it as it is.
+            self.register_buffer("shift", values if wrap is DistributedDataParallel else values.clone())
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.lines(value + self.shift)
+            return out
+
+    model, found = wrap(Shifted()), []
+    for step in range(2):
+        model(x(step + 1.0)).square().sum().backward()
+        found.append([gradients(model), model.module.shift])
     return found

@@ -132,6 +132,7 @@ class DistributedDataParallel(torch.nn.Module):
         runtime.init()
         self._meet(arguments.group_of(process_group, device_mesh), init_sync)
 
+    @torch.inference_mode(False)
     def _meet(self, group: Group, init_sync: bool, of_copy: bool = False) -> None:
         """Begins to average among the members of the group."""
         self._ranks = None if len(group.ranks) == group.session.size else group.ranks

@@ -63,6 +63,10 @@ def check_tensors(module: torch.nn.Module) -> None:
     for name, tensor in [*parameters(module), *buffers(module)]:
         if torch.nn.parameter.is_lazy(tensor):
             raise TypeError(f"{name} has no shape yet: run the module once before you wrap it")
+        if tensor.is_inference() and tensor.requires_grad:
+            raise TypeError(
+                f"{name} was made in inference mode and never has a gradient: make the module outside of it"
+            )
         if tensor.device.type not in DEVICE_TYPES:
             known = " and ".join(DEVICE_TYPES)
             raise ConfigurationError(

@@ -8,7 +8,9 @@ from contextlib import ExitStack
 
 import torch
 
+from shoal.storages import put
 from shoal.torch import graph
+from shoal.torch.c10d.tensors import once
 from shoal.torch.channel import Channel
 from shoal.torch.submissions import AnyHandle, first_failure
 
@@ -27,7 +29,8 @@ def broadcast_state(
     """
     with torch.no_grad(), ExitStack() as versions:
         for tensor in tensors:
-            versions.enter_context(graph.unchanged(tensor))
+            if not tensor.is_inference():  # which have no version
+                versions.enter_context(graph.unchanged(tensor))
         chunks = enumerate(_chunks([_real(tensor) for tensor in tensors]))
         if channel.group.rank == root:
             return [_send_chunk(channel, f"{label}{number}", chunk, root) for number, chunk in chunks]
@@ -52,7 +55,7 @@ def _receive_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tensor]
     channel.broadcast(label, received, root).wait()
     begin = 0
     for tensor in tensors:
-        tensor.copy_(received[begin : begin + tensor.numel()].view(tensor.shape))
+        put(*once(tensor, received[begin : begin + tensor.numel()].view(tensor.shape)))
         begin += tensor.numel()
 
 

@@ -50,10 +50,10 @@ class Flat:
     def finish(self) -> None:
         """After ``elements`` were written to: the tensor has them."""
         if self._transfer is not None:
-            self._transfer.take_back(*_once(self._tensor, self._whole))
+            self._transfer.take_back(*once(self._tensor, self._whole))
         elif self.is_apart:
             require_whole(self._tensor)
-            put(*_once(self._tensor, self._whole))
+            put(*once(self._tensor, self._whole))
 
 
 def count(tensor: torch.Tensor) -> int:
@@ -113,7 +113,7 @@ def fill(flats: Sequence[Flat], data: memoryview, blocks: Sequence[int]) -> None
             flat.finish()
 
 
-def _once(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def once(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both without the repetitions of what has been expanded, whose elements have one place and are not to be written twice."""
     for dimension, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dimension] > 1:
