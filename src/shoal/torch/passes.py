@@ -6,7 +6,7 @@ another on another rank. So the first of them lets all submit what is open befor
 
 import threading
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from shoal.torch import graph
 
@@ -15,9 +15,16 @@ class Participant(Protocol):
     def submit_rest(self) -> None:
         """All gradients of the pass are there, or will not come."""
 
+    def catch_up(self) -> None:
+        """The next step that is left of a pass whose end was interrupted. Raises nothing that goes wrong in it."""
+
 
 _lock = threading.Lock()
 _on: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # who takes part → its pass; guarded by _lock
+_owing: WeakSet[Any] = WeakSet()  # whose end of a pass was interrupted; guarded by _lock
+
+# The steps of such an end: calling what the other ranks wait for, and waiting for it.
+_STEPS = 2
 
 
 def join(participant: Participant) -> None:
@@ -38,3 +45,22 @@ def all_submit_rest(participant: Participant) -> None:
         together = [other for other, its in _on.items() if its == number]
     for each in together:
         each.submit_rest()
+
+
+def owe(participant: Participant) -> None:
+    """The end of its pass was interrupted, and the other ranks go on to it."""
+    with _lock:
+        _owing.add(participant)
+
+
+def all_catch_up() -> None:
+    """Whoever owes something does it. All do the first step before any does the next, for the reason that is given above."""
+    if not _owing:
+        return
+    with _lock:
+        owing = list(_owing)
+    for _ in range(_STEPS):
+        for each in owing:
+            each.catch_up()
+    with _lock:
+        _owing.difference_update(owing)

@@ -34,7 +34,7 @@ import torch
 
 from shoal import trace
 from shoal.errors import ShoalError
-from shoal.torch import graph, owners, passes
+from shoal.torch import complaints, graph, owners, passes
 from shoal.torch.added import KnownParameters, describe_values
 from shoal.torch.agreement import Statement
 from shoal.torch.arena import GradientArenas, NamedParameter, gradient_dtype
@@ -45,6 +45,7 @@ from shoal.torch.logging_data import DDPLoggingData, one_pass
 from shoal.torch.members import describe
 from shoal.torch.order import OrderWatch
 from shoal.torch.static import StaticGraph
+from shoal.torch.submissions import AnyHandle
 
 _log = logging.getLogger("shoal")
 
@@ -53,9 +54,6 @@ ORDER = "order"
 # After so many passes with the same frozen parameters they get no slots any more. Until then they may be thawed in the next step, as
 # a discriminator's are, and to leave them their slots costs a part of a buffer or two.
 FROZEN_FOR_GOOD = 20
-
-# How many parameters an error names before it only counts them.
-NAMED_IN_ERRORS = 10
 
 
 class Turn(NamedTuple):
@@ -115,6 +113,7 @@ class Reducer:
         self._rest: _Rest | None = None
         self._averaging: Averaging | None = None
         self._interrupted: Averaging | None = None
+        self._owed: Callable[[], None] | None = None
         self._ending: weakref.ref[_Ending] | None = None
         self._order = OrderWatch()
         self._error: Exception | None = None
@@ -181,6 +180,23 @@ class Reducer:
         interrupted, self._interrupted = self._interrupted, None
         if interrupted is not None:
             interrupted.wait()
+        passes.all_catch_up()
+
+    def catch_up(self) -> None:
+        """The next step that is left of a pass whose end was interrupted."""
+        try:
+            self._take_step()
+        except Exception as error:
+            self._owed = None
+            self._order.restart()
+            _log.debug("%s: the pass whose end was interrupted has failed: %s", self._channel.here, error)
+
+    def _take_step(self) -> None:
+        owed = self._owed
+        if owed is not None:
+            owed()
+            if self._owed is owed:
+                self._owed = None
 
     @untraced
     def watch(self, output: Any, averages: bool) -> None:
@@ -290,30 +306,55 @@ class Reducer:
         return _Rest(computed_ns, used, error or self._account_for_missing(averaging, used))
 
     def _conclude(self, averaging: Averaging, rest: "_Rest") -> None:
+        arrivals = self._arrivals
+        self._owed = partial(self._catch_up, averaging, rest.error, arrivals)
         try:
-            averaging.finish(rest.error)
-            self._check_untouched()
-            averaging.scale(self._turn.scale)
-            self._settle(rest.used)
-            self._used.clear()
-            self._known.learn(self._added)
-            self._added.clear()
-            self._watch_order()
-            if self._static is not None:
-                self._static.learn(self._arrivals)
-            self._passes_frozen += 1
-        except BaseException:
-            # Every operation is done, unless the wait itself was interrupted (KeyboardInterrupt).
-            self._interrupted = averaging
+            self._wait(averaging, rest.error)
+            # Which the other ranks do not hear of: they go on to the end of the pass.
+            touched = self._touched()
+            if touched is None:
+                averaging.scale(self._turn.scale)
+                self._settle(rest.used)
+            self._end_well(arrivals)
+            self._take_step()
+        except Exception:
+            self._owed = None
             self._order.restart()
-            self.must_start_anew = self.must_start_anew or averaging.disagreed
+            raise
+        except BaseException:
+            # A wait was interrupted (KeyboardInterrupt). Nothing else is wrong, and the other ranks go on.
+            passes.owe(self)
             raise
         finally:
             self._unused.clear()
             self._arrivals, self._versions = [], {}
+        if touched is not None:
+            raise touched
         self.logging_data += one_pass(
             averaging, self.arenas.nbytes, self._begun_ns, rest.computed_ns, time.monotonic_ns()
         )
+
+    def _wait(self, averaging: Averaging, error: Exception | None) -> None:
+        try:
+            averaging.finish(error)
+        finally:
+            self.must_start_anew = self.must_start_anew or averaging.disagreed
+
+    def _catch_up(self, averaging: Averaging, error: Exception | None, arrivals: list[int]) -> None:
+        """As ``_conclude``, but for the gradients, which nobody wants any more."""
+        self._wait(averaging, error)
+        self._end_well(arrivals)
+
+    def _end_well(self, arrivals: list[int]) -> None:
+        """Leaves it to ``_take_step`` to wait for the order, where that is due."""
+        self._owed = None
+        self._used.clear()
+        self._known.learn(self._added)
+        self._added.clear()
+        if self._static is not None:
+            self._static.learn(arrivals)
+        self._passes_frozen += 1
+        self._watch_order(arrivals)
 
     def _forget_pass(self) -> None:
         if self._averaging is not None:
@@ -336,11 +377,11 @@ class Reducer:
     def _take(self, index: int) -> None:
         name, parameter = self._parameters[index]
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
-            raise ShoalError(self._is_sparse(name))
+            raise ShoalError(complaints.is_sparse(self._channel.here, name))
         if parameter.grad is not None and parameter.grad.requires_grad:
-            raise ShoalError(self._has_a_graph(name))
+            raise ShoalError(complaints.has_a_graph(self._channel.here, name))
         if self._averaging is not None and self._averaging.is_sent(index):
-            raise ShoalError(self._came_too_late(name))
+            raise ShoalError(complaints.came_too_late(self._channel.here, name))
         self.arenas.place(index)
         self._unused.pop(index, None)
         if self._pass is _Pass.ADDS:
@@ -350,7 +391,7 @@ class Reducer:
                 self._start(None)
             if index in self.arenas.frozen:
                 # A nested pass through a graph of before it was frozen.
-                raise ShoalError(self._came_too_late(name))
+                raise ShoalError(complaints.came_too_late(self._channel.here, name))
             self._count_in(index)
 
     def _count_in(self, index: int) -> None:
@@ -404,7 +445,8 @@ class Reducer:
         arrived = set(self._arrivals)
         if not self._find_unused:
             expected = [index for index in missing if self.arenas.touched[index]]
-            return ShoalError(self._did_not_come(expected)) if expected else None
+            names = [self._parameters[index][0] for index in expected]
+            return ShoalError(complaints.did_not_come(self._channel.here, names)) if names else None
         try:
             for index in missing:
                 if index in arrived:
@@ -413,19 +455,20 @@ class Reducer:
                     self._contribute_unused(averaging, index)
             for index in self._arrivals:
                 if not averaging.will_be_sent(index):
-                    return ShoalError(self._came_too_late(self._parameters[index][0]))
+                    return ShoalError(complaints.came_too_late(self._channel.here, self._parameters[index][0]))
             used[sorted(self._used)] = 1
             averaging.exchange_used(used)
         except Exception as failure:
             return failure
         return None
 
-    def _check_untouched(self) -> None:
-        """Raises ShoalError if the program has written to a gradient that was on its way."""
+    def _touched(self) -> ShoalError | None:
+        """The error if the program has written to a gradient that was on its way."""
         for index, version in self._versions.items():
             now = self.arenas.version(index)
             if version is not None and now is not None and now != version:
-                raise ShoalError(self._was_changed(self._parameters[index][0]))
+                return ShoalError(complaints.was_changed(self._channel.here, self._parameters[index][0]))
+        return None
 
     def _settle(self, used: torch.Tensor) -> None:
         """Every ``param.grad`` becomes what was averaged. ``used``: 1 where any rank had a gradient, if unused ones are looked for."""
@@ -435,11 +478,11 @@ class Reducer:
         for index, saved in self._unused.items():
             self.arenas.settle_unused(index, saved, used_elsewhere=bool(used[index]))
 
-    def _watch_order(self) -> None:
+    def _watch_order(self, arrivals: list[int]) -> None:
         """The pass has ended well. Where the order is due, that of the turn's root becomes the order in every arena."""
         due = self._order.is_due
         # Where parameters are frozen for a while, the order tells nothing of theirs.
-        self._order.passed([] if self.arenas.frozen and self._order.is_known else self._arrivals)
+        self._order.passed([] if self.arenas.frozen and self._order.is_known else arrivals)
         if not due:
             return
         now = self.arenas.order
@@ -447,8 +490,13 @@ class Reducer:
         if self._order.is_known and not self.arenas.changes_buffers(wanted):
             wanted = now
         order = torch.tensor(wanted, dtype=torch.int64, device="cpu")
-        self._channel.broadcast(ORDER, order, self._turn.root).wait()
-        received = order.tolist()
+        sent = self._channel.broadcast(ORDER, order, self._turn.root)
+        self._owed = partial(self._take_order, sent, order)
+
+    def _take_order(self, sent: AnyHandle, order: torch.Tensor) -> None:
+        """``sent``: its broadcast."""
+        sent.wait()
+        received, now = order.tolist(), self.arenas.order
         if sorted(received) != list(range(len(now))):
             raise ShoalError(f"{self._channel.here}: the order of the gradients that was broadcast is damaged")
         renewed = received != now
@@ -500,51 +548,19 @@ class Reducer:
         """The callback is gone. If it was never called, the pass has ended with an error."""
         if self._ending is None:
             return
-        averaging, error = self._averaging, self._error
+        averaging, error, rest, arrivals = self._averaging, self._error, self._rest, self._arrivals
         self._forget_pass()
         self._unused.clear()
         self._arrivals, self._versions = [], {}
-        if averaging is not None:
+        if averaging is not None and rest is not None and rest.error is None:
+            # Another wrapper's end of the pass has failed. Of this one everything is submitted, and the other ranks go on.
+            self._owed = partial(self._catch_up, averaging, None, arrivals)
+            passes.owe(self)
+        elif averaging is not None:
             self._order.restart()
             reason = f"{self._channel.here}: the backward pass ended with an error before all gradients were there"
             averaging.abandon(reason if error is None else f"{reason}: {error}")
             self._interrupted = averaging
-
-    def _did_not_come(self, missing: Sequence[int]) -> str:
-        names = [self._parameters[index][0] for index in missing]
-        more = f" and {len(names) - NAMED_IN_ERRORS} more" if len(names) > NAMED_IN_ERRORS else ""
-        return (
-            f"{self._channel.here}: this backward pass gave no gradient for {', '.join(names[:NAMED_IN_ERRORS])}{more}. "
-            "If parameters may be without a gradient in a step, pass find_unused_parameters=True to "
-            "DistributedDataParallel; if these never get one, set requires_grad to False on every rank"
-        )
-
-    def _is_sparse(self, name: str) -> str:
-        return (
-            f"{self._channel.here}: the gradient of {name} is sparse, and only dense ones are averaged: make the layer with "
-            "sparse=False"
-        )
-
-    def _has_a_graph(self, name: str) -> str:
-        return (
-            f"{self._channel.here}: the gradient of {name} has a graph of its own (create_graph=True), which ends where gradients are "
-            "averaged: take such gradients by torch.autograd.grad, and let backward() do without create_graph"
-        )
-
-    def _was_changed(self, name: str) -> str:
-        return (
-            f"{self._channel.here}: the gradient of {name} was written to while it was being averaged, by a hook that runs after "
-            "averaging has begun (one on the parameter's gradient accumulator, or on another parameter): use "
-            "register_post_accumulate_grad_hook of the parameter itself, or change gradients after backward()"
-        )
-
-    def _came_too_late(self, name: str) -> str:
-        return (
-            f"{self._channel.here}: a gradient of {name} came after the parameter's gradient had been sent. It was reached "
-            "by two nested backward passes (use torch.utils.checkpoint with use_reentrant=False) or not seen as used "
-            "(return tensors from forward in tuples, lists, dictionaries or dataclasses only). If every step is the same, "
-            "static_graph=True allows both"
-        )
 
 
 class _Ending:

@@ -4,7 +4,7 @@ Tensors of a dtype and a device travel together: a broadcast takes M bytes of ev
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import torch
 
@@ -34,8 +34,15 @@ def broadcast_state(
         chunks = enumerate(_chunks([_real(tensor) for tensor in tensors]))
         if channel.group.rank == root:
             return [_send_chunk(channel, f"{label}{number}", chunk, root) for number, chunk in chunks]
-        for number, chunk in chunks:
-            _receive_chunk(channel, f"{label}{number}", chunk, root)
+        try:
+            for number, chunk in chunks:
+                _receive_chunk(channel, f"{label}{number}", chunk, root)
+        except BaseException:
+            # What nobody waits for any more is called all the same: so the next call of each means the same on every rank.
+            with suppress(RuntimeError):
+                for number, chunk in chunks:
+                    channel.broadcast(f"{label}{number}", _room_for(chunk), root)
+            raise
         return ()
 
 
@@ -51,12 +58,16 @@ def _send_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tensor], r
 
 
 def _receive_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tensor], root: int) -> None:
-    received = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=tensors[0].device)
+    received = _room_for(tensors)
     channel.broadcast(label, received, root).wait()
     begin = 0
     for tensor in tensors:
         put(*once(tensor, received[begin : begin + tensor.numel()].view(tensor.shape)))
         begin += tensor.numel()
+
+
+def _room_for(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=tensors[0].device)
 
 
 def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:

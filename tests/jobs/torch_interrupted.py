@@ -1,0 +1,87 @@
+"""Scenarios of shoal.torch for 3 ranks: the end of a pass fails on one rank alone, as by KeyboardInterrupt, and training goes on."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch_scenarios import TINY_MB, inputs, loss_of, mlp, step_is_right
+
+import shoal
+from shoal.torch import DistributedDataParallel
+
+SCENARIOS: dict[str, Callable[[], None]] = {}
+
+# Seconds until the interruption, and until the rank that the others wait for comes.
+SOON, LATER = 0.2, 0.6
+
+# The last rank, which is nobody's root.
+LATE = 2
+
+
+def scenario(function: Callable[[], None]) -> Callable[[], None]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def waits(call: Callable[[], object], interrupted: int, late: int) -> None:
+    """Every rank's ``call`` waits for the ``late`` one; that of the ``interrupted`` one is interrupted meanwhile."""
+    if shoal.rank() == interrupted:
+        threading.Timer(SOON, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        return
+    if shoal.rank() == late:
+        time.sleep(LATER)
+    call()
+
+
+@scenario
+def a_rank_whose_wait_was_interrupted_is_in_step_with_the_others() -> None:
+    """Also where the ranks exchange the order at the end of the pass, and with a pass of two wrappers."""
+    for interrupted, before in ((0, 0), (1, 1)):
+        models = [DistributedDataParallel(mlp(), fusion_mb=TINY_MB) for _ in range(2)]
+        for model in models:
+            model._reducer._order._interval = 4
+            for _ in range(before):
+                step_is_right(model)
+        loss = sum(loss_of(model, shoal.rank()) for model in models)
+        waits(loss.backward, interrupted, LATE)  # type: ignore[union-attr]
+        for _ in range(4):
+            for model in models:
+                step_is_right(model)
+
+
+@scenario
+def buffers_are_in_step_after_an_interrupted_wait() -> None:
+    """They are of two dtypes, which travel apart."""
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
+    model(inputs(shoal.rank())).square().sum().backward()
+    waits(lambda: model(inputs(shoal.rank())), interrupted=1, late=0)
+    for step in range(2):
+        model(inputs(shoal.rank(), step)).square().sum().backward()
+        passes = shoal.allgather(model.module[1].num_batches_tracked.view(1)).tolist()
+        assert passes == [passes[0]] * shoal.size()
+
+
+@scenario
+def a_rank_that_has_written_to_a_gradient_on_its_way_is_in_step_with_the_others() -> None:
+    model = DistributedDataParallel(mlp())
+    accumulator = torch.autograd.graph.get_gradient_edge(model.module[0].weight).node
+
+    def change_another(*_: object) -> None:
+        model.module[4].weight.grad.mul_(2)
+
+    loss = loss_of(model, shoal.rank())
+    if shoal.rank() == 1:
+        late = accumulator.register_hook(change_another)
+        with pytest.raises(shoal.ShoalError, match="written to while it was being averaged"):
+            loss.backward()
+        late.remove()
+    else:
+        loss.backward()
+    step_is_right(model)
