@@ -38,6 +38,9 @@ inline constexpr std::size_t areas_bytes = std::size_t{8} * 1024 * 1024 * 1024;
 // Of a server, for one job: what it knows of its groups and of its operations, also of those that have failed and that
 // some members have not called yet. Beyond it new operations fail; beyond twice as much, links end.
 inline constexpr std::size_t tables_bytes = std::size_t{1024} * 1024 * 1024;
+// Of rank 0: what all ranks say that they wait for, so that circles are found. Who says more than there is room for is
+// in none, as far as is known.
+inline constexpr std::size_t waits_bytes = std::size_t{256} * 1024 * 1024;
 
 // The most ranges in which a node may have the results of an operation when a server is lost.
 inline constexpr std::size_t ranges = 16 * 1024;

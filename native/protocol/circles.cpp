@@ -26,14 +26,32 @@ constexpr std::size_t call_bytes = 24;
 
 }  // namespace
 
+std::size_t Circles::bytes_of(const wire::Waits& waits) {
+  std::size_t bytes = sizeof(Blocked);
+  for (const wire::Wait& wait : waits.waits) {
+    bytes += sizeof wait + wait.call.name.size() + wait.members.size() * sizeof(wire::Stride);
+  }
+  return bytes;
+}
+
+void Circles::forget(std::uint32_t rank) {
+  if (const auto found = blocked_.find(rank); found != blocked_.end()) {
+    kept_ -= found->second.bytes;
+    blocked_.erase(found);
+  }
+}
+
 Circles::Messages Circles::hear(std::uint32_t rank, wire::Waits waits, Time now) {
-  blocked_.insert_or_assign(rank, Blocked{std::move(waits), false, false, {}, {}});
+  forget(rank);
+  const std::size_t bytes = bytes_of(waits);
+  kept_ += bytes;
+  Blocked& blocked = blocked_.emplace(rank, Blocked{std::move(waits), bytes, false, false, {}, {}}).first->second;
   if (until_ == never) {
     look_at_ = ask_at_ == never ? std::min(look_at_, now + look_patience) : never;
     return {};
   }
   // It is not asked in this round, and nothing lacks it.
-  blocked_.at(rank).answered = true;
+  blocked.answered = true;
   again_ = true;
   return all_have_answered() ? conclude(now) : Messages{};
 }
@@ -45,7 +63,7 @@ Circles::Messages Circles::hear(std::uint32_t rank, const wire::Calls& calls, Ti
   }
   Blocked& blocked = found->second;
   if (calls.changes != blocked.waits.changes) {
-    blocked_.erase(found);  // it says so if it is blocked again
+    forget(rank);  // it says so if it is blocked again
   } else if (std::exchange(blocked.is_silent, false)) {
     again_ = true;
   } else if (calls.round == round_ && !blocked.asked.empty() && calls.called.size() == blocked.asked.size()) {
@@ -110,6 +128,9 @@ Circles::Messages Circles::ask(Time now) {
   std::sort(waits.begin(), waits.end(), [](const auto* one, const auto* other) { return one->call < other->call; });
   steps_ += standstill.steps();
   const auto asked = by_member(waits);
+  if (asked.empty()) {
+    return {};  // nobody is suspected any more, or it would be too much
+  }
   asked_.clear();
   for (const wire::Wait* wait : waits) {
     asked_.push_back(wait->call);
@@ -202,8 +223,9 @@ Circles::Messages Circles::conclude(Time now) {
     }
   }
   for (std::uint32_t rank : stuck) {
-    blocked_.erase(rank);
+    forget(rank);
   }
+  asked_ = {};  // they may be as many as what is kept
   if (std::exchange(again_, false)) {
     look_at_ = now + look_patience;
   }

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -41,11 +42,16 @@ class Circles {
 
   explicit Circles(const JobConfig& config) : config_(config) {}
 
-  // What is to be sent now. `waits` and `calls` come from the network: they are checked.
+  // What is to be sent now. `waits` and `calls` come from the network: they are checked. `waits` for which there is no
+  // room must not come here.
   Messages hear(std::uint32_t rank, wire::Waits waits, Time now);
   Messages hear(std::uint32_t rank, const wire::Calls& calls, Time now);
-  // It has left or is lost: it is not blocked.
-  void forget(std::uint32_t rank) { blocked_.erase(rank); }
+  // It is not blocked: it has left or is lost, say.
+  void forget(std::uint32_t rank);
+  // Whether so much more may be kept of what ranks wait for (JobConfig::Tables::waits).
+  bool has_room(std::size_t bytes) const { return kept_ + bytes <= config_.tables.waits; }
+  // What is kept of a rank that waits for this.
+  static std::size_t bytes_of(const wire::Waits& waits);
   Messages on_time(Time now);
   Time deadline() const { return std::min({until_, ask_at_, look_at_}); }
 
@@ -55,6 +61,7 @@ class Circles {
  private:
   struct Blocked {
     wire::Waits waits;
+    std::size_t bytes = 0;  // of these
     bool answered = false;
     bool is_silent = false;            // it has not answered in time
     std::vector<std::uint32_t> asked;  // which of the operations that are asked about; none: it is not asked
@@ -76,6 +83,7 @@ class Circles {
 
   const JobConfig& config_;
   std::map<std::uint32_t, Blocked> blocked_;  // by rank
+  std::size_t kept_ = 0;                      // bytes of what all of them wait for
   std::vector<wire::Call> asked_;             // what is asked about, in rising order
   std::uint32_t round_ = 0;
   Time look_at_ = never;  // never: nobody has become blocked, or somebody is suspected already

@@ -51,6 +51,9 @@ Placement Coordinator::Impl::on_header(LinkId link, const Header& header) {
             nullptr};
   }
   from.header = header;
+  if (of_circles) {
+    return {{}, place_counted(from)};
+  }
   from.payload.resize(header.length);
   return {{}, from.payload.data()};
 }
@@ -63,9 +66,9 @@ Status Coordinator::Impl::on_payload(LinkId link) {
       circles_.forget(from.rank);
       break;
     case Type::waits:
-      return hear_waits(from.rank, from.payload);
+      return hear_waits(from);
     case Type::calls:
-      return hear_calls(from.rank, from.payload);
+      return hear_calls(from);
     case Type::reached:
       return hear_reached(from);
     case Type::abort:
@@ -86,6 +89,7 @@ Status Coordinator::Impl::on_payload(LinkId link) {
 
 void Coordinator::Impl::on_lost(LinkId link, const Status& why) {
   const std::uint32_t rank = links_.at(link).rank;
+  arriving_ -= links_.at(link).arriving;
   links_.erase(link);
   members_[rank].link.reset();
   const std::string text = " is lost: its connection to " + rank_text(0, config_) + " ended (" + why.message + ")";
@@ -197,9 +201,36 @@ void Coordinator::Impl::end_if_all_gone() {
 
 // --- Ranks that wait for each other ---
 
-Status Coordinator::Impl::hear_waits(std::uint32_t rank, const wire::Bytes& payload) {
+// Each rank may say a megabyte at any time, and there are thousands: so what they say together is counted before it is
+// read, and nothing is kept but what they wait for.
+std::byte* Coordinator::Impl::place_counted(LinkState& from) {
+  if (!circles_.has_room(arriving_ + from.header.length)) {
+    from.payload = {};
+    unread_.resize(wire::circle_bytes);
+    return unread_.data();
+  }
+  from.arriving = from.header.length;
+  arriving_ += from.arriving;
+  from.payload.resize(from.header.length);
+  return from.payload.data();
+}
+
+std::optional<wire::Bytes> Coordinator::Impl::take_counted(LinkState& from) {
+  const bool is_read = from.payload.size() == from.header.length;
+  arriving_ -= std::exchange(from.arriving, 0);
+  return is_read ? std::optional(std::exchange(from.payload, {})) : std::nullopt;
+}
+
+Status Coordinator::Impl::hear_waits(LinkState& from) {
+  const std::uint32_t rank = from.rank;
+  const std::optional<wire::Bytes> payload = take_counted(from);
+  circles_.forget(rank);
+  if (!payload) {
+    say_that_there_is_no_room();
+    return {};
+  }
   wire::Waits waits;
-  if (Status status = wire::decode(payload, waits); !status.ok()) {
+  if (Status status = wire::decode(*payload, waits); !status.ok()) {
     return status;
   }
   for (const wire::Wait& wait : waits.waits) {
@@ -214,19 +245,39 @@ Status Coordinator::Impl::hear_waits(std::uint32_t rank, const wire::Bytes& payl
   if (waits.waits.empty()) {
     return refused("WAITS for nothing");
   }
-  if (is_there(rank)) {
-    say(circles_.hear(rank, std::move(waits), now_));
+  if (!is_there(rank)) {
+    return {};
   }
+  if (!circles_.has_room(arriving_ + Circles::bytes_of(waits))) {
+    say_that_there_is_no_room();
+    return {};
+  }
+  say(circles_.hear(rank, std::move(waits), now_));
   return {};
 }
 
-Status Coordinator::Impl::hear_calls(std::uint32_t rank, const wire::Bytes& payload) {
+// Who is not heard counts as one that does not answer.
+Status Coordinator::Impl::hear_calls(LinkState& from) {
+  const std::optional<wire::Bytes> payload = take_counted(from);
+  if (!payload) {
+    say_that_there_is_no_room();
+    return {};
+  }
   wire::Calls calls;
-  if (Status status = wire::decode(payload, calls); !status.ok()) {
+  if (Status status = wire::decode(*payload, calls); !status.ok()) {
     return status;
   }
-  say(circles_.hear(rank, calls, now_));
+  say(circles_.hear(from.rank, calls, now_));
   return {};
+}
+
+void Coordinator::Impl::say_that_there_is_no_room() {
+  if (!std::exchange(no_room_said_, true)) {
+    world_.warn("what the ranks say that they wait for takes all the memory that it may on " + rank_text(0, config_) +
+                ", " + bytes_text(config_.tables.waits) +
+                " (waits_bytes): ranks that wait for each other in a circle may not be told, and wait until "
+                "SHOAL_TIMEOUT; wait for operations earlier, so that fewer are open at once");
+  }
 }
 
 void Coordinator::Impl::say(Circles::Messages messages) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <optional>
 #include <set>
@@ -41,6 +42,7 @@ class Coordinator::Impl {
     std::uint32_t rank = 0;
     wire::Header header;
     wire::Bytes payload;
+    std::size_t arriving = 0;  // bytes of it that are counted, until it has come
   };
   struct Report {
     std::uint32_t by = 0;
@@ -54,8 +56,12 @@ class Coordinator::Impl {
   void act_on(const Report& report);
   void lose_rank(std::uint32_t rank, Code code, std::string text);
   void end_if_all_gone();
-  Status hear_waits(std::uint32_t rank, const wire::Bytes& payload);
-  Status hear_calls(std::uint32_t rank, const wire::Bytes& payload);
+  // Where a WAITS or CALLS goes, and what has come: nothing if there was no room for it.
+  std::byte* place_counted(LinkState& from);
+  std::optional<wire::Bytes> take_counted(LinkState& from);
+  Status hear_waits(LinkState& from);
+  Status hear_calls(LinkState& from);
+  void say_that_there_is_no_room();
   void say(Circles::Messages messages);
   // " is lost: rank 1 (b) cannot reach it (...)".
   std::string cannot_reach(std::uint32_t by, const wire::Loss& loss) const;
@@ -85,6 +91,9 @@ class Coordinator::Impl {
   Time now_ = 0;
   std::vector<Member> members_;  // by rank
   std::unordered_map<LinkId, LinkState> links_;
+  std::size_t arriving_ = 0;  // bytes of all links: of WAITS and CALLS for which there is room
+  wire::Bytes unread_;        // where the payloads of others go, of all links
+  bool no_room_said_ = false;
   std::multimap<Time, Report> reports_;
   std::set<std::pair<wire::Loss::Kind, std::uint32_t>> reported_;  // ranks, and servers of ranks
   std::map<std::uint32_t, Comeback> comebacks_;  // of servers that were ever lost, by the index of their first lane

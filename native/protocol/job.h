@@ -36,6 +36,7 @@ struct JobConfig {
     std::size_t names = limits::names_bytes;
     std::size_t groups = limits::groups_bytes;
     std::size_t server = limits::tables_bytes;
+    std::size_t waits = limits::waits_bytes;
     friend bool operator==(const Tables&, const Tables&) = default;
   };
   Tables tables{};

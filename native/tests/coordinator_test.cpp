@@ -8,6 +8,7 @@
 #include "check.h"
 #include "frames.h"
 #include "wire/epoch.h"
+#include "wire/waits.h"
 
 namespace {
 
@@ -299,6 +300,81 @@ TEST(ranks_that_have_left_do_not_take_over_but_rank_0_does) {
   job.reports(1, 0);
   job.reports(1, 1);
   CHECK(job.weights() == Weights({0, 0, 1, 1, 0}));
+}
+
+// --- What ranks say that they wait for ---
+
+namespace {
+
+// A rank waits for an operation of ranks 0 and 1 that has this name, or for as many of its own.
+Bytes waits_for(const std::string& name, std::uint32_t rank, std::size_t of_its_own = 0) {
+  wire::Wait wait;
+  wait.call.name = name;
+  wait.collective = Collective::barrier;
+  wait.members = {{0, 2, 1}};
+  if (of_its_own > 0) {
+    wait.members = {{rank, 1, 1}};
+  }
+  return wire::encode(wire::Waits{1, std::vector<wire::Wait>(std::max<std::size_t>(of_its_own, 1), wait)});
+}
+
+// Three ranks, whose waits may take 10,000 bytes at the coordinator.
+JobConfig with_little_room() {
+  JobConfig config = config_of(1, 1, 0);
+  config.tables.waits = 10'000;
+  return config;
+}
+
+// Ranks 0 and 1 have said that they lack each other: whether they are asked.
+bool are_asked(Job& job) {
+  for (int looks = 0; looks < 3; ++looks) {
+    job.passes(second);
+  }
+  return job.told(0, Type::probe) != nullptr && job.told(1, Type::probe) != nullptr;
+}
+
+}  // namespace
+
+TEST(who_says_that_it_waits_for_more_than_there_is_room_for_is_not_asked_and_that_is_said_once) {
+  Job job(with_little_room());
+  const auto say_all = [&] {
+    job.hears(0, {.type = Type::waits}, waits_for("x", 0));
+    job.hears(1, {.type = Type::waits}, waits_for("y", 1));
+  };
+  job.hears(2, {.type = Type::waits}, waits_for("z", 2, 95));
+  CHECK(job.world.warnings.empty());
+  say_all();
+  say_all();
+  CHECK(!are_asked(job));
+  CHECK_EQ(job.world.warnings.size(), 1U);
+  CHECK(names(job.world.warnings[0], "on rank 0 (a), 10000 bytes (waits_bytes)"));
+  // There is room again. What a rank says anew takes the place of what it said before.
+  job.leaves(2);
+  for (int i = 0; i < 200; ++i) {
+    say_all();
+  }
+  CHECK(are_asked(job));
+  CHECK_EQ(job.world.warnings.size(), 1U);
+}
+
+TEST(what_is_on_its_way_takes_room_too_and_what_has_none_is_not_read) {
+  Job job(with_little_room());
+  const auto begins = [&](std::uint32_t rank, std::uint32_t bytes) {
+    const Placement place = job.coordinator.on_header(rank + 1, {.type = Type::waits, .length = bytes});
+    CHECK(place.status.ok() && place.memory != nullptr);
+    return place.memory;
+  };
+  const std::byte* const read = begins(2, 9'900);
+  const std::byte* const unread = begins(0, 200);
+  CHECK(unread != read);
+  CHECK(begins(1, wire::circle_bytes) == unread);
+  CHECK(job.coordinator.on_payload(1).ok() && job.coordinator.on_payload(2).ok());
+  CHECK_EQ(job.world.warnings.size(), 1U);
+  // What was on its way is lost with its link.
+  job.dies(2);
+  job.hears(0, {.type = Type::waits}, waits_for("x", 0));
+  job.hears(1, {.type = Type::waits}, waits_for("y", 1));
+  CHECK(are_asked(job));
 }
 
 RUN_TESTS()
