@@ -44,6 +44,7 @@ Buffer BufferPool::take(std::size_t bytes) {
   const std::size_t size = rounded(bytes);
   auto& list = free_[size];
   if (list.empty()) {
+    keep_at_most(most_kept(taken_ + size));
     buffer.data_ = allocate(size);
   } else {
     buffer.data_ = list.back();
@@ -57,12 +58,28 @@ Buffer BufferPool::take(std::size_t bytes) {
 void BufferPool::give_back(std::byte* data, std::size_t bytes) {
   const std::size_t size = rounded(bytes);
   taken_ -= size;
-  if (kept_ + size > kept_limit_) {
+  if (kept_ + size > most_kept(taken_)) {
     release(data);
     return;
   }
   free_[size].push_back(data);
   kept_ += size;
+}
+
+void BufferPool::keep_within(std::size_t bytes) {
+  limit_ = bytes;
+  keep_at_most(most_kept(taken_));
+}
+
+// The largest go first: what is needed again and again is small.
+void BufferPool::keep_at_most(std::size_t bytes) {
+  for (auto place = free_.rbegin(); place != free_.rend() && kept_ > bytes; ++place) {
+    auto& [size, list] = *place;
+    for (; kept_ > bytes && !list.empty(); kept_ -= size) {
+      release(list.back());
+      list.pop_back();
+    }
+  }
 }
 
 }  // namespace shoal

@@ -5,6 +5,7 @@
 // machine.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -59,14 +60,22 @@ class BufferPool {
   // Uninitialised memory of at least one byte, aligned to `alignment`.
   Buffer take(std::size_t bytes);
 
-  // Bytes in buffers that are out at present, for limits and tests.
+  // Bytes in buffers that are out at present, and of freed memory that is kept, for limits and tests.
   std::size_t taken_bytes() const { return taken_; }
+  std::size_t kept_bytes() const { return kept_; }
+
+  // From now on memory is kept only as far as it and what is out take so many bytes together.
+  void keep_within(std::size_t bytes);
 
  private:
   friend class Buffer;
   void give_back(std::byte* data, std::size_t size);
+  // What may be kept beside so much that is out.
+  std::size_t most_kept(std::size_t taken) const { return std::min(kept_limit_, limit_ - std::min(limit_, taken)); }
+  void keep_at_most(std::size_t bytes);
 
-  std::size_t kept_limit_;
+  const std::size_t kept_limit_;
+  std::size_t limit_ = ~std::size_t{0};  // of kept_ and taken_ together, for what is kept
   std::size_t kept_ = 0;
   std::size_t taken_ = 0;
   std::map<std::size_t, std::vector<std::byte*>> free_;

@@ -384,7 +384,7 @@ TEST(a_server_that_may_have_less_takes_credit_back_and_grants_it_again) {
 
 TEST(jobs_share_a_servers_memory_evenly_and_one_that_needs_more_than_is_left_is_told) {
   JobConfig config = config_of(1, {});
-  const std::size_t needed = tcp::Budget::needed(config, 0);
+  const std::size_t needed = tcp::Budget::needed(config);
   tcp::Budget budget(3 * needed + needed / 2);
   CHECK_EQ(budget.reserve("a", 0, config), "");
   CHECK_EQ(budget.reserve("a", 0, config), "");  // its second rank
@@ -413,7 +413,7 @@ TEST(jobs_share_a_servers_memory_evenly_and_one_that_needs_more_than_is_left_is_
 
 TEST(what_a_job_has_beyond_its_share_is_not_shared_among_others_until_it_is_given_back) {
   const JobConfig config = config_of(1, {});
-  const std::size_t needed = tcp::Budget::needed(config, 0);
+  const std::size_t needed = tcp::Budget::needed(config);
   tcp::Budget budget(12 * needed);
   CHECK_EQ(budget.reserve("a", 0, config), "");
   const auto of_first = budget.share_of("a", 0, config);
@@ -433,7 +433,7 @@ TEST(what_a_job_has_beyond_its_share_is_not_shared_among_others_until_it_is_give
 
 TEST(however_many_jobs_there_are_each_has_room_for_an_operation_for_every_parameter_of_a_large_model) {
   const JobConfig config = config_of(1, {});
-  tcp::Budget budget(64 * tcp::Budget::needed(config, 0));
+  tcp::Budget budget(64 * tcp::Budget::needed(config));
   std::size_t jobs = 0;
   while (budget.reserve("job " + std::to_string(jobs), 0, config).empty()) {
     ++jobs;
@@ -446,9 +446,76 @@ TEST(however_many_jobs_there_are_each_has_room_for_an_operation_for_every_parame
   CHECK_EQ(job.world.count(0, Type::fail), 0U);
 }
 
+TEST(where_other_servers_are_lost_the_one_that_is_left_has_what_its_windows_then_take) {
+  JobConfig config = config_of(2, {});
+  config.weights = {1, 8};
+  config.credit = 1 << 24;
+  tcp::Budget budget(tcp::Budget::needed(config));
+  CHECK_EQ(budget.reserve("a", 0, config), "");
+  const auto share = budget.share_of("a", 0, config);
+  JobConfig alone = config;
+  alone.weights = {1, 0};
+  const JobConfig::Window window = alone.window_of(0);
+  CHECK(window.credit > config.window_of(0).credit);
+  CHECK(share->bytes.load() > 4 * std::size_t{window.credit} * config.size());
+  CHECK(!budget.reserve("b", 0, config).empty());
+}
+
+// A job's server, whose memory is shared with others. `bytes` were in buffers until a moment ago.
+struct SharedServer : OneServer {
+  SharedServer(tcp::Budget& budget, const std::string& job, std::size_t bytes)
+      : OneServer(1'000'000), use(budget.share_of(job, 0, config_of(1, {})), server, buffers) {
+    std::vector<Buffer> taken;
+    while (buffers.taken_bytes() < bytes) {
+      taken.push_back(buffers.take(4096));
+    }
+  }
+
+  BufferPool buffers{std::size_t{1} << 30U};
+  tcp::MemoryUse use;
+};
+
+TEST(freed_buffers_of_all_jobs_are_kept_within_a_servers_memory) {
+  const std::size_t needed = tcp::Budget::needed(config_of(1, {}));
+  tcp::Budget budget(3 * needed);
+  SharedServer first(budget, "a", 4 * needed);
+  CHECK(!first.use.keep_to_share());
+  const std::size_t alone = first.buffers.kept_bytes();
+  CHECK(alone > 2 * needed && alone <= 3 * needed);
+  SharedServer second(budget, "b", 4 * needed);
+  CHECK(!second.use.keep_to_share() && !first.use.keep_to_share());
+  CHECK_EQ(first.buffers.kept_bytes(), second.buffers.kept_bytes());
+  CHECK(first.buffers.kept_bytes() + second.buffers.kept_bytes() <= 3 * needed);
+  // Whatever size comes next.
+  const Buffer large = first.buffers.take(needed / 2);
+  CHECK(first.buffers.kept_bytes() + first.buffers.taken_bytes() <= 3 * needed / 2);
+}
+
+TEST(two_machines_of_one_server_have_one_share_and_what_both_have_is_added_up) {
+  const std::size_t needed = tcp::Budget::needed(config_of(1, {}));
+  tcp::Budget budget(3 * needed);
+  const auto share = budget.share_of("a", 0, config_of(1, {}));
+  SharedServer after(budget, "a", 4 * needed);
+  {
+    SharedServer before(budget, "a", 4 * needed);
+    const Buffer old = before.buffers.take(needed);
+    const Buffer fresh = after.buffers.take(needed / 2);
+    for (int rounds = 0; rounds < 2; ++rounds) {
+      CHECK(!before.use.keep_to_share() && !after.use.keep_to_share());
+    }
+    CHECK_EQ(share->used.load(), before.buffers.taken_bytes() + after.buffers.taken_bytes() +
+                                     before.server.table_bytes() + after.server.table_bytes());
+    CHECK(share->used.load() > needed + needed / 2);
+    CHECK_EQ(share->kept.load(), before.buffers.kept_bytes() + after.buffers.kept_bytes());
+    CHECK(share->used.load() + share->kept.load() <= share->bytes.load());
+  }
+  CHECK(!after.use.keep_to_share());
+  CHECK_EQ(share->used.load(), after.server.table_bytes());
+}
+
 TEST(memory_of_a_server_that_was_given_back_too_early_is_reserved_again_when_it_is_used) {
   const JobConfig config = config_of(1, {});
-  tcp::Budget budget(tcp::Budget::needed(config, 0));
+  tcp::Budget budget(tcp::Budget::needed(config));
   CHECK_EQ(budget.reserve("a", 0, config), "");
   budget.release("a");
   CHECK(budget.share_of("a", 0, config) == budget.share_of("a", 0, config));

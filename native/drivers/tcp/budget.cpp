@@ -5,8 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/buffer.h"
-
 namespace shoal::tcp {
 
 namespace {
@@ -27,8 +25,25 @@ constexpr std::size_t per_window_byte = 4;
 
 }  // namespace
 
-std::size_t Budget::needed(const JobConfig& config, std::uint32_t index) {
-  const std::size_t window = config.credit_of(index, config.credit) + config.segment_of(index);
+MemoryUse::MemoryUse(std::shared_ptr<MemoryShare> share, Server& machine, BufferPool& pool)
+    : share_(std::move(share)), machine_(machine), pool_(pool) {}
+
+bool MemoryUse::keep_to_share() {
+  machine_.limit(share_->tables.load(), share_->credit.load());
+  const std::size_t of_others = share_->used.load() + share_->kept.load() - bytes();
+  const std::size_t most = share_->bytes.load();
+  pool_.keep_within(most - std::min(most, of_others + machine_.table_bytes()));
+  note(pool_.taken_bytes() + machine_.table_bytes(), pool_.kept_bytes());
+  return share_->used.load() < share_->excess_until.load();
+}
+
+void MemoryUse::note(std::size_t used, std::size_t kept) {
+  share_->used += used - std::exchange(used_, used);
+  share_->kept += kept - std::exchange(kept_, kept);
+}
+
+std::size_t Budget::needed(const JobConfig& config) {
+  const std::size_t window = std::size_t{config.credit} + config.segment;
   // Inline data comes with an opening, in one buffer.
   const std::size_t of_rank = per_window_byte * window + 2 * std::size_t{config.eager} + link_bytes;
   return least_tables(config.size()) + config.size() * of_rank;
@@ -39,7 +54,7 @@ std::string Budget::reserve(const std::string& incarnation, std::uint32_t index,
   if (find(incarnation, index) != nullptr) {
     return "";
   }
-  const std::size_t bytes = needed(config, index);
+  const std::size_t bytes = needed(config);
   std::size_t taken = 0;
   for (const auto& [other, servers] : jobs_) {
     for (const auto& [number, entry] : servers) {
@@ -69,9 +84,9 @@ Budget::Reserved* Budget::find(const std::string& incarnation, std::uint32_t ind
 
 Budget::Reserved& Budget::add(const std::string& incarnation, std::uint32_t index, const JobConfig& config) {
   Reserved& reserved = jobs_[incarnation][index];
-  reserved.bytes = needed(config, index);
+  reserved.bytes = needed(config);
   reserved.ranks = config.size();
-  reserved.least_credit = config.credit_of(index, config.credit);
+  reserved.least_credit = config.credit;
   divide();
   return reserved;
 }
@@ -136,6 +151,7 @@ void Budget::divide() {
   }
   for (auto& [entry, used, servers] : entries) {
     const std::size_t more = more_of(servers);
+    entry->share->bytes.store(entry->bytes + more - entry->ranks * link_bytes);
     // Tables may come to twice their limit before a link ends.
     const std::size_t tables = (least_tables(entry->ranks) + more / 2) / 2;
     entry->share->tables.store(std::min(limits::tables_bytes, tables));

@@ -3,8 +3,8 @@
 // A job needs, at each of its servers in this process, what all of its nodes may send at once and a little for tables:
 // that is reserved for it when its first node comes, or the job is refused. What is left of the bound is shared evenly:
 // as more jobs come, each may have smaller windows and tables, down to what was reserved for it. What a job has in use
-// beyond its share stays its own until it gives it back, and the others share what is left. Every method may be called
-// by any thread.
+// beyond its share stays its own until it gives it back, and the others share what is left. Freed buffers are kept for
+// reuse only within the share.
 #pragma once
 
 #include <atomic>
@@ -16,19 +16,49 @@
 #include <string>
 #include <utility>
 
+#include "base/buffer.h"
 #include "protocol/job.h"
+#include "protocol/server.h"
 
 namespace shoal::tcp {
 
 // What one job's server may have, and has: written by the budget and by the server's thread.
 struct MemoryShare {
+  std::atomic<std::size_t> bytes{~std::size_t{0}};  // all of it: tables, buffers, and freed ones that are kept
   std::atomic<std::size_t> tables{limits::tables_bytes};
   std::atomic<std::uint32_t> credit{~std::uint32_t{0}};  // of each node, at most
-  std::atomic<std::size_t> used{0};
+  std::atomic<std::size_t> used{0};                      // by tables and buffers
+  std::atomic<std::size_t> kept{0};                      // by freed buffers
   // It has more than its share. Once it has less than this, what there is is to be divided anew; 0: it has not.
   std::atomic<std::size_t> excess_until{0};
 };
 
+// What one machine has of a share. (A server that is reached anew has two machines while the old one's links end.) Used
+// by the server's thread; the machine and its pool must outlive it.
+class MemoryUse {
+ public:
+  MemoryUse(std::shared_ptr<MemoryShare> share, Server& machine, BufferPool& pool);
+  ~MemoryUse() { note(0, 0); }
+  MemoryUse(const MemoryUse&) = delete;
+  MemoryUse& operator=(const MemoryUse&) = delete;
+
+  // Holds the machine and its pool to what the share is now, and notes what they have. To be called again and again.
+  // Whether what there is is to be divided anew.
+  bool keep_to_share();
+  // As noted last: kept buffers too.
+  std::size_t bytes() const { return used_ + kept_; }
+
+ private:
+  void note(std::size_t used, std::size_t kept);
+
+  const std::shared_ptr<MemoryShare> share_;
+  Server& machine_;
+  BufferPool& pool_;
+  std::size_t used_ = 0;
+  std::size_t kept_ = 0;
+};
+
+// Every method may be called by any thread.
 class Budget {
  public:
   // `bytes`: for all jobs together. 0: there is no bound.
@@ -45,8 +75,8 @@ class Budget {
   // Never null. Reserves it, whatever else there is, if nothing is.
   std::shared_ptr<MemoryShare> share_of(const std::string& incarnation, std::uint32_t index, const JobConfig& config);
 
-  // What server `index` of such a job needs at least.
-  static std::size_t needed(const JobConfig& config, std::uint32_t index);
+  // What each server of such a job needs at least, whatever its weight: it may come to be the largest that is left.
+  static std::size_t needed(const JobConfig& config);
 
  private:
   struct Reserved {

@@ -22,8 +22,17 @@ namespace shoal::tcp {
 
 namespace {
 
-// What is given back to the operating system at once when a job ends.
+// Memory that is freed goes back to the operating system at once if it is so much: the next job may have another
+// thread, and with it memory of its own.
 constexpr std::size_t large = std::size_t{16} * 1024 * 1024;
+
+void trim_after([[maybe_unused]] std::size_t freed) {
+#ifdef __GLIBC__
+  if (freed > large) {
+    ::malloc_trim(0);
+  }
+#endif
+}
 
 void check(const JobConfig& config, std::uint32_t index, std::uint32_t rank) {
   if (const std::string problem = problem_with(config); !problem.empty()) {
@@ -63,9 +72,10 @@ class DedicatedServer::Impl {
   };
 
   struct Hosted : HostedServer {
-    using HostedServer::HostedServer;
+    Hosted(const JobConfig& config, std::uint32_t index, Loop& loop, std::shared_ptr<MemoryShare> share)
+        : HostedServer(config, index, loop), memory(std::move(share), machine, pool) {}
     std::set<std::uint32_t> ranks;  // that were attached
-    std::shared_ptr<MemoryShare> share;
+    MemoryUse memory;
   };
   struct Proxy {
     Loop loop;
@@ -146,8 +156,8 @@ void DedicatedServer::Impl::attach_on(Proxy& proxy, const Key& key, std::uint32_
   const auto place = proxy.hosted.try_emplace(key).first;
   std::unique_ptr<Hosted>& hosted = place->second;
   if (hosted == nullptr) {
-    hosted = std::make_unique<Hosted>(config, key.index, proxy.loop);
-    hosted->share = budget_.share_of(key.incarnation, key.index, config);
+    hosted =
+        std::make_unique<Hosted>(config, key.index, proxy.loop, budget_.share_of(key.incarnation, key.index, config));
     keep_to_share(*hosted);
   }
   hosted->ranks.insert(rank);
@@ -203,13 +213,11 @@ void DedicatedServer::Impl::after_round(Proxy& proxy) {
 }
 
 void DedicatedServer::Impl::keep_to_share(Hosted& hosted) {
-  hosted.machine.limit(hosted.share->tables.load(std::memory_order_relaxed),
-                       hosted.share->credit.load(std::memory_order_relaxed));
-  const std::size_t used = hosted.pool.taken_bytes() + hosted.machine.table_bytes();
-  hosted.share->used.store(used, std::memory_order_relaxed);
-  if (used < hosted.share->excess_until.load(std::memory_order_relaxed)) {
+  const std::size_t kept = hosted.pool.kept_bytes();
+  if (hosted.memory.keep_to_share()) {
     budget_.divide_anew();
   }
+  trim_after(kept - std::min(kept, hosted.pool.kept_bytes()));
 }
 
 std::map<DedicatedServer::Impl::Key, std::unique_ptr<DedicatedServer::Impl::Hosted>>::iterator
@@ -233,13 +241,9 @@ DedicatedServer::Impl::forget(Proxy& proxy, std::map<Key, std::unique_ptr<Hosted
     budget_.release(incarnation, index);
   }
   proxy.loop.remove(place->second->machine);
-  [[maybe_unused]] const bool was_large = place->second->share->used.load() > large;
+  const std::size_t had = place->second->memory.bytes();
   const auto next = proxy.hosted.erase(place);
-#ifdef __GLIBC__
-  if (was_large) {
-    ::malloc_trim(0);  // the next one may have another thread, and with it memory of its own
-  }
-#endif
+  trim_after(had);
   return next;
 }
 
