@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,23 @@ def callbacks_that_wait(rounds: int) -> float:
     total = sum(float(future.wait()[0]) for future in following)
     dist.destroy_process_group()
     return total
+
+
+def futures_of_awaited_operations(rounds: int) -> list[int]:
+    """How many futures are not done when their operation has been waited for: of those that end well, and of those that fail."""
+    dist.init_process_group("shoal")
+    late = [0, 0]
+    for _ in range(rounds):
+        for number, extent in enumerate((2, 2 + dist.get_rank())):
+            work = dist.all_reduce(torch.ones(extent), async_op=True)
+            future = work.get_future()
+            with suppress(Mismatch):
+                work.wait()
+            late[number] += not future.done()
+            if number == 0 and future.done():
+                assert future.value()[0].tolist() == [2.0, 2.0]
+    dist.destroy_process_group()
+    return late
 
 
 def started_again(host: str, port: int, pause: float) -> tuple[float, float]:

@@ -74,6 +74,11 @@ def test_tensors_of_a_device_of_another_backend_do_not_go_by_shoal() -> None:
     assert found == [{"kinds": ["FakeWork"], "send of another device": "TypeError"}] * 2
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_future_of_an_operation_is_done_when_that_has_been_waited_for(nodes: int) -> None:
+    assert run_ranks(c10d_scenarios.futures_of_awaited_operations, 2, 50, nodes=nodes) == [[0, 0]] * 2
+
+
 def test_a_job_that_is_started_again_with_the_same_store() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for pause in (0.0, 1.0):

@@ -39,6 +39,11 @@ class OperationFuture(torch.futures.Future[Any]):
                 handle.wait()
         return super().wait()
 
+    def join(self) -> None:
+        """Waits until the result or the error is set, which is about to be: the operations are done."""
+        with suppress(Exception):
+            super().wait()
+
     def then(self, callback: Callable[[Any], Any]) -> "OperationFuture":
         """What ``callback(self)`` returns, or raises, once this is done."""
         place = self._place.callback()

@@ -73,11 +73,18 @@ class OperationWork(Work):
         copied to the device.
         Without a ``timeout`` that of the operation, or else of the process group, is the limit.
         """
-        seconds = timeout.total_seconds() if timeout > NO_TIMEOUT else None
         self._waited = True
+        try:
+            self._wait(timeout.total_seconds() if timeout > NO_TIMEOUT else None)
+        finally:
+            # As with PyTorch's own, who has waited for the operation finds its future done.
+            if self._future is not None and self.is_completed():
+                self._future.join()
+        return True
+
+    def _wait(self, seconds: float | None) -> None:
         for handle in self._handles:
             handle.wait(seconds)
-        return True
 
     def synchronize(self) -> None:
         self.wait()
@@ -141,7 +148,7 @@ class OperationWork(Work):
                 future.wait()
             return
         try:
-            self.wait()
+            self._wait(None)
         except Exception as error:
             future.set_exception(error)
         else:
