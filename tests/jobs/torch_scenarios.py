@@ -470,6 +470,10 @@ def what_cannot_be_wrapped_is_refused_with_a_reason() -> None:
         made_there = nn.Linear(2, 2)
     with pytest.raises(TypeError, match="weight was made in inference mode"):
         DistributedDataParallel(made_there)
+    sparse = nn.Linear(2, 2)
+    sparse.register_buffer("mask", torch.eye(2).to_sparse())
+    with pytest.raises(TypeError, match=r"mask is sparse .* broadcast_buffers=False"):
+        DistributedDataParallel(sparse)
     with pytest.raises(TypeError, match=r"shoal\.Group"):
         DistributedDataParallel(nn.Linear(2, 2), process_group=object())
 

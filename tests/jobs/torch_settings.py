@@ -1,4 +1,4 @@
-"""More programs as those of torch_programs.py: settings of PyTorch that a program changes."""
+"""More programs as those of torch_programs.py: settings of PyTorch that a program changes, and tensors of other kinds."""
 
 import gc
 from typing import Any
@@ -79,4 +79,49 @@ def a_buffer_has_elements_that_share_memory(wrap: Wrap) -> Any:
     for step in range(2):
         model(x(step + 1.0)).square().sum().backward()
         found.append([gradients(model), model.module.shift])
+    return found
+
+
+class OfTheProgram(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@program
+def a_parameter_is_of_a_class_of_the_programs(wrap: Wrap) -> Any:
+    found = []
+    for options in ({}, {"find_unused_parameters": True}):
+        module = lines()
+        module[0].weight = nn.Parameter(module[0].weight.data.as_subclass(OfTheProgram))
+        model = wrap(module, **options)
+        for step in range(2):
+            model.zero_grad()
+            model(x(step + 1.0)).as_subclass(torch.Tensor).sum().backward()
+            found.append(gradients(model))
+    return found
+
+
+@program
+def buffers_are_sparse_or_of_8_bits(wrap: Wrap) -> Any:
+    """PyTorch's own leaves sparse ones alone if it is told to, and on gloo knows no numbers of 8 bits: those are in float32 there."""
+
+    class Scaled(nn.Module):
+        def __init__(self, kind: torch.dtype, sparse: bool) -> None:
+            super().__init__()
+            self.lines = lines()
+            scale = torch.full((1, 1), 2.0 + shoal.rank())
+            self.register_buffer("scale", scale.to_sparse() if sparse else scale.to(kind))
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.lines(value) * self.scale.to_dense().float()
+            return out
+
+    kind = torch.float8_e4m3fn if wrap is DistributedDataParallel else torch.float32
+    found = []
+    for model in (wrap(Scaled(kind, sparse=False)), wrap(Scaled(kind, sparse=True), broadcast_buffers=False)):
+        for step in range(2):
+            model.zero_grad()
+            model(x(step + 1.0)).sum().backward()
+            found.append(gradients(model))
     return found

@@ -115,13 +115,13 @@ class DistributedDataParallel(torch.nn.Module):
             ("broadcast_buffers", broadcast_buffers), ("forward_sync_buffers", forward_sync_buffers)
         )
         fusion_mb = arguments.one_of(("bucket_cap_mb", bucket_cap_mb), ("fusion_mb", fusion_mb))
-        members.check(module)
+        self.broadcast_buffers = sync is None or bool(sync)
+        members.check(module, self.broadcast_buffers)
         self.device_ids, self.output_device = device_ids, output_device
         self._inputs_device = devices.of_inputs(
             device_ids, output_device, [parameter.device for _, parameter in members.parameters(module)]
         )
         self.module = module
-        self.broadcast_buffers = sync is None or bool(sync)
         self.find_unused_parameters = find_unused_parameters or skip_all_reduce_unused_params
         self.static_graph = static_graph
         self.gradient_as_bucket_view = True
@@ -294,7 +294,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._buffers_sent = ()
 
     def _synced_buffers(self) -> list[torch.Tensor]:
-        return [buffer for _, buffer in members.buffers(self.module)]
+        return [buffer for _, buffer in members.buffers(self.module) if buffer.layout == torch.strided]
 
     def _synced_state(self, with_buffers: bool) -> list[torch.Tensor]:
         parameters = [parameter for _, parameter in members.parameters(self.module)]

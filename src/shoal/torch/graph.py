@@ -37,7 +37,11 @@ def current_pass() -> int:
 def accumulator(parameter: torch.nn.Parameter) -> Any:
     """The node that adds to ``parameter.grad``. Hooks on it stay as long as somebody has it."""
     with torch.enable_grad():
-        return torch.autograd.graph.get_gradient_edge(parameter).node
+        node: Any = torch.autograd.graph.get_gradient_edge(parameter).node
+    # A parameter of a class of the program's may answer with a view of it.
+    while not hasattr(node, "variable"):
+        node = node.next_functions[0][0]
+    return node
 
 
 def reached(accumulators: Iterable[Any]) -> list[bool]:

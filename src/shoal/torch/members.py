@@ -39,8 +39,8 @@ def ignore(module: torch.nn.Module, names: Iterable[str]) -> None:
     module._ddp_params_and_buffers_to_ignore = list(names)  # type: ignore[assignment]
 
 
-def check(module: torch.nn.Module) -> None:
-    """Raises what the wrapper says of a module that it cannot wrap."""
+def check(module: torch.nn.Module, broadcasts: bool) -> None:
+    """Raises what the wrapper says of a module that it cannot wrap. ``broadcasts``: whether its buffers are to be those of one rank."""
     if not trainable(module):
         raise ValueError("no parameter of the module requires a gradient: there is nothing to average")
     for name, parameter in parameters(module):
@@ -48,6 +48,11 @@ def check(module: torch.nn.Module) -> None:
             raise ConfigurationError(
                 f"{name} has an optimizer that steps inside the backward pass, before its gradient is averaged: step after "
                 'backward(), or use PyTorch\'s own DistributedDataParallel on the backend "shoal"'
+            )
+    for name, buffer in buffers(module):
+        if broadcasts and buffer.layout != torch.strided:
+            raise TypeError(
+                f"{name} is sparse and cannot be broadcast: pass broadcast_buffers=False, and each rank keeps its own"
             )
     for name, part in module.named_modules():
         if isinstance(part, torch.nn.SyncBatchNorm) and not torch.distributed.is_initialized():

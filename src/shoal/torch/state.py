@@ -31,7 +31,7 @@ def broadcast_state(
         for tensor in tensors:
             if not tensor.is_inference():  # which have no version
                 versions.enter_context(graph.unchanged(tensor))
-        chunks = enumerate(_chunks([_real(tensor) for tensor in tensors]))
+        chunks = enumerate(_chunks([_known(tensor) for tensor in tensors]))
         if channel.group.rank == root:
             return [_send_chunk(channel, f"{label}{number}", chunk, root) for number, chunk in chunks]
         try:
@@ -87,6 +87,9 @@ def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     return chunks
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
+def _known(tensor: torch.Tensor) -> torch.Tensor:
+    """In a dtype that can be sent: complex numbers are pairs, those of 8 bits that Shoal does not know are bytes."""
     detached = tensor.detach()
-    return torch.view_as_real(detached) if detached.is_complex() else detached
+    if detached.is_complex():
+        return torch.view_as_real(detached)
+    return detached.view(torch.uint8) if detached.is_floating_point() and detached.itemsize == 1 else detached
