@@ -11,21 +11,17 @@
 #include <thread>
 #include <utility>
 
-#include "base/buffer.h"
-#include "drivers/tcp/hosted_server.h"
 #include "drivers/tcp/loop.h"
+#include "engine/machines.h"
 #include "engine/open_operations.h"
 #include "engine/rooms.h"
 #include "engine/waits.h"
-#include "protocol/coordinator.h"
-#include "protocol/server.h"
 
 namespace shoal::engine {
 
 namespace {
 
 using std::chrono::milliseconds;
-using tcp::HostedServer;
 using tcp::LinkOptions;
 using tcp::Loop;
 using tcp::OnLoop;
@@ -54,14 +50,7 @@ class Engine::Impl {
   Impl(std::uint32_t rank, JobConfig config);
   ~Impl() { close(); }
 
-  void attach_coordinator(Socket socket);
-  void attach_control(std::uint32_t rank, Socket socket);
-  void attach_server(std::uint32_t index, Socket socket);
-  void attach_node(std::uint32_t index, std::uint32_t rank, Socket socket);
-  void attach_peer(std::uint32_t rank, Socket socket);
-  void peer_unreachable(std::uint32_t rank, std::string why);
-  void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process, Socket socket);
-  void server_unreachable(std::uint32_t server, std::uint32_t attempt);
+  Machines& machines() { return *machines_; }
   void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
   void note_threads(std::uint32_t attempt, std::size_t strangers) { waits_.note_threads(attempt, strangers); }
@@ -84,10 +73,7 @@ class Engine::Impl {
   class DecidingWorld;
   class Inside;
 
-  void check_rank(std::uint32_t rank) const;
-  void check_server(std::uint32_t index) const;
   void post(Loop::Task task);
-  void connect_to_itself();
   bool try_hand_over(Submission submission);
   void hand_over(Submission submission);
   bool is_shut_down(std::uint32_t group);
@@ -104,12 +90,9 @@ class Engine::Impl {
   const std::uint32_t rank_;
   const JobConfig config_;
   Loop loop_;
-  BufferPool pool_{tcp::pool_bytes};
   std::unique_ptr<World> world_;
-  std::unique_ptr<Node> node_;
-  std::map<std::uint32_t, std::unique_ptr<HostedServer>> servers_;  // by index
   std::unique_ptr<DecidingWorld> coordinator_world_;
-  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<Machines> machines_;
   std::unique_ptr<Inside> inside_;  // null, and so the next: every rank is a node of its own
   std::unique_ptr<Rooms> rooms_;
   OpenOperations operations_;
@@ -200,14 +183,14 @@ class Engine::Impl::Inside final : public shm::RoomWorld {
     engine_.hand_over(std::move(submission));
   }
   void contributed(std::uint64_t handle, Range range) override {
-    engine_.post([this, handle, range] { engine_.node_->contributed(handle | for_nodes, range); });
+    engine_.post([this, handle, range] { engine_.machines_->node().contributed(handle | for_nodes, range); });
   }
   void fail_job(const Status& why) override {
-    engine_.post([this, why] { engine_.node_->abort(why.message); });
+    engine_.post([this, why] { engine_.machines_->node().abort(why.message); });
   }
   void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
   void empty() override {
-    engine_.post([this] { engine_.node_->leave(); });
+    engine_.post([this] { engine_.machines_->node().leave(); });
   }
 
  private:
@@ -226,93 +209,13 @@ void Engine::Impl::World::finish(std::uint64_t handle, Status status) {
   }
 }
 
-// --- Making and connecting the machines ---
+// --- Making and starting ---
 
 Engine::Impl::Impl(std::uint32_t rank, JobConfig config)
     : rank_(rank), config_(std::move(config)), loop_(LinkOptions::of(config_)) {
-  if (const std::string problem = problem_with(config_); !problem.empty()) {
-    throw std::invalid_argument(problem);
-  }
-  check_rank(rank);
   world_ = std::make_unique<World>(*this, loop_);
-  node_ = std::make_unique<Node>(config_, rank, *world_, pool_);
-  world_->bind(*node_);
-  loop_.add(*node_);
-  for (std::uint32_t index = 0; index < config_.servers(); ++index) {
-    const bool works = config_.weights[index] > 0 || config_.standby;
-    if (works && config_.server_ranks[index] == static_cast<std::int32_t>(rank)) {
-      servers_[index] = std::make_unique<HostedServer>(config_, index, loop_);
-    }
-  }
-  if (rank == 0) {
-    coordinator_world_ = std::make_unique<DecidingWorld>(*this, loop_);
-    coordinator_ = std::make_unique<Coordinator>(config_, *coordinator_world_);
-    coordinator_world_->bind(*coordinator_);
-    loop_.add(*coordinator_);
-  }
-}
-
-void Engine::Impl::check_rank(std::uint32_t rank) const {
-  if (rank >= config_.size()) {
-    throw std::invalid_argument("there is no rank " + std::to_string(rank) + " in a job of " +
-                                std::to_string(config_.size()) + " ranks");
-  }
-}
-
-void Engine::Impl::check_server(std::uint32_t index) const {
-  if (index >= config_.servers()) {
-    throw std::invalid_argument("there is no server " + std::to_string(index) + " in this job");
-  }
-}
-
-void Engine::Impl::attach_coordinator(Socket socket) {
-  loop_.call([&] { node_->attach_coordinator(loop_.add_socket(*node_, std::move(socket), loop_.control_options())); });
-}
-
-void Engine::Impl::attach_control(std::uint32_t rank, Socket socket) {
-  check_rank(rank);
-  if (coordinator_ == nullptr) {
-    throw std::invalid_argument("rank " + std::to_string(rank_) + " is not the coordinator: rank 0 is");
-  }
-  loop_.call([&] {
-    coordinator_->attach_node(loop_.add_socket(*coordinator_, std::move(socket), loop_.control_options()), rank);
-  });
-}
-
-void Engine::Impl::attach_server(std::uint32_t index, Socket socket) {
-  check_server(index);
-  loop_.call([&] { node_->attach_server(loop_.add_socket(*node_, std::move(socket)), index); });
-}
-
-void Engine::Impl::attach_node(std::uint32_t index, std::uint32_t rank, Socket socket) {
-  check_rank(rank);
-  const auto server = servers_.find(index);
-  if (server == servers_.end()) {
-    throw std::invalid_argument("rank " + std::to_string(rank_) + " holds no server " + std::to_string(index));
-  }
-  Server& machine = server->second->machine;
-  loop_.call([&] { machine.attach_node(loop_.add_socket(machine, std::move(socket)), rank); });
-}
-
-void Engine::Impl::attach_peer(std::uint32_t rank, Socket socket) {
-  check_rank(rank);
-  loop_.call([&] { node_->attach_peer(loop_.add_socket(*node_, std::move(socket)), rank); });
-}
-
-void Engine::Impl::peer_unreachable(std::uint32_t rank, std::string why) {
-  check_rank(rank);
-  post([this, rank, why = std::move(why)] { node_->peer_unreachable(rank, why); });
-}
-
-void Engine::Impl::attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process,
-                                   Socket socket) {
-  check_server(index);
-  loop_.call([&] { node_->attach_returned(loop_.add_socket(*node_, std::move(socket)), index, attempt, process); });
-}
-
-void Engine::Impl::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
-  check_server(server);
-  post([this, server, attempt] { node_->server_unreachable(server, attempt); });
+  coordinator_world_ = std::make_unique<DecidingWorld>(*this, loop_);
+  machines_ = std::make_unique<Machines>(rank, config_, loop_, *world_, *coordinator_world_);
 }
 
 void Engine::Impl::share_memory(std::shared_ptr<const shm::Memory> memory) {
@@ -325,8 +228,8 @@ void Engine::Impl::share_memory(std::shared_ptr<const shm::Memory> memory) {
 
 void Engine::Impl::add_to_rooms(std::uint32_t number, const std::vector<std::uint32_t>& ranks,
                                 const std::string& name) {
-  rooms_->add_group(number, node_->id_of(number), ranks, [&](std::vector<std::uint32_t> leaders) {
-    return node_->make_group_of_nodes(std::move(leaders), ranks, name);
+  rooms_->add_group(number, machines_->node().id_of(number), ranks, [&](std::vector<std::uint32_t> leaders) {
+    return machines_->node().make_group_of_nodes(std::move(leaders), ranks, name);
   });
 }
 
@@ -336,7 +239,7 @@ void Engine::Impl::start() {
   if (std::exchange(started_, true) || closed_) {
     throw std::runtime_error("this engine was started or closed before; make a new one");
   }
-  connect_to_itself();
+  machines_->connect();
   loop_.after_round = [this] { after_round(); };
   loop_.on_failure = [this](const std::string& why) {
     const Status failed =
@@ -347,7 +250,7 @@ void Engine::Impl::start() {
     operations_.finish_all(failed);
     tell({"ended", -1, ""});
   };
-  node_->watch_waits();
+  machines_->node().watch_waits();
   loop_.start();
   if (rooms_ != nullptr) {
     rooms_->start();
@@ -358,19 +261,6 @@ std::shared_ptr<std::byte> Engine::Impl::allocate(std::size_t bytes) {
   return rooms_ == nullptr ? nullptr : rooms_->node().allocate(bytes);
 }
 
-void Engine::Impl::connect_to_itself() {
-  for (auto& [index, server] : servers_) {
-    const auto [here, there] = loop_.add_pair(*node_, server->machine);
-    server->machine.attach_node(there, rank_);
-    node_->attach_server(here, index);
-  }
-  if (coordinator_ != nullptr) {
-    const auto [here, there] = loop_.add_pair(*node_, *coordinator_);
-    coordinator_->attach_node(there, rank_);
-    node_->attach_coordinator(here);
-  }
-}
-
 // --- Operations ---
 
 void Engine::Impl::post(Loop::Task task) { static_cast<void>(loop_.post(std::move(task))); }
@@ -378,7 +268,7 @@ void Engine::Impl::post(Loop::Task task) { static_cast<void>(loop_.post(std::mov
 std::uint32_t Engine::Impl::make_group(std::vector<std::uint32_t> ranks, std::string name) {
   try {
     return loop_.call([&] {
-      const std::uint32_t number = node_->make_group(ranks, name);
+      const std::uint32_t number = machines_->node().make_group(ranks, name);
       if (rooms_ != nullptr) {
         add_to_rooms(number, ranks, name);
       }
@@ -416,7 +306,9 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
 // False if the loop has ended: nobody will work on it.
 bool Engine::Impl::try_hand_over(Submission submission) {
   const bool small = std::max(submission.input_bytes, submission.output_bytes) <= opened_by_caller;
-  Loop::Task task = [this, submission = std::move(submission)]() mutable { node_->submit(std::move(submission)); };
+  Loop::Task task = [this, submission = std::move(submission)]() mutable {
+    machines_->node().submit(std::move(submission));
+  };
   return small ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task));
 }
 
@@ -448,7 +340,7 @@ bool Engine::Impl::is_shut_down(std::uint32_t group) {
 // it.
 Status Engine::Impl::refusal(std::uint32_t group) {
   const std::lock_guard not_while_closing(closing_);
-  Status why = node_->loss_of(group);
+  Status why = machines_->node().loss_of(group);
   return why.ok() ? closed_status() : why;
 }
 
@@ -488,29 +380,26 @@ std::optional<Event> Engine::Impl::next_event(std::chrono::nanoseconds longest) 
 
 void Engine::Impl::after_round() {
   // In this order: who has left and is then not needed may end.
-  serves_ = node_->serves();
-  left_ = node_->left();
-  const Status loss = node_->loss_of(0);
+  serves_ = machines_->node().serves();
+  left_ = machines_->node().left();
+  const Status loss = machines_->node().loss_of(0);
   if (!loss.ok()) {
     note_losses();
   }
   has_losses_ = !loss.ok();
   if (rooms_ != nullptr && !loss.ok()) {
-    rooms_->fail([this](std::uint32_t group) { return node_->loss_of(group); });
+    rooms_->fail([this](std::uint32_t group) { return machines_->node().loss_of(group); });
   }
-  std::size_t bytes = pool_.taken_bytes();
-  for (const auto& [index, server] : servers_) {
-    bytes += server->pool.taken_bytes();
-  }
-  buffer_bytes_.store(bytes, std::memory_order_relaxed);
+  buffer_bytes_.store(machines_->buffer_bytes(), std::memory_order_relaxed);
 }
 
 void Engine::Impl::note_losses() {
+  const Node& node = machines_->node();
   const std::lock_guard lock(mutex_);
-  if (lost_.size() < node_->lost().size()) {
-    lost_.insert(node_->lost().begin(), node_->lost().end());
+  if (lost_.size() < node.lost().size()) {
+    lost_.insert(node.lost().begin(), node.lost().end());
   }
-  end_of_job_ = node_->end_of_job();
+  end_of_job_ = node.end_of_job();
 }
 
 std::optional<Status> Engine::Impl::loss_of_rank(std::uint32_t rank) const {
@@ -531,7 +420,7 @@ void Engine::Impl::leave() {
   if (rooms_ != nullptr) {
     rooms_->leave();
   } else {
-    post([this] { node_->leave(); });
+    post([this] { machines_->node().leave(); });
   }
 }
 
@@ -540,7 +429,7 @@ void Engine::Impl::abort(std::string reason) {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
   }
-  post([this, reason = std::move(reason)] { node_->abort(reason); });
+  post([this, reason = std::move(reason)] { machines_->node().abort(reason); });
   wait_until_delivered(abort_notice);
   end(milliseconds(0));
 }
@@ -576,19 +465,13 @@ void Engine::Impl::end(milliseconds longest_farewell) {
   }
   loop_.stop();
   // What ended the job may have been told to the program before it was told to what is open.
-  const Status loss = node_->loss_of(0);
+  const Status loss = machines_->node().loss_of(0);
   const Status why = loss.ok() ? closed_status() : loss;
   if (rooms_ != nullptr) {
-    rooms_->fail([this](std::uint32_t group) { return node_->loss_of(group); });
+    rooms_->fail([this](std::uint32_t group) { return machines_->node().loss_of(group); });
     rooms_->close();
   }
-  loop_.remove(*node_);
-  for (auto& [index, server] : servers_) {
-    loop_.remove(server->machine);
-  }
-  if (coordinator_ != nullptr) {
-    loop_.remove(*coordinator_);
-  }
+  machines_->remove();
   operations_.finish_all(why);
 }
 
@@ -605,20 +488,28 @@ std::map<std::string, std::uint64_t> Engine::Impl::statistics() const {
 Engine::Engine(std::uint32_t rank, JobConfig config) : impl_(std::make_unique<Impl>(rank, std::move(config))) {}
 Engine::~Engine() = default;
 
-void Engine::attach_coordinator(Socket&& socket) { impl_->attach_coordinator(std::move(socket)); }
-void Engine::attach_control(std::uint32_t rank, Socket&& socket) { impl_->attach_control(rank, std::move(socket)); }
-void Engine::attach_server(std::uint32_t index, Socket&& socket) { impl_->attach_server(index, std::move(socket)); }
-void Engine::attach_node(std::uint32_t index, std::uint32_t rank, Socket&& socket) {
-  impl_->attach_node(index, rank, std::move(socket));
+void Engine::attach_coordinator(Socket&& socket) { impl_->machines().attach_coordinator(std::move(socket)); }
+void Engine::attach_control(std::uint32_t rank, Socket&& socket) {
+  impl_->machines().attach_control(rank, std::move(socket));
 }
-void Engine::attach_peer(std::uint32_t rank, Socket&& socket) { impl_->attach_peer(rank, std::move(socket)); }
-void Engine::peer_unreachable(std::uint32_t rank, std::string why) { impl_->peer_unreachable(rank, std::move(why)); }
+void Engine::attach_server(std::uint32_t index, Socket&& socket) {
+  impl_->machines().attach_server(index, std::move(socket));
+}
+void Engine::attach_node(std::uint32_t index, std::uint32_t rank, Socket&& socket) {
+  impl_->machines().attach_node(index, rank, std::move(socket));
+}
+void Engine::attach_peer(std::uint32_t rank, Socket&& socket) {
+  impl_->machines().attach_peer(rank, std::move(socket));
+}
+void Engine::peer_unreachable(std::uint32_t rank, std::string why) {
+  impl_->machines().peer_unreachable(rank, std::move(why));
+}
 void Engine::attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process,
                              Socket&& socket) {
-  impl_->attach_returned(index, attempt, process, std::move(socket));
+  impl_->machines().attach_returned(index, attempt, process, std::move(socket));
 }
 void Engine::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
-  impl_->server_unreachable(server, attempt);
+  impl_->machines().server_unreachable(server, attempt);
 }
 void Engine::share_memory(std::shared_ptr<const shm::Memory> memory) { impl_->share_memory(std::move(memory)); }
 void Engine::start() { impl_->start(); }

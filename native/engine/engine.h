@@ -1,4 +1,5 @@
-// The native side of one rank: its node, its co-located servers and, on rank 0, the coordinator, on one loop.
+// The native side of one rank: its machines (machines.h) on one loop, the memory that it shares with other ranks of its
+// node, and what the program has submitted.
 //
 // Every method may be called by any thread. Operations that were submitted are always finished, by close() at the
 // latest. In a child made by fork() every method but close() throws std::runtime_error.

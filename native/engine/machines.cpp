@@ -1,0 +1,130 @@
+#include "engine/machines.h"
+
+#include <stdexcept>
+#include <utility>
+
+#include "protocol/server.h"
+
+namespace shoal::engine {
+
+using tcp::HostedServer;
+using tcp::Socket;
+
+Machines::Machines(std::uint32_t rank, const JobConfig& config, tcp::Loop& loop, NodeOnLoop& node_world,
+                   CoordinatorOnLoop& coordinator_world)
+    : rank_(rank), config_(config), loop_(loop) {
+  if (const std::string problem = problem_with(config_); !problem.empty()) {
+    throw std::invalid_argument(problem);
+  }
+  check_rank(rank);
+  node_ = std::make_unique<Node>(config_, rank, node_world, pool_);
+  node_world.bind(*node_);
+  loop_.add(*node_);
+  for (std::uint32_t index = 0; index < config_.servers(); ++index) {
+    const bool works = config_.weights[index] > 0 || config_.standby;
+    if (works && config_.server_ranks[index] == static_cast<std::int32_t>(rank)) {
+      servers_[index] = std::make_unique<HostedServer>(config_, index, loop_);
+    }
+  }
+  if (rank == 0) {
+    coordinator_ = std::make_unique<Coordinator>(config_, coordinator_world);
+    coordinator_world.bind(*coordinator_);
+    loop_.add(*coordinator_);
+  }
+}
+
+void Machines::check_rank(std::uint32_t rank) const {
+  if (rank >= config_.size()) {
+    throw std::invalid_argument("there is no rank " + std::to_string(rank) + " in a job of " +
+                                std::to_string(config_.size()) + " ranks");
+  }
+}
+
+void Machines::check_server(std::uint32_t index) const {
+  if (index >= config_.servers()) {
+    throw std::invalid_argument("there is no server " + std::to_string(index) + " in this job");
+  }
+}
+
+void Machines::attach_coordinator(Socket socket) {
+  loop_.call([&] { node_->attach_coordinator(loop_.add_socket(*node_, std::move(socket), loop_.control_options())); });
+}
+
+void Machines::attach_control(std::uint32_t rank, Socket socket) {
+  check_rank(rank);
+  if (coordinator_ == nullptr) {
+    throw std::invalid_argument("rank " + std::to_string(rank_) + " is not the coordinator: rank 0 is");
+  }
+  loop_.call([&] {
+    coordinator_->attach_node(loop_.add_socket(*coordinator_, std::move(socket), loop_.control_options()), rank);
+  });
+}
+
+void Machines::attach_server(std::uint32_t index, Socket socket) {
+  check_server(index);
+  loop_.call([&] { node_->attach_server(loop_.add_socket(*node_, std::move(socket)), index); });
+}
+
+void Machines::attach_node(std::uint32_t index, std::uint32_t rank, Socket socket) {
+  check_rank(rank);
+  const auto server = servers_.find(index);
+  if (server == servers_.end()) {
+    throw std::invalid_argument("rank " + std::to_string(rank_) + " holds no server " + std::to_string(index));
+  }
+  Server& machine = server->second->machine;
+  loop_.call([&] { machine.attach_node(loop_.add_socket(machine, std::move(socket)), rank); });
+}
+
+void Machines::attach_peer(std::uint32_t rank, Socket socket) {
+  check_rank(rank);
+  loop_.call([&] { node_->attach_peer(loop_.add_socket(*node_, std::move(socket)), rank); });
+}
+
+void Machines::peer_unreachable(std::uint32_t rank, std::string why) {
+  check_rank(rank);
+  static_cast<void>(loop_.post([this, rank, why = std::move(why)] { node_->peer_unreachable(rank, why); }));
+}
+
+void Machines::attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process,
+                               Socket socket) {
+  check_server(index);
+  loop_.call([&] { node_->attach_returned(loop_.add_socket(*node_, std::move(socket)), index, attempt, process); });
+}
+
+void Machines::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
+  check_server(server);
+  static_cast<void>(loop_.post([this, server, attempt] { node_->server_unreachable(server, attempt); }));
+}
+
+void Machines::connect() {
+  for (auto& [index, server] : servers_) {
+    const auto [here, there] = loop_.add_pair(*node_, server->machine);
+    server->machine.attach_node(there, rank_);
+    node_->attach_server(here, index);
+  }
+  if (coordinator_ != nullptr) {
+    const auto [here, there] = loop_.add_pair(*node_, *coordinator_);
+    coordinator_->attach_node(there, rank_);
+    node_->attach_coordinator(here);
+  }
+}
+
+void Machines::remove() {
+  loop_.remove(*node_);
+  for (auto& [index, server] : servers_) {
+    loop_.remove(server->machine);
+  }
+  if (coordinator_ != nullptr) {
+    loop_.remove(*coordinator_);
+  }
+}
+
+std::size_t Machines::buffer_bytes() const {
+  std::size_t bytes = pool_.taken_bytes();
+  for (const auto& [index, server] : servers_) {
+    bytes += server->pool.taken_bytes();
+  }
+  return bytes;
+}
+
+}  // namespace shoal::engine

@@ -1,0 +1,67 @@
+// The machines of one rank and how they are connected: its node, the servers that it holds and, on rank 0, the
+// coordinator, all on one loop.
+//
+// Sockets are owned from here on, also where a method throws: std::invalid_argument if there is no such server, rank or
+// machine here, std::runtime_error once the loop has ended. Methods that attach may be called by any thread; the others
+// say by whom.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/buffer.h"
+#include "drivers/tcp/hosted_server.h"
+#include "drivers/tcp/loop.h"
+#include "drivers/tcp/socket.h"
+#include "protocol/coordinator.h"
+#include "protocol/job.h"
+#include "protocol/node.h"
+
+namespace shoal::engine {
+
+class Machines {
+ public:
+  using NodeOnLoop = tcp::OnLoop<NodeWorld>;
+  using CoordinatorOnLoop = tcp::OnLoop<CoordinatorWorld>;
+
+  // All of these must outlive it. Throws std::invalid_argument for a configuration that cannot be worked with.
+  Machines(std::uint32_t rank, const JobConfig& config, tcp::Loop& loop, NodeOnLoop& node_world,
+           CoordinatorOnLoop& coordinator_world);
+
+  void attach_coordinator(tcp::Socket socket);
+  void attach_control(std::uint32_t rank, tcp::Socket socket);
+  void attach_server(std::uint32_t index, tcp::Socket socket);
+  void attach_node(std::uint32_t index, std::uint32_t rank, tcp::Socket socket);
+  void attach_peer(std::uint32_t rank, tcp::Socket socket);
+  void peer_unreachable(std::uint32_t rank, std::string why);
+  void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process, tcp::Socket socket);
+  void server_unreachable(std::uint32_t server, std::uint32_t attempt);
+
+  // Before the loop starts: to each other, in memory.
+  void connect();
+  // After it has stopped: the loop forgets them.
+  void remove();
+
+  // By the loop's thread, or while the loop rests.
+  Node& node() { return *node_; }
+  const Node& node() const { return *node_; }
+  // In buffers of all of them.
+  std::size_t buffer_bytes() const;
+
+ private:
+  void check_rank(std::uint32_t rank) const;
+  void check_server(std::uint32_t index) const;
+
+  const std::uint32_t rank_;
+  const JobConfig& config_;
+  tcp::Loop& loop_;
+  BufferPool pool_{tcp::pool_bytes};
+  std::unique_ptr<Node> node_;
+  std::map<std::uint32_t, std::unique_ptr<tcp::HostedServer>> servers_;  // by index
+  std::unique_ptr<Coordinator> coordinator_;                             // on rank 0
+};
+
+}  // namespace shoal::engine
