@@ -7,6 +7,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch_programs import Wrap, gradients, line, program, x
 
+import shoal
+from shoal.torch import DistributedDataParallel
+
 
 class Recomputed(torch.autograd.Function):
     """A module of which only the input is kept: it is computed again, with a backward pass of its own, inside the outer one."""
@@ -81,4 +84,18 @@ def a_gradient_is_turned_about_where_it_lies(wrap: Wrap) -> Any:
                 gradient = module.module.weight.grad
                 found.append([gradient.sum(), gradient[3, 5], gradient[5, 3], gradient[63, 1], gradient[1, 63]])
                 between(module.module.weight)
+    return found
+
+
+@program
+def a_pass_of_wrappers_that_are_called_in_another_order_on_each_rank(wrap: Wrap) -> Any:
+    models = [wrap(line()) for _ in range(3)]
+    # PyTorch's own need the same one.
+    turn = shoal.rank() if wrap is DistributedDataParallel else 0
+    found = []
+    for step in range(2):
+        for model in models:
+            model.zero_grad()
+        torch.cat([model(x(step + 1.0)) for model in [*models[turn:], *models[:turn]]]).square().sum().backward()
+        found.append([gradients(model) for model in models])
     return found

@@ -1,7 +1,8 @@
 """Backward passes that several wrappers have in common, as those of two heads on one encoder.
 
 Each wrapper has a callback for the end of a pass, and they come in the order in which the wrappers have joined it, which may be
-another on another rank. So the first of them lets all submit what is open before any waits.
+another on another rank. So the first of them lets all submit what is open before any waits, and the last waits for what the others
+have asked for at their end.
 """
 
 import threading
@@ -21,7 +22,7 @@ class Participant(Protocol):
 
 _lock = threading.Lock()
 _on: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # who takes part → its pass; guarded by _lock
-_owing: WeakSet[Any] = WeakSet()  # whose end of a pass was interrupted; guarded by _lock
+_owing: WeakSet[Any] = WeakSet()  # whose end of a pass is not complete; guarded by _lock
 
 # The steps of such an end: calling what the other ranks wait for, and waiting for it.
 _STEPS = 2
@@ -33,9 +34,11 @@ def join(participant: Participant) -> None:
         _on[participant] = graph.current_pass()
 
 
-def leave(participant: Participant) -> None:
+def leave(participant: Participant) -> bool:
+    """Whether it was the last one in its pass."""
     with _lock:
-        _on.pop(participant, None)
+        number = _on.pop(participant, None)
+        return all(other != number for other in _on.values())
 
 
 def all_submit_rest(participant: Participant) -> None:
@@ -48,7 +51,7 @@ def all_submit_rest(participant: Participant) -> None:
 
 
 def owe(participant: Participant) -> None:
-    """The end of its pass was interrupted, and the other ranks go on to it."""
+    """The end of its pass was interrupted, and the other ranks go on to it. Or its last step is to wait for other wrappers' ends."""
     with _lock:
         _owing.add(participant)
 

@@ -272,12 +272,14 @@ class Reducer:
         """The end of the backward pass. Raises what went wrong in it."""
         passes.all_submit_rest(self)
         averaging, error, rest = self._averaging, self._error, self._rest
-        self._forget_pass()
+        is_last = self._forget_pass()
         if averaging is not None:
             assert rest is not None, "it has been submitted"
-            self._conclude(averaging, rest)
+            self._conclude(averaging, rest, is_last)
         elif error is not None:
             raise error
+        if is_last:
+            passes.all_catch_up()
 
     def submit_rest(self) -> None:
         """All gradients of the pass are there, or will not come: submits what is open for want of those."""
@@ -298,14 +300,15 @@ class Reducer:
             self.arenas.slot(index).zero_()
             self._unused[index] = None
             averaging.ready(index)
-        self._conclude(averaging, self._completed(averaging, None))
+        self._conclude(averaging, self._completed(averaging, None), is_last=True)
 
     def _completed(self, averaging: Averaging, error: Exception | None) -> "_Rest":
         computed_ns = time.monotonic_ns()
         used = torch.zeros(len(self._parameters), dtype=torch.uint8, device="cpu")
         return _Rest(computed_ns, used, error or self._account_for_missing(averaging, used))
 
-    def _conclude(self, averaging: Averaging, rest: "_Rest") -> None:
+    def _conclude(self, averaging: Averaging, rest: "_Rest", is_last: bool) -> None:
+        """``is_last``: no other wrapper has its end of the pass before it."""
         arrivals = self._arrivals
         self._owed = partial(self._catch_up, averaging, rest.error, arrivals)
         try:
@@ -316,7 +319,10 @@ class Reducer:
                 averaging.scale(self._turn.scale)
                 self._settle(rest.used)
             self._end_well(arrivals)
-            self._take_step()
+            if is_last:
+                self._take_step()
+            else:
+                passes.owe(self)
         except Exception:
             self._owed = None
             self._order.restart()
@@ -356,13 +362,14 @@ class Reducer:
         self._passes_frozen += 1
         self._watch_order(arrivals)
 
-    def _forget_pass(self) -> None:
+    def _forget_pass(self) -> bool:
+        """Whether no other wrapper is in the pass any more."""
         if self._averaging is not None:
             self._expecting = False
-        passes.leave(self)
         self._pass = _Pass.NOT_OURS
         self._placed.clear()
         self._averaging = self._ending = self._error = self._rest = None
+        return passes.leave(self)
 
     @property
     def _trainable(self) -> list[int]:
