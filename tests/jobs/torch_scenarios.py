@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import shoal
@@ -470,6 +471,10 @@ def what_cannot_be_wrapped_is_refused_with_a_reason() -> None:
         made_there = nn.Linear(2, 2)
     with pytest.raises(TypeError, match="weight was made in inference mode"):
         DistributedDataParallel(made_there)
+    made_of_two = nn.Linear(2, 2)
+    made_of_two.weight = nn.Parameter(TwoTensor(torch.ones(2, 2), torch.ones(2, 2)))
+    with pytest.raises(TypeError, match="weight is a TwoTensor"):
+        DistributedDataParallel(made_of_two)
     sparse = nn.Linear(2, 2)
     sparse.register_buffer("mask", torch.eye(2).to_sparse())
     with pytest.raises(TypeError, match=r"mask is sparse .* broadcast_buffers=False"):

@@ -68,6 +68,11 @@ def check_tensors(module: torch.nn.Module) -> None:
     for name, tensor in [*parameters(module), *buffers(module)]:
         if torch.nn.parameter.is_lazy(tensor):
             raise TypeError(f"{name} has no shape yet: run the module once before you wrap it")
+        if hasattr(tensor, "__tensor_flatten__"):
+            raise TypeError(
+                f"{name} is a {type(tensor).__name__}, which is made of other tensors, and only parameters with memory of their own "
+                'are averaged: use PyTorch\'s fully_shard, or its own DistributedDataParallel, on the backend "shoal"'
+            )
         if tensor.is_inference() and tensor.requires_grad:
             raise TypeError(
                 f"{name} was made in inference mode and never has a gradient: make the module outside of it"
