@@ -114,6 +114,8 @@ class Simulation final : public Observer, public Application {
   void note_goodbye(std::uint32_t rank);
   // Arms the faults that wait for this rank's goodbye.
   void goodbye_begins(std::uint32_t rank);
+
+  // Faults (simulation_faults.cpp).
   void strike(const Fault& fault);
   void kill_rank(std::uint32_t rank);
   void abort_rank(std::uint32_t rank);
