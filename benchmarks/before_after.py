@@ -2,8 +2,8 @@
 
 What c10d.py, inside_node.py, nodes.py and train_gpt.py measure of Shoal, without its rivals. Each row is one kind of all-reduce or of
 training step. A pair is a few turns of each, one after the other by turns, and its ratio the middle one of the times now by the middle
-one of the times before. The middle half of a row's ratios has to lie within 5 %, or the row shows nothing and is run again with twice
-the pairs. Target: a median ratio of at most 1.03 in every row.
+one of the times before. The middle half of a row's ratios has to lie within 5 %, or the row shows nothing and is run again, in pairs of
+four times the turns. Target: a median ratio of at most 1.03 in every row.
 
 Ranks are bound to processors by turns, as mpirun does: where the scheduler happens to put the threads of a turn changes the time of a
 small operation by half, for seconds.
@@ -49,6 +49,7 @@ AT_MOST = 1.03
 MIDDLE_HALF = 0.05
 # Short and many: the machine's mood, which changes within seconds, is then the same for both.
 TURNS_OF_A_PAIR, TURN_SECONDS = 8, 0.05
+TURNS_WHEN_UNCLEAR = 4 * TURNS_OF_A_PAIR
 STEPS, FIRST_STEPS = 1, 3
 BEFORE = "before"
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,10 +105,10 @@ class _BoundLabPlace(LabPlace):
         return super().start(host, name, _bound(command, environment), environment, output)
 
 
-def _ratios(now: Sequence[float], before: Sequence[float]) -> tuple[float, ...]:
+def _ratios(now: Sequence[float], before: Sequence[float], turns_of_a_pair: int) -> tuple[float, ...]:
     """Of pairs. ``now``, ``before``: seconds by turns."""
-    of_pairs = range(0, len(now), TURNS_OF_A_PAIR)
-    medians = [[statistics.median(turns[at : at + TURNS_OF_A_PAIR]) for at in of_pairs] for turns in (now, before)]
+    of_pairs = range(0, len(now), turns_of_a_pair)
+    medians = [[statistics.median(turns[at : at + turns_of_a_pair]) for at in of_pairs] for turns in (now, before)]
     return tuple(a / b for a, b in zip(*medians, strict=True))
 
 
@@ -119,7 +120,7 @@ class Operations:
     kinds: Sequence[str]
     sizes: Sequence[int]
 
-    def rows(self, python: str, pairs: int, wanted: Sequence[str] | None) -> list[Row]:
+    def rows(self, python: str, pairs: int, turns: int, wanted: Sequence[str] | None) -> list[Row]:
         named = {self._name(kind, size): (kind, size) for size in self.sizes for kind in self.kinds}
         chosen = {name: one for name, one in named.items() if wanted is None or name in wanted}
         kinds = [kind for kind in self.kinds if any(kind == one for one, _ in chosen.values())]
@@ -127,7 +128,7 @@ class Operations:
         variants |= {f"{kind} {BEFORE}".strip(): replace(KINDS[kind], python=python) for kind in kinds}
         plan = Plan(
             sizes=[size for size in self.sizes if any(size == one for _, one in chosen.values())],
-            rounds=pairs * TURNS_OF_A_PAIR,
+            rounds=pairs * turns,
             contestants=(SHOAL,),
             variants=variants,
             turn_seconds=TURN_SECONDS,
@@ -135,9 +136,11 @@ class Operations:
         report = run_at(self.place(), plan)
         rows = []
         for name, (kind, size) in chosen.items():
-            now = report.result(variant_name(kind) if kind else SHOAL, size)
-            then = report.result(variant_name(f"{kind} {BEFORE}".strip()), size)
-            rows.append(Row(name, _ratios([turn.seconds for turn in now.turns], [turn.seconds for turn in then.turns])))
+            now, then = (
+                [turn.seconds for turn in report.result(_team(variant), size).turns]
+                for variant in (kind, f"{kind} {BEFORE}".strip())
+            )
+            rows.append(Row(name, _ratios(now, then, turns)))
         return rows
 
     @staticmethod
@@ -151,15 +154,15 @@ class Training:
 
     place: Callable[[], Place]
 
-    def rows(self, python: str, pairs: int, wanted: Sequence[str] | None) -> list[Row]:
+    def rows(self, python: str, pairs: int, turns: int, wanted: Sequence[str] | None) -> list[Row]:
         named = {"Shoal's module": PLAIN, "PyTorch's module": C10D}
         chosen = {name: kind for name, kind in named.items() if wanted is None or name in wanted}
         variants = {BEFORE: Variant(python=python), f"{C10D} {BEFORE}": Variant(c10d=True, python=python)}
         teams = {name: (_team(kind), _team(f"{kind} {BEFORE}".strip())) for name, kind in chosen.items()}
         with Teams(self.place(), variants) as stage:
             everyone = [team for pair in teams.values() for team in pair]
-            done = stage.in_turns(everyone, TASK, pairs * TURNS_OF_A_PAIR, FIRST_STEPS, STEPS)
-        return [Row(name, _ratios(done[now].seconds, done[then].seconds)) for name, (now, then) in teams.items()]
+            done = stage.in_turns(everyone, TASK, pairs * turns, FIRST_STEPS, STEPS)
+        return [Row(name, _ratios(done[now].seconds, done[then].seconds, turns)) for name, (now, then) in teams.items()]
 
 
 def _team(variant: str) -> str:
@@ -217,12 +220,12 @@ def _output(*command: str) -> bytes:
 
 
 def measure(part: Operations | Training, python: str, pairs: int) -> list[Row]:
-    rows = part.rows(python, pairs, None)
+    rows = part.rows(python, pairs, TURNS_OF_A_PAIR, None)
     unclear = [row.name for row in rows if not row.shows_something]
     if not unclear:
         return rows
-    print(f"shows nothing, once more with {2 * pairs} pairs: {', '.join(unclear)}", file=sys.stderr)
-    again = {row.name: row for row in part.rows(python, 2 * pairs, unclear)}
+    print(f"shows nothing, once more in pairs of {TURNS_WHEN_UNCLEAR} turns: {', '.join(unclear)}", file=sys.stderr)
+    again = {row.name: row for row in part.rows(python, pairs, TURNS_WHEN_UNCLEAR, unclear)}
     return [again.get(row.name, row) for row in rows]
 
 

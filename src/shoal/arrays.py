@@ -183,9 +183,11 @@ class _NumPy(Library):
         return issubclass(kind, (np.ndarray, np.generic, bool, int, float, list, tuple))
 
     def source(self, array: Any) -> Operand:
-        if isinstance(array, np.ma.MaskedArray):
-            raise TypeError("a masked array would lose its mask: pass x.filled(value) or x.data")
-        data: NumPyArray = array if type(array) is np.ndarray else np.asarray(array)
+        data: NumPyArray = array
+        if type(array) is not np.ndarray:
+            if isinstance(array, np.ma.MaskedArray):
+                raise TypeError("a masked array would lose its mask: pass x.filled(value) or x.data")
+            data = np.asarray(array)
         dtype, memory = _number_of(data.dtype), _aligned(data)
         return Operand(array, memory, _numpy_native(memory, dtype), self, dtype, data.shape)
 
