@@ -290,7 +290,7 @@ class GradientArenas:
 
     def _check_fits(self, index: int, gradient: torch.Tensor) -> None:
         memory = self._slots[index].memory
-        if (gradient.shape, gradient.dtype, gradient.device) != (memory.shape, memory.dtype, memory.device):
+        if gradient.shape != memory.shape or gradient.dtype is not memory.dtype or gradient.device != memory.device:
             raise ShoalError(
                 f"the gradient of {self._names[index]} is {_description(gradient)}, and {_description(memory)} is averaged on "
                 "every rank: convert it in a hook of the parameter, or set the parameter's grad_dtype before it is wrapped"

@@ -42,6 +42,7 @@ class Averaging:
         self._channel = channel
         self._arenas = arenas
         self._ready: set[int] = set()
+        self._sent: set[int] = set()
         self._unready = [len(set(buffer.gradients) - arenas.frozen) for buffer in arenas.buffers]
         self._numbers = {buffer.label: n for n, buffer in enumerate(arenas.buffers) if self._unready[n]}
         self._unopened = set(self._numbers) if expected is None else {*self._numbers, USED}
@@ -65,7 +66,7 @@ class Averaging:
 
     def is_sent(self, gradient: int) -> bool:
         """Whether some bytes of the gradient have been submitted, so that it must not change any more."""
-        return any(self._arenas.buffers[buffer].label in self._handles for buffer in self._arenas.touched[gradient])
+        return gradient in self._sent
 
     def will_be_sent(self, gradient: int) -> bool:
         """Whether all bytes of the gradient are sent in this pass. May wait until the ranks have said what they need."""
@@ -182,11 +183,13 @@ class Averaging:
         self._opens(label)
         if host is None:
             self._handles[label] = self._channel.allreduce(label, memory, "mean")
+            self._sent.update(buffer.gradients)
             return
         device = self._arenas.device(buffer.gradients[0])
         assert device is not None, "what has a mirror is on a device"
         made_in = [stream for its_device, stream in self._streams if its_device is device and stream != device.current]
         self._handles[label] = self._channel.allreduce_through(host, label, memory, "mean", made_in)
+        self._sent.update(buffer.gradients)
 
     def _opens(self, label: str) -> None:
         self._unopened.discard(label)

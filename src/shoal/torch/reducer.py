@@ -46,6 +46,7 @@ from shoal.torch.members import describe
 from shoal.torch.order import OrderWatch
 from shoal.torch.static import StaticGraph
 from shoal.torch.submissions import AnyHandle
+from shoal.torch.weak_hooks import weakly
 
 _log = logging.getLogger("shoal")
 
@@ -146,7 +147,7 @@ class Reducer:
         self._state(order)
         for index, (_, parameter) in enumerate(trainable):
             accumulator = self._accumulators[index] = graph.accumulator(parameter)
-            self._hooks.append(accumulator.register_hook(_weakly(self, partial(Reducer.arrive, index=index))))
+            self._hooks.append(accumulator.register_hook(weakly(Reducer.arrive, self, index)))
 
     def covers(self, parameters: Iterable[NamedParameter]) -> bool:
         """Whether all of these that are not frozen have slots, so that ``freeze`` is enough."""
@@ -204,8 +205,7 @@ class Reducer:
         self._expecting = self._expecting or averages
         for tensor in graph.tensors_in(output):
             if tensor.grad_fn is not None:
-                hook = _weakly(self, partial(Reducer.reach_output, averages=averages))
-                tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+                tensor.register_hook(weakly(Reducer.reach_output, self, averages))  # type: ignore[no-untyped-call]
 
     @property
     def channel(self) -> Channel:
@@ -258,6 +258,7 @@ class Reducer:
 
         What goes wrong is raised at the end of the pass: until then other ranks may need what this one has to give.
         """
+        # What a pass costs here it costs for each parameter, on every rank.
         with self._hooked:
             if self._find_unused and self._parameters[index][1].grad is not None:
                 self._used.add(index)
@@ -265,8 +266,12 @@ class Reducer:
                 if not self._expecting:
                     return
                 self._pass = _Pass.AVERAGES
-            self.begin()
-            self._record_errors(lambda: self._take(index))
+            if self._ending is None:
+                self.begin()
+            try:
+                self._take(index)
+            except Exception as error:
+                self._error = self._error or error
 
     def finish(self) -> None:
         """The end of the backward pass. Raises what went wrong in it."""
@@ -374,7 +379,8 @@ class Reducer:
     @property
     def _trainable(self) -> list[int]:
         """The parameters that are not frozen."""
-        return [index for index in range(len(self._parameters)) if index not in self.arenas.frozen]
+        frozen = self.arenas.frozen
+        return [index for index in range(len(self._parameters)) if index not in frozen]
 
     @property
     def _static(self) -> StaticGraph | None:
@@ -382,33 +388,37 @@ class Reducer:
         return self._statics.setdefault(self.arenas.frozen, StaticGraph()) if self._is_static else None
 
     def _take(self, index: int) -> None:
-        name, parameter = self._parameters[index]
-        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+        arenas, (name, parameter) = self.arenas, self._parameters[index]
+        gradient = parameter.grad
+        if gradient is not None and gradient.layout is not torch.strided:
             raise ShoalError(complaints.is_sparse(self._channel.here, name))
-        if parameter.grad is not None and parameter.grad.requires_grad:
+        if gradient is not None and gradient.requires_grad:
             raise ShoalError(complaints.has_a_graph(self._channel.here, name))
         if self._averaging is not None and self._averaging.is_sent(index):
             raise ShoalError(complaints.came_too_late(self._channel.here, name))
-        self.arenas.place(index)
+        del gradient  # the arenas look who else has it
+        arenas.place(index)
         self._unused.pop(index, None)
         if self._pass is _Pass.ADDS:
             self._placed.append(index)
         elif self._error is None:
             if self._averaging is None:
                 self._start(None)
-            if index in self.arenas.frozen:
+            if index in arenas.frozen:
                 # A nested pass through a graph of before it was frozen.
                 raise ShoalError(complaints.came_too_late(self._channel.here, name))
             self._count_in(index)
 
     def _count_in(self, index: int) -> None:
         """The gradient is in its slot, in a pass that averages."""
-        assert self._averaging is not None, "the pass has been started"
-        trace.instant("gradient ready", parameter=self._parameters[index][0])
+        averaging, static = self._averaging, self._static
+        assert averaging is not None, "the pass has been started"
+        if trace.recording():
+            trace.instant("gradient ready", parameter=self._parameters[index][0])
         self._arrivals.append(index)
-        if self._static is None or self._static.arrived(index):
+        if static is None or static.arrived(index):
             self._versions[index] = self.arenas.version(index)
-            self._averaging.ready(index)
+            averaging.ready(index)
 
     def _look_ahead(self) -> None:
         """Starts, if this pass accumulates gradients at all."""
@@ -471,19 +481,21 @@ class Reducer:
 
     def _touched(self) -> ShoalError | None:
         """The error if the program has written to a gradient that was on its way."""
+        arenas = self.arenas
         for index, version in self._versions.items():
-            now = self.arenas.version(index)
-            if version is not None and now is not None and now != version:
+            now = None if version is None else arenas.version(index)
+            if now is not None and now != version:
                 return ShoalError(complaints.was_changed(self._channel.here, self._parameters[index][0]))
         return None
 
     def _settle(self, used: torch.Tensor) -> None:
         """Every ``param.grad`` becomes what was averaged. ``used``: 1 where any rank had a gradient, if unused ones are looked for."""
+        arenas, anywhere = self.arenas, used.tolist()
         for index in dict.fromkeys(self._arrivals):
-            if index not in self._unused and (used[index] or not self._find_unused):
-                self.arenas.settle(index)
+            if index not in self._unused and (anywhere[index] or not self._find_unused):
+                arenas.settle(index)
         for index, saved in self._unused.items():
-            self.arenas.settle_unused(index, saved, used_elsewhere=bool(used[index]))
+            arenas.settle_unused(index, saved, used_elsewhere=bool(anywhere[index]))
 
     def _watch_order(self, arrivals: list[int]) -> None:
         """The pass has ended well. Where the order is due, that of the turn's root becomes the order in every arena."""
@@ -586,15 +598,3 @@ class _Rest(NamedTuple):
     computed_ns: int
     used: torch.Tensor
     error: Exception | None
-
-
-def _weakly(reducer: Reducer, call: Callable[[Reducer], None]) -> Callable[..., None]:
-    """A hook that does not keep the reducer alive."""
-    reference = weakref.ref(reducer)
-
-    def hook(*_: object) -> None:
-        found = reference()
-        if found is not None:
-            call(found)
-
-    return hook

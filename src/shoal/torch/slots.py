@@ -31,9 +31,9 @@ class Slot:
             source = self.memory.detach()
             self._source = weakref.ref(source)
         handed = from_dlpack(to_dlpack(source))
-        if handed.stride() != source.stride():
+        if handed.stride() != self.strides:
             # DLPack knows no strides of dimensions that have one element.
-            handed.as_strided_(source.shape, source.stride())
+            handed.as_strided_(source.shape, self.strides)
         return handed
 
     @property
@@ -46,8 +46,8 @@ class Slot:
         memory = self.memory
         return (
             gradient.data_ptr() == self.begin
-            and gradient.layout == torch.strided
-            and gradient.dtype == memory.dtype
+            and gradient.layout is torch.strided
+            and gradient.dtype is memory.dtype
             and gradient.shape == memory.shape
             and gradient.stride() == self.strides
         )
