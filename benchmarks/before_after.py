@@ -10,7 +10,7 @@ small operation by half, for seconds.
 
     sudo python benchmarks/before_after.py [--quick] [--part NAME] COMMIT
 
-Builds the commit into build/before. Needs root for the lab, taskset, 40 minutes on 2 cores and nothing else at work; results beside it
+Builds the commit into build/before. Needs root for the lab, taskset, one to three hours on 2 cores and nothing else at work; results beside it
 (.txt, .json).
 """
 
