@@ -27,7 +27,10 @@ _PATIENCE = 1.0
 
 
 class _Threads:
-    """Invariant: while callbacks are to come, one thread at least waits for them and runs none."""
+    """Invariant: while callbacks are to come, one thread at least waits for them and runs none.
+
+    Where the system has no thread for that, callbacks wait for those that run, until it has one again.
+    """
 
     def __init__(self) -> None:
         self._completions = _native.Completions()
@@ -38,14 +41,18 @@ class _Threads:
         self._threads: set[threading.Thread] = set()
 
     def add(self, operation: _native.Handle | None, callback: Callable[[], None]) -> None:
-        """To be called when the operation is done; None: now."""
+        """To be called when the operation is done; None: now. Raises RuntimeError if the system has no thread for it."""
+        self.prepare()
         number = next(self._numbers)
         self._open[number] = callback
         if operation is None:
             self._completions.add(number)
         else:
             operation.tell(self._completions, number)
-        if not self._threads:
+
+    def prepare(self) -> None:
+        """Raises RuntimeError if no thread is here and the system has none."""
+        if self._idle == 0:
             with self._lock:
                 self._start_if_none_is_idle()
 
@@ -78,17 +85,30 @@ class _Threads:
     def _start_if_none_is_idle(self) -> None:
         if self._idle == 0:
             thread = threading.Thread(target=self._serve, name="shoal-callbacks", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                if not self._threads:
+                    raise
+                return
             self._idle += 1
             self._threads.add(thread)
-            thread.start()
 
 
 _threads = _Threads()
 
 
 def call_when_done(operation: _native.Handle, callback: Callable[[], None]) -> None:
-    """Calls ``callback`` once, on another thread, when the operation is done. What it raises is logged."""
+    """Calls ``callback`` once, on another thread, when the operation is done. What it raises is logged.
+
+    Raises RuntimeError if the system has no thread for that: then it is not called.
+    """
     _threads.add(operation, callback)
+
+
+def prepare() -> None:
+    """From now on there is a thread for callbacks, so that none is refused. Raises RuntimeError if the system has none."""
+    _threads.prepare()
 
 
 def call_soon(callback: Callable[[], None]) -> None:
@@ -109,6 +129,17 @@ def expected(call: Callable[[], None]) -> Callable[[], None]:
         call()
 
     return begin
+
+
+def start_thread(call: Callable[[], None], name: str) -> threading.Thread:
+    """``call`` on a thread of its own, which the interpreter's end waits for and which is ``expected``. RuntimeError: the system has none."""
+    thread = threading.Thread(target=expected(call), name=name, daemon=False)
+    try:
+        thread.start()
+    except RuntimeError:
+        _native.count_callbacks(-1)
+        raise
+    return thread
 
 
 def _run(callback: Callable[[], None]) -> None:

@@ -4,13 +4,15 @@ import importlib
 import inspect
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -252,6 +254,37 @@ def futures_of_awaited_operations(rounds: int) -> list[int]:
                 assert future.value()[0].tolist() == [2.0, 2.0]
     dist.destroy_process_group()
     return late
+
+
+@contextmanager
+def no_thread_starts() -> Iterator[None]:
+    """As where a limit of processes is reached: here since each wants a stack that is larger than the addresses."""
+    before = threading.stack_size(1 << 50)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def threads_that_cannot_start() -> list[float]:
+    """What rank 0 gets once there are threads again: nothing is lost of what was asked for meanwhile, or after it."""
+    dist.init_process_group("shoal")
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+        dist.all_reduce(torch.ones(1))
+        dist.send(torch.full((1,), 5.0), 0)
+        dist.destroy_process_group()
+        return []
+    received = torch.zeros(1)
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    with no_thread_starts():
+        for call in (work.get_future, lambda: dist.irecv(received, 1)):
+            with pytest.raises(RuntimeError, match="start new thread"):
+                call()
+    [summed] = work.get_future().wait()
+    dist.recv(received, 1)
+    dist.destroy_process_group()
+    return [summed.item(), received.item()]
 
 
 def started_again(host: str, port: int, pause: float) -> tuple[float, float]:

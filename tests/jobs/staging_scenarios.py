@@ -4,12 +4,12 @@ import copy
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from c10d_scenarios import trained_with
+from c10d_scenarios import no_thread_starts, trained_with
 from simulated_device import SimulatedDevice
 from torch.nn.parallel import DistributedDataParallel
 
@@ -171,6 +171,20 @@ def wrong_arguments() -> list[str]:
         _outcome(lambda: [work.wait() for work in [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(9)]]),
         _outcome(lambda: dist.send(torch.ones(2), 1 - dist.get_rank())),
     ]
+    dist.destroy_process_group()
+    return found
+
+
+def thread_that_cannot_start() -> list[str]:
+    """What operations give while rank 1 can have no thread that submits them, and afterwards."""
+    dist.init_process_group("shoal")
+    SimulatedDevice(eager=True).takes()
+    dist.all_reduce(torch.ones(2))
+    time.sleep(0.5)  # the thread that has submitted it ends
+    with no_thread_starts() if dist.get_rank() == 1 else nullcontext():
+        found = [_outcome(lambda: dist.all_reduce(torch.ones(2)))]
+    tensor = torch.ones(2)
+    found += [_outcome(lambda: dist.all_reduce(tensor)), str(tensor.tolist())]
     dist.destroy_process_group()
     return found
 

@@ -79,6 +79,10 @@ def test_the_future_of_an_operation_is_done_when_that_has_been_waited_for(nodes:
     assert run_ranks(c10d_scenarios.futures_of_awaited_operations, 2, 50, nodes=nodes) == [[0, 0]] * 2
 
 
+def test_a_program_whose_threads_cannot_start_for_a_while_loses_nothing() -> None:
+    assert run_ranks(c10d_scenarios.threads_that_cannot_start, 2, timeout=30) == [[2.0, 5.0], []]
+
+
 def test_a_job_that_is_started_again_with_the_same_store() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for pause in (0.0, 1.0):

@@ -112,6 +112,13 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all_and_what_follows_goes_on() -
             assert "for tensors on the CPU only" in text
 
 
+def test_an_operation_for_which_no_thread_can_start_fails_on_all_ranks_and_what_follows_goes_on() -> None:
+    there, here = run_ranks(staging_scenarios.thread_that_cannot_start, 2, timeout=30)
+    assert "start new thread" in there[0]
+    assert here[0] == "RuntimeError: can't start new thread"
+    assert there[1:] == here[1:] == ["no error", "[2.0, 2.0]"]
+
+
 def test_a_rank_that_is_lost_while_a_tensor_is_on_its_way() -> None:
     assert run_ranks(staging_scenarios.lost_while_it_is_staged, 2)[0].startswith("PeerLost")
 

@@ -78,14 +78,18 @@ class Submissions:
 
     def _add(self, turn: "_Turn") -> None:
         with self._changed:
+            if self._thread is None:
+                try:
+                    # What is submitted there has callbacks.
+                    callbacks.prepare()
+                    # The interpreter's end waits for it: a thread that came back from the device after that would abort.
+                    self._thread = callbacks.start_thread(self._take_turns, "shoal-submissions")
+                except RuntimeError as error:
+                    # Nothing is before it. The other members hear of it.
+                    turn._replace(plan=_raising(error)).take()
+                    raise
             self._turns.append(turn)
             self._changed.notify()
-            if self._thread is None:
-                # The interpreter's end waits for it: a thread that came back from the device after that would abort.
-                self._thread = threading.Thread(
-                    target=callbacks.expected(self._take_turns), name="shoal-submissions", daemon=False
-                )
-                self._thread.start()
 
     def _take_turns(self) -> None:
         while True:

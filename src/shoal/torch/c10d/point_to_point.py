@@ -80,13 +80,14 @@ class Message:
         self._grace = _GRACE + in_flight / _SLOWEST
         self._submitted_at = time.monotonic()
         self._gone_since = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a Work of this message may be let go of while a thread is being started
         self._ended = threading.Event()
         self._error: Exception | None = None
         self._work: Any = None
         self._failed_to_begin: Exception | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._is_awaited = False
+        self._has_a_thread = False
 
     # --- As a handle ---
 
@@ -104,6 +105,8 @@ class Message:
             raise self._error.with_traceback(None)
 
     def call_when_done(self, callback: Callable[[], None]) -> None:
+        callbacks.prepare()
+        self._await()
         callback = callbacks.expected(callback)
         with self._lock:
             has_ended = self._ended.is_set()
@@ -111,8 +114,6 @@ class Message:
                 self._callbacks.append(callback)
         if has_ended:
             callbacks.call_soon(callback)
-        else:
-            self._await()
 
     # --- On threads of its owner ---
 
@@ -198,8 +199,12 @@ class Message:
             if self._is_awaited or self._ended.is_set():
                 return
             self._is_awaited = True
-        self._owner.threads.run(self._run)
-        _watch.add(self)
+        try:
+            _watch.add(self)
+            self._owner.threads.run(self._run)
+        except RuntimeError:  # the system has no thread
+            self._is_awaited = False
+            raise
 
     def _timeout(self) -> Timeout:
         what = "it has not been taken" if self._called.startswith("send") else "nothing has come"
@@ -291,7 +296,10 @@ class PointToPoint:
         for message in list(self.open):
             message.end(ShoalError(f"{message._described()}: {self._given_up}"))
         if all(line.is_connected for line in self._lines.values()):
-            threading.Thread(target=self._release_gloo, name="shoal-give-up", daemon=True).start()
+            try:
+                threading.Thread(target=self._release_gloo, name="shoal-give-up", daemon=True).start()
+            except RuntimeError:  # the system has no thread
+                self._release_gloo()
 
     def close(self) -> None:
         """Tells the other ranks that nothing more comes from here, and ends what is open. May be called again."""
@@ -377,7 +385,10 @@ class PointToPoint:
             finally:
                 self._asking.release()
 
-        threading.Thread(target=ask, name="shoal-left", daemon=True).start()
+        try:
+            threading.Thread(target=ask, name="shoal-left", daemon=True).start()
+        except RuntimeError:  # the system has no thread: it is asked again
+            self._asking.release()
 
     def _release_gloo(self) -> None:
         """gloo closes all connections of a group when the time of one wait is out, and everybody who is in it comes back."""
@@ -399,11 +410,14 @@ class _Line:
             at_once = self.is_connected and not self._waiting
             if not at_once:
                 self._waiting.append(message)
-            is_first = len(self._waiting) == 1
+                if len(self._waiting) == 1:
+                    try:
+                        self._threads.run(self._connect)
+                    except RuntimeError:  # the system has no thread
+                        self._waiting.clear()
+                        raise
         if at_once:
             message.begin()
-        elif is_first:
-            self._threads.run(self._connect)
 
     def _connect(self) -> None:
         while True:
@@ -419,17 +433,16 @@ class _Watch:
     """Looks at messages that are not done, on a thread of its own while there are such."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as that of a message
         self._messages: set[Message] = set()
         self._is_running = False
 
     def add(self, message: Message) -> None:
         with self._lock:
+            if not self._is_running:
+                threading.Thread(target=self._run, name="shoal-watch", daemon=True).start()
+                self._is_running = True
             self._messages.add(message)
-            if self._is_running:
-                return
-            self._is_running = True
-        threading.Thread(target=self._run, name="shoal-watch", daemon=True).start()
 
     def _run(self) -> None:
         while True:
@@ -461,8 +474,9 @@ def _for_a_moment(call: Callable[[], Any]) -> None:
             call()
 
     thread = threading.Thread(target=run, name="shoal-farewell", daemon=True)
-    thread.start()
-    thread.join(_FAREWELL)
+    with contextlib.suppress(RuntimeError):  # the system may have no thread for it
+        thread.start()
+        thread.join(_FAREWELL)
 
 
 def _nothing() -> None:

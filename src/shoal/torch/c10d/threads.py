@@ -23,14 +23,13 @@ class Threads:
         self._busy = 0
 
     def run(self, call: Callable[[], None]) -> None:
-        """On a thread at once, whatever the others do. What it raises is logged."""
+        """On a thread at once, whatever the others do. What it raises is logged. Raises RuntimeError if the system has no thread for it."""
         with self._changed:
+            if self._idle <= len(self._calls):
+                threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+                self._idle += 1
             self._calls.append(call)
-            if self._idle >= len(self._calls):
-                self._changed.notify()
-                return
-            self._idle += 1
-        threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+            self._changed.notify()
 
     @property
     def are_busy(self) -> bool:

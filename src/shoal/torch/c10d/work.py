@@ -125,9 +125,10 @@ class OperationWork(Work):
         with self._lock:
             if self._future is None:
                 devices = [tensor.device for tensor in self._results if not tensor.is_cpu]
-                self._future = OperationFuture(self._place, devices, self._handles)
+                future = OperationFuture(self._place, devices, self._handles)
                 if not self.is_completed():
                     self._handles[-1].call_when_done(self._complete)
+                self._future = future
         if self.is_completed():
             self._complete()
         return self._future
@@ -139,10 +140,10 @@ class OperationWork(Work):
 
     def _complete(self) -> None:
         """Sets the future, unless another thread has or is about to: then waits for that."""
-        future = self._future
-        assert future is not None, "whoever asks to be called has made the future"
         with self._lock:
+            future = self._future
             completes, self._completes = not self._completes, True
+        assert future is not None, "whoever asks to be called has made the future"
         if not completes:
             with suppress(Exception):
                 future.wait()
