@@ -39,6 +39,7 @@ class _Threads:
         self._lock = threading.Lock()
         self._idle = 0
         self._threads: set[threading.Thread] = set()
+        self.are_over = False
 
     def add(self, operation: _native.Handle | None, callback: Callable[[], None]) -> None:
         """To be called when the operation is done; None: now. Raises RuntimeError if the system has no thread for it."""
@@ -57,6 +58,7 @@ class _Threads:
                 self._start_if_none_is_idle()
 
     def close(self) -> None:
+        self.are_over = True
         self._completions.close()
         with self._lock:
             threads = list(self._threads)
@@ -114,6 +116,11 @@ def prepare() -> None:
 def call_soon(callback: Callable[[], None]) -> None:
     """As ``call_when_done``, of what is done already."""
     _threads.add(None, callback)
+
+
+def are_over() -> bool:
+    """Whether the interpreter ends, and no callback begins any more. Handlers of ``atexit`` that are older than this module come after that."""
+    return _threads.are_over
 
 
 def expected(call: Callable[[], None]) -> Callable[[], None]:

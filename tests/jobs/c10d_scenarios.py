@@ -19,6 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import shoal.torch
+from shoal import callbacks
 from shoal.errors import Mismatch, ShoalError
 
 
@@ -285,6 +286,22 @@ def threads_that_cannot_start() -> list[float]:
     dist.recv(received, 1)
     dist.destroy_process_group()
     return [summed.item(), received.item()]
+
+
+def awaited_when_callbacks_are_over() -> list[float]:
+    """In a handler of atexit that is older than Shoal's, of operations that were open when callbacks ended: what comes of their futures.
+
+    Whether one is done when its operation has been waited for, and what follows from one.
+    """
+    dist.init_process_group("shoal")
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+    works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(2)]
+    awaited, future = (work.get_future() for work in works)
+    following = future.then(lambda done: done.value()[0] + 1)
+    callbacks._close()
+    works[0].wait()
+    return [float(awaited.done()), following.wait().item()]
 
 
 def started_again(host: str, port: int, pause: float) -> tuple[float, float]:

@@ -83,6 +83,10 @@ def test_a_program_whose_threads_cannot_start_for_a_while_loses_nothing() -> Non
     assert run_ranks(c10d_scenarios.threads_that_cannot_start, 2, timeout=30) == [[2.0, 5.0], []]
 
 
+def test_operations_and_futures_can_be_waited_for_when_the_interpreter_ends() -> None:
+    assert run_ranks(c10d_scenarios.awaited_when_callbacks_are_over, 2, timeout=30) == [[1.0, 3.0]] * 2
+
+
 def test_a_job_that_is_started_again_with_the_same_store() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for pause in (0.0, 1.0):

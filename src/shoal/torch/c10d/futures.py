@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from shoal import callbacks
 from shoal.torch.c10d import places
 from shoal.torch.c10d.places import Place
 from shoal.torch.compiled import untraced_class
@@ -24,30 +25,49 @@ class OperationFuture(torch.futures.Future[Any]):
     ``devices``: those, but for the CPU, that tensors of the result are on. Whoever waits for the future, or is called by it, has
     a current stream on each that goes on after what was in the current stream where the result was set. ``handles``: the
     operations whose end comes before the result.
+    ``complete``: gives what sets the result once they are done, or None if it was set. For when the interpreter ends: then no callback does.
     """
 
-    def __init__(self, place: Place, devices: Sequence[torch.device] = (), handles: Sequence[AnyHandle] = ()) -> None:
+    def __init__(
+        self,
+        place: Place,
+        devices: Sequence[torch.device] = (),
+        handles: Sequence[AnyHandle] = (),
+        complete: Callable[[], Callable[[], None] | None] = lambda: None,
+    ) -> None:
         super().__init__(devices=list(devices))
         self._place = place
         self._devices = devices
         self._handles = handles
+        self._completed_by = complete
 
     def wait(self) -> Any:
         # There it is known to wait for them, should they never be done.
         for handle in self._handles:
             with suppress(Exception):
                 handle.wait()
+        self._complete()
         return super().wait()
 
     def join(self) -> None:
         """Waits until the result or the error is set, which is about to be: the operations are done."""
+        self._complete()
+        self.await_result()
+
+    def await_result(self) -> None:
+        """As ``join``, where another thread sets it."""
         with suppress(Exception):
             super().wait()
+
+    def _complete(self) -> None:
+        complete = self._completed_by() if callbacks.are_over() else None
+        if complete is not None:
+            complete()
 
     def then(self, callback: Callable[[Any], Any]) -> "OperationFuture":
         """What ``callback(self)`` returns, or raises, once this is done."""
         place = self._place.callback()
-        following = OperationFuture(place, self._devices, self._handles)
+        following = OperationFuture(place, self._devices, self._handles, self._completed_by)
 
         def follow(_: Any) -> None:
             try:

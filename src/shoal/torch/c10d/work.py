@@ -1,9 +1,9 @@
 """What a caller holds of operations that were started: PyTorch's ``Work``."""
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -125,7 +125,8 @@ class OperationWork(Work):
         with self._lock:
             if self._future is None:
                 devices = [tensor.device for tensor in self._results if not tensor.is_cpu]
-                future = OperationFuture(self._place, devices, self._handles)
+                complete = weakref.WeakMethod(self._complete)
+                future = OperationFuture(self._place, devices, self._handles, complete)
                 if not self.is_completed():
                     self._handles[-1].call_when_done(self._complete)
                 self._future = future
@@ -145,8 +146,7 @@ class OperationWork(Work):
             completes, self._completes = not self._completes, True
         assert future is not None, "whoever asks to be called has made the future"
         if not completes:
-            with suppress(Exception):
-                future.wait()
+            future.await_result()
             return
         try:
             self._wait(None)
