@@ -1,4 +1,6 @@
-"""Scenarios of shoal.torch for 3 ranks: the end of a pass fails on one rank alone, as by KeyboardInterrupt, and training goes on."""
+"""Scenarios of shoal.torch for 3 ranks: the end of a pass fails, on one rank alone as by KeyboardInterrupt or for one wrapper of several, and
+training goes on.
+"""
 
 import os
 import signal
@@ -21,6 +23,9 @@ SOON, LATER = 0.2, 0.6
 
 # The last rank, which is nobody's root.
 LATE = 2
+
+# Seconds that a few steps take at most, on a busy machine: less than SHOAL_TIMEOUT there.
+LONGEST = 10.0
 
 
 def scenario(function: Callable[[], None]) -> Callable[[], None]:
@@ -85,3 +90,32 @@ def a_rank_that_has_written_to_a_gradient_on_its_way_is_in_step_with_the_others(
     else:
         loss.backward()
     step_is_right(model)
+
+
+class Halved(nn.Module):
+    """On rank 1 half of its parameters have no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.elsewhere = nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.always(x)
+        return out if shoal.rank() == 1 else out + self.elsewhere(x)
+
+
+@scenario
+def wrappers_go_on_at_once_after_a_pass_that_failed_between_them() -> None:
+    """On each rank half of the wrappers have come to their end, and asked for the order of their gradients: on another rank the other half."""
+    for _ in range(4):
+        models = [DistributedDataParallel(mlp()) for _ in range(4)]
+        first, last = (models[:2], models[2:]) if shoal.rank() == 0 else (models[2:], models[:2])
+        # The pass comes first to those that were called last.
+        called = [*last, DistributedDataParallel(Halved()), *first]
+        loss = sum(loss_of(model, shoal.rank()) for model in called)
+        with pytest.raises(shoal.ShoalError, match="gave no gradient for elsewhere"):
+            loss.backward()  # type: ignore[union-attr]
+        began = time.monotonic()
+        for model in models:
+            step_is_right(model)
+        assert time.monotonic() - began < LONGEST

@@ -16,16 +16,16 @@ class Participant(Protocol):
     def submit_rest(self) -> None:
         """All gradients of the pass are there, or will not come."""
 
-    def catch_up(self) -> None:
-        """The next step that is left of a pass whose end was interrupted. Raises nothing that goes wrong in it."""
+    def catch_up(self, waits: bool) -> None:
+        """What is left of the end of its pass: calls what the other ranks wait for, or, where that is called, ``waits`` for it.
+
+        Raises nothing that goes wrong in it.
+        """
 
 
 _lock = threading.Lock()
 _on: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # who takes part → its pass; guarded by _lock
 _owing: WeakSet[Any] = WeakSet()  # whose end of a pass is not complete; guarded by _lock
-
-# The steps of such an end: calling what the other ranks wait for, and waiting for it.
-_STEPS = 2
 
 
 def join(participant: Participant) -> None:
@@ -57,13 +57,13 @@ def owe(participant: Participant) -> None:
 
 
 def all_catch_up() -> None:
-    """Whoever owes something does it. All do the first step before any does the next, for the reason that is given above."""
+    """Whoever owes something does it: all call before any waits, since on another rank others may have called already."""
     if not _owing:
         return
     with _lock:
         owing = list(_owing)
-    for _ in range(_STEPS):
+    for waits in (False, True):
         for each in owing:
-            each.catch_up()
+            each.catch_up(waits)
     with _lock:
         _owing.difference_update(owing)

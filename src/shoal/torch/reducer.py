@@ -114,7 +114,8 @@ class Reducer:
         self._rest: _Rest | None = None
         self._averaging: Averaging | None = None
         self._interrupted: Averaging | None = None
-        self._owed: Callable[[], None] | None = None
+        self._uncalled: Callable[[], None] | None = None
+        self._awaited: Callable[[], None] | None = None
         self._ending: weakref.ref[_Ending] | None = None
         self._order = OrderWatch()
         self._error: Exception | None = None
@@ -183,21 +184,20 @@ class Reducer:
             interrupted.wait()
         passes.all_catch_up()
 
-    def catch_up(self) -> None:
-        """The next step that is left of a pass whose end was interrupted."""
+    def catch_up(self, waits: bool) -> None:
+        """What is left of a pass whose end was interrupted."""
+        step = self._awaited if waits else self._uncalled
         try:
-            self._take_step()
+            if step is not None:
+                step()
         except Exception as error:
-            self._owed = None
-            self._order.restart()
+            self._owe_nothing()
             _log.debug("%s: the pass whose end was interrupted has failed: %s", self._channel.here, error)
 
-    def _take_step(self) -> None:
-        owed = self._owed
-        if owed is not None:
-            owed()
-            if self._owed is owed:
-                self._owed = None
+    def _owe_nothing(self) -> None:
+        """The pass has failed, on every rank."""
+        self._uncalled = self._awaited = None
+        self._order.restart()
 
     @untraced
     def watch(self, output: Any, averages: bool) -> None:
@@ -315,7 +315,7 @@ class Reducer:
     def _conclude(self, averaging: Averaging, rest: "_Rest", is_last: bool) -> None:
         """``is_last``: no other wrapper has its end of the pass before it."""
         arrivals = self._arrivals
-        self._owed = partial(self._catch_up, averaging, rest.error, arrivals)
+        self._uncalled = partial(self._catch_up, averaging, rest.error, arrivals)
         try:
             self._wait(averaging, rest.error)
             # Which the other ranks do not hear of: they go on to the end of the pass.
@@ -324,13 +324,12 @@ class Reducer:
                 averaging.scale(self._turn.scale)
                 self._settle(rest.used)
             self._end_well(arrivals)
-            if is_last:
-                self._take_step()
-            else:
+            if not is_last:
                 passes.owe(self)
+            elif self._awaited is not None:
+                self._awaited()
         except Exception:
-            self._owed = None
-            self._order.restart()
+            self._owe_nothing()
             raise
         except BaseException:
             # A wait was interrupted (KeyboardInterrupt). Nothing else is wrong, and the other ranks go on.
@@ -357,8 +356,8 @@ class Reducer:
         self._end_well(arrivals)
 
     def _end_well(self, arrivals: list[int]) -> None:
-        """Leaves it to ``_take_step`` to wait for the order, where that is due."""
-        self._owed = None
+        """Leaves it to ``_awaited`` to wait for the order, where that is due."""
+        self._uncalled = None
         self._used.clear()
         self._known.learn(self._added)
         self._added.clear()
@@ -510,7 +509,7 @@ class Reducer:
             wanted = now
         order = torch.tensor(wanted, dtype=torch.int64, device="cpu")
         sent = self._channel.broadcast(ORDER, order, self._turn.root)
-        self._owed = partial(self._take_order, sent, order)
+        self._awaited = partial(self._take_order, sent, order)
 
     def _take_order(self, sent: AnyHandle, order: torch.Tensor) -> None:
         """``sent``: its broadcast."""
@@ -527,6 +526,7 @@ class Reducer:
         if renewed:
             self.arenas.reorder(received)
         self._state(received)
+        self._awaited = None
 
     def _set_frozen(self, frozen: frozenset[int]) -> None:
         self.arenas.freeze(frozen)
@@ -573,7 +573,7 @@ class Reducer:
         self._arrivals, self._versions = [], {}
         if averaging is not None and rest is not None and rest.error is None:
             # Another wrapper's end of the pass has failed. Of this one everything is submitted, and the other ranks go on.
-            self._owed = partial(self._catch_up, averaging, None, arrivals)
+            self._uncalled = partial(self._catch_up, averaging, None, arrivals)
             passes.owe(self)
         elif averaging is not None:
             self._order.restart()
