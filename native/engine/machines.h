@@ -1,9 +1,9 @@
-// The machines of one rank and how they are connected: its node, the servers that it holds and, on rank 0, the
-// coordinator, all on one loop.
+// The state machines of one rank (protocol/machine.h) and how they are connected: its node, the servers that it holds
+// and, on rank 0, the coordinator, all on one loop.
 //
 // Sockets are owned from here on, also where a method throws: std::invalid_argument if there is no such server, rank or
-// machine here, std::runtime_error once the loop has ended. Methods that attach may be called by any thread; the others
-// say by whom.
+// machine here, std::runtime_error once the loop has ended. Those that attach, or say that somebody is
+// unreachable, may be called by any thread; the others say by whom.
 #pragma once
 
 #include <cstddef>

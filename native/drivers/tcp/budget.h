@@ -33,8 +33,8 @@ struct MemoryShare {
   std::atomic<std::size_t> excess_until{0};
 };
 
-// What one machine has of a share. (A server that is reached anew has two machines while the old one's links end.) Used
-// by the server's thread; the machine and its pool must outlive it.
+// What one state machine has of a share. (A server that is reached anew has two while the links of the old one end.)
+// Used by the server's thread; the machine and its pool must outlive it.
 class MemoryUse {
  public:
   MemoryUse(std::shared_ptr<MemoryShare> share, Server& machine, BufferPool& pool);
