@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 
 import torch
 
-from shoal.storages import put
+from shoal.storages import put, require_whole
 from shoal.torch import graph
 from shoal.torch.c10d.tensors import once
 from shoal.torch.channel import Channel
@@ -60,10 +60,14 @@ def _send_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tensor], r
 def _receive_chunk(channel: Channel, label: str, tensors: Sequence[torch.Tensor], root: int) -> None:
     received = _room_for(tensors)
     channel.broadcast(label, received, root).wait()
-    begin = 0
-    for tensor in tensors:
-        put(*once(tensor, received[begin : begin + tensor.numel()].view(tensor.shape)))
-        begin += tensor.numel()
+    for tensor, part in zip(tensors, received.split_with_sizes([tensor.numel() for tensor in tensors]), strict=True):
+        elements = part.view(tensor.shape)
+        # A model may have hundreds of buffers, and what these kinds need takes longer than the copy of a small one.
+        if tensor.is_inference() or 0 in tensor.stride():
+            put(*once(tensor, elements))
+        else:
+            require_whole(tensor)
+            tensor.copy_(elements)
 
 
 def _room_for(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
