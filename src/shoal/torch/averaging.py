@@ -179,17 +179,18 @@ class Averaging:
         self._fail(self._unopened - maybe, reason)
 
     def _submit_buffer(self, buffer: Buffer) -> None:
+        self._opens(buffer.label)
+        self._handles[buffer.label] = self._averaged(buffer)
+        self._sent.update(buffer.gradients)
+
+    def _averaged(self, buffer: Buffer) -> AnyHandle:
         label, memory, host = buffer.label, buffer.memory, buffer.host
-        self._opens(label)
         if host is None:
-            self._handles[label] = self._channel.allreduce(label, memory, "mean")
-            self._sent.update(buffer.gradients)
-            return
+            return self._channel.allreduce(label, memory, "mean")
         device = self._arenas.device(buffer.gradients[0])
         assert device is not None, "what has a mirror is on a device"
         made_in = [stream for its_device, stream in self._streams if its_device is device and stream != device.current]
-        self._handles[label] = self._channel.allreduce_through(host, label, memory, "mean", made_in)
-        self._sent.update(buffer.gradients)
+        return self._channel.allreduce_through(host, label, memory, "mean", made_in)
 
     def _opens(self, label: str) -> None:
         self._unopened.discard(label)

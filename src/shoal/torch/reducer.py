@@ -266,12 +266,8 @@ class Reducer:
                 if not self._expecting:
                     return
                 self._pass = _Pass.AVERAGES
-            if self._ending is None:
-                self.begin()
-            try:
-                self._take(index)
-            except Exception as error:
-                self._error = self._error or error
+            self.begin()
+            self._record_errors(self._take, index)
 
     def finish(self) -> None:
         """The end of the backward pass. Raises what went wrong in it."""
@@ -557,9 +553,9 @@ class Reducer:
         frozen = " frozen" if index in self.arenas.frozen else ""
         return describe(name, parameter, self.arenas.device_number(index)) + frozen
 
-    def _record_errors(self, part: Callable[[], None]) -> None:
+    def _record_errors(self, part: Callable[..., None], *arguments: int) -> None:
         try:
-            part()
+            part(*arguments)
         except Exception as error:
             self._error = self._error or error
 

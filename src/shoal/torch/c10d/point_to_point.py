@@ -87,7 +87,6 @@ class Message:
         self._failed_to_begin: Exception | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._is_awaited = False
-        self._has_a_thread = False
 
     # --- As a handle ---
 
