@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "frames.h"
+#include "protocol/circles.h"
 #include "wire/epoch.h"
 #include "wire/waits.h"
 
@@ -306,22 +307,33 @@ TEST(ranks_that_have_left_do_not_take_over_but_rank_0_does) {
 
 namespace {
 
-// A rank waits for an operation of ranks 0 and 1 that has this name, or for as many of its own.
-Bytes waits_for(const std::string& name, std::uint32_t rank, std::size_t of_its_own = 0) {
+constexpr std::size_t room = 10'000;
+
+// For an operation that has this name, of ranks 0 and 1 or of others.
+wire::Wait wait_for(const std::string& name, const wire::Stride& members = {0, 2, 1}) {
   wire::Wait wait;
   wait.call.name = name;
   wait.collective = Collective::barrier;
-  wait.members = {{0, 2, 1}};
-  if (of_its_own > 0) {
-    wait.members = {{rank, 1, 1}};
-  }
-  return wire::encode(wire::Waits{1, std::vector<wire::Wait>(std::max<std::size_t>(of_its_own, 1), wait)});
+  wait.members = {members};
+  return wait;
+}
+
+Bytes waits_for(const std::string& name) { return wire::encode(wire::Waits{1, {wait_for(name)}}); }
+
+// Rank 2 waits for as many operations of its own as there is room for.
+Bytes all_that_there_is_room_for() {
+  wire::Waits waits{1, {}};
+  do {
+    waits.waits.push_back(wait_for("z", {2, 1, 1}));
+  } while (Circles::bytes_of(waits) <= room);
+  waits.waits.pop_back();
+  return wire::encode(waits);
 }
 
 // Three ranks, whose waits may take 10,000 bytes at the coordinator.
 JobConfig with_little_room() {
   JobConfig config = config_of(1, 1, 0);
-  config.tables.waits = 10'000;
+  config.tables.waits = room;
   return config;
 }
 
@@ -338,10 +350,10 @@ bool are_asked(Job& job) {
 TEST(who_says_that_it_waits_for_more_than_there_is_room_for_is_not_asked_and_that_is_said_once) {
   Job job(with_little_room());
   const auto say_all = [&] {
-    job.hears(0, {.type = Type::waits}, waits_for("x", 0));
-    job.hears(1, {.type = Type::waits}, waits_for("y", 1));
+    job.hears(0, {.type = Type::waits}, waits_for("x"));
+    job.hears(1, {.type = Type::waits}, waits_for("y"));
   };
-  job.hears(2, {.type = Type::waits}, waits_for("z", 2, 95));
+  job.hears(2, {.type = Type::waits}, all_that_there_is_room_for());
   CHECK(job.world.warnings.empty());
   say_all();
   say_all();
@@ -372,8 +384,8 @@ TEST(what_is_on_its_way_takes_room_too_and_what_has_none_is_not_read) {
   CHECK_EQ(job.world.warnings.size(), 1U);
   // What was on its way is lost with its link.
   job.dies(2);
-  job.hears(0, {.type = Type::waits}, waits_for("x", 0));
-  job.hears(1, {.type = Type::waits}, waits_for("y", 1));
+  job.hears(0, {.type = Type::waits}, waits_for("x"));
+  job.hears(1, {.type = Type::waits}, waits_for("y"));
   CHECK(are_asked(job));
 }
 
