@@ -5,7 +5,8 @@ training step. A pair is a few turns of each, one after the other by turns, and 
 one of the times before. The middle half of a row's ratios has to lie within 5 %, or the row shows nothing and is run again, in pairs of
 four times the turns. Target: a median ratio of at most 1.03 in every row.
 
-Ranks are bound to processors by turns, as mpirun does: where the scheduler happens to put the threads of a turn changes the time of a
+Pairs are of several starts of all processes: where memory happens to lie makes the same program 3 % faster or slower from one start to the
+next. Ranks are bound to processors by turns, as mpirun does: where the scheduler happens to put the threads of a turn changes the time of a
 small operation by half, for seconds.
 
     sudo python benchmarks/before_after.py [--quick] [--part NAME] COMMIT
@@ -44,12 +45,12 @@ from shoal.bench.sizes import show_bytes
 from shoal.bench.watch import foreign_load
 
 KIB, MIB = 1024, 1024**2
-PAIRS = 16
+STARTS, PAIRS_OF_A_START = 4, 4
 AT_MOST = 1.03
 MIDDLE_HALF = 0.05
 # Short and many: the machine's mood, which changes within seconds, is then the same for both.
 TURNS_OF_A_PAIR, TURN_SECONDS = 8, 0.05
-TURNS_WHEN_UNCLEAR = 4 * TURNS_OF_A_PAIR
+TURNS_WHEN_UNCLEAR, STARTS_WHEN_UNCLEAR, PAIRS_WHEN_UNCLEAR = 4 * TURNS_OF_A_PAIR, 8, 2
 STEPS, FIRST_STEPS = 1, 3
 BEFORE = "before"
 ROOT = Path(__file__).resolve().parent.parent
@@ -219,14 +220,25 @@ def _output(*command: str) -> bytes:
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
 
 
-def measure(part: Operations | Training, python: str, pairs: int) -> list[Row]:
-    rows = part.rows(python, pairs, TURNS_OF_A_PAIR, None)
+def measure(part: Operations | Training, python: str, quick: bool) -> list[Row]:
+    if quick:
+        return part.rows(python, 3, TURNS_OF_A_PAIR, None)
+    rows = joined([part.rows(python, PAIRS_OF_A_START, TURNS_OF_A_PAIR, None) for _ in range(STARTS)])
     unclear = [row.name for row in rows if not row.shows_something]
     if not unclear:
         return rows
     print(f"shows nothing, once more in pairs of {TURNS_WHEN_UNCLEAR} turns: {', '.join(unclear)}", file=sys.stderr)
-    again = {row.name: row for row in part.rows(python, pairs, TURNS_WHEN_UNCLEAR, unclear)}
-    return [again.get(row.name, row) for row in rows]
+    again = joined(
+        [part.rows(python, PAIRS_WHEN_UNCLEAR, TURNS_WHEN_UNCLEAR, unclear) for _ in range(STARTS_WHEN_UNCLEAR)]
+    )
+    return [{row.name: row for row in again}.get(row.name, row) for row in rows]
+
+
+def joined(starts: Sequence[Sequence[Row]]) -> list[Row]:
+    """The same rows, of several starts."""
+    return [
+        Row(rows[0].name, tuple(ratio for row in rows for ratio in row.ratios)) for rows in zip(*starts, strict=True)
+    ]
 
 
 def tell(commit: str, found: Mapping[str, Any]) -> list[str]:
@@ -265,7 +277,7 @@ def main(commit: str, quick: bool, wanted: Sequence[str]) -> None:
             continue
         print(name, file=sys.stderr)
         facts = machine_facts() | {"other load, before": f"{foreign_load():.2f} processors"}
-        found[name] = {"facts": facts, "rows": [asdict(row) for row in measure(part, python, 3 if quick else PAIRS)]}
+        found[name] = {"facts": facts, "rows": [asdict(row) for row in measure(part, python, quick)]}
         found = {one: found[one] for one in PARTS if one in found}
         lines = tell(commit, found)
         if not quick:
