@@ -22,7 +22,7 @@ _running: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
 
 
 class LoopThread:
-    """Runs coroutines in a daemon thread until ``stop``."""
+    """Runs coroutines in a daemon thread until ``stop``. Raises RuntimeError if the system has no thread for it."""
 
     def __init__(self, name: str) -> None:
         self._selector = selectors.DefaultSelector()
@@ -31,8 +31,12 @@ class LoopThread:
         self._resolver = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="shoal-resolve")
         self._loop.set_default_executor(self._resolver)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no thread
+            self._loop.close()
+            raise
         _running.add(self)
-        self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Its result. An interruption, such as KeyboardInterrupt, cancels it."""

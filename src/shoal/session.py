@@ -126,8 +126,12 @@ class Session:
         if joined.door is not None:
             link_thread.run(self._receive_peers())
         self._events = threading.Thread(target=self._serve, name="shoal-events", daemon=True)
+        try:
+            self._events.start()
+        except RuntimeError:  # the system has no thread
+            self._engine.close()
+            raise
         _sessions.add(self)
-        self._events.start()
 
     @property
     def engine(self) -> _native.Engine:
