@@ -9,7 +9,7 @@ Pairs are of several starts of all processes: where memory happens to lie makes 
 next. Ranks are bound to processors by turns, as mpirun does: where the scheduler happens to put the threads of a turn changes the time of a
 small operation by half, for seconds.
 
-    sudo python benchmarks/before_after.py [--quick] [--part NAME] COMMIT
+    sudo python benchmarks/before_after.py [--quick | --again] [--part NAME] COMMIT
 
 Builds the commit into build/before. Needs root for the lab, taskset, one to three hours on 2 cores and nothing else at work; results beside it
 (.txt, .json).
@@ -224,6 +224,11 @@ def measure(part: Operations | Training, python: str, quick: bool) -> list[Row]:
     if quick:
         return part.rows(python, 3, TURNS_OF_A_PAIR, None)
     rows = joined([part.rows(python, PAIRS_OF_A_START, TURNS_OF_A_PAIR, None) for _ in range(STARTS)])
+    return clearer(part, python, rows)
+
+
+def clearer(part: Operations | Training, python: str, rows: list[Row]) -> list[Row]:
+    """The rows that show nothing are run again."""
     unclear = [row.name for row in rows if not row.shows_something]
     if not unclear:
         return rows
@@ -267,24 +272,30 @@ def tell(commit: str, found: Mapping[str, Any]) -> list[str]:
 @click.argument("commit")
 @click.option("--quick", is_flag=True, help="Few pairs, to try it: keeps nothing.")
 @click.option("--part", "wanted", multiple=True, type=click.Choice(list(PARTS)), help="This alone; keeps the others.")
-def main(commit: str, quick: bool, wanted: Sequence[str]) -> None:
+@click.option("--again", is_flag=True, help="Of what was kept, the rows that show nothing; keeps the others.")
+def main(commit: str, quick: bool, wanted: Sequence[str], again: bool) -> None:
     python = earlier_build(commit)
     stem = Path(__file__)
     kept = stem.with_suffix(".json")
-    found: dict[str, Any] = json.loads(kept.read_text()) if wanted and not quick and kept.exists() else {}
-    for name, part in PARTS.items():
-        if wanted and name not in wanted:
+    found: dict[str, Any] = json.loads(kept.read_text()) if (wanted or again) and not quick and kept.exists() else {}
+    for name in wanted or PARTS:
+        rows = [Row(**row) for row in found[name]["rows"]] if again and name in found else []
+        if again and all(row.shows_something for row in rows):
             continue
         print(name, file=sys.stderr)
         facts = machine_facts() | {"other load, before": f"{foreign_load():.2f} processors"}
-        found[name] = {"facts": facts, "rows": [asdict(row) for row in measure(part, python, quick)]}
+        if again:
+            rows = clearer(PARTS[name], python, rows)
+            facts = found[name]["facts"] | {"run again": facts["date"]}
+        else:
+            rows = measure(PARTS[name], python, quick)
+        found[name] = {"facts": facts, "rows": [asdict(row) for row in rows]}
         found = {one: found[one] for one in PARTS if one in found}
-        lines = tell(commit, found)
         if not quick:
             # After each part: what comes next may fail.
             kept.write_text(json.dumps(found) + "\n")
-            stem.with_suffix(".txt").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+            stem.with_suffix(".txt").write_text("\n".join(tell(commit, found)) + "\n")
+    print("\n".join(tell(commit, found)))
 
 
 if __name__ == "__main__":
