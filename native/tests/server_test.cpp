@@ -187,12 +187,12 @@ TEST(a_root_is_answered_in_order_when_frames_to_a_lost_rank_end_in_another) {
   };
   CHECK(data(0).ok());
   CHECK(data(4096).ok());
-  const std::vector<Token>& first = job.world.tokens[1];
-  const std::vector<Token>& second = job.world.tokens[2];
-  CHECK_EQ(first.size(), 2U);
-  CHECK_EQ(second.size(), 2U);
+  const std::vector<Token>& to_1 = job.world.tokens[1];
+  const std::vector<Token>& to_2 = job.world.tokens[2];
+  CHECK_EQ(to_1.size(), 2U);
+  CHECK_EQ(to_2.size(), 2U);
   job.server.on_lost(2, Status::error(Code::peer_lost, "gone"));
-  for (const Token token : {first[1], second[1], first[0], second[0]}) {
+  for (const Token token : {to_1[1], to_2[1], to_1[0], to_2[0]}) {
     job.server.on_sent(token);
   }
   const std::vector<wire::Header>& answers = job.world.sent[0];

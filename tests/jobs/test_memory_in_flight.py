@@ -129,8 +129,11 @@ def give_away(start: Start, let_go: Callable[[torch.Tensor], None] | None, turns
     work.wait()
     right = memory[:] == np.full(ELEMENTS, 3.0, "f4").tobytes()
     del work
-    gc.collect()
-    return held, right, _can_be_closed(memory)
+    # What is waited for may be a future, and the thread that has set that needs a moment more.
+    deadline = time.monotonic() + 10.0
+    while not (let_go_of := _can_be_closed(memory)) and time.monotonic() < deadline:
+        gc.collect()
+    return held, right, let_go_of
 
 
 def _can_be_closed(memory: mmap.mmap) -> bool:
