@@ -85,6 +85,7 @@ class GradientArenas:
         self._apart: set[int] = set()
         self._frozen: frozenset[int] = frozenset()
         self._slots: list[Slot] = []
+        self._references_alone = _references_alone()
         self._lay_out(order)
 
     def reorder(self, order: Sequence[int]) -> None:
@@ -168,6 +169,7 @@ class GradientArenas:
         outside: set[int] = set()
         strayed: set[int] = set()
         left: set[Kind] = set()
+        absent: list[int] = []
         for index, (parameter, slot) in enumerate(zip(self._parameters, self._slots, strict=True)):
             gradient = parameter.grad
             begin = 0
@@ -176,6 +178,7 @@ class GradientArenas:
                 if begin == slot.begin and gradient.stride() == slot.strides:
                     continue
                 outside.add(index)
+            absent.append(index)
             trespassed = self._kind_at(begin) if begin else None
             if slot.is_held or trespassed is not None:
                 strayed.add(index)
@@ -189,28 +192,42 @@ class GradientArenas:
         self._apart = outside | self._strayed | self._shared
         for index in self._apart | self._frozen:
             self._move_out(index)
+        for index in absent:
+            if index not in self._apart and index not in self._frozen:
+                self._slots[index].make_next()
 
-    def place(self, index: int) -> None:
+    def place(self, index: int) -> torch.Tensor | None:
         """Puts the values of ``param.grad``, zero for None, into its slot, and ``param.grad`` there, unless that is apart.
 
-        Raises ShoalError for a gradient that does not fit there.
+        Returns what now is in the slot as ``param.grad``, None if nothing is. Raises ShoalError for a gradient that does not fit there.
         """
+        # What this costs it costs for each parameter, on every rank, with caches that are cold after the gradient before.
         parameter, slot = self._parameters[index], self._slots[index]
         gradient = parameter.grad
         if gradient is None:
             slot.memory.zero_()
-        elif not slot.is_under(gradient):
-            self._fill(index, gradient)
-            if _is_kept(parameter):
-                self._apart.add(index)
-            if index not in self._apart:
-                parameter.grad = slot.hand_out()
+            return None
+        if gradient.data_ptr() == slot.begin and slot.is_under(gradient):
+            return None if index in self._apart else gradient
+        self._fill(index, gradient)
+        if _references(gradient) > self._references_alone:
+            # Hooks of the program have it, which look there for the result.
+            self._apart.add(index)
+        if index in self._apart:
+            return None
+        handed = parameter.grad = slot.hand_out()
+        return handed
 
     def _fill(self, index: int, gradient: torch.Tensor) -> None:
         """Copies a gradient that lies elsewhere into its slot, or one that a hook has turned about where it lies."""
-        self._check_fits(index, gradient)
-        slot, values = self._slots[index], gradient.detach()
-        slot.memory.copy_(values.clone() if values.data_ptr() == slot.begin else values)
+        memory = self._slots[index].memory
+        if gradient.shape != memory.shape or gradient.dtype is not memory.dtype or gradient.device != memory.device:
+            raise ShoalError(
+                f"the gradient of {self._names[index]} is {_description(gradient)}, and {_description(memory)} is averaged on "
+                "every rank: convert it in a hook of the parameter, or set the parameter's grad_dtype before it is wrapped"
+            )
+        values = gradient.detach() if gradient.requires_grad else gradient
+        memory.copy_(values.clone() if values.data_ptr() == self._slots[index].begin else values)
 
     def settle(self, index: int) -> None:
         """After the average: ``param.grad`` is what the slot holds."""
@@ -224,12 +241,12 @@ class GradientArenas:
         else:
             gradient.detach().copy_(slot.memory)
 
-    def version(self, index: int) -> int | None:
-        """A number that changes whenever a program changes ``param.grad`` in its slot. None if that is not where it is."""
+    def placed(self, index: int) -> torch.Tensor | None:
+        """``param.grad`` if that is in its slot. Its ``_version`` changes whenever a program writes to it."""
         gradient = self._parameters[index].grad
         if gradient is None or index in self._apart or gradient.data_ptr() != self._slots[index].begin:
             return None
-        return gradient._version
+        return gradient
 
     def contribute_unused(self, index: int) -> torch.Tensor | None:
         """Puts what a parameter that got no gradient now has (zero for None) into its slot, and leaves ``param.grad``.
@@ -287,14 +304,6 @@ class GradientArenas:
             if begin <= address < begin + memory.nbytes:
                 return kind
         return None
-
-    def _check_fits(self, index: int, gradient: torch.Tensor) -> None:
-        memory = self._slots[index].memory
-        if gradient.shape != memory.shape or gradient.dtype is not memory.dtype or gradient.device != memory.device:
-            raise ShoalError(
-                f"the gradient of {self._names[index]} is {_description(gradient)}, and {_description(memory)} is averaged on "
-                "every rank: convert it in a hook of the parameter, or set the parameter's grad_dtype before it is wrapped"
-            )
 
     def _lay_out(self, order: Sequence[int]) -> None:
         slots: dict[int, Slot] = {}
@@ -385,22 +394,18 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _is_kept(parameter: torch.nn.Parameter) -> bool:
-    """Whether others than the caller have this gradient of the parameter: hooks of the program, which look there for the result."""
-    return _references(parameter) > _references_alone() + 1
-
-
-def _references(parameter: torch.nn.Parameter) -> int:
-    """How many there are to the gradient from Python."""
-    return sys.getrefcount(parameter.grad)
+def _references(gradient: torch.Tensor) -> int:
+    """How many there are to it from Python."""
+    return sys.getrefcount(gradient)
 
 
 @cache
 def _references_alone() -> int:
-    """To a gradient that nobody in Python has."""
+    """To a gradient that nobody in Python has but a variable of the caller."""
     parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
     parameter.grad = torch.zeros(1, device="cpu")
-    return _references(parameter)
+    gradient = parameter.grad
+    return _references(gradient)
 
 
 def _description(gradient: torch.Tensor) -> str:

@@ -141,7 +141,7 @@ class Reducer:
         self._used: set[int] = set()
         self._unused: dict[int, torch.Tensor | None] = {}
         self._arrivals: list[int] = []
-        self._versions: dict[int, int | None] = {}
+        self._versions: dict[int, tuple[torch.Tensor, int]] = {}
         self._order = OrderWatch()
         self._statics: dict[frozenset[int], StaticGraph] = {}
         self._passes_frozen = 0
@@ -266,8 +266,12 @@ class Reducer:
                 if not self._expecting:
                     return
                 self._pass = _Pass.AVERAGES
-            self.begin()
-            self._record_errors(self._take, index)
+            if self._ending is None:
+                self.begin()
+            try:
+                self._take(index)
+            except Exception as error:
+                self._error = self._error or error
 
     def finish(self) -> None:
         """The end of the backward pass. Raises what went wrong in it."""
@@ -392,7 +396,7 @@ class Reducer:
         if self._averaging is not None and self._averaging.is_sent(index):
             raise ShoalError(complaints.came_too_late(self._channel.here, name))
         del gradient  # the arenas look who else has it
-        arenas.place(index)
+        placed = arenas.place(index)
         self._unused.pop(index, None)
         if self._pass is _Pass.ADDS:
             self._placed.append(index)
@@ -402,17 +406,18 @@ class Reducer:
             if index in arenas.frozen:
                 # A nested pass through a graph of before it was frozen.
                 raise ShoalError(complaints.came_too_late(self._channel.here, name))
-            self._count_in(index)
+            self._count_in(index, placed)
 
-    def _count_in(self, index: int) -> None:
-        """The gradient is in its slot, in a pass that averages."""
-        averaging, static = self._averaging, self._static
+    def _count_in(self, index: int, placed: torch.Tensor | None) -> None:
+        """The gradient is in its slot, in a pass that averages. ``placed``: what is there as ``param.grad``."""
+        averaging, static = self._averaging, self._static if self._is_static else None
         assert averaging is not None, "the pass has been started"
         if trace.recording():
             trace.instant("gradient ready", parameter=self._parameters[index][0])
         self._arrivals.append(index)
         if static is None or static.arrived(index):
-            self._versions[index] = self.arenas.version(index)
+            if placed is not None:
+                self._versions[index] = placed, placed._version
             averaging.ready(index)
 
     def _look_ahead(self) -> None:
@@ -444,7 +449,7 @@ class Reducer:
         for index in sorted(everything - come):
             self._contribute_unused(self._averaging, index)
         for index in self._placed:
-            self._count_in(index)
+            self._count_in(index, self.arenas.placed(index))
         self._placed.clear()
 
     def _contribute_unused(self, averaging: Averaging, index: int) -> None:
@@ -477,9 +482,8 @@ class Reducer:
     def _touched(self) -> ShoalError | None:
         """The error if the program has written to a gradient that was on its way."""
         arenas = self.arenas
-        for index, version in self._versions.items():
-            now = None if version is None else arenas.version(index)
-            if now is not None and now != version:
+        for index, (gradient, version) in self._versions.items():
+            if gradient._version != version and arenas.placed(index) is not None:
                 return ShoalError(complaints.was_changed(self._channel.here, self._parameters[index][0]))
         return None
 

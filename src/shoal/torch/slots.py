@@ -14,7 +14,7 @@ from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defin
 class Slot:
     """``memory``: the gradient's part of the arena, in the parameter's shape. No program ever sees this tensor."""
 
-    __slots__ = ("_source", "begin", "memory", "strides")
+    __slots__ = ("_next", "_source", "begin", "memory", "strides")
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
@@ -22,9 +22,19 @@ class Slot:
         """The address of its first byte; 0 if it has none."""
         self.strides = memory.stride()
         self._source: weakref.ref[torch.Tensor] | None = None
+        self._next: torch.Tensor | None = None
+
+    def make_next(self) -> None:
+        """Makes what ``hand_out`` will give. In the midst of a backward pass, where all caches are cold, that takes many times as long."""
+        if self._next is None and not self.is_held:
+            self._next = self._made()
 
     def hand_out(self) -> torch.Tensor:
         """A tensor on this memory, which is nobody's view."""
+        made, self._next = self._next, None
+        return self._made() if made is None else made
+
+    def _made(self) -> torch.Tensor:
         # A storage made from DLPack ends with the last tensor, view or NumPy array on it, and only then lets go of its source.
         source = self._source() if self._source is not None else None
         if source is None:
@@ -39,7 +49,7 @@ class Slot:
     @property
     def is_held(self) -> bool:
         """Whether anybody holds a tensor that was handed out, or a view of one."""
-        return self._source is not None and self._source() is not None
+        return self._next is None and self._source is not None and self._source() is not None
 
     def is_under(self, gradient: torch.Tensor) -> bool:
         """Whether the gradient is all of this memory, in the same shape."""
