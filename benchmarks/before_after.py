@@ -5,9 +5,10 @@ training step. A pair is a few turns of each, one after the other by turns, and 
 one of the times before. The middle half of a row's ratios has to lie within 5 %, or the row shows nothing and is run again, in pairs of
 four times the turns. Target: a median ratio of at most 1.03 in every row.
 
-Pairs are of several starts of all processes: where memory happens to lie makes the same program 3 % faster or slower from one start to the
-next. Ranks are bound to processors by turns, as mpirun does: where the scheduler happens to put the threads of a turn changes the time of a
-small operation by half, for seconds.
+Who starts first has slower memory: the same step of train_gpt.py takes 2 % longer, in its optimizer too. So half of a pair is measured with
+this Shoal started first and half with the earlier one, and the pair's ratio is the geometric mean of both. Pairs are of several such starts of
+all processes, since where memory happens to lie makes up to 3 % from one to the next. Ranks are bound to processors by turns, as mpirun does:
+where the scheduler happens to put the threads of a turn changes the time of a small operation by half, for seconds.
 
     sudo python benchmarks/before_after.py [--quick | --again] [--part NAME] COMMIT
 
@@ -17,6 +18,7 @@ Builds the commit into build/before. Needs root for the lab, taskset, one to thr
 
 import io
 import json
+import math
 import os
 import shutil
 import statistics
@@ -45,7 +47,7 @@ from shoal.bench.sizes import show_bytes
 from shoal.bench.watch import foreign_load
 
 KIB, MIB = 1024, 1024**2
-STARTS, PAIRS_OF_A_START = 4, 4
+STARTS, PAIRS_OF_A_START = 4, 4  # a start: of all processes, twice
 AT_MOST = 1.03
 MIDDLE_HALF = 0.05
 # Short and many: the machine's mood, which changes within seconds, is then the same for both.
@@ -121,7 +123,9 @@ class Operations:
     kinds: Sequence[str]
     sizes: Sequence[int]
 
-    def rows(self, python: str, pairs: int, turns: int, wanted: Sequence[str] | None) -> list[Row]:
+    def rows(
+        self, python: str, pairs: int, turns: int, wanted: Sequence[str] | None, earlier_first: bool = False
+    ) -> list[Row]:
         named = {self._name(kind, size): (kind, size) for size in self.sizes for kind in self.kinds}
         chosen = {name: one for name, one in named.items() if wanted is None or name in wanted}
         kinds = [kind for kind in self.kinds if any(kind == one for one, _ in chosen.values())]
@@ -131,7 +135,8 @@ class Operations:
             sizes=[size for size in self.sizes if any(size == one for _, one in chosen.values())],
             rounds=pairs * turns,
             contestants=(SHOAL,),
-            variants=variants,
+            variants=dict(reversed(variants.items())) if earlier_first else variants,
+            variants_first=earlier_first,
             turn_seconds=TURN_SECONDS,
         )
         report = run_at(self.place(), plan)
@@ -155,13 +160,15 @@ class Training:
 
     place: Callable[[], Place]
 
-    def rows(self, python: str, pairs: int, turns: int, wanted: Sequence[str] | None) -> list[Row]:
+    def rows(
+        self, python: str, pairs: int, turns: int, wanted: Sequence[str] | None, earlier_first: bool = False
+    ) -> list[Row]:
         named = {"Shoal's module": PLAIN, "PyTorch's module": C10D}
         chosen = {name: kind for name, kind in named.items() if wanted is None or name in wanted}
         variants = {BEFORE: Variant(python=python), f"{C10D} {BEFORE}": Variant(c10d=True, python=python)}
         teams = {name: (_team(kind), _team(f"{kind} {BEFORE}".strip())) for name, kind in chosen.items()}
         with Teams(self.place(), variants) as stage:
-            everyone = [team for pair in teams.values() for team in pair]
+            everyone = [team for pair in teams.values() for team in (reversed(pair) if earlier_first else pair)]
             done = stage.in_turns(everyone, TASK, pairs * turns, FIRST_STEPS, STEPS)
         return [Row(name, _ratios(done[now].seconds, done[then].seconds, turns)) for name, (now, then) in teams.items()]
 
@@ -223,8 +230,7 @@ def _output(*command: str) -> bytes:
 def measure(part: Operations | Training, python: str, quick: bool) -> list[Row]:
     if quick:
         return part.rows(python, 3, TURNS_OF_A_PAIR, None)
-    rows = joined([part.rows(python, PAIRS_OF_A_START, TURNS_OF_A_PAIR, None) for _ in range(STARTS)])
-    return clearer(part, python, rows)
+    return clearer(part, python, _in_starts(STARTS, part, python, PAIRS_OF_A_START, TURNS_OF_A_PAIR, None))
 
 
 def clearer(part: Operations | Training, python: str, rows: list[Row]) -> list[Row]:
@@ -233,17 +239,21 @@ def clearer(part: Operations | Training, python: str, rows: list[Row]) -> list[R
     if not unclear:
         return rows
     print(f"shows nothing, once more in pairs of {TURNS_WHEN_UNCLEAR} turns: {', '.join(unclear)}", file=sys.stderr)
-    again = joined(
-        [part.rows(python, PAIRS_WHEN_UNCLEAR, TURNS_WHEN_UNCLEAR, unclear) for _ in range(STARTS_WHEN_UNCLEAR)]
-    )
+    again = _in_starts(STARTS_WHEN_UNCLEAR, part, python, PAIRS_WHEN_UNCLEAR, TURNS_WHEN_UNCLEAR, unclear)
     return [{row.name: row for row in again}.get(row.name, row) for row in rows]
 
 
-def joined(starts: Sequence[Sequence[Row]]) -> list[Row]:
-    """The same rows, of several starts."""
-    return [
-        Row(rows[0].name, tuple(ratio for row in rows for ratio in row.ratios)) for rows in zip(*starts, strict=True)
-    ]
+def _in_starts(
+    starts: int, part: Operations | Training, python: str, pairs: int, turns: int, wanted: Sequence[str] | None
+) -> list[Row]:
+    """So many starts, each with so many pairs of so many turns, half of them with either Shoal started first."""
+    ratios: dict[str, list[float]] = {}
+    for _ in range(starts):
+        in_orders = [part.rows(python, pairs, turns // 2, wanted, earlier_first) for earlier_first in (False, True)]
+        for in_one, in_other in zip(*in_orders, strict=True):
+            halves = zip(in_one.ratios, in_other.ratios, strict=True)
+            ratios.setdefault(in_one.name, []).extend(math.sqrt(one * other) for one, other in halves)
+    return [Row(name, tuple(of_row)) for name, of_row in ratios.items()]
 
 
 def tell(commit: str, found: Mapping[str, Any]) -> list[str]:

@@ -42,9 +42,10 @@ class Plan:
     """``sizes``: bytes of float32 per rank, multiples of 4. ``rounds``: turns that count, of each contestant at each size.
 
     ``contestants``: empty for all that are there. ``variants``: by name, and not in a job that a launcher has started; they
-    take part after the contestants, as ``shoal NAME``. ``limits``: overrides of ``shoal.config.Limits``. ``environment``: added
-    to that of Shoal's ranks, and of the servers that are started for them as far as it concerns servers. ``background``: the congestion control of one bulk flow of somebody else on every
-    link of a lab, in each direction. ``turn_seconds``: how long a turn is made to last at least by repeating the
+    take part as ``shoal NAME``. ``variants_first``: they are started before the contestants, and not after them: the memory that a
+    process gets differs. ``limits``: overrides of ``shoal.config.Limits``. ``environment``: added to that of Shoal's ranks, and of
+    the servers that are started for them as far as it concerns servers. ``background``: the congestion control of one bulk flow of
+    somebody else on every link of a lab, in each direction. ``turn_seconds``: how long a turn is made to last at least by repeating the
     operation. ``patience``: seconds after which a turn that has not ended is given up.
 
     Raises ConfigurationError for what cannot be.
@@ -54,6 +55,7 @@ class Plan:
     rounds: int = 7
     contestants: Sequence[str] = ()
     variants: Mapping[str, Variant] = field(default_factory=dict)
+    variants_first: bool = False
     limits: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     background: str | None = None

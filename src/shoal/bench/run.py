@@ -77,17 +77,19 @@ def _assemble(
     players: dict[str, list[Player]] = {}
     shoals = ShoalTeams(troupe, plan)
     missing: dict[str, str] = {}
-    for name in plan.contestants or _AT_PLACES:
+    variants = {variant_name(name): name for name in plan.variants}
+    contestants = plan.contestants or _AT_PLACES
+    for name in [*variants, *contestants] if plan.variants_first else [*contestants, *variants]:
         progress.say(f"starting {name}")
+        if name == SHOAL or name in variants:
+            players[name] = shoals.start(variants.get(name))
+            continue
         try:
-            players[name] = shoals.start() if name == SHOAL else _STARTERS[name](troupe)
+            players[name] = _STARTERS[name](troupe)
         except (ImportError, FileNotFoundError) as error:
             if plan.contestants:
                 raise ConfigurationError(f"{name} cannot take part: {error}") from None
             missing[name] = str(error)
-    for name in plan.variants:
-        progress.say(f"starting {variant_name(name)}")
-        players[variant_name(name)] = shoals.start(name)
     return players, shoals.pids, missing
 
 
