@@ -320,6 +320,8 @@ class Reducer:
             self._wait(averaging, rest.error)
             # Which the other ranks do not hear of: they go on to the end of the pass.
             touched = self._touched()
+            # Or the arenas could not give their places away where the order changes.
+            self._versions.clear()
             if touched is None:
                 averaging.scale(self._turn.scale)
                 self._settle(rest.used)
