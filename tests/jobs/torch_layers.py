@@ -156,6 +156,7 @@ def branches_lie_as(model: DistributedDataParallel) -> str:
 @scenario
 def an_order_that_has_changed_for_good_becomes_that_of_the_arena_on_all_ranks() -> None:
     model = DistributedDataParallel(Branches(), fusion_mb=TINY_MB)
+    arena = model._reducer.arenas.buffers[0].memory.data_ptr()
     for _ in range(10):
         step_is_right(model, branch_loss(lambda _: "abc"))
     assert branches_lie_as(model) == "cba"
@@ -168,6 +169,7 @@ def an_order_that_has_changed_for_good_becomes_that_of_the_arena_on_all_ranks() 
     assert model.get_ddp_logging_data().order_renewals == 1
     for _ in range(3):
         step_is_right(model, branch_loss(lambda _: "cab"))
+    assert model._reducer.arenas.buffers[0].memory.data_ptr() == arena, "there was a second arena"
 
 
 @scenario
