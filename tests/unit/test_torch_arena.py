@@ -1,9 +1,14 @@
 """What gradient arenas promise, without any communication."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+import shoal
+from shoal import runtime
 from shoal.torch.added import KnownParameters, describe_values
 from shoal.torch.arena import PAGE, GradientArenas, gradient_strides
 from shoal.torch.graph import tensors_in
@@ -103,6 +108,57 @@ def test_in_another_order_gradients_keep_their_values_in_the_same_memory(order: 
         dtype = named[index][1].dtype
         places = [one.slot(index).data_ptr() - begins(one)[dtype] for one in (arenas, fresh)]
         assert places[0] == places[1]
+
+
+@pytest.mark.parametrize("view", [lambda gradient: gradient, lambda gradient: gradient[1:], torch.Tensor.numpy])
+def test_in_another_order_a_gradient_that_is_held_stays_what_it_is(view: Callable[[torch.Tensor], Any]) -> None:
+    named = parameters()
+    arenas = GradientArenas(named, ORDER, 64)
+    for _, parameter in named:
+        parameter.grad = torch.ones_like(parameter)
+    for index in range(4):
+        arenas.place(index)
+    held = view(named[0][1].grad)
+    arenas.reorder(ORDER[::-1])
+    for _ in range(3):
+        held[:] = 0.0
+        assert not named[0][1].grad[1:].any()
+        arenas.prepare()
+        for index, (_, parameter) in enumerate(named):
+            parameter.grad += 2.0
+            arenas.place(index)
+        arenas.slot(0).mul_(2.0)
+        arenas.settle(0)
+        assert (held[1:] == 4.0).all()
+        assert lies_in(arenas, 2, named[2][1])
+
+
+def test_where_there_is_no_memory_gradients_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = parameters()
+    arenas = GradientArenas(named, ORDER, 64)
+    for _, parameter in named:
+        parameter.grad = torch.ones_like(parameter)
+    for index in range(4):
+        arenas.place(index)
+    held = named[0][1].grad
+
+    def refuse(size: int) -> None:
+        raise shoal.ShoalError(f"no memory for {size} bytes")
+
+    with monkeypatch.context() as context:
+        context.setattr(runtime, "allocate", refuse)
+        with pytest.raises(shoal.ShoalError, match="no memory for"):
+            arenas.reorder(ORDER[::-1])
+        named[0][1].grad = None
+        with pytest.raises(shoal.ShoalError, match="no memory for"):
+            arenas.prepare()
+        named[0][1].grad = held
+    assert arenas.order == [index for index in ORDER if index != 1] + [1]
+    for index, (_, parameter) in enumerate(named):
+        assert lies_in(arenas, index, parameter)
+        assert torch.equal(parameter.grad, torch.ones_like(parameter))
+    arenas.reorder(ORDER[::-1])
+    assert arenas.order == [1, 3, 0, 2]
 
 
 def begins(arenas: GradientArenas) -> dict[torch.dtype, int]:

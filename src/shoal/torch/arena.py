@@ -12,7 +12,8 @@ several wrappers have.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from shoal.torch.slots import Slot
 PAGE = 4096
 
 NamedParameter = tuple[str, torch.nn.Parameter]
+_Reference = weakref.ref[torch.Tensor]
 
 # What is summed for each dtype of gradients: complex ones as their real and imaginary parts.
 WIRE_DTYPES = {
@@ -93,20 +95,24 @@ class GradientArenas:
 
         There is no second arena for that, unless the program holds a gradient that would move under its hands: gradients that have
         changed places among each other are copied together and put back, and between the order of registration and that of
-        arrival these are mostly the few of a layer.
+        arrival these are mostly the few of a layer. A gradient that the program holds stays where it is, outside of the new arena.
         """
         before, slots = self._orders, self._slots
-        inside = [index for index in range(len(slots)) if self._is_inside(index)]
-        for index in inside:
-            self._parameters[index].grad = None
-        held = {self._kinds[index] for index, slot in enumerate(slots) if slot.is_held}
-        for kind in held:
-            del self._memory[kind]
-        self._lay_out(order)
+        inside = self._taken(range(len(slots)))
+        held = {index for index, slot in enumerate(slots) if slot.is_held}
+        renewed = {self._kinds[index] for index in held}
+        try:
+            self._lay_out(order, renewed)
+        except Exception:
+            held.update(inside)
+            raise
+        finally:
+            for index in held & inside.keys():
+                self._parameters[index].grad = _given_back(slots[index], inside.pop(index))
         for kind, after in self._orders.items():
             for moved in _permuted(before[kind], after):
                 values = {index: slots[index].memory for index in moved if index in inside}
-                if len(moved) > 1 and kind not in held:
+                if len(moved) > 1 and kind not in renewed:
                     values = {index: memory.clone() for index, memory in values.items()}
                 for index, value in values.items():
                     slot = self._slots[index]
@@ -185,10 +191,13 @@ class GradientArenas:
                 left.update({self._kinds[index], *(() if trespassed is None else (trespassed,))})
                 outside.update(other for other, each in enumerate(self._slots) if begin and each.begin == begin)
         if left:
+            # A gradient of which the program has a view stays in the memory that is left.
+            inside = self._taken(index for index, kind in enumerate(self._kinds) if kind in left)
+            outside.update(index for index in inside if self._slots[index].is_held)
+            for index, reference in inside.items():
+                self._parameters[index].grad = _given_back(self._slots[index], reference)
+            self._lay_out(self.order, left)
             self._strayed |= strayed
-            for kind in left:
-                del self._memory[kind]
-            self._lay_out(self.order)
         self._apart = outside | self._strayed | self._shared
         for index in self._apart | self._frozen:
             self._move_out(index)
@@ -292,6 +301,15 @@ class GradientArenas:
         gradient = self._parameters[index].grad
         return gradient is not None and self._slots[index].begin != 0 and self._slots[index].is_under(gradient)
 
+    def _taken(self, indices: Iterable[int]) -> dict[int, _Reference]:
+        """The gradients of these that lie in their slots, and that are None now: whoever still holds a slot is the program."""
+        taken: dict[int, _Reference] = {}
+        for index in indices:
+            if self._is_inside(index):
+                taken[index] = weakref.ref(self._parameters[index].grad)  # type: ignore[arg-type]
+                self._parameters[index].grad = None
+        return taken
+
     def _move_out(self, index: int) -> None:
         """Its gradient is a tensor of its own from now on, if it lies in its slot."""
         if self._is_inside(index):
@@ -305,13 +323,21 @@ class GradientArenas:
                 return kind
         return None
 
-    def _lay_out(self, order: Sequence[int]) -> None:
+    def _lay_out(self, order: Sequence[int], renewed: Collection[Kind] = ()) -> None:
+        """``renewed``: the arenas that get new memory. If there is none, everything stays as it is."""
+        orders = self._by_kind(order)
+        layouts = {kind: self._layout(indices) for kind, indices in orders.items()}
+        memory: dict[Kind, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        for kind, indices in orders.items():
+            if kind in self._memory and kind not in renewed:
+                memory[kind] = self._memory[kind]
+            else:
+                memory[kind] = _memory(layouts[kind].size, self._parameters[indices[0]], self._devices[indices[0]])
+        self._orders, self._layouts, self._memory = orders, layouts, memory
         slots: dict[int, Slot] = {}
-        self._orders = self._by_kind(order)
-        self._layouts: dict[Kind, ArenaLayout] = {}
         self.buffers: list[Buffer] = []
         self.touched: list[tuple[int, ...]] = [()] * len(self._parameters)
-        for kind, indices in self._orders.items():
+        for kind, indices in orders.items():
             self._add_arena(kind, indices, slots)
         self._slots = [slots[index] for index in range(len(self._parameters))]
 
@@ -329,9 +355,7 @@ class GradientArenas:
     def _add_arena(self, kind: Kind, indices: Sequence[int], slots: dict[int, Slot]) -> None:
         dtype = kind.dtype
         wire = _wire_dtype(dtype, self._names[indices[0]])
-        layout = self._layouts[kind] = self._layout(indices)
-        if kind not in self._memory:
-            self._memory[kind] = _memory(layout.size, self._parameters[indices[0]], self._devices[indices[0]])
+        layout = self._layouts[kind]
         memory, mirror = self._memory[kind]
         elements = memory.view(dtype)
         first_buffer = len(self.buffers)
@@ -352,6 +376,12 @@ class GradientArenas:
         """The one that there was, which knows who holds it, if it is this memory."""
         before = self._slots[index] if self._slots else None
         return before if before is not None and before.is_under(memory) else Slot(memory)
+
+
+def _given_back(slot: Slot, gradient: _Reference) -> torch.Tensor:
+    """The gradient if somebody has it, else another tensor on its slot."""
+    given = gradient()
+    return slot.hand_out() if given is None else given
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
