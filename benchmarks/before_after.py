@@ -229,7 +229,7 @@ def _output(*command: str) -> bytes:
 
 def measure(part: Operations | Training, python: str, quick: bool) -> list[Row]:
     if quick:
-        return part.rows(python, 3, TURNS_OF_A_PAIR, None)
+        return _in_starts(1, part, python, 3, TURNS_OF_A_PAIR, None)
     return clearer(part, python, _in_starts(STARTS, part, python, PAIRS_OF_A_START, TURNS_OF_A_PAIR, None))
 
 
@@ -291,6 +291,7 @@ def main(commit: str, quick: bool, wanted: Sequence[str], again: bool) -> None:
     for name in wanted or PARTS:
         rows = [Row(**row) for row in found[name]["rows"]] if again and name in found else []
         if again and all(row.shows_something for row in rows):
+            print(f"{name}: {'every row shows something' if rows else 'was not kept'}", file=sys.stderr)
             continue
         print(name, file=sys.stderr)
         facts = machine_facts() | {"other load, before": f"{foreign_load():.2f} processors"}

@@ -31,12 +31,13 @@ class LoopThread:
         self._resolver = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="shoal-resolve")
         self._loop.set_default_executor(self._resolver)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        _running.add(self)
         try:
             self._thread.start()
         except RuntimeError:  # the system has no thread
+            _running.discard(self)
             self._loop.close()
             raise
-        _running.add(self)
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Its result. An interruption, such as KeyboardInterrupt, cancels it."""

@@ -126,12 +126,13 @@ class Session:
         if joined.door is not None:
             link_thread.run(self._receive_peers())
         self._events = threading.Thread(target=self._serve, name="shoal-events", daemon=True)
+        _sessions.add(self)
         try:
             self._events.start()
         except RuntimeError:  # the system has no thread
+            _sessions.discard(self)
             self._engine.close()
             raise
-        _sessions.add(self)
 
     @property
     def engine(self) -> _native.Engine:

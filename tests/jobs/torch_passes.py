@@ -87,14 +87,25 @@ def a_hook_that_comes_after_averaging_is_an_error_that_names_the_parameter() -> 
     step_is_right(model)
     accumulator = torch.autograd.graph.get_gradient_edge(module[0].weight).node
 
-    def change_another(*_: object) -> None:
-        module[4].weight.grad.mul_(2)
+    weight = module[4].weight
 
-    late = accumulator.register_hook(change_another)
-    with pytest.raises(shoal.ShoalError, match=r"rank \d .*4\.weight was written to while it was being averaged"):
-        loss_of(model, shoal.rank()).backward()
-    late.remove()
-    step_is_right(model)
+    def change_another(*_: object) -> None:
+        weight.grad.mul_(2)
+
+    def change_and_clear(*_: object) -> None:
+        weight.grad.mul_(2)
+        weight.grad = None
+
+    def change_and_replace(*_: object) -> None:
+        weight.grad.mul_(2)
+        weight.grad = weight.grad.clone()
+
+    for hook in (change_another, change_and_clear, change_and_replace):
+        late = accumulator.register_hook(hook)
+        with pytest.raises(shoal.ShoalError, match=r"rank \d .*4\.weight was written to while it was being averaged"):
+            loss_of(model, shoal.rank()).backward()
+        late.remove()
+        step_is_right(model)
 
 
 @scenario

@@ -219,7 +219,8 @@ class GradientArenas:
         if gradient.data_ptr() == slot.begin and slot.is_under(gradient):
             return None if index in self._apart else gradient
         self._fill(index, gradient)
-        if _references(gradient) > self._references_alone:
+        del gradient
+        if _references(parameter) > self._references_alone:
             # Hooks of the program have it, which look there for the result.
             self._apart.add(index)
         if index in self._apart:
@@ -249,6 +250,10 @@ class GradientArenas:
             parameter.grad = slot.memory.clone()
         else:
             gradient.detach().copy_(slot.memory)
+
+    def is_in_slot(self, index: int, gradient: torch.Tensor) -> bool:
+        """Whether this is a tensor on the parameter's slot."""
+        return gradient.data_ptr() == self._slots[index].begin
 
     def placed(self, index: int) -> torch.Tensor | None:
         """``param.grad`` if that is in its slot. Its ``_version`` changes whenever a program writes to it."""
@@ -424,18 +429,17 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _references(gradient: torch.Tensor) -> int:
-    """How many there are to it from Python."""
-    return sys.getrefcount(gradient)
+def _references(parameter: torch.nn.Parameter) -> int:
+    """How many there are to its gradient from Python. No variable has it here: who traces the program keeps those."""
+    return sys.getrefcount(parameter.grad)
 
 
 @cache
 def _references_alone() -> int:
-    """To a gradient that nobody in Python has but a variable of the caller."""
+    """To a gradient that nobody in Python has."""
     parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
     parameter.grad = torch.zeros(1, device="cpu")
-    gradient = parameter.grad
-    return _references(gradient)
+    return _references(parameter)
 
 
 def _description(gradient: torch.Tensor) -> str:

@@ -485,7 +485,7 @@ class Reducer:
         """The error if the program has written to a gradient that was on its way."""
         arenas = self.arenas
         for index, (gradient, version) in self._versions.items():
-            if gradient._version != version and arenas.placed(index) is not None:
+            if gradient._version != version and arenas.is_in_slot(index, gradient):
                 return ShoalError(complaints.was_changed(self._channel.here, self._parameters[index][0]))
         return None
 
