@@ -493,6 +493,8 @@ TEST(a_dedicated_server_has_the_patience_of_each_job_on_its_links) {
   std::vector<int> ours;
   for (const std::uint32_t seconds : {6U, 60U, 86'400U}) {
     const auto [near, far] = tests::tcp_pair();
+    const int of_the_handshake = 10'000;
+    CHECK_EQ(::setsockopt(far, IPPROTO_TCP, TCP_USER_TIMEOUT, &of_the_handshake, sizeof of_the_handshake), 0);
     config.peer_timeout = seconds;
     server.attach("job of " + std::to_string(seconds), 0, 0, 0, far, config);
     ours.push_back(near);
@@ -505,6 +507,7 @@ TEST(a_dedicated_server_has_the_patience_of_each_job_on_its_links) {
     CHECK_EQ(tcp_option(link, TCP_KEEPIDLE), static_cast<int>(seconds / 3));
     CHECK_EQ(tcp_option(link, TCP_KEEPINTVL), static_cast<int>(seconds / 6));
     CHECK_EQ(tcp_option(link, TCP_KEEPCNT), 4);
+    CHECK_EQ(tcp_option(link, TCP_USER_TIMEOUT), 0);
   }
   for (const int descriptor : ours) {
     ::close(descriptor);

@@ -1,6 +1,7 @@
 // The TCP driver's links with stand-in machines: every promise of protocol/machine.h that a driver gives.
 
 #include <linux/filter.h>
+#include <linux/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -328,6 +329,45 @@ TEST(each_link_of_a_loop_has_its_own_patience_with_a_silent_host) {
   CHECK_EQ(side.loop.call([&] { return side.machine.lost.size(); }), 1u);
   ::close(hasty_peer);
   ::close(patient_peer);
+}
+
+tcp_info info_of(int socket) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  CHECK_EQ(::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size), 0);
+  return info;
+}
+
+// Its receive buffer shrinks while the other side knows of a larger window: a kernel that runs out of memory for what
+// it has asked for throws bytes away, and answers each time that there is no room.
+TEST(a_process_that_does_not_read_is_not_silent_where_its_kernel_throws_bytes_away) {
+  Side side;
+  const auto [ours, peer] = tcp_pair();
+  const LinkId link = side.loop.add_socket(side.machine, Descriptor(ours), {1, false});
+  side.loop.start();
+  const int smallest = 0;
+  CHECK_EQ(::setsockopt(peer, SOL_SOCKET, SO_RCVBUF, &smallest, sizeof smallest), 0);
+  const Bytes payload = pattern(50'000, 3);
+  side.loop.call([&] { side.machine.send(link, {}, payload, 1); });
+  // Longer than its patience between two tries.
+  const auto began = std::chrono::steady_clock::now();
+  Time longest = 0;
+  while (longest < 2 * second) {
+    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(30));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const tcp_info info = info_of(ours);
+    if (info.tcpi_unacked > 0) {
+      longest = std::max(longest, Time{info.tcpi_last_ack_recv} * (second / 1000));
+    }
+    CHECK(side.loop.call([&] { return side.machine.lost.empty(); }));
+  }
+  const int roomy = 1 << 20;
+  CHECK_EQ(::setsockopt(peer, SOL_SOCKET, SO_RCVBUF, &roomy, sizeof roomy), 0);
+  Bytes received(wire::header_bytes + payload.size());
+  CHECK_EQ(::recv(peer, received.data(), received.size(), MSG_WAITALL), static_cast<ssize_t>(received.size()));
+  CHECK(std::equal(payload.begin(), payload.end(), received.begin() + wire::header_bytes));
+  CHECK(side.loop.call([&] { return side.machine.lost.empty(); }));
+  ::close(peer);
 }
 
 TEST(frames_in_memory_keep_order_and_give_tokens_back) {

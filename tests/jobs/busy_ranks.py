@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,10 +118,19 @@ def work_for(seconds: float) -> None:
     shoal.shutdown()
 
 
-# More than a process that does not read can take: the senders' kernels find its receive buffer full.
+# Much more than the receive buffers of a process that does not read can take: the senders' kernels find them full.
+RECEIVE_BUFFER = 256 << 10
 FLOOD_ELEMENTS = 8_000_000
 FLOOD_LIMITS = {"segment": 1 << 20, "credit": 64 << 20}
 FLOODS = ("all-reduce", "broadcast", "all-gather")
+
+
+def _bound_receive_buffers() -> None:
+    """Of every connection of this process; how far they grow is else the machine's choice (tcp_rmem)."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        if descriptor.is_socket():
+            with socket.socket(fileno=os.dup(int(descriptor.name))) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
 
 
 def flood(operation: str, rounds: int, victim: int, moments: str) -> None:
@@ -130,6 +140,8 @@ def flood(operation: str, rounds: int, victim: int, moments: str) -> None:
     """
     shoal.init(_limits=FLOOD_LIMITS)
     rank, size = shoal.rank(), shoal.size()
+    if rank == victim:
+        _bound_receive_buffers()
     for index in range(rounds):
         name = f"{operation} {index}"
         mine = np.full(FLOOD_ELEMENTS, rank + index, np.float32)

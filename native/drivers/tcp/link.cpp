@@ -65,9 +65,15 @@ void configure(int socket, const LinkOptions& options) {
   set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, timeout / 3);
   set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, std::max(timeout / 6, 1));
   set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 4);
-  if (options.judges_unacknowledged_data) {
-    set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, timeout * 1000);
-  }
+  // Zero is "no limit": whoever opened the connection may have set one for the handshake.
+  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, options.judges_unacknowledged_data ? timeout * 1000 : 0);
+}
+
+// Whether the other kernel has said nothing since it was last asked something. Bytes that a full receiver has no memory
+// for stay unacknowledged although it answers; this kernel sends them again, less and less often, and is answered
+// again.
+bool owes_an_answer(const tcp_info& info) {
+  return info.tcpi_probes > 0 || (info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > info.tcpi_last_data_sent);
 }
 
 }  // namespace
@@ -263,10 +269,10 @@ void Link::look(Time now) {
   }
 }
 
-// A stopped process whose buffers are full is not silent: its kernel acknowledges, and answers probes of its window. So
-// this can be asked where data flows, and the kernel's own limits for data (TCP_USER_TIMEOUT) cannot.
+// A stopped process whose buffers are full is not silent: its kernel answers whatever is sent, and probes of its
+// window. So this can be asked where data flows, and the kernel's own limits for data (TCP_USER_TIMEOUT) cannot.
 void Link::judge_silence(const tcp_info& info, Time now) {
-  if (std::exchange(heard_, false) || (info.tcpi_unacked == 0 && info.tcpi_probes == 0)) {
+  if (std::exchange(heard_, false) || !owes_an_answer(info)) {
     owed_since_ = 0;
     is_silent_ = false;
     return;

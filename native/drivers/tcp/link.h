@@ -99,7 +99,7 @@ class Link {
   // Asks the kernel how the connection fares. To be called often: it tells when the last answer came, but not since
   // when one is owed.
   void look(Time now);
-  // Whether the other side's kernel owes an answer and has given none for the peer timeout, when it was last looked at.
+  // Whether the other side's kernel had not answered for the peer timeout what it was sent, when it was last looked at.
   bool is_silent() const { return is_silent_; }
   int peer_timeout_seconds() const { return peer_timeout_seconds_; }
 
