@@ -125,3 +125,26 @@ def buffers_are_sparse_or_of_8_bits(wrap: Wrap) -> Any:
             model(x(step + 1.0)).sum().backward()
             found.append(gradients(model))
     return found
+
+
+@program
+def buffers_of_each_rank_are_its_own(wrap: Wrap) -> Any:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lines = lines()
+            self.register_buffer("seen", torch.full((2 + shoal.rank(),), 1.0 + shoal.rank()))
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            self.seen += 1
+            out: torch.Tensor = self.lines(value) + self.seen.sum()
+            return out
+
+    module = Shifted()
+    model = wrap(module, broadcast_buffers=False)
+    found = []
+    for step in range(2):
+        model.zero_grad()
+        model(x(step + 1.0)).square().sum().backward()
+        found.extend([module.seen[:2] - shoal.rank(), *gradients(model)])
+    return [len(module.seen) - shoal.rank(), *found]

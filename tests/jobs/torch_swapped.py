@@ -151,6 +151,11 @@ def arguments_have_the_meaning_that_pytorch_gives_them() -> None:
     assert small.get_ddp_logging_data().operations > 3 > large.get_ddp_logging_data().operations - 1
     assert DistributedDataParallel(mlp(), forward_sync_buffers=False).broadcast_buffers is False
     assert DistributedDataParallel(mlp(), broadcast_buffers=False).broadcast_buffers is False
+    for syncs, same in (({"forward_sync_buffers": False}, True), ({"broadcast_buffers": False}, False), ({}, True)):
+        module = mlp()
+        module.register_buffer("of_rank", torch.tensor(float(shoal.rank())))
+        DistributedDataParallel(module, **syncs)
+        assert module.of_rank == (0 if same else shoal.rank())
     assert DistributedDataParallel(mlp(), skip_all_reduce_unused_params=True).find_unused_parameters
     module = mlp()
     before = copy.deepcopy(module)

@@ -33,9 +33,9 @@ class DistributedDataParallel(torch.nn.Module):
     Joins the job (``shoal.torch.init``) if this process has not. All ranks begin with the parameters and buffers of the
     group's first member. Averaging overlaps with the backward pass and is complete when ``loss.backward()`` returns.
 
-    ``forward_sync_buffers`` (or ``broadcast_buffers``, PyTorch's older name): before every forward pass that follows one whose
-    gradients are averaged, also if it has none itself as in evaluation, buffers become those of the group's first member.
-    Default: True.
+    ``forward_sync_buffers``: before every forward pass that follows one whose gradients are averaged, also if it has none itself as
+    in evaluation, buffers become those of the group's first member. Default: True. ``broadcast_buffers``, PyTorch's older name,
+    says the same; with False, ranks begin with buffers of their own too.
     ``init_sync``: False if parameters and buffers are the same on all ranks already; then this takes their word for it.
     ``process_group``: a ``shoal.Group`` or one of torch.distributed, whose members wrap the same module; default: all ranks.
     ``device_mesh``, of one dimension, says the same.
@@ -130,16 +130,17 @@ class DistributedDataParallel(torch.nn.Module):
         self._fusion_mb = fusion_mb
         self._buffers_sent = ()
         runtime.init()
-        self._meet(arguments.group_of(process_group, device_mesh), init_sync)
+        init_sync_buffers = self.broadcast_buffers or forward_sync_buffers is not None
+        self._meet(arguments.group_of(process_group, device_mesh), init_sync, init_sync_buffers)
 
     @torch.inference_mode(False)
-    def _meet(self, group: Group, init_sync: bool, of_copy: bool = False) -> None:
+    def _meet(self, group: Group, init_sync: bool, init_sync_buffers: bool, of_copy: bool = False) -> None:
         """Begins to average among the members of the group."""
         self._ranks = None if len(group.ranks) == group.session.size else group.ranks
         channel = Channel(group, of_copy)
         if init_sync:
-            agree(channel, "module", members.describe_all(self.module), "parameters and buffers")
-            wait_for_all(broadcast_state(channel, "initial", self._synced_state(with_buffers=True)))
+            agree(channel, "module", members.describe_all(self.module, init_sync_buffers), "parameters and buffers")
+            wait_for_all(broadcast_state(channel, "initial", self._synced_state(init_sync_buffers)))
         self._reducer_made: Reducer | None = Reducer(
             channel,
             self.find_unused_parameters,
@@ -164,7 +165,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _reducer(self) -> Reducer:
         if self._reducer_made is None:
             # A copy takes its original's word for it that ranks have the same.
-            self._meet(self._group_of_copy(), init_sync=False, of_copy=True)
+            self._meet(self._group_of_copy(), init_sync=False, init_sync_buffers=False, of_copy=True)
         assert self._reducer_made is not None, "it has just been made"
         return self._reducer_made
 

@@ -114,9 +114,11 @@ def describe(name: str, tensor: torch.Tensor, place: int) -> str:
     return f"{name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{order}{device}"
 
 
-def describe_all(module: torch.nn.Module) -> list[str]:
+def describe_all(module: torch.nn.Module, with_buffers: bool) -> list[str]:
     """The module in lines that all ranks must agree on."""
-    everything = [("parameter", *each) for each in parameters(module)] + [("buffer", *each) for each in buffers(module)]
+    everything: list[tuple[str, str, torch.Tensor]] = [("parameter", *each) for each in parameters(module)]
+    if with_buffers:
+        everything += [("buffer", *each) for each in buffers(module)]
     places = places_of([tensor for _, _, tensor in everything])
     return [
         f"{kind} {describe(name, tensor, place)}{' frozen' if kind == 'parameter' and not tensor.requires_grad else ''}"
