@@ -196,10 +196,12 @@ def _page(results: dict[str, Result]) -> str:
     lines = [
         "# Versions of PyTorch",
         "",
+        'The backend "shoal" is for PyTorch 2.6 and later, the wrapper and the communication hook are for 2.4 and later.',
+        "",
         "What `make compat` found: Shoal's package, with its native part built once, in an environment for each version. Written by",
         "`tests/compat/run.py`, which names the tests of each part: the wrapper (beside PyTorch's own on the same programs), the",
         "communication hook with gloo, and the backend (every collective, functional and coalesced ones, 200 in flight, PyTorch's own",
-        "DistributedDataParallel, groups, `split_group`, a second start in the same process, torchrun). All ran on the CPU.",
+        'DistributedDataParallel, groups, `split_group`, a second start in the same process, torchrun). All ran on the CPU; "built for CUDA" is what the package of that version is made for.',
         "",
         "| PyTorch | built for CUDA | Python | date | Shoal | wrapper | hook | backend |",
         "|---|---|---|---|---|---|---|---|",
