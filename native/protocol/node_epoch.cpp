@@ -192,6 +192,7 @@ Status Node::Impl::receive_admit(Operation& operation, LinkState& link) {
     part.runs = std::move(runs);
     part.sent = part.answered = node::Cursor{};
     part.done = part.runs.empty();
+    pump_others(operation, link.index);
     if (part.done && !operation.finished) {
       end_if_done(operation);
     }

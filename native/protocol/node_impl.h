@@ -114,6 +114,7 @@ class Node::Impl {
   bool has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const;
   bool has_smaller_segments(const Part& part) const;
   void pump(std::uint32_t server);
+  void pump_others(const Operation& operation, std::uint32_t server);
   // The part is the next in its server's order; rank 0's node measures the operation from now on, until it ends.
   void admitted(Operation& operation, Part& part);
   void note_sending(Operation& operation);

@@ -128,6 +128,7 @@ void Node::Impl::settle(Operation& operation, std::uint32_t server) {
   settled.kept.clear();
   // Nobody needs the rest of it, so the array is not the node's any longer once the handle is done.
   settled.sent = {settled.runs.size(), 0};
+  pump_others(operation, server);
   if (!operation.kept.empty()) {
     forget_kept(operation);
   }

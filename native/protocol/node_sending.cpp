@@ -118,6 +118,15 @@ void Node::Impl::pump(std::uint32_t server) {
   }
 }
 
+// This server is owed less than before, or nothing: those that keep step with it may have waited for that.
+void Node::Impl::pump_others(const Operation& operation, std::uint32_t server) {
+  for (const Part& part : operation.parts) {
+    if (part.keeps_step && part.server != server) {
+      pump(part.server);
+    }
+  }
+}
+
 void Node::Impl::admitted(Operation& operation, Part& part) {
   part.admitted = true;
   servers_[part.server].admitted.push_back(operation.number);

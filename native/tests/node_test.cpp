@@ -107,6 +107,12 @@ struct OwnServers {
 
   void admits(LinkId link) { CHECK(frame(node, link, {.type = Type::admit, .operation = 1}, {}).ok()); }
 
+  // It lacks these.
+  void admits_again(LinkId link, const std::vector<wire::Run>& lacked) {
+    const wire::Header header{.type = Type::admit, .flags = wire::flag_resumed, .epoch = 1, .operation = 1};
+    CHECK(frame(node, link, header, wire::encode(lacked)).ok());
+  }
+
   // The next segment's result, which gives its credit back.
   void answers(LinkId link, std::uint64_t offset, std::uint32_t bytes) {
     const wire::Header header{
@@ -116,9 +122,29 @@ struct OwnServers {
 
   std::ptrdiff_t sent_to(LinkId link) const { return world.data_sent_to(link); }
 
+  // The epoch changes when the dedicated server has answered its whole shard, and the others nothing.
+  void change_epoch_after_the_dedicated_shard() {
+    admits(dedicated);
+    for (std::uint64_t offset = 32768; offset < 98304; offset += 4096) {
+      const std::uint8_t flags = offset + 4096 == 98304 ? wire::flag_last : std::uint8_t{0};
+      const wire::Header header{.type = Type::result,
+                                .flags = flags,
+                                .dtype = DType::uint8,
+                                .operation = 1,
+                                .offset = offset,
+                                .credit = 4096};
+      CHECK(frame(node, dedicated, header, Bytes(4096)).ok());
+    }
+    node.attach_coordinator(coordinator);
+    const wire::Epoch epoch{config.weights, "used again"};
+    CHECK(frame(node, coordinator, {.type = Type::epoch, .epoch = 1}, wire::encode(epoch)).ok());
+    world.queue.clear();
+  }
+
   static constexpr LinkId own = server_link;
   static constexpr LinkId others = server_link + 1;
   static constexpr LinkId dedicated = server_link + 2;
+  static constexpr LinkId coordinator = server_link + 3;
   const JobConfig config;
   World world;
   BufferPool pool{0};
@@ -281,6 +307,32 @@ TEST(they_wait_for_nothing_that_is_not_there_yet) {
   CHECK_EQ(job.sent_to(job.dedicated), 1);
   job.answers(job.own, 2048, 2048);
   CHECK_EQ(job.sent_to(job.own), 3);
+}
+
+// Found by the simulated network: in a new epoch the dedicated server lacked nothing and said so last.
+TEST(in_a_new_epoch_they_wait_for_no_server_that_lacks_nothing) {
+  OwnServers job;
+  std::vector<std::byte> array(std::size_t{24} * 4096);
+  job.node.submit(all_reduce(array));
+  job.change_epoch_after_the_dedicated_shard();
+  job.admits_again(job.own, {{{4096, 16384}, true, true}});
+  job.admits_again(job.others, {{{16384 + 4096, 32768}, true, true}});
+  CHECK_EQ(job.sent_to(job.own), 0);
+  CHECK_EQ(job.sent_to(job.others), 0);
+  job.admits_again(job.dedicated, {});
+  CHECK_EQ(job.sent_to(job.own), 1);
+  CHECK_EQ(job.sent_to(job.others), 1);
+}
+
+TEST(in_a_new_epoch_they_wait_for_no_server_whose_shard_all_have) {
+  OwnServers job;
+  std::vector<std::byte> array(std::size_t{24} * 4096);
+  job.node.submit(all_reduce(array));
+  job.change_epoch_after_the_dedicated_shard();
+  job.admits_again(job.own, {{{4096, 16384}, true, true}});
+  CHECK_EQ(job.sent_to(job.own), 0);
+  CHECK(frame(job.node, job.dedicated, {.type = Type::have, .epoch = 1}, wire::encode_numbers({1})).ok());
+  CHECK_EQ(job.sent_to(job.own), 1);
 }
 
 TEST(in_short_operations_no_server_keeps_step) {
