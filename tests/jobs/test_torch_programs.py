@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch_kept
 import torch_nested
 import torch_programs
 import torch_settings
@@ -17,7 +18,7 @@ RANKS = 2
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """One job for all programs: by rank, what is wrong with the answer of each."""
     rendezvous = Path(tmp_path_factory.mktemp("gloo")) / "rendezvous"
-    more = [torch_nested.__name__, torch_settings.__name__, torch_stand_ins.__name__]
+    more = [torch_kept.__name__, torch_nested.__name__, torch_settings.__name__, torch_stand_ins.__name__]
     return run_ranks(
         torch_programs.run_all, RANKS, f"file://{rendezvous}", more, environment={"SHOAL_TIMEOUT": "20"}, timeout=200
     )

@@ -92,6 +92,63 @@ def a_rank_that_has_written_to_a_gradient_on_its_way_is_in_step_with_the_others(
     step_is_right(model)
 
 
+def stops_in(model: DistributedDataParallel, error: type[BaseException], text: str) -> Callable[[], None]:
+    """From now on the arenas of this rank cannot be prepared. Returns what ends that."""
+    arenas = model._reducer.arenas
+
+    def stop() -> None:
+        raise error(text)
+
+    arenas.prepare = stop  # type: ignore[method-assign]
+    return lambda: delattr(arenas, "prepare")
+
+
+@scenario
+def a_pass_that_cannot_begin_on_one_rank_is_an_error_on_every_rank() -> None:
+    for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
+        model = DistributedDataParallel(mlp(), **options)
+        for error in (MemoryError, KeyboardInterrupt):
+            loss = loss_of(model, shoal.rank())
+            if shoal.rank() == 1:
+                mend = stops_in(model, error, "no memory for 4 bytes")
+                with pytest.raises(error):
+                    loss.backward()
+                mend()
+            else:
+                said = "no memory for 4 bytes" if error is MemoryError else "interrupted by KeyboardInterrupt"
+                with pytest.raises(shoal.ShoalError, match=f"failed on rank 1 .*{said}"):
+                    loss.backward()
+            for _ in range(2):
+                step_is_right(model)
+
+
+@scenario
+def a_pass_that_only_adds_up_cannot_begin_on_one_rank() -> None:
+    model = DistributedDataParallel(mlp())
+    with model.no_sync():
+        loss = loss_of(model, shoal.rank())
+    if shoal.rank() == 1:
+        mend = stops_in(model, MemoryError, "no memory for 4 bytes")
+        with pytest.raises(MemoryError):
+            loss.backward()
+        mend()
+    else:
+        loss.backward()
+    step_is_right(model)
+
+
+@scenario
+def a_rank_that_has_run_out_of_inputs_cannot_take_part() -> None:
+    model = DistributedDataParallel(mlp())
+    if shoal.rank() == 1:
+        stops_in(model, MemoryError, "no memory for 4 bytes")
+        with pytest.raises(MemoryError), model.join():
+            pass
+    else:
+        with pytest.raises(shoal.ShoalError, match=r"failed on rank 1 .*no memory for 4 bytes"), model.join():
+            loss_of(model, shoal.rank()).backward()
+
+
 class Halved(nn.Module):
     """On rank 1 half of its parameters have no gradient."""
 

@@ -25,6 +25,10 @@ PROGRAMS: dict[str, Callable[[Wrap], Any]] = {}
 
 # Whose answer is another one on each rank, as it should be.
 OF_EACH_RANK = {
+    "a_hook_keeps_the_gradient_and_clips_a_copy",
+    "a_hook_keeps_the_gradient_and_takes_it_away",
+    "a_hook_keeps_what_has_been_accumulated",
+    "a_hook_takes_gradients_away_that_only_add_up",
     "a_pass_of_one_rank_alone_is_its_own",
     "gradients_of_a_foreign_pass_are_added_to_as_they_are",
     "other_parameters_on_each_rank_stand_in_for_the_parameters",

@@ -477,8 +477,10 @@ def what_cannot_be_wrapped_is_refused_with_a_reason() -> None:
         DistributedDataParallel(made_of_two)
     sparse = nn.Linear(2, 2)
     sparse.register_buffer("mask", torch.eye(2).to_sparse())
-    with pytest.raises(TypeError, match=r"mask is sparse .* broadcast_buffers=False"):
-        DistributedDataParallel(sparse)
+    for syncs in ({}, {"forward_sync_buffers": False}, {"forward_sync_buffers": True, "init_sync": False}):
+        with pytest.raises(TypeError, match=r"mask is sparse .* broadcast_buffers=False"):
+            DistributedDataParallel(sparse, **syncs)
+    DistributedDataParallel(sparse, forward_sync_buffers=False, init_sync=False)
     with pytest.raises(TypeError, match=r"shoal\.Group"):
         DistributedDataParallel(nn.Linear(2, 2), process_group=object())
 

@@ -156,6 +156,12 @@ def arguments_have_the_meaning_that_pytorch_gives_them() -> None:
         module.register_buffer("of_rank", torch.tensor(float(shoal.rank())))
         DistributedDataParallel(module, **syncs)
         assert module.of_rank == (0 if same else shoal.rank())
+    for syncs in (True, False):
+        with pytest.warns(UserWarning, match="broadcast_buffers=.* counts for nothing"):
+            model = DistributedDataParallel(mlp(), broadcast_buffers=not syncs, forward_sync_buffers=syncs)
+        assert model.broadcast_buffers is syncs
+        model.broadcast_buffers = not syncs
+        assert model.forward_sync_buffers is not syncs
     assert DistributedDataParallel(mlp(), skip_all_reduce_unused_params=True).find_unused_parameters
     module = mlp()
     before = copy.deepcopy(module)
@@ -175,7 +181,6 @@ def arguments_that_have_no_meaning_here_are_refused_with_a_reason() -> None:
         ({"mixed_precision": object()}, "autocast"),
         ({"bucket_cap_mb_list": [1, 2]}, "bucket_cap_mb"),
         ({"bucket_cap_mb": 1, "fusion_mb": 2}, "two names"),
-        ({"broadcast_buffers": True, "forward_sync_buffers": False}, "two names"),
     ):
         with pytest.raises(shoal.ConfigurationError, match=text):
             DistributedDataParallel(mlp(), **given)

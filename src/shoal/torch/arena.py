@@ -86,6 +86,7 @@ class GradientArenas:
         self._strayed: set[int] = set()
         self._apart: set[int] = set()
         self._frozen: frozenset[int] = frozenset()
+        self._lent: dict[int, torch.Tensor] = {}
         self._slots: list[Slot] = []
         self._references_alone = _references_alone()
         self._lay_out(order)
@@ -103,7 +104,7 @@ class GradientArenas:
         renewed = {self._kinds[index] for index in held}
         try:
             self._lay_out(order, renewed)
-        except Exception:
+        except BaseException:
             held.update(inside)
             raise
         finally:
@@ -157,10 +158,8 @@ class GradientArenas:
         return self._frozen
 
     def freeze(self, frozen: frozenset[int]) -> None:
-        """``frozen``: all that are, from now on. Their gradients stay as they are, outside of the arena."""
+        """``frozen``: all that are, from now on. Their gradients stay as they are; the next pass moves them out of the arena."""
         self._frozen = frozen
-        for index in frozen:
-            self._move_out(index)
 
     def keep_apart(self, shared: frozenset[int]) -> None:
         """``shared``: all parameters that another wrapper has too, from now on."""
@@ -172,9 +171,10 @@ class GradientArenas:
         Whatever the program still holds of the arenas is left to it, and new memory takes over. That happens once for each
         gradient, which is apart ever after.
         """
-        outside: set[int] = set()
-        strayed: set[int] = set()
-        left: set[Kind] = set()
+        self.give_back()
+        strayed = self._moved_out(self._strayed | self._shared | self._frozen)
+        outside = set(strayed)
+        left = {self._kinds[index] for index in strayed}
         absent: list[int] = []
         for index, (parameter, slot) in enumerate(zip(self._parameters, self._slots, strict=True)):
             gradient = parameter.grad
@@ -199,8 +199,6 @@ class GradientArenas:
             self._lay_out(self.order, left)
             self._strayed |= strayed
         self._apart = outside | self._strayed | self._shared
-        for index in self._apart | self._frozen:
-            self._move_out(index)
         for index in absent:
             if index not in self._apart and index not in self._frozen:
                 self._slots[index].make_next()
@@ -213,12 +211,11 @@ class GradientArenas:
         # What this costs it costs for each parameter, on every rank, with caches that are cold after the gradient before.
         parameter, slot = self._parameters[index], self._slots[index]
         gradient = parameter.grad
-        if gradient is None:
-            slot.memory.zero_()
-            return None
-        if gradient.data_ptr() == slot.begin and slot.is_under(gradient):
+        if gradient is not None and gradient.data_ptr() == slot.begin and slot.is_under(gradient):
             return None if index in self._apart else gradient
         self._fill(index, gradient)
+        if gradient is None:
+            return None
         del gradient
         if _references(parameter) > self._references_alone:
             # Hooks of the program have it, which look there for the result.
@@ -228,16 +225,26 @@ class GradientArenas:
         handed = parameter.grad = slot.hand_out()
         return handed
 
-    def _fill(self, index: int, gradient: torch.Tensor) -> None:
-        """Copies a gradient that lies elsewhere into its slot, or one that a hook has turned about where it lies."""
-        memory = self._slots[index].memory
+    def _fill(self, index: int, gradient: torch.Tensor | None) -> None:
+        """Copies a gradient that lies elsewhere into its slot, or one that a hook has turned about where it lies. Zero for None.
+
+        A hook may have taken what was ``param.grad`` in this slot. The program has it back as it was when the pass is over.
+        """
+        slot = self._slots[index]
+        memory = slot.memory
+        if slot.is_held and index not in self._lent and (gradient is None or gradient.data_ptr() != slot.begin):
+            self._lent[index] = memory.clone()
+            self._apart.add(index)
+        if gradient is None:
+            memory.zero_()
+            return
         if gradient.shape != memory.shape or gradient.dtype is not memory.dtype or gradient.device != memory.device:
             raise ShoalError(
                 f"the gradient of {self._names[index]} is {_description(gradient)}, and {_description(memory)} is averaged on "
                 "every rank: convert it in a hook of the parameter, or set the parameter's grad_dtype before it is wrapped"
             )
         values = gradient.detach() if gradient.requires_grad else gradient
-        memory.copy_(values.clone() if values.data_ptr() == self._slots[index].begin else values)
+        memory.copy_(values.clone() if values.data_ptr() == slot.begin else values)
 
     def settle(self, index: int) -> None:
         """After the average: ``param.grad`` is what the slot holds."""
@@ -245,11 +252,19 @@ class GradientArenas:
         gradient = parameter.grad
         if index not in self._apart:
             if gradient is None or not slot.is_under(gradient):
-                parameter.grad = slot.hand_out()
+                parameter.grad = gradient = None
+                # A later hook may have taken what was there.
+                parameter.grad = slot.memory.clone() if slot.is_held else slot.hand_out()
         elif gradient is None or (gradient.shape, gradient.dtype) != (slot.memory.shape, slot.memory.dtype):
             parameter.grad = slot.memory.clone()
         else:
             gradient.detach().copy_(slot.memory)
+
+    def give_back(self) -> None:
+        """After a pass, when nothing reads or writes the arenas: what slots were lent for has its values again."""
+        for index, values in self._lent.items():
+            self._slots[index].memory.copy_(values)
+        self._lent.clear()
 
     def is_in_slot(self, index: int, gradient: torch.Tensor) -> bool:
         """Whether this is a tensor on the parameter's slot."""
@@ -268,12 +283,9 @@ class GradientArenas:
         Returns a copy where ``param.grad`` is that slot, since the result will overwrite it.
         """
         gradient, slot = self._parameters[index].grad, self._slots[index]
-        if gradient is None:
-            slot.memory.zero_()
-        elif slot.is_under(gradient):
+        if gradient is not None and slot.is_under(gradient):
             return slot.memory.clone()
-        else:
-            self._fill(index, gradient)
+        self._fill(index, gradient)
         return None
 
     def settle_unused(self, index: int, saved: torch.Tensor | None, used_elsewhere: bool) -> None:
@@ -288,13 +300,10 @@ class GradientArenas:
         if before is None:
             return
         numbers = {id(parameter): index for index, parameter in enumerate(self._parameters)}
-        for index, parameter in enumerate(before._parameters):
-            if not before._is_inside(index):
-                continue
-            slot = before._slots[index]
-            parameter.grad = None
+        for index, reference in before._taken(range(len(before._slots))).items():
+            parameter, slot = before._parameters[index], before._slots[index]
             if slot.is_held:
-                parameter.grad = slot.hand_out()
+                parameter.grad = _given_back(slot, reference)
             elif id(parameter) in numbers and gradient_dtype(parameter) == slot.memory.dtype:
                 now = self._slots[numbers[id(parameter)]]
                 now.memory.copy_(slot.memory)
@@ -315,10 +324,20 @@ class GradientArenas:
                 self._parameters[index].grad = None
         return taken
 
-    def _move_out(self, index: int) -> None:
-        """Its gradient is a tensor of its own from now on, if it lies in its slot."""
-        if self._is_inside(index):
-            self._parameters[index].grad = self._slots[index].memory.clone()
+    def _moved_out(self, indices: Iterable[int]) -> set[int]:
+        """Gradients of these that lie in their slots are tensors of their own from now on, but for those that the program holds.
+
+        Returns the latter, which stay where they are.
+        """
+        held: set[int] = set()
+        for index, reference in self._taken(indices).items():
+            slot = self._slots[index]
+            if slot.is_held:
+                held.add(index)
+                self._parameters[index].grad = _given_back(slot, reference)
+            else:
+                self._parameters[index].grad = slot.memory.clone()
+        return held
 
     def _kind_at(self, address: int) -> Kind | None:
         """The arena that has this address."""

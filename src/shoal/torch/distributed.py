@@ -1,6 +1,7 @@
 """DistributedDataParallel: PyTorch's interface, Shoal's averaging."""
 
 import math
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     ``forward_sync_buffers``: before every forward pass that follows one whose gradients are averaged, also if it has none itself as
     in evaluation, buffers become those of the group's first member. Default: True. ``broadcast_buffers``, PyTorch's older name,
-    says the same; with False, ranks begin with buffers of their own too.
+    says the same; with False, ranks begin with buffers of their own too. Beside ``forward_sync_buffers`` it counts for nothing.
     ``init_sync``: False if parameters and buffers are the same on all ranks already; then this takes their word for it.
     ``process_group``: a ``shoal.Group`` or one of torch.distributed, whose members wrap the same module; default: all ranks.
     ``device_mesh``, of one dimension, says the same.
@@ -111,12 +112,14 @@ class DistributedDataParallel(torch.nn.Module):
             mixed_precision=mixed_precision,
             bucket_cap_mb_list=bucket_cap_mb_list,
         )
-        sync = arguments.one_of(
-            ("broadcast_buffers", broadcast_buffers), ("forward_sync_buffers", forward_sync_buffers)
-        )
+        if broadcast_buffers is not None and forward_sync_buffers is not None:
+            warnings.warn(
+                f"broadcast_buffers={broadcast_buffers} counts for nothing beside forward_sync_buffers", stacklevel=2
+            )
         fusion_mb = arguments.one_of(("bucket_cap_mb", bucket_cap_mb), ("fusion_mb", fusion_mb))
-        self.broadcast_buffers = sync is None or bool(sync)
-        members.check(module, self.broadcast_buffers)
+        begins_with_same_buffers = forward_sync_buffers is not None or broadcast_buffers is not False
+        self.forward_sync_buffers = begins_with_same_buffers and forward_sync_buffers is not False
+        members.check(module, self.forward_sync_buffers or (init_sync and begins_with_same_buffers))
         self.device_ids, self.output_device = device_ids, output_device
         self._inputs_device = devices.of_inputs(
             device_ids, output_device, [parameter.device for _, parameter in members.parameters(module)]
@@ -130,8 +133,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._fusion_mb = fusion_mb
         self._buffers_sent = ()
         runtime.init()
-        init_sync_buffers = self.broadcast_buffers or forward_sync_buffers is not None
-        self._meet(arguments.group_of(process_group, device_mesh), init_sync, init_sync_buffers)
+        self._meet(arguments.group_of(process_group, device_mesh), init_sync, begins_with_same_buffers)
 
     @torch.inference_mode(False)
     def _meet(self, group: Group, init_sync: bool, init_sync_buffers: bool, of_copy: bool = False) -> None:
@@ -151,6 +153,15 @@ class DistributedDataParallel(torch.nn.Module):
         self._manage_parameters()
         # The hooks of the parameters go with the wrapper.
         weakref.finalize(self, self._reducer_made.close).atexit = False
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """``forward_sync_buffers`` by PyTorch's older name."""
+        return self.forward_sync_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = value
 
     @property
     def process_group(self) -> Group:
@@ -200,7 +211,7 @@ class DistributedDataParallel(torch.nn.Module):
         if has_gradients and not self._reducer.is_in_pass:
             self._reducer.settle_interrupted()
             self._look_at_parameters()
-        buffers = self._synced_buffers() if self.require_forward_param_sync and self.broadcast_buffers else []
+        buffers = self._synced_buffers() if self.require_forward_param_sync and self.forward_sync_buffers else []
         joins = self._joining is not None and (has_gradients or bool(buffers))
         root = self._joining.forward(broadcasts=bool(buffers)) if joins and self._joining is not None else 0
         if buffers:
@@ -237,7 +248,7 @@ class DistributedDataParallel(torch.nn.Module):
     ) -> Iterator[None]:
         """Ranks may have different numbers of steps inside: those that are through take part in the others' until the end.
 
-        They count as gradients of zero. Afterwards all have the parameters (and, with ``broadcast_buffers``, buffers) of the
+        They count as gradients of zero. Afterwards all have the parameters (and, with ``forward_sync_buffers``, buffers) of the
         lowest of the ranks that had the most steps; the state of optimizers is not touched, and the gradients of the ranks
         that were through earlier are unspecified. In each step all ranks that are left run the same passes. Ranks wait for
         each other at the first gradient of each step, which they need not outside.
@@ -259,7 +270,7 @@ class DistributedDataParallel(torch.nn.Module):
             yield
             self._look_at_parameters()
             root = joining.run_out(self._shadow_buffers, self._reducer.shadow)
-            wait_for_all(broadcast_state(self._channel, "joined", self._synced_state(self.broadcast_buffers), root))
+            wait_for_all(broadcast_state(self._channel, "joined", self._synced_state(self.forward_sync_buffers), root))
         except BaseException as error:
             joining.leave(error)
             raise

@@ -109,6 +109,7 @@ class Reducer:
         self._hooks: list[Any] = []
         self._owners_seen = -1
         self._pass = _Pass.NOT_OURS
+        self._is_started = False
         self._placed: list[int] = []
         self._expecting = False
         self._rest: _Rest | None = None
@@ -226,31 +227,42 @@ class Reducer:
         assert self._arenas is not None, "manage comes first"
         return self._arenas
 
-    def begin(self) -> None:
+    def _begin(self, kind: _Pass) -> None:
         """The first sign of a backward pass, and any later one. Leaves the callback for its end."""
-        if self._ending is not None:
+        is_first = self._ending is None
+        if is_first:
+            self.settle_interrupted()
+            self._begun_ns = time.monotonic_ns()
+            ending = _Ending(self)
+            self._ending = weakref.ref(ending, self._on_interruption)
+            passes.join(self)
+            torch.autograd.Variable._execution_engine.queue_callback(ending)
+        if kind is _Pass.AVERAGES or self._pass is _Pass.NOT_OURS:
+            self._pass = kind
+        if not is_first:
             return
-        self.settle_interrupted()
-        self._begun_ns = time.monotonic_ns()
+        try:
+            self._prepare()
+        except Exception as error:
+            # There is no memory, for instance. The other ranks hear of it at the end.
+            self._error = error
+        except BaseException as interruption:
+            self._error = ShoalError(f"{self._channel.here}: interrupted by {type(interruption).__name__}")
+            if self._pass is _Pass.AVERAGES:
+                self._record_errors(self._look_ahead)
+            raise
+
+    def _prepare(self) -> None:
         if self._owners_seen != owners.changes():
             self._owners_seen = owners.changes()
             self.arenas.keep_apart(owners.shared([parameter for _, parameter in self._parameters]))
         self.arenas.prepare()
-        ending = _Ending(self)
-        self._ending = weakref.ref(ending, self._on_interruption)
-        passes.join(self)
-        torch.autograd.Variable._execution_engine.queue_callback(ending)
 
     def reach_output(self, averages: bool) -> None:
         """The backward pass has reached an output of the module."""
         with self._hooked:
-            self.begin()
-            if not averages:
-                if self._pass is _Pass.NOT_OURS:
-                    self._pass = _Pass.ADDS
-                return
-            self._pass = _Pass.AVERAGES
-            if self._averaging is None and self._error is None:
+            self._begin(_Pass.AVERAGES if averages else _Pass.ADDS)
+            if averages and not self._is_started:
                 self._record_errors(self._look_ahead)
 
     def arrive(self, index: int) -> None:
@@ -265,13 +277,13 @@ class Reducer:
             if self._pass is _Pass.NOT_OURS:
                 if not self._expecting:
                     return
-                self._pass = _Pass.AVERAGES
-            if self._ending is None:
-                self.begin()
+                self._begin(_Pass.AVERAGES)
             try:
                 self._take(index)
             except Exception as error:
                 self._error = self._error or error
+            if self._error is not None and self._pass is _Pass.AVERAGES and not self._is_started:
+                self._record_errors(self._start)
 
     def finish(self) -> None:
         """The end of the backward pass. Raises what went wrong in it."""
@@ -281,8 +293,10 @@ class Reducer:
         if averaging is not None:
             assert rest is not None, "it has been submitted"
             self._conclude(averaging, rest, is_last)
-        elif error is not None:
-            raise error
+        else:
+            self.arenas.give_back()
+            if error is not None:
+                raise error
         if is_last:
             passes.all_catch_up()
 
@@ -298,14 +312,18 @@ class Reducer:
         """
         self.settle_interrupted()
         self._turn, self._begun_ns = turn, time.monotonic_ns()
-        self.arenas.prepare()
         self._used.clear()
+        error: Exception | None = None
+        try:
+            self._prepare()
+        except Exception as problem:
+            error = problem
         averaging = Averaging(self._channel, self.arenas, self._statement(), () if self._find_unused else None)
-        for index in self._trainable:
+        for index in self._trainable if error is None else ():
             self.arenas.slot(index).zero_()
             self._unused[index] = None
             averaging.ready(index)
-        self._conclude(averaging, self._completed(averaging, None), is_last=True)
+        self._conclude(averaging, self._completed(averaging, error), is_last=True)
 
     def _completed(self, averaging: Averaging, error: Exception | None) -> "_Rest":
         computed_ns = time.monotonic_ns()
@@ -325,12 +343,14 @@ class Reducer:
             if touched is None:
                 averaging.scale(self._turn.scale)
                 self._settle(rest.used)
+            self.arenas.give_back()
             self._end_well(arrivals)
             if not is_last:
                 passes.owe(self)
             elif self._awaited is not None:
                 self._awaited()
         except Exception:
+            self.arenas.give_back()
             self._owe_nothing()
             raise
         except BaseException:
@@ -355,6 +375,7 @@ class Reducer:
     def _catch_up(self, averaging: Averaging, error: Exception | None, arrivals: list[int]) -> None:
         """As ``_conclude``, but for the gradients, which nobody wants any more."""
         self._wait(averaging, error)
+        self.arenas.give_back()
         self._end_well(arrivals)
 
     def _end_well(self, arrivals: list[int]) -> None:
@@ -373,6 +394,7 @@ class Reducer:
         if self._averaging is not None:
             self._expecting = False
         self._pass = _Pass.NOT_OURS
+        self._is_started = False
         self._placed.clear()
         self._averaging = self._ending = self._error = self._rest = None
         return passes.leave(self)
@@ -389,6 +411,8 @@ class Reducer:
         return self._statics.setdefault(self.arenas.frozen, StaticGraph()) if self._is_static else None
 
     def _take(self, index: int) -> None:
+        if self._error is not None:
+            return
         arenas, (name, parameter) = self.arenas, self._parameters[index]
         gradient = parameter.grad
         if gradient is not None and gradient.layout is not torch.strided:
@@ -402,13 +426,13 @@ class Reducer:
         self._unused.pop(index, None)
         if self._pass is _Pass.ADDS:
             self._placed.append(index)
-        elif self._error is None:
-            if self._averaging is None:
-                self._start(None)
-            if index in arenas.frozen:
-                # A nested pass through a graph of before it was frozen.
-                raise ShoalError(complaints.came_too_late(self._channel.here, name))
-            self._count_in(index, placed)
+            return
+        if self._averaging is None:
+            self._start()
+        if index in arenas.frozen:
+            # A nested pass through a graph of before it was frozen.
+            raise ShoalError(complaints.came_too_late(self._channel.here, name))
+        self._count_in(index, placed)
 
     def _count_in(self, index: int, placed: torch.Tensor | None) -> None:
         """The gradient is in its slot, in a pass that averages. ``placed``: what is there as ``param.grad``."""
@@ -434,14 +458,23 @@ class Reducer:
         come = graph.reached(self._accumulators[index] for index in asked)
         return {index for index, is_reached in zip(asked, come, strict=True) if is_reached}
 
-    def _start(self, reached: set[int] | None) -> None:
-        """``reached``: which gradients will come, where that is known. Those that will not need not be waited for."""
+    def _start(self, reached: set[int] | None = None) -> None:
+        """``reached``: which gradients will come, where that is known. Those that will not need not be waited for.
+
+        Where something has gone wrong before, nothing is submitted but that, at the end.
+        """
+        self._is_started = True
         thawed = self._reached(self.arenas.frozen)
         if thawed:
             # The graph is older than the last forward pass, which has found them frozen.
             self._set_frozen(self.arenas.frozen - thawed)
             reached = None if reached is None else reached | thawed
         self._turn = self.take_turn()
+        if self._error is not None:
+            self._averaging = Averaging(
+                self._channel, self.arenas, self._statement(), () if self._find_unused else None
+            )
+            return
         everything = set(self._trainable)
         if self._static is not None:
             reached = self._static.start()
@@ -511,12 +544,12 @@ class Reducer:
             wanted = now
         order = torch.tensor(wanted, dtype=torch.int64, device="cpu")
         sent = self._channel.broadcast(ORDER, order, self._turn.root)
-        self._awaited = partial(self._take_order, sent, order)
+        self._awaited = partial(self._take_order, sent, order, now)
 
-    def _take_order(self, sent: AnyHandle, order: torch.Tensor) -> None:
-        """``sent``: its broadcast."""
+    def _take_order(self, sent: AnyHandle, order: torch.Tensor, now: list[int]) -> None:
+        """``sent``: its broadcast. ``now``: the order before. What was interrupted in here can be done again."""
         sent.wait()
-        received, now = order.tolist(), self.arenas.order
+        received = order.tolist()
         if sorted(received) != list(range(len(now))):
             raise ShoalError(f"{self._channel.here}: the order of the gradients that was broadcast is damaged")
         renewed = received != now
@@ -524,9 +557,9 @@ class Reducer:
             self.logging_data += DDPLoggingData(order_renewals=1)
             trace.instant("order of gradients renewed")
             _log.info("%s: the order of the gradients has changed for good and was renewed", self._channel.here)
-        self._order.looked(renewed)
         if renewed:
             self.arenas.reorder(received)
+        self._order.looked(renewed)
         self._state(received)
         self._awaited = None
 

@@ -1,0 +1,192 @@
+"""More programs as those of torch_programs.py: what a program keeps of its gradients stays what it was, or stays ``param.grad``."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_programs import Wrap, gradients, line, lines, program, x
+
+
+def train(model: nn.Module, factor: float = 1.0) -> None:
+    model(x(factor)).sum().backward()
+
+
+class Generator(nn.Module):
+    """And its discriminator, which is frozen in every second step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.discriminator = line(), line()
+
+    def forward(self, value: Tensor) -> Tensor:
+        out: Tensor = self.discriminator(self.generator(value))
+        return out
+
+
+@program
+def gradients_of_a_generator_are_cleared_through_a_list(wrap: Wrap) -> Any:
+    module = Generator()
+    model, found = wrap(module, find_unused_parameters=True), []
+    train(model)
+    kept = [parameter.grad for parameter in module.parameters()]
+    for step in range(6):
+        module.discriminator.weight.requires_grad_(step % 2 == 0)
+        torch._foreach_zero_(kept)
+        train(model)
+        found.append(gradients(model))
+    return found
+
+
+def kept_while_some_are_frozen(wrap: Wrap, keep: Callable[[Tensor], Tensor], frozen: int) -> Any:
+    model, found = wrap(lines(3), find_unused_parameters=True), []
+    parameters = list(model.parameters())
+    train(model)
+    kept = [keep(parameter.grad) for parameter in parameters]
+    for step in range(4):
+        for parameter in parameters[:frozen]:
+            parameter.requires_grad_(step % 2 == 1)
+        for each in kept:
+            each.zero_()
+        train(model)
+        found += [gradients(model), [each.item() for each in kept]]
+        found.append([each is parameter.grad for each, parameter in zip(kept, parameters, strict=True)])
+    return found
+
+
+@program
+def kept_gradients_of_frozen_parameters(wrap: Wrap) -> Any:
+    return kept_while_some_are_frozen(wrap, lambda gradient: gradient, 1)
+
+
+@program
+def kept_views_of_gradients_of_frozen_parameters(wrap: Wrap) -> Any:
+    return kept_while_some_are_frozen(wrap, lambda gradient: gradient.view(-1), 2)
+
+
+@program
+def kept_gradients_of_parameters_that_get_a_second_wrapper(wrap: Wrap) -> Any:
+    module, found = lines(3), []
+    model = wrap(module)
+    train(model)
+    kept = [parameter.grad for parameter in module.parameters()]
+    second = wrap(module[0])
+    for step in range(3):
+        torch._foreach_zero_(kept)
+        train(second if step == 1 else model)
+        found += [
+            gradients(module),
+            [each is other.grad for each, other in zip(kept, module.parameters(), strict=True)],
+        ]
+    return found
+
+
+def taken_by_a_hook(wrap: Wrap, instead: Callable[[Tensor], Tensor | None], accumulates: bool = False) -> Any:
+    """A hook keeps the gradient, which was there before, and puts another there, or none."""
+    model, found = wrap(lines()), []
+    kept: list[Tensor] = []
+
+    def take(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        kept.append(parameter.grad)
+        parameter.grad = instead(parameter.grad)
+
+    train(model)
+    for step in range(4):
+        if not accumulates:
+            model.zero_grad(set_to_none=False)
+        hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in model.parameters() if step == 1]
+        train(model, step + 1.0)
+        for hook in hooks:
+            hook.remove()
+        found += [gradients(model), [each.item() for each in kept]]
+    for each in kept:
+        each.fill_(100.0)
+    found.append(gradients(model))
+    return found
+
+
+@program
+def a_hook_keeps_the_gradient_and_clips_a_copy(wrap: Wrap) -> Any:
+    return taken_by_a_hook(wrap, lambda gradient: gradient.clamp(-1.25, 1.25))
+
+
+@program
+def a_hook_keeps_the_gradient_and_takes_it_away(wrap: Wrap) -> Any:
+    return taken_by_a_hook(wrap, lambda _: None)
+
+
+@program
+def a_hook_keeps_what_has_been_accumulated(wrap: Wrap) -> Any:
+    return taken_by_a_hook(wrap, lambda gradient: gradient * 2, accumulates=True)
+
+
+@program
+def a_hook_takes_gradients_away_that_only_add_up(wrap: Wrap) -> Any:
+    model, kept = wrap(lines()), []
+
+    def take(parameter: Tensor) -> None:
+        kept.append(parameter.grad)
+        parameter.grad = None
+
+    train(model)
+    hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in model.parameters()]
+    with model.no_sync():
+        train(model, 2.0)
+    for hook in hooks:
+        hook.remove()
+    found = [[each.item() for each in kept], gradients(model)]
+    train(model)
+    return [*found, [each.item() for each in kept], gradients(model)]
+
+
+class Parts(nn.Module):
+    """``used``: which of its layers take part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.used = lines(3), [0, 1, 2]
+
+    def forward(self, value: Tensor) -> Tensor:
+        for index in self.used:
+            value = self.layers[index](value)
+        return value
+
+
+@program
+def a_hook_takes_the_gradient_of_an_unused_parameter(wrap: Wrap) -> Any:
+    module, kept, found = Parts(), [], []
+    model = wrap(module, find_unused_parameters=True)
+    first, last = module.layers[0].weight, module.layers[2].weight
+
+    def take(_: Tensor) -> None:
+        kept.append(first.grad)
+        first.grad = None
+
+    train(model)
+    for used in ([1, 2], [0, 1, 2]):
+        module.used = used
+        hook = last.register_post_accumulate_grad_hook(take) if len(used) == 2 else None
+        train(model)
+        if hook is not None:
+            hook.remove()
+        found += [gradients(model), [each.item() for each in kept]]
+    return found
+
+
+@program
+def a_kept_gradient_stays_as_it_was_where_all_parameters_change_wrappers(wrap: Wrap) -> Any:
+    module = lines()
+    model, found = wrap(module), []
+    train(model)
+    kept = [parameter.grad for parameter in module.parameters()]
+    del model
+    model = wrap(module)
+    for _ in range(2):
+        torch._foreach_zero_(kept)
+        train(model)
+        found += [
+            gradients(module),
+            [each is other.grad for each, other in zip(kept, module.parameters(), strict=True)],
+        ]
+    return found
