@@ -370,6 +370,53 @@ TEST(a_process_that_does_not_read_is_not_silent_where_its_kernel_throws_bytes_aw
   ::close(peer);
 }
 
+// The questions of a full buffer are further and further apart: after one that was lost the next is further off than
+// its patience.
+TEST(a_process_that_does_not_read_is_not_silent_where_one_question_is_lost) {
+  Side side;
+  const auto [ours, peer] = tcp_pair();
+  const LinkId link = side.loop.add_socket(side.machine, Descriptor(ours), {1, false});
+  side.loop.start();
+  const Bytes payload = pattern(8'000'000, 3);
+  side.loop.call([&] { side.machine.send(link, {}, payload, 1); });
+  const auto began = std::chrono::steady_clock::now();
+  const auto wait_for = [&](auto condition) {
+    tcp_info info = info_of(ours);
+    while (!condition(info)) {
+      CHECK(side.loop.call([&] { return side.machine.lost.empty(); }));
+      CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(30));
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      info = info_of(ours);
+    }
+  };
+  wait_for([](const tcp_info& info) { return info.tcpi_unacked == 0 && info.tcpi_last_ack_recv > 600; });
+  wait_for([](const tcp_info& info) { return info.tcpi_probes == 0 && info.tcpi_last_ack_recv < 100; });
+  cut(peer);
+  wait_for([](const tcp_info& info) { return info.tcpi_probes == 1; });
+  mend(peer);
+  const auto lost = std::chrono::steady_clock::now();
+  wait_for([](const tcp_info& info) { return info.tcpi_probes == 0; });
+  CHECK(std::chrono::steady_clock::now() - lost > std::chrono::milliseconds(1300));
+  ::close(peer);
+}
+
+TEST(a_host_that_is_cut_off_when_its_buffers_are_full_is_silent) {
+  Side side;
+  const auto [ours, peer] = tcp_pair();
+  const LinkId link = side.loop.add_socket(side.machine, Descriptor(ours), {1, false});
+  side.loop.start();
+  const Bytes payload = pattern(8'000'000, 3);
+  side.loop.call([&] { side.machine.send(link, {}, payload, 1); });
+  side.until([&] {
+    const tcp_info info = info_of(ours);
+    return info.tcpi_unacked == 0 && info.tcpi_last_ack_recv > 100;
+  });
+  cut(peer);
+  side.until([&] { return !side.machine.lost.empty(); });
+  CHECK_EQ(side.machine.lost[0].second.message, "its host has not answered for 1 s (SHOAL_PEER_TIMEOUT)");
+  ::close(peer);
+}
+
 TEST(frames_in_memory_keep_order_and_give_tokens_back) {
   InMemory side;
   const Bytes payload = pattern(1000, 2);

@@ -3,6 +3,7 @@
 import itertools
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -89,6 +90,19 @@ def test_two_ranks_that_cannot_reach_each_other_are_one_loss_for_all() -> None:
     lost = {failure.rank for failure in failures}
     assert lost in ({1}, {2}), failures
     assert all("cannot reach it (" in failure.text for failure in failures)
+
+
+def test_two_ranks_without_a_way_to_each_other_are_one_loss_for_all() -> None:
+    """Their kernels know that there is none, and so send nothing that could stay without an answer."""
+
+    def take_ways_away(hosts: list[Host]) -> None:
+        for host, other in ((hosts[1], hosts[2]), (hosts[2], hosts[1])):
+            subprocess.run(host.command(["ip", "route", "add", "unreachable", other.address]), check=True)
+
+    with lab_job(RANKS, ENDLESS, SHOAL_PEER_TIMEOUT=str(PEER_TIMEOUT)) as job:
+        failures = break_for_good(job, take_ways_away)
+    lost = {failure.rank for failure in failures}
+    assert lost in ({1}, {2}), failures
 
 
 def test_a_rank_that_cannot_reach_the_coordinator_is_lost() -> None:

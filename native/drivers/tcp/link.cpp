@@ -69,12 +69,13 @@ void configure(int socket, const LinkOptions& options) {
   set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, options.judges_unacknowledged_data ? timeout * 1000 : 0);
 }
 
-// Whether the other kernel has said nothing since it was last asked something. Bytes that a full receiver has no memory
-// for stay unacknowledged although it answers; this kernel sends them again, less and less often, and is answered
-// again.
-bool owes_an_answer(const tcp_info& info) {
-  return info.tcpi_probes > 0 || (info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > info.tcpi_last_data_sent);
-}
+// The kernel's clock: what it says in milliseconds goes in steps of up to so much.
+constexpr Time tick = second / 100;
+
+constexpr Time milliseconds(std::uint32_t count) { return Time{count} * (second / 1000); }
+
+// A single question may be lost on the way, and the next be further off than any timeout.
+constexpr int questions_without_answer = 2;
 
 }  // namespace
 
@@ -271,17 +272,28 @@ void Link::look(Time now) {
 
 // A stopped process whose buffers are full is not silent: its kernel answers whatever is sent, and probes of its
 // window. So this can be asked where data flows, and the kernel's own limits for data (TCP_USER_TIMEOUT) cannot.
+//
+// An answer is owed where something was sent after the last one came. Bytes that a full receiver has no memory for stay
+// unacknowledged although it answers; this kernel sends them again, less and less often, and is answered again. Where
+// this host has no way to the other one, only the number of tries tells that there was one.
 void Link::judge_silence(const tcp_info& info, Time now) {
-  if (std::exchange(heard_, false) || !owes_an_answer(info)) {
-    owed_since_ = 0;
-    is_silent_ = false;
-    return;
+  const Time quiet = milliseconds(info.tcpi_last_ack_recv);
+  const Questions before = std::exchange(
+      questions_, {now, now - milliseconds(info.tcpi_last_data_sent), info.tcpi_retransmits, info.tcpi_probes});
+  if (std::exchange(heard_, false) || quiet < now - before.looked_at + tick) {
+    in_vain_ = 0;
+  } else if (questions_.sent_at > before.sent_at + tick || questions_.resent > before.resent ||
+             questions_.probes > before.probes) {
+    ++in_vain_;
   }
-  const Time quiet = Time{info.tcpi_last_ack_recv} * (second / 1000);
-  if (owed_since_ == 0 || quiet < now - owed_since_) {
+  const bool owes = info.tcpi_probes > 0 ||
+                    (info.tcpi_unacked > 0 && (in_vain_ > 0 || info.tcpi_last_ack_recv > info.tcpi_last_data_sent));
+  if (!owes) {
+    owed_since_ = 0;
+  } else if (owed_since_ == 0 || quiet < now - owed_since_) {
     owed_since_ = now;
   }
-  is_silent_ = now - owed_since_ >= peer_timeout_seconds_ * second;
+  is_silent_ = owes && in_vain_ >= questions_without_answer && now - owed_since_ >= peer_timeout_seconds_ * second;
 }
 
 int Link::unsent_bytes() const {

@@ -146,7 +146,17 @@ class Link {
 
   FrameReader reader_;
 
-  bool heard_ = false;   // bytes have come since it was looked at
+  // What the kernel has sent, as look() has seen it.
+  struct Questions {
+    Time looked_at = 0;
+    Time sent_at = 0;
+    std::uint8_t resent = 0;
+    std::uint8_t probes = 0;
+  };
+
+  bool heard_ = false;  // bytes have come since it was looked at
+  Questions questions_;
+  int in_vain_ = 0;      // how many looks have found a new question since the last answer
   Time owed_since_ = 0;  // an answer, as far as look() has seen; 0: none is
   bool is_silent_ = false;
 };
