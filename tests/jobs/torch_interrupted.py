@@ -123,6 +123,41 @@ def a_pass_that_cannot_begin_on_one_rank_is_an_error_on_every_rank() -> None:
 
 
 @scenario
+def an_error_that_is_kept_keeps_nobody_in_the_pass() -> None:
+    """Its frames are those of the pass that it ended."""
+    model = DistributedDataParallel(mlp())
+    for error in (KeyboardInterrupt, MemoryError):
+        loss = loss_of(model, shoal.rank())
+        if shoal.rank() == 1:
+            mend = stops_in(model, error, "no memory for 4 bytes")
+            # Where there is no memory, the program finds none either.
+            hook = model.module[0].weight.register_hook(lambda _: 1 / 0)
+            with pytest.raises((error, ZeroDivisionError)) as kept:
+                loss.backward()
+            hook.remove()
+            mend()
+            assert kept.tb is not None
+        else:
+            with pytest.raises(shoal.ShoalError, match="failed on rank 1 "):
+                loss.backward()
+        for _ in range(2):
+            step_is_right(model)
+    loss = loss_of(model, shoal.rank())
+    if shoal.rank() == 1:
+        reducer = model._reducer
+        reducer.finish = lambda: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt) as at_the_end:
+            loss.backward()
+        del reducer.finish
+        assert not reducer.is_in_pass
+        assert at_the_end.tb is not None
+    else:
+        loss.backward()
+    for _ in range(2):
+        step_is_right(model)
+
+
+@scenario
 def a_pass_that_only_adds_up_cannot_begin_on_one_rank() -> None:
     model = DistributedDataParallel(mlp())
     with model.no_sync():

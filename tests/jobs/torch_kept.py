@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch_programs import Wrap, gradients, line, lines, program, x
 
+import shoal
+from shoal.torch import DistributedDataParallel
+
 
 def train(model: nn.Module, factor: float = 1.0) -> None:
     model(x(factor)).sum().backward()
@@ -140,6 +143,76 @@ def a_hook_takes_gradients_away_that_only_add_up(wrap: Wrap) -> Any:
     return [*found, [each.item() for each in kept], gradients(model)]
 
 
+def taken_and_put_back(
+    wrap: Wrap, instead: Callable[[Tensor], Tensor | None], put: Callable[[list[nn.Parameter], Tensor], None]
+) -> Any:
+    """The hook of the last layer, whose gradient comes first, takes it; that of the first one puts it somewhere."""
+    model, found = wrap(lines(3)), []
+    parameters = list(model.parameters())
+    taken: list[Tensor] = []
+
+    def take(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        taken.append(parameter.grad)
+        parameter.grad = instead(parameter.grad)
+
+    train(model)
+    hooks = [
+        parameters[2].register_post_accumulate_grad_hook(take),
+        parameters[0].register_post_accumulate_grad_hook(lambda _: put(parameters, taken[-1])),
+    ]
+    model.zero_grad(set_to_none=False)
+    train(model, 2.0)
+    for hook in hooks:
+        hook.remove()
+    found += [gradients(model), taken[0].item()]
+    train(model, 3.0)
+    return [*found, gradients(model), taken[0].item()]
+
+
+@program
+def a_later_hook_puts_the_gradient_back(wrap: Wrap) -> Any:
+    def put(parameters: list[nn.Parameter], taken: Tensor) -> None:
+        parameters[2].grad = taken
+
+    none_instead = taken_and_put_back(wrap, lambda _: None, put)
+    return [none_instead, taken_and_put_back(wrap, lambda gradient: gradient * 2, put)]
+
+
+@program
+def a_later_hook_gives_the_gradient_to_another_parameter(wrap: Wrap) -> Any:
+    def put(parameters: list[nn.Parameter], taken: Tensor) -> None:
+        parameters[0].grad = taken
+
+    return taken_and_put_back(wrap, lambda _: None, put)
+
+
+@program
+def a_hook_takes_a_gradient_in_a_pass_that_fails(wrap: Wrap) -> Any:
+    model, taken = wrap(lines(3)), []
+    parameters = list(model.parameters())
+
+    def take(parameter: Tensor) -> None:
+        taken.append(parameter.grad)
+        parameter.grad = None
+
+    def fail(_: Tensor) -> None:
+        raise ArithmeticError
+
+    train(model)
+    model.zero_grad(set_to_none=False)
+    hooks = [parameters[2].register_post_accumulate_grad_hook(take), parameters[0].register_hook(fail)]
+    try:
+        train(model, 2.0)
+    except ArithmeticError:
+        for hook in hooks:
+            hook.remove()
+    model.module.append(line())
+    model = model if wrap is DistributedDataParallel else wrap(model.module)
+    train(model)
+    return [each.item() for each in taken]
+
+
 class Parts(nn.Module):
     """``used``: which of its layers take part."""
 
@@ -190,3 +263,21 @@ def a_kept_gradient_stays_as_it_was_where_all_parameters_change_wrappers(wrap: W
             [each is other.grad for each, other in zip(kept, module.parameters(), strict=True)],
         ]
     return found
+
+
+@program
+def a_hook_takes_the_gradient_of_a_parameter_that_only_other_ranks_use(wrap: Wrap) -> Any:
+    module, kept = Parts(), []
+    model = wrap(module, find_unused_parameters=True)
+    first, last = module.layers[0].weight, module.layers[2].weight
+
+    def take(_: Tensor) -> None:
+        kept.append(first.grad)
+        first.grad = None
+
+    train(model)
+    module.used = [1, 2] if shoal.rank() == 0 else [0, 1, 2]
+    hook = last.register_post_accumulate_grad_hook(take)
+    train(model)
+    hook.remove()
+    return [each.item() for each in kept]

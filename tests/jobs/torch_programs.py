@@ -25,6 +25,10 @@ PROGRAMS: dict[str, Callable[[Wrap], Any]] = {}
 
 # Whose answer is another one on each rank, as it should be.
 OF_EACH_RANK = {
+    "a_hook_takes_a_gradient_in_a_pass_that_fails",
+    "a_hook_takes_the_gradient_of_a_parameter_that_only_other_ranks_use",
+    "a_later_hook_gives_the_gradient_to_another_parameter",
+    "a_later_hook_puts_the_gradient_back",
     "a_hook_keeps_the_gradient_and_clips_a_copy",
     "a_hook_keeps_the_gradient_and_takes_it_away",
     "a_hook_keeps_what_has_been_accumulated",

@@ -278,11 +278,11 @@ void Link::look(Time now) {
 // this host has no way to the other one, only the number of tries tells that there was one.
 void Link::judge_silence(const tcp_info& info, Time now) {
   const Time quiet = milliseconds(info.tcpi_last_ack_recv);
-  const Questions before = std::exchange(
-      questions_, {now, now - milliseconds(info.tcpi_last_data_sent), info.tcpi_retransmits, info.tcpi_probes});
+  const Questions before =
+      std::exchange(questions_, {now, info.tcpi_data_segs_out, info.tcpi_retransmits, info.tcpi_probes});
   if (std::exchange(heard_, false) || quiet < now - before.looked_at + tick) {
     in_vain_ = 0;
-  } else if (questions_.sent_at > before.sent_at + tick || questions_.resent > before.resent ||
+  } else if (questions_.segments != before.segments || questions_.resent > before.resent ||
              questions_.probes > before.probes) {
     ++in_vain_;
   }

@@ -149,7 +149,7 @@ class Link {
   // What the kernel has sent, as look() has seen it.
   struct Questions {
     Time looked_at = 0;
-    Time sent_at = 0;
+    std::uint32_t segments = 0;
     std::uint8_t resent = 0;
     std::uint8_t probes = 0;
   };

@@ -119,7 +119,7 @@ void Loop::look_at_links() {
   std::vector<std::pair<LinkId, int>> silent;
   for (const auto& [id, end] : sockets_) {
     look_within(end.link->peer_timeout_seconds(), time);
-    end.link->look(time);
+    end.link->look(now());
     if (end.link->is_silent()) {
       silent.emplace_back(id, end.link->peer_timeout_seconds());
     }

@@ -13,7 +13,7 @@ several wrappers have.
 
 import sys
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -87,6 +87,7 @@ class GradientArenas:
         self._apart: set[int] = set()
         self._frozen: frozenset[int] = frozenset()
         self._lent: dict[int, torch.Tensor] = {}
+        self._results: dict[int, torch.Tensor] = {}
         self._slots: list[Slot] = []
         self._references_alone = _references_alone()
         self._lay_out(order)
@@ -172,6 +173,7 @@ class GradientArenas:
         gradient, which is apart ever after.
         """
         self.give_back()
+        self._results.clear()
         strayed = self._moved_out(self._strayed | self._shared | self._frozen)
         outside = set(strayed)
         left = {self._kinds[index] for index in strayed}
@@ -244,6 +246,9 @@ class GradientArenas:
                 "every rank: convert it in a hook of the parameter, or set the parameter's grad_dtype before it is wrapped"
             )
         values = gradient.detach() if gradient.requires_grad else gradient
+        for lent, saved in self._lent.items():
+            if lent != index and self.is_in_slot(lent, gradient):
+                values = saved
         memory.copy_(values.clone() if values.data_ptr() == slot.begin else values)
 
     def settle(self, index: int) -> None:
@@ -255,16 +260,23 @@ class GradientArenas:
                 parameter.grad = gradient = None
                 # A later hook may have taken what was there.
                 parameter.grad = slot.memory.clone() if slot.is_held else slot.hand_out()
-        elif gradient is None or (gradient.shape, gradient.dtype) != (slot.memory.shape, slot.memory.dtype):
-            parameter.grad = slot.memory.clone()
+            return
+        result = self._results.pop(index, slot.memory)
+        if gradient is None or (gradient.shape, gradient.dtype) != (result.shape, result.dtype):
+            parameter.grad = result.clone()
         else:
-            gradient.detach().copy_(slot.memory)
+            gradient.detach().copy_(result)
 
     def give_back(self) -> None:
-        """After a pass, when nothing reads or writes the arenas: what slots were lent for has its values again."""
-        for index, values in self._lent.items():
-            self._slots[index].memory.copy_(values)
-        self._lent.clear()
+        """After the average, before it is settled, when nothing reads or writes the arenas: lent slots have their values again."""
+        for index in list(self._lent):
+            self._give_back(index, self._lent[index])
+            del self._lent[index]
+
+    def _give_back(self, index: int, values: torch.Tensor) -> None:
+        memory = self._slots[index].memory
+        self._results[index] = memory.clone()
+        memory.copy_(values)
 
     def is_in_slot(self, index: int, gradient: torch.Tensor) -> bool:
         """Whether this is a tensor on the parameter's slot."""
@@ -291,6 +303,10 @@ class GradientArenas:
     def settle_unused(self, index: int, saved: torch.Tensor | None, used_elsewhere: bool) -> None:
         """After the average: takes the result if a rank had a gradient, otherwise leaves ``param.grad`` as it was."""
         if used_elsewhere:
+            if saved is not None and not self._is_inside(index) and self._slots[index].is_held:
+                # A hook has taken it in the midst of the pass.
+                self._give_back(index, saved)
+                self._apart.add(index)
             self.settle(index)
         elif saved is not None:
             self._slots[index].memory.copy_(saved)
@@ -300,16 +316,20 @@ class GradientArenas:
         if before is None:
             return
         numbers = {id(parameter): index for index, parameter in enumerate(self._parameters)}
-        for index, reference in before._taken(range(len(before._slots))).items():
-            parameter, slot = before._parameters[index], before._slots[index]
-            if slot.is_held:
-                parameter.grad = _given_back(slot, reference)
-            elif id(parameter) in numbers and gradient_dtype(parameter) == slot.memory.dtype:
-                now = self._slots[numbers[id(parameter)]]
-                now.memory.copy_(slot.memory)
-                parameter.grad = now.hand_out()
-            else:
-                parameter.grad = slot.memory.clone()
+        before.give_back()
+        taken = before._taken(range(len(before._slots)))
+        held = {index for index in taken if before._slots[index].is_held}
+        try:
+            for index in taken.keys() - held:
+                parameter, memory = before._parameters[index], before._slots[index].memory
+                if id(parameter) in numbers and gradient_dtype(parameter) == memory.dtype:
+                    now = self._slots[numbers[id(parameter)]]
+                    now.memory.copy_(memory)
+                    parameter.grad = now.hand_out()
+                else:
+                    parameter.grad = memory.clone()
+        finally:
+            before._put_back(taken)
 
     def _is_inside(self, index: int) -> bool:
         gradient = self._parameters[index].grad
@@ -329,15 +349,20 @@ class GradientArenas:
 
         Returns the latter, which stay where they are.
         """
-        held: set[int] = set()
-        for index, reference in self._taken(indices).items():
-            slot = self._slots[index]
-            if slot.is_held:
-                held.add(index)
-                self._parameters[index].grad = _given_back(slot, reference)
-            else:
-                self._parameters[index].grad = slot.memory.clone()
+        taken = self._taken(indices)
+        held = {index for index in taken if self._slots[index].is_held}
+        try:
+            for index in taken.keys() - held:
+                self._parameters[index].grad = self._slots[index].memory.clone()
+        finally:
+            self._put_back(taken)
         return held
+
+    def _put_back(self, taken: Mapping[int, _Reference]) -> None:
+        """Those of them that nothing has taken the place of."""
+        for index, reference in taken.items():
+            if self._parameters[index].grad is None:
+                self._parameters[index].grad = _given_back(self._slots[index], reference)
 
     def _kind_at(self, address: int) -> Kind | None:
         """The arena that has this address."""

@@ -180,9 +180,10 @@ class Reducer:
 
     def settle_interrupted(self) -> None:
         """Waits for what an interrupted backward pass left open, so that the gradients can be used again."""
-        interrupted, self._interrupted = self._interrupted, None
-        if interrupted is not None:
-            interrupted.wait()
+        if self._interrupted is not None:
+            self._interrupted.wait()
+            self._interrupted = None
+            self.arenas.give_back()
         passes.all_catch_up()
 
     def catch_up(self, waits: bool) -> None:
@@ -233,10 +234,7 @@ class Reducer:
         if is_first:
             self.settle_interrupted()
             self._begun_ns = time.monotonic_ns()
-            ending = _Ending(self)
-            self._ending = weakref.ref(ending, self._on_interruption)
-            passes.join(self)
-            torch.autograd.Variable._execution_engine.queue_callback(ending)
+            self._leave_callback()
         if kind is _Pass.AVERAGES or self._pass is _Pass.NOT_OURS:
             self._pass = kind
         if not is_first:
@@ -251,6 +249,13 @@ class Reducer:
             if self._pass is _Pass.AVERAGES:
                 self._record_errors(self._look_ahead)
             raise
+
+    def _leave_callback(self) -> None:
+        # No frame that an error may keep has it.
+        ending = _Ending(self)
+        self._ending = weakref.ref(ending, self.on_interruption)
+        passes.join(self)
+        torch.autograd.Variable._execution_engine.queue_callback(ending)
 
     def _prepare(self) -> None:
         if self._owners_seen != owners.changes():
@@ -342,15 +347,15 @@ class Reducer:
             self._versions.clear()
             if touched is None:
                 averaging.scale(self._turn.scale)
-                self._settle(rest.used)
             self.arenas.give_back()
+            if touched is None:
+                self._settle(rest.used)
             self._end_well(arrivals)
             if not is_last:
                 passes.owe(self)
             elif self._awaited is not None:
                 self._awaited()
         except Exception:
-            self.arenas.give_back()
             self._owe_nothing()
             raise
         except BaseException:
@@ -369,6 +374,9 @@ class Reducer:
     def _wait(self, averaging: Averaging, error: Exception | None) -> None:
         try:
             averaging.finish(error)
+        except Exception:
+            self.arenas.give_back()
+            raise
         finally:
             self.must_start_anew = self.must_start_anew or averaging.disagreed
 
@@ -598,7 +606,7 @@ class Reducer:
         except Exception as error:
             self._error = self._error or error
 
-    def _on_interruption(self, _: object) -> None:
+    def on_interruption(self, _: object) -> None:
         """The callback is gone. If it was never called, the pass has ended with an error."""
         if self._ending is None:
             return
@@ -607,7 +615,7 @@ class Reducer:
         self._unused.clear()
         self._arrivals, self._versions = [], {}
         if averaging is not None and rest is not None and rest.error is None:
-            # Another wrapper's end of the pass has failed. Of this one everything is submitted, and the other ranks go on.
+            # Another wrapper's end of the pass has failed, or this one's was interrupted. Everything is submitted, and the other ranks go on.
             self._uncalled = partial(self._catch_up, averaging, None, arrivals)
             passes.owe(self)
         elif averaging is not None:
@@ -624,7 +632,15 @@ class _Ending:
         self._reducer = reducer
 
     def __call__(self) -> None:
-        self._reducer.finish()
+        reducer = self._reducer
+        try:
+            reducer.finish()
+        except BaseException:
+            if reducer.is_in_pass:
+                # Interrupted at once. Who keeps the error keeps this object, whose end would tell of it.
+                reducer.submit_rest()
+                reducer.on_interruption(self)
+            raise
 
 
 class _Rest(NamedTuple):
