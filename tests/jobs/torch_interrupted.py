@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch_scenarios import TINY_MB, inputs, loss_of, mlp, step_is_right
 
 import shoal
-from shoal.torch import DistributedDataParallel
+from shoal.torch import DistributedDataParallel, arena
 
 SCENARIOS: dict[str, Callable[[], None]] = {}
 
@@ -155,6 +155,28 @@ def an_error_that_is_kept_keeps_nobody_in_the_pass() -> None:
         loss.backward()
     for _ in range(2):
         step_is_right(model)
+
+
+@scenario
+def arenas_for_which_there_was_no_memory_are_made_for_the_next_pass() -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    for of_what, name in ((arena, "_memory"), (Tensor, "clone")):
+        model = DistributedDataParallel(mlp())
+        step_is_right(model)
+        # Its gradient needs a place of its own, that of the layer a place in an arena.
+        model.module[2].weight.requires_grad_(False)
+        model.module.append(nn.Linear(2, 2))
+        for parameter in model.module[5].parameters():
+            nn.init.ones_(parameter)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(of_what, name, refuse)
+            with pytest.raises(MemoryError):
+                loss_of(model, shoal.rank())
+        for _ in range(2):
+            step_is_right(model)
+        assert not model._reducer.arenas._apart
 
 
 @scenario

@@ -187,6 +187,57 @@ def a_later_hook_gives_the_gradient_to_another_parameter(wrap: Wrap) -> Any:
     return taken_and_put_back(wrap, lambda _: None, put)
 
 
+class Fused(nn.Module):
+    """Parameters that are parts of another one's shape, and a square one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.both = (nn.Parameter(torch.ones(size)) for size in (4, 4, 8))
+        self.square, self.other_square = (nn.Parameter(torch.ones(2, 2)) for _ in range(2))
+
+    def forward(self, value: Tensor) -> Tensor:
+        numbers = torch.arange(1.0, 9.0) * value.view(1)
+        squares = self.square * numbers[:4].view(2, 2) * self.other_square * numbers[4:].view(2, 2)
+        return (torch.cat([self.first, self.second]) * numbers * self.both).sum() + squares.sum()
+
+
+@program
+def hooks_give_views_of_a_gradient_to_other_parameters(wrap: Wrap) -> Any:
+    module = Fused()
+    model = wrap(module)
+    taken: dict[str, Tensor] = {}
+
+    def take(name: str) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            taken[name] = parameter.grad
+            parameter.grad = None
+
+        return hook
+
+    def give(name: str, view: Callable[[Tensor], Tensor]) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            assert name in taken, "the engine has reached them in another order"
+            parameter.grad = view(taken[name])
+
+        return hook
+
+    hooks = {
+        module.both: take("both"),
+        module.first: give("both", lambda gradient: gradient.chunk(2)[0]),
+        module.second: give("both", lambda gradient: gradient.chunk(2)[1]),
+        module.other_square: take("square"),
+        module.square: give("square", lambda gradient: gradient.t()),
+    }
+    train(model)
+    model.zero_grad(set_to_none=False)
+    registered = [parameter.register_post_accumulate_grad_hook(hook) for parameter, hook in hooks.items()]
+    train(model, 2.0)
+    for each in registered:
+        each.remove()
+    return [each.grad for each in module.parameters()]
+
+
 @program
 def a_hook_takes_a_gradient_in_a_pass_that_fails(wrap: Wrap) -> Any:
     model, taken = wrap(lines(3)), []

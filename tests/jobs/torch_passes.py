@@ -107,6 +107,21 @@ def a_hook_that_comes_after_averaging_is_an_error_that_names_the_parameter() -> 
         late.remove()
         step_is_right(model)
 
+    # What was taken from a parameter is given to one whose own gradient is still to be added to it.
+    layers = nn.Sequential(*[nn.Linear(6, 6) for _ in range(3)])
+    model = DistributedDataParallel(layers)
+    step_is_right(model)
+
+    def give(parameter: Tensor) -> None:
+        layers[0].weight.grad, parameter.grad = parameter.grad, None
+
+    model.zero_grad(set_to_none=False)
+    late = layers[2].weight.register_post_accumulate_grad_hook(give)
+    with pytest.raises(shoal.ShoalError, match=r"rank \d .*2\.weight was written to while it was being averaged"):
+        loss_of(model, shoal.rank()).backward()
+    late.remove()
+    step_is_right(model)
+
 
 @scenario
 def freezing_in_each_step_needs_no_other_memory_and_sends_no_frozen_buffers() -> None:

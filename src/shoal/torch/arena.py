@@ -58,6 +58,18 @@ class Buffer:
     host: torch.Tensor | None
 
 
+class _Loan(NamedTuple):
+    """``values``: of a slot that is lent to the pass. ``taken``: the tensor on it that a hook has taken from ``param.grad``."""
+
+    values: torch.Tensor
+    taken: torch.Tensor | None
+    version: int
+
+    @property
+    def is_written(self) -> bool:
+        return self.taken is not None and self.taken._version != self.version
+
+
 class Kind(NamedTuple):
     """What the gradients of an arena have in common. ``place``: the number of their device among those of the parameters."""
 
@@ -86,7 +98,7 @@ class GradientArenas:
         self._strayed: set[int] = set()
         self._apart: set[int] = set()
         self._frozen: frozenset[int] = frozenset()
-        self._lent: dict[int, torch.Tensor] = {}
+        self._lent: dict[int, _Loan] = {}
         self._results: dict[int, torch.Tensor] = {}
         self._slots: list[Slot] = []
         self._references_alone = _references_alone()
@@ -235,7 +247,8 @@ class GradientArenas:
         slot = self._slots[index]
         memory = slot.memory
         if slot.is_held and index not in self._lent and (gradient is None or gradient.data_ptr() != slot.begin):
-            self._lent[index] = memory.clone()
+            taken = slot.handed
+            self._lent[index] = _Loan(memory.clone(), taken, 0 if taken is None else taken._version)
             self._apart.add(index)
         if gradient is None:
             memory.zero_()
@@ -246,9 +259,11 @@ class GradientArenas:
                 "every rank: convert it in a hook of the parameter, or set the parameter's grad_dtype before it is wrapped"
             )
         values = gradient.detach() if gradient.requires_grad else gradient
-        for lent, saved in self._lent.items():
-            if lent != index and self.is_in_slot(lent, gradient):
-                values = saved
+        for lent, loan in self._lent.items():
+            offset = values.data_ptr() - self._slots[lent].begin
+            if lent != index and 0 <= offset < loan.values.nbytes and values.dtype is loan.values.dtype:
+                # A hook has made it the gradient of this parameter.
+                values = loan.values.as_strided(values.shape, values.stride(), offset // values.itemsize)
         memory.copy_(values.clone() if values.data_ptr() == slot.begin else values)
 
     def settle(self, index: int) -> None:
@@ -261,16 +276,20 @@ class GradientArenas:
                 # A later hook may have taken what was there.
                 parameter.grad = slot.memory.clone() if slot.is_held else slot.hand_out()
             return
-        result = self._results.pop(index, slot.memory)
-        if gradient is None or (gradient.shape, gradient.dtype) != (result.shape, result.dtype):
-            parameter.grad = result.clone()
+        result = self._results.pop(index, None)
+        if gradient is None or (gradient.shape, gradient.dtype) != (slot.memory.shape, slot.memory.dtype):
+            parameter.grad = slot.memory.clone() if result is None else result
         else:
-            gradient.detach().copy_(result)
+            gradient.detach().copy_(slot.memory if result is None else result)
+
+    def written_while_lent(self) -> list[int]:
+        """Before ``give_back``: whose slots the program has written to although they were lent."""
+        return [index for index, loan in self._lent.items() if loan.is_written]
 
     def give_back(self) -> None:
         """After the average, before it is settled, when nothing reads or writes the arenas: lent slots have their values again."""
         for index in list(self._lent):
-            self._give_back(index, self._lent[index])
+            self._give_back(index, self._lent[index].values)
             del self._lent[index]
 
     def _give_back(self, index: int, values: torch.Tensor) -> None:

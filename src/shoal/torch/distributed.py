@@ -341,9 +341,10 @@ class DistributedDataParallel(torch.nn.Module):
         """Makes arenas for the parameters as they are now: at the start, and when one was changed, or thawed for the first time."""
         members.check_tensors(self.module)
         parameters = list(members.parameters(self.module))
+        self._reducer.manage(parameters)
+        # Or, where there was no memory for them, they would not be tried again.
         self._managed: list[tuple[object, ...]] = _fingerprint(parameters)
         self._train = _which_train(parameters)
-        self._reducer.manage(parameters)
 
 
 def _fingerprint(parameters: Sequence[NamedParameter]) -> list[tuple[object, ...]]:

@@ -133,10 +133,11 @@ class Reducer:
         total = sum(parameter.numel() * gradient_dtype(parameter).itemsize for _, parameter in trainable)
         order = range(len(trainable))[::-1]
         arenas = GradientArenas(trainable, order, self._buffer_bytes(total))
+        arenas.take_over(self._arenas)
+        # Nothing has changed until here, where there may be no memory.
         self.close()
-        before, self._arenas, self._parameters = self._arenas, arenas, trainable
+        self._arenas, self._parameters = arenas, trainable
         owners.add([parameter for _, parameter in trainable])
-        arenas.take_over(before)
         self._added = self._known.unknown_of(everything)
         self.must_start_anew = False
         self._used: set[int] = set()
@@ -237,25 +238,26 @@ class Reducer:
             self._leave_callback()
         if kind is _Pass.AVERAGES or self._pass is _Pass.NOT_OURS:
             self._pass = kind
-        if not is_first:
-            return
-        try:
-            self._prepare()
-        except Exception as error:
-            # There is no memory, for instance. The other ranks hear of it at the end.
-            self._error = error
-        except BaseException as interruption:
-            self._error = ShoalError(f"{self._channel.here}: interrupted by {type(interruption).__name__}")
-            if self._pass is _Pass.AVERAGES:
-                self._record_errors(self._look_ahead)
-            raise
+        if is_first:
+            # There may be no memory. The other ranks hear of it at the end.
+            self._record_errors(self._prepare)
 
     def _leave_callback(self) -> None:
-        # No frame that an error may keep has it.
         ending = _Ending(self)
-        self._ending = weakref.ref(ending, self.on_interruption)
-        passes.join(self)
-        torch.autograd.Variable._execution_engine.queue_callback(ending)
+        try:
+            self._ending = weakref.ref(ending, self.on_interruption)
+            passes.join(self)
+            torch.autograd.Variable._execution_engine.queue_callback(ending)
+        finally:
+            # No frame that an error may keep has it.
+            del ending
+
+    def _tell_of(self, interruption: BaseException) -> None:
+        """KeyboardInterrupt, before anything was submitted: the other ranks hear of it when the engine drops the callback."""
+        is_told = self._averaging is not None or (self._is_started and self.take_turn is not Turn)
+        if self._ending is not None and self._pass is _Pass.AVERAGES and not is_told:
+            self._error = ShoalError(f"{self._channel.here}: interrupted by {type(interruption).__name__}")
+            self._record_errors(self._look_ahead)
 
     def _prepare(self) -> None:
         if self._owners_seen != owners.changes():
@@ -266,9 +268,13 @@ class Reducer:
     def reach_output(self, averages: bool) -> None:
         """The backward pass has reached an output of the module."""
         with self._hooked:
-            self._begin(_Pass.AVERAGES if averages else _Pass.ADDS)
-            if averages and not self._is_started:
-                self._record_errors(self._look_ahead)
+            try:
+                self._begin(_Pass.AVERAGES if averages else _Pass.ADDS)
+                if averages and not self._is_started:
+                    self._record_errors(self._look_ahead)
+            except BaseException as interruption:
+                self._tell_of(interruption)
+                raise
 
     def arrive(self, index: int) -> None:
         """A parameter's gradient has been accumulated into ``param.grad``.
@@ -279,16 +285,20 @@ class Reducer:
         with self._hooked:
             if self._find_unused and self._parameters[index][1].grad is not None:
                 self._used.add(index)
-            if self._pass is _Pass.NOT_OURS:
-                if not self._expecting:
-                    return
-                self._begin(_Pass.AVERAGES)
+            if self._pass is _Pass.NOT_OURS and not self._expecting:
+                return
             try:
-                self._take(index)
-            except Exception as error:
-                self._error = self._error or error
-            if self._error is not None and self._pass is _Pass.AVERAGES and not self._is_started:
-                self._record_errors(self._start)
+                if self._pass is _Pass.NOT_OURS:
+                    self._begin(_Pass.AVERAGES)
+                try:
+                    self._take(index)
+                except Exception as error:
+                    self._error = self._error or error
+                if self._error is not None and self._pass is _Pass.AVERAGES and not self._is_started:
+                    self._record_errors(self._start)
+            except BaseException as interruption:
+                self._tell_of(interruption)
+                raise
 
     def finish(self) -> None:
         """The end of the backward pass. Raises what went wrong in it."""
@@ -525,9 +535,13 @@ class Reducer:
     def _touched(self) -> ShoalError | None:
         """The error if the program has written to a gradient that was on its way."""
         arenas = self.arenas
-        for index, (gradient, version) in self._versions.items():
-            if gradient._version != version and arenas.is_in_slot(index, gradient):
-                return ShoalError(complaints.was_changed(self._channel.here, self._parameters[index][0]))
+        changed = [
+            index
+            for index, (gradient, version) in self._versions.items()
+            if gradient._version != version and arenas.is_in_slot(index, gradient)
+        ]
+        for index in (*changed, *arenas.written_while_lent()):
+            return ShoalError(complaints.was_changed(self._channel.here, self._parameters[index][0]))
         return None
 
     def _settle(self, used: torch.Tensor) -> None:
@@ -623,6 +637,8 @@ class Reducer:
             reason = f"{self._channel.here}: the backward pass ended with an error before all gradients were there"
             averaging.abandon(reason if error is None else f"{reason}: {error}")
             self._interrupted = averaging
+        else:
+            self.arenas.give_back()
 
 
 class _Ending:
@@ -638,8 +654,10 @@ class _Ending:
         except BaseException:
             if reducer.is_in_pass:
                 # Interrupted at once. Who keeps the error keeps this object, whose end would tell of it.
-                reducer.submit_rest()
-                reducer.on_interruption(self)
+                try:
+                    reducer.submit_rest()
+                finally:
+                    reducer.on_interruption(self)
             raise
 
 
