@@ -332,3 +332,15 @@ def a_hook_takes_the_gradient_of_a_parameter_that_only_other_ranks_use(wrap: Wra
     train(model)
     hook.remove()
     return [each.item() for each in kept]
+
+
+@program
+def gradients_are_swapped_by_pytorch(wrap: Wrap) -> Any:
+    model, found = wrap(lines()), []
+    first, second = model.parameters()
+    for step in range(3):
+        train(model, step + 1.0)
+        first.grad.mul_(2)
+        torch.utils.swap_tensors(first.grad, second.grad)
+        found.append(gradients(model))
+    return found

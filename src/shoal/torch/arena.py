@@ -98,6 +98,7 @@ class GradientArenas:
         self._strayed: set[int] = set()
         self._apart: set[int] = set()
         self._frozen: frozenset[int] = frozenset()
+        self._before: dict[int, _Reference] = {}
         self._lent: dict[int, _Loan] = {}
         self._results: dict[int, torch.Tensor] = {}
         self._slots: list[Slot] = []
@@ -196,6 +197,7 @@ class GradientArenas:
             if gradient is not None and gradient.layout == torch.strided:
                 begin = gradient.data_ptr()
                 if begin == slot.begin and gradient.stride() == slot.strides:
+                    self._before[index] = weakref.ref(gradient)
                     continue
                 outside.add(index)
             absent.append(index)
@@ -247,7 +249,8 @@ class GradientArenas:
         slot = self._slots[index]
         memory = slot.memory
         if slot.is_held and index not in self._lent and (gradient is None or gradient.data_ptr() != slot.begin):
-            taken = slot.handed
+            before = self._before.get(index)
+            taken = None if before is None else before()
             self._lent[index] = _Loan(memory.clone(), taken, 0 if taken is None else taken._version)
             self._apart.add(index)
         if gradient is None:
@@ -281,6 +284,10 @@ class GradientArenas:
             parameter.grad = slot.memory.clone() if result is None else result
         else:
             gradient.detach().copy_(slot.memory if result is None else result)
+
+    def end_pass(self) -> None:
+        """No hook takes anything any more, and nothing refers to gradients that the program may swap (torch.utils.swap_tensors)."""
+        self._before.clear()
 
     def written_while_lent(self) -> list[int]:
         """Before ``give_back``: whose slots the program has written to although they were lent."""

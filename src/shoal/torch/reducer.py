@@ -333,6 +333,7 @@ class Reducer:
             self._prepare()
         except Exception as problem:
             error = problem
+        self.arenas.end_pass()
         averaging = Averaging(self._channel, self.arenas, self._statement(), () if self._find_unused else None)
         for index in self._trainable if error is None else ():
             self.arenas.slot(index).zero_()
@@ -414,6 +415,7 @@ class Reducer:
         self._pass = _Pass.NOT_OURS
         self._is_started = False
         self._placed.clear()
+        self.arenas.end_pass()
         self._averaging = self._ending = self._error = self._rest = None
         return passes.leave(self)
 

@@ -14,7 +14,7 @@ from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defin
 class Slot:
     """``memory``: the gradient's part of the arena, in the parameter's shape. No program ever sees this tensor."""
 
-    __slots__ = ("_handed", "_next", "_source", "begin", "memory", "strides")
+    __slots__ = ("_next", "_source", "begin", "memory", "strides")
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
@@ -23,7 +23,6 @@ class Slot:
         self.strides = memory.stride()
         self._source: weakref.ref[torch.Tensor] | None = None
         self._next: torch.Tensor | None = None
-        self._handed: weakref.ref[torch.Tensor] | None = None
 
     def make_next(self) -> None:
         """Makes what ``hand_out`` will give. In the midst of a backward pass, where all caches are cold, that takes many times as long."""
@@ -33,14 +32,7 @@ class Slot:
     def hand_out(self) -> torch.Tensor:
         """A tensor on this memory, which is nobody's view."""
         made, self._next = self._next, None
-        handed = self._made() if made is None else made
-        self._handed = weakref.ref(handed)
-        return handed
-
-    @property
-    def handed(self) -> torch.Tensor | None:
-        """What was handed out last, if anybody holds it or a view of it."""
-        return None if self._handed is None else self._handed()
+        return self._made() if made is None else made
 
     def _made(self) -> torch.Tensor:
         # A storage made from DLPack ends with the last tensor, view or NumPy array on it, and only then lets go of its source.
