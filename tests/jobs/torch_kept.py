@@ -341,6 +341,9 @@ def gradients_are_swapped_by_pytorch(wrap: Wrap) -> Any:
     for step in range(3):
         train(model, step + 1.0)
         first.grad.mul_(2)
-        torch.utils.swap_tensors(first.grad, second.grad)
+        try:
+            torch.utils.swap_tensors(first.grad, second.grad)
+        except RuntimeError:
+            return "PyTorch 2.15 refuses that"
         found.append(gradients(model))
     return found
