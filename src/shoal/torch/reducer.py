@@ -542,9 +542,10 @@ class Reducer:
             for index, (gradient, version) in self._versions.items()
             if gradient._version != version and arenas.is_in_slot(index, gradient)
         ]
-        for index in (*changed, *arenas.written_while_lent()):
-            return ShoalError(complaints.was_changed(self._channel.here, self._parameters[index][0]))
-        return None
+        changed += arenas.written_while_lent()
+        if not changed:
+            return None
+        return ShoalError(complaints.was_changed(self._channel.here, self._parameters[changed[0]][0]))
 
     def _settle(self, used: torch.Tensor) -> None:
         """Every ``param.grad`` becomes what was averaged. ``used``: 1 where any rank had a gradient, if unused ones are looked for."""
