@@ -15,7 +15,7 @@ from common import Part, Runs, Script, grid, lined_up, verdict
 
 from shoal.bench import Plan, Report, Variant, shown_name, variant_name
 from shoal.bench.sizes import show_bytes, show_seconds
-from shoal.layout import fusion_bytes
+from shoal.gradients.layout import fusion_bytes
 
 NODES = (4, 8)
 RATES = ("400mbit", "1gbit")

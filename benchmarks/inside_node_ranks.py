@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 import shoal
-from shoal import runtime
+from shoal.job import runtime
 
 COPIES = "copies"
 ORDINARY = "float32"

@@ -30,10 +30,11 @@ import click
 import numpy
 
 import shoal
-from shoal import _native, runtime
+from shoal import _native
 from shoal.bench.machine import machine_facts
 from shoal.bench.sizes import show_bytes
 from shoal.bench.watch import foreign_load, process_cpu
+from shoal.job import runtime
 from shoal.testing import Cluster
 
 KIB, MIB = 1024, 1024**2

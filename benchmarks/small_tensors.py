@@ -27,7 +27,7 @@ from replay import Pieces, Variable, Way
 from shoal.bench import Report
 from shoal.bench.contestants import Buffer, Contestant, FloatArray
 from shoal.bench.sizes import show_seconds
-from shoal.layout import balanced_buffers, fusion_bytes
+from shoal.gradients.layout import balanced_buffers, fusion_bytes
 
 HEADING = "Many small tensors: BERT-large's gradients in arena windows against one operation each"
 # More where no link is the limit: there, single turns differ by a quarter.
@@ -49,7 +49,7 @@ class Arena:
     def __init__(self, variables: Sequence[Variable]) -> None:
         import torch
 
-        from shoal.runtime import current
+        from shoal.job.runtime import current
         from shoal.torch.arena import GradientArenas
 
         self._parameters = [torch.nn.Parameter(torch.empty(variable.elements)) for variable in variables]

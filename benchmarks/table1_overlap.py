@@ -39,7 +39,7 @@ from replay import Variable, Way
 from shoal.bench import Report, Result
 from shoal.bench.contestants import Buffer, Contestant, FloatArray
 from shoal.bench.sizes import show_seconds
-from shoal.layout import MIB, balanced_buffers, fusion_bytes
+from shoal.gradients.layout import MIB, balanced_buffers, fusion_bytes
 
 TRACE = Path(__file__).with_name("table1_overlap_trace.json")
 # The place, its servers, the divisor of BERT-large's sizes and the rounds.

@@ -9,7 +9,7 @@ as many servers as nodes and all gradients are in one buffer. Nothing is measure
 
 from dataclasses import dataclass
 
-from shoal.layout import MIB, Item, lay_out, shards
+from shoal.gradients.layout import MIB, Item, lay_out, shards
 
 # Table II: (variable, elements), in the order in which they are produced. Gradients are float16.
 GRADIENTS = (

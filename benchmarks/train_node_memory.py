@@ -28,7 +28,7 @@ from training_teams import GLOO, Teams
 from shoal.bench.machine import machine_facts
 from shoal.bench.naming import SHOAL
 from shoal.bench.places import LocalPlace
-from shoal.layout import MIB
+from shoal.gradients.layout import MIB
 
 
 @dataclass(frozen=True)

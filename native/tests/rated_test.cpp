@@ -190,7 +190,7 @@ TEST(one_segment_a_window_leaves_wires_idle_and_token_buckets_not) {
   CHECK(ratio(setup, ran(setup)) < 1.05);
 }
 
-// What sizing.py finds for links of 400 Mbit/s; tests/unit/test_sizing.py.
+// What src/shoal/tuning/limits.py finds for links of 400 Mbit/s; tests/unit/tuning/test_limits.py.
 TEST(sixty_four_nodes_and_servers_with_256_kib_on_their_way_toward_a_port_do_not_collapse) {
   Setup setup = even_setup(64, 64, host, 2 * kib, 4 * kib);
   setup.bytes = 12'000'000;
@@ -200,7 +200,7 @@ TEST(sixty_four_nodes_and_servers_with_256_kib_on_their_way_toward_a_port_do_not
   CHECK_EQ(report.counts.timeouts, 0U);
 }
 
-// The smallest segments that sizing.py chooses, two of each node; tests/unit/test_sizing.py. With one a window these
+// The smallest segments that src/shoal/tuning/limits.py chooses, two of each node; tests/unit/tuning/test_limits.py. With one a window these
 // take 1.21, 1.41 and 1.76 times the bound.
 TEST(two_of_the_smallest_segments_fill_links_that_are_faster_or_nodes_that_are_more) {
   struct Case {

@@ -1,6 +1,9 @@
 """Shoal: averages gradients between the machines of a training job, as fast as the network allows."""
 
-from shoal.collectives import (
+from shoal.errors import AuthenticationError, ConfigurationError, Mismatch, PeerLost, ShoalError, Timeout
+from shoal.job.groups import Group
+from shoal.job.runtime import init, is_initialized, local_rank, local_size, rank, shutdown, size
+from shoal.ops.collectives import (
     allgather,
     allgather_,
     allgather_async,
@@ -24,10 +27,7 @@ from shoal.collectives import (
     reducescatter_async,
     reducescatter_async_,
 )
-from shoal.errors import AuthenticationError, ConfigurationError, Mismatch, PeerLost, ShoalError, Timeout
-from shoal.groups import Group
-from shoal.handles import Handle
-from shoal.runtime import init, is_initialized, local_rank, local_size, rank, shutdown, size
+from shoal.ops.handles import Handle
 
 __all__ = [
     "AuthenticationError",

@@ -56,7 +56,7 @@ DOORS = {
 }
 BACKEND = {
     "backend": [
-        "tests/unit/test_torch_versions.py",
+        "tests/unit/torch/test_versions.py",
         "tests/jobs/test_c10d_versions.py",  # functional, coalesced, 200 in flight, split_group
         "tests/jobs/test_c10d.py::test_every_collective_gives_what_it_should",
         "tests/jobs/test_c10d.py::test_groups_of_some_ranks_and_a_second_start_in_the_same_process",

@@ -13,18 +13,18 @@ from typing import Any
 
 from harness import Input, damaged, main
 
-from shoal.config import Limits
-from shoal.handshake import Client, HandshakeRefused, Role
-from shoal.patience import Patience
-from shoal.server import Front
-from shoal.terms import JobTerms
+from shoal.config.settings import Limits
+from shoal.join.terms import JobTerms
+from shoal.net.deadlines import Deadlines
+from shoal.net.handshake import Client, HandshakeRefused, Role
+from shoal.server.front import Front
 
 SECRET = b"the secret of the front's fuzzer"
 INCARNATION = bytes(range(16))
 JOB = {"type": "job", **JobTerms((1, 1), ("a", "b"), Limits(), 15).job_fields(bytes(16), 0)}
 
 # What has been said is all there is: nobody waits for more.
-_PATIENCE = Patience(stranger=0.5, answer=0.5)
+_DEADLINES = Deadlines(stranger=0.5, answer=0.5)
 _SECONDS = 10.0
 
 
@@ -36,7 +36,7 @@ class _Running:
         self.loop = asyncio.new_event_loop()
         self.complaints: list[str] = []
         self.loop.set_exception_handler(lambda _, context: self.complaints.append(f"{context!r}"))
-        self.front = Front("127.0.0.1", 0, 1, [SECRET], _PATIENCE)
+        self.front = Front("127.0.0.1", 0, 1, [SECRET], _DEADLINES)
         self.serving = self.loop.create_task(self.front.run())
         self.run(asyncio.sleep(0.01))
         self.descriptors = _descriptors()

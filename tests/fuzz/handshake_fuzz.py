@@ -4,7 +4,7 @@ import hmac
 
 from harness import Input, main
 
-from shoal.handshake import (
+from shoal.net.handshake import (
     CHALLENGE_BYTES,
     HELLO_BYTES,
     PROOF_BYTES,

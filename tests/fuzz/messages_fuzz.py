@@ -5,15 +5,17 @@ from typing import Any
 
 from harness import Input, damaged, main
 
-from shoal import measuring, meeting, messages
-from shoal.addresses import Address
-from shoal.config import Limits
+from shoal.config.addresses import Address
+from shoal.config.settings import Limits
 from shoal.errors import ConfigurationError, ShoalError
-from shoal.messages import Message, MessageError
-from shoal.network import Network
-from shoal.server import _core_config
-from shoal.shares import server_places
-from shoal.terms import JobTerms, Welcome, parse_job, parse_welcome
+from shoal.join import meeting_point
+from shoal.join.terms import JobTerms, Welcome, parse_job, parse_welcome
+from shoal.net import messages
+from shoal.net.messages import Message, MessageError
+from shoal.server.front import _core_config
+from shoal.tuning import probe
+from shoal.tuning.measured import Network
+from shoal.tuning.shares import server_places
 
 TERMS = JobTerms((2, 2, 1), ("a", "b"), Limits(), 15)
 WELCOME = Welcome(
@@ -95,7 +97,7 @@ def _refused(message: Message) -> None:
 
 
 def _flow(message: Message) -> None:
-    measuring.asks_for_both(message)
+    probe.asks_for_both(message)
 
 
 def _read_everything(message: Message) -> None:
@@ -109,7 +111,7 @@ def _read_everything(message: Message) -> None:
 def _stored(given: Input) -> None:
     stored = json.dumps(given.json_value()).encode() if given.below(4) == 0 else damaged(STORED, given)
     try:
-        meeting._parse_stored(stored)
+        meeting_point._parse_stored(stored)
     except ConfigurationError:
         return
 

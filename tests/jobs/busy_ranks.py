@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import shoal
-from shoal import runtime
+from shoal.job import runtime
 
 # What a rank does over and over. Arrays are large enough for several segments from each server where the name says so.
 Step = Callable[[], object]

@@ -19,8 +19,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import shoal.torch
-from shoal import callbacks
 from shoal.errors import Mismatch, ShoalError
+from shoal.ops import callbacks
 
 
 def every_collective() -> dict[str, Any]:

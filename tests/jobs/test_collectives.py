@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import arrays, collectives, operations
-from shoal.config import Limits
-from shoal.operations import OPERATORS, chunk
+from shoal.config.settings import Limits
+from shoal.ops import arrays, collectives, operations
+from shoal.ops.operations import OPERATORS, chunk
 from shoal.testing import run_ranks
 
 # Ranks and servers; what the first ones leave out is in the slow ones.

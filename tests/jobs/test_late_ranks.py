@@ -69,10 +69,10 @@ def test_a_rank_whose_interpreter_is_busy_is_not_lost_when_others_connect_to_it_
 
 def late_at(moment: str, late: int) -> float:
     """Joins, with one rank that holds its interpreter from this moment on. The seconds that it took."""
-    from shoal import joining, server_links
+    from shoal.join import member, server_links
 
     if int(os.environ["RANK"]) == late:
-        before = server_links.ServerLinks.connect if moment == "welcomed" else joining._Node._open_door
+        before = server_links.ServerLinks.connect if moment == "welcomed" else member._Node._open_door
 
         async def held(self: object, *arguments: object) -> object:
             hold_the_interpreter(LATE_AT_START_SECONDS)
@@ -81,7 +81,7 @@ def late_at(moment: str, late: int) -> float:
         if moment == "welcomed":
             server_links.ServerLinks.connect = held  # type: ignore[method-assign,assignment]
         else:
-            joining._Node._open_door = held  # type: ignore[method-assign,assignment]
+            member._Node._open_door = held  # type: ignore[method-assign,assignment]
     began = time.monotonic()
     shoal.init()
     took = time.monotonic() - began

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.runtime import current
+from shoal.job.runtime import current
 from shoal.testing import run_ranks
 
 # On one machine, which shares memory; between nodes; with a dedicated server as well.

@@ -11,7 +11,7 @@ from test_killed_ranks import RANKS, kill_many, kill_one
 from test_mismatch import disagreements, failures_before_submission
 
 import shoal
-from shoal.runtime import current
+from shoal.job.runtime import current
 from shoal.testing import Cluster, run_ranks
 
 MEGABYTES = 4

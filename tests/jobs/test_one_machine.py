@@ -24,7 +24,7 @@ from test_lifecycle import children_that_end, fork_and_be_killed, work_with_chil
 from test_mismatch import disagreements, failures_before_submission, sizes_that_do_not_fit
 
 import shoal
-from shoal.runtime import current
+from shoal.job.runtime import current
 from shoal.testing import Cluster, run_ranks
 
 MEGABYTES = 4

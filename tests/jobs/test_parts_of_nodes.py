@@ -12,8 +12,8 @@ from test_killed_ranks import wait_until_working
 from test_shared_arrays import shared_array
 
 import shoal
-from shoal.operations import chunk
-from shoal.runtime import current
+from shoal.job.runtime import current
+from shoal.ops.operations import chunk
 from shoal.testing import Cluster, run_ranks
 
 RANKS = 4

@@ -15,7 +15,7 @@ from test_killed_ranks import PROMPT
 from test_server_loss import wait_for_step
 
 import shoal
-from shoal import runtime
+from shoal.job import runtime
 from shoal.testing import Cluster, run_ranks
 
 RANKS = 4

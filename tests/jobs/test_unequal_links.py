@@ -22,7 +22,7 @@ SECONDS = 60.0
 RANK = """
 import json
 import shoal
-from shoal import runtime
+from shoal.job import runtime
 shoal.init()
 session = runtime.current()
 print(json.dumps([session.weights, session.network.node_rates, session.network.server_rates, session.limits.segment]))

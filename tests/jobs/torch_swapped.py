@@ -15,7 +15,7 @@ from torch_scenarios import TINY_MB, expected_gradients, inputs, loss_of, mlp, s
 
 import shoal
 import shoal.torch
-from shoal.torch import DistributedDataParallel, members, versions
+from shoal.torch import DistributedDataParallel, module_tensors, versions
 
 SCENARIOS: dict[str, Callable[[], None]] = {}
 
@@ -194,7 +194,7 @@ def names_that_the_owner_has_taken_out_are_left_alone() -> None:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["0.weight", "1.running_mean"])
     by_pytorch = normalised()
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(by_pytorch, ["0.weight"])
-    assert "0.weight" not in dict(members.parameters(by_pytorch))
+    assert "0.weight" not in dict(module_tensors.parameters(by_pytorch))
     before = copy.deepcopy(module)
     model = DistributedDataParallel(module)
     assert torch.equal(module[0].weight, before[0].weight)

@@ -17,22 +17,23 @@ from typing import Any
 
 import numpy
 import pytest
-from local_front import keepalive_of_ends_at, running
 
-from shoal import _native, handshake, messages
-from shoal.addresses import Address, is_loopback
-from shoal.bootstrap import Session, _shared, join
-from shoal.config import Limits, Settings
+from local_front import keepalive_of_ends_at, running
+from shoal import _native
+from shoal.config.addresses import Address, is_loopback
+from shoal.config.launchers import Launch, read_launch
+from shoal.config.settings import Limits, Settings
 from shoal.errors import AuthenticationError, ConfigurationError, PeerLost, ShoalError, Timeout
-from shoal.handshake import Client, Role
-from shoal.launchers import Launch, read_launch
-from shoal.patience import Patience
-from shoal.server import Front
-from shoal.session import _sessions
+from shoal.job.bootstrap import Session, _shared, join
+from shoal.job.session import _sessions
+from shoal.net import handshake, messages
+from shoal.net.deadlines import Deadlines
+from shoal.net.handshake import Client, Role
+from shoal.server.front import Front
 
 SECRET = b"the secret of the bootstrap's tests"
 # As the default, but for what the tests wait for.
-HASTY = Patience(
+HASTY = Deadlines(
     stranger=1.0,
     proven=1.0,
     answer=5.0,
@@ -42,7 +43,7 @@ HASTY = Patience(
     silence=1.0,
     server=0.6,
     farewell=1.0,
-    doubt=0.7,
+    unproven=0.7,
 )
 OTHER_SECRET = b"not the secret of these tests"
 LIMIT = 30.0
@@ -70,7 +71,7 @@ def run_ranks(all_settings: list[Settings], **arguments: Any) -> list[Outcome]:
 
     def run(place: int) -> None:
         try:
-            outcomes[place] = join(all_settings[place], **{"limits": Limits(), "patience": HASTY, **arguments})
+            outcomes[place] = join(all_settings[place], **{"limits": Limits(), "deadlines": HASTY, **arguments})
         except BaseException as error:
             outcomes[place] = error
 
@@ -335,12 +336,12 @@ def test_a_server_that_is_not_there_is_named_on_every_rank() -> None:
 
 def test_a_server_that_comes_late_is_waited_for() -> None:
     address = free_address()
-    patience = dataclasses.replace(HASTY, server=10.0)
+    deadlines = dataclasses.replace(HASTY, server=10.0)
     meeting = free_address()
     outcomes: list[Outcome] = []
 
     def run() -> None:
-        outcomes.extend(run_ranks([settings(r, 2, meeting, servers=(address,)) for r in range(2)], patience=patience))
+        outcomes.extend(run_ranks([settings(r, 2, meeting, servers=(address,)) for r in range(2)], deadlines=deadlines))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -392,8 +393,8 @@ def test_a_taken_rendezvous_port_is_an_error_on_every_rank() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = Address("127.0.0.1", taken.getsockname()[1])
-        patience = dataclasses.replace(HASTY, rendezvous=3.0)
-        outcomes = run_ranks([settings(rank, 3, address) for rank in range(3)], patience=patience)
+        deadlines = dataclasses.replace(HASTY, rendezvous=3.0)
+        outcomes = run_ranks([settings(rank, 3, address) for rank in range(3)], deadlines=deadlines)
         errors(outcomes[:1], ConfigurationError, str(address), "SHOAL_RENDEZVOUS", "taken")
         # To them it might be a rank 0 that is stopped.
         errors(outcomes[1:], Timeout, str(address), "another program has this port", "SHOAL_RENDEZVOUS")
@@ -601,13 +602,13 @@ def test_ranks_of_another_job_that_call_here_are_refused_and_the_job_begins_all_
 ) -> None:
     """Twice: while ranks are missing, and when all have joined and wait for a server. One has a number that is none here."""
     address, server = free_address(), free_address()
-    patience = dataclasses.replace(HASTY, server=10.0)
+    deadlines = dataclasses.replace(HASTY, server=10.0)
     strangers: list[Outcome] = []
     others: list[Outcome] = []
 
     def come(ranks: list[int]) -> threading.Thread:
         ours = [settings(rank, 3, address, tls=tls, servers=(server,)) for rank in ranks]
-        thread = threading.Thread(target=lambda: others.extend(run_ranks(ours, patience=patience)))
+        thread = threading.Thread(target=lambda: others.extend(run_ranks(ours, deadlines=deadlines)))
         thread.start()
         return thread
 
@@ -619,7 +620,7 @@ def test_ranks_of_another_job_that_call_here_are_refused_and_the_job_begins_all_
     threads.append(come([1, 2]))
     time.sleep(0.5)
     call_all()
-    time.sleep(1.5 * patience.doubt)
+    time.sleep(1.5 * deadlines.unproven)
     with running(server.port, encrypts=tls == "psk"):
         for thread in threads:
             thread.join(LIMIT)
@@ -634,7 +635,7 @@ def test_a_rank_may_come_long_after_others_have_used_its_number_if_one_is_missin
 
     def bother() -> None:
         errors(run_ranks([settings(1, 3, address, secret=OTHER_SECRET)]), AuthenticationError, "SHOAL_SECRET")
-        time.sleep(2 * HASTY.doubt)
+        time.sleep(2 * HASTY.unproven)
         others.extend(run_ranks([settings(rank, 3, address) for rank in (1, 2)]))
 
     outcomes = beside_rank_zero(address, 3, bother)
@@ -784,10 +785,10 @@ def test_closing_one_is_a_loss_to_the_others() -> None:
 
 def test_an_attempt_at_a_lost_server_ends_in_time_and_leaves_no_connection() -> None:
     """What listens at its address accepts connections and says nothing."""
-    address, patience = free_address(), dataclasses.replace(HASTY, returning=0.3)
+    address, deadlines = free_address(), dataclasses.replace(HASTY, returning=0.3)
     with running() as front:
         ranks = [settings(rank, 2, address, servers=(front.address,)) for rank in range(2)]
-        joined = sessions(run_ranks(ranks, patience=patience))
+        joined = sessions(run_ranks(ranks, deadlines=deadlines))
     lost = 2 * joined[1].lanes
     with socket.create_server((front.address.host, front.address.port)):
         began = time.monotonic()
@@ -848,7 +849,7 @@ def test_an_interrupted_join_leaves_nothing_and_the_others_hear_of_it() -> None:
     timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        join(settings(0, 3, address), Limits(), patience=HASTY)
+        join(settings(0, 3, address), Limits(), deadlines=HASTY)
     thread.join(LIMIT)
     timer.join()
     errors(others, PeerLost, "rank 0")

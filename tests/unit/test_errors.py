@@ -6,7 +6,7 @@ import pytest
 
 from shoal import errors
 from shoal.errors import ConfigurationError, Mismatch, PeerLost, ShoalError, Timeout, error_from_name, error_from_status
-from shoal.handshake import HandshakeRefused, Refusal
+from shoal.net.handshake import HandshakeRefused, Refusal
 
 
 @pytest.mark.parametrize(

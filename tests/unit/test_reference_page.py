@@ -7,8 +7,8 @@ from pathlib import Path
 
 import shoal
 import shoal.torch
-from shoal.arrays import DTYPES
-from shoal.operations import OPERATORS
+from shoal.ops.arrays import DTYPES
+from shoal.ops.operations import OPERATORS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
 

@@ -1,5 +1,5 @@
 // Which congestion control a connection uses while the job insists on its share: the host's own, in place of reno, if
-// it was given that before it was a link (src/shoal/congestion.py). docs/decisions/congestion.md.
+// it was given that before it was a link (src/shoal/net/congestion.py). docs/decisions/congestion.md.
 //
 // Any other is somebody's choice, and stays. The kernel's word counts: what it refuses stays as it is.
 #pragma once

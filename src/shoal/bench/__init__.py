@@ -11,6 +11,8 @@
     print_report(report)
 
 How it measures, and what the figures mean, is told in docs/benchmarks.md.
+
+May import errors and the folders from config to testing.
 """
 
 from shoal.bench.bound import allreduce_factor, bound, server_factor

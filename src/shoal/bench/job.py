@@ -18,7 +18,6 @@ from typing import Any
 import numpy
 
 import shoal
-from shoal.addresses import Address, default_source, interface_addresses, is_loopback, is_unspecified
 from shoal.bench import contestants
 from shoal.bench.channel import ChannelClosed, Message, connect
 from shoal.bench.conductor import BenchError, Conductor, Player, Stage, tcp_stage
@@ -33,9 +32,10 @@ from shoal.bench.plan import Plan
 from shoal.bench.progress import Progress
 from shoal.bench.report import Network, Report, Result
 from shoal.bench.watch import Watch
-from shoal.config import Settings
+from shoal.config.addresses import Address, default_source, interface_addresses, is_loopback, is_unspecified
+from shoal.config.launchers import Launch
+from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError
-from shoal.launchers import Launch
 
 _JOIN_SECONDS = 300.0
 

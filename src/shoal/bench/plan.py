@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from shoal.bench.naming import CONTESTANTS
 from shoal.bench.sizes import parse_bytes
-from shoal.config import overrides_of
+from shoal.config.settings import overrides_of
 from shoal.errors import ConfigurationError
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
@@ -43,7 +43,7 @@ class Plan:
 
     ``contestants``: empty for all that are there. ``variants``: by name, and not in a job that a launcher has started; they
     take part as ``shoal NAME``. ``variants_first``: they are started before the contestants, and not after them: the memory that a
-    process gets differs. ``limits``: overrides of ``shoal.config.Limits``. ``environment``: added to that of Shoal's ranks, and of
+    process gets differs. ``limits``: overrides of ``shoal.config.settings.Limits``. ``environment``: added to that of Shoal's ranks, and of
     the servers that are started for them as far as it concerns servers. ``background``: the congestion control of one bulk flow of
     somebody else on every link of a lab, in each direction. ``turn_seconds``: how long a turn is made to last at least by repeating the
     operation. ``patience``: seconds after which a turn that has not ended is given up.

@@ -1,4 +1,7 @@
-"""The command line: ``shoal run``, ``server``, ``bench``, ``lab``. A file a command; what they do lies in the package."""
+"""The command line: ``shoal run``, ``server``, ``bench``, ``lab``. A file a command; what they do lies in the package.
+
+May import errors and every other folder.
+"""
 
 import click
 

@@ -4,12 +4,12 @@ import os
 
 import click
 
-from shoal import logs
-from shoal.config import ServerSettings
+from shoal.config import logs
+from shoal.config.settings import ServerSettings
 from shoal.errors import ShoalError
-from shoal.keyring import configured_secrets
-from shoal.memory import default_bound, parse_size, shown_size
-from shoal.server import serve
+from shoal.join.secrets import configured_secrets
+from shoal.server.front import serve
+from shoal.server.memory import default_bound, parse_size, shown_size
 
 
 def _size(text: str) -> int:

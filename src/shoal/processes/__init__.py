@@ -3,6 +3,8 @@
 ``shoal run`` and ``shoal.testing`` stand on this package; it knows nothing of a command line. Its promise: a process
 that was started here does not outlive the one that started it, nor do that process's own children, whatever the end of
 either was (see shim.py and guard.py for how).
+
+May import errors and the folders from config to server, and no framework.
 """
 
 from shoal.processes.environment import (

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.config import SERVER_NAMES
+from shoal.config.settings import SERVER_NAMES
 
 HOST = "127.0.0.1"
 

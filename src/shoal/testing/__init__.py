@@ -8,6 +8,8 @@ def total(addend):
 
 def test_total():
     assert run_ranks(total, 4, 10, servers=2) == [[46, 46, 46]] * 4
+
+May import errors and the folders from config to processes.
 """
 
 from shoal.testing.cluster import Cluster, ClusterJob, Outcome, RankFailed, TimeLimitReached, ranks_from, run_ranks

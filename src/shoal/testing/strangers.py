@@ -19,8 +19,9 @@ import struct
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 
-from shoal import _native, encryption
-from shoal.handshake import HELLO_BYTES, Client, HandshakeRefused, Role
+from shoal import _native
+from shoal.net import encryption
+from shoal.net.handshake import HELLO_BYTES, Client, HandshakeRefused, Role
 
 # Of those who stay: longer than a server has patience with anybody.
 _STAYS = 8.0

@@ -6,6 +6,8 @@ model = DistributedDataParallel(model)
 
 For programs that use PyTorch's own, ``torch.distributed.init_process_group("shoal")`` needs no import (shoal.torch.c10d), and
 ``model.register_comm_hook(None, shoal.torch.comm_hook)`` leaves them their process group.
+
+May import errors, the names of ``shoal``, and the folders from config to gradients; never another framework's folder.
 """
 
 import shoal_c10d

@@ -13,8 +13,8 @@ from itertools import zip_longest
 import torch
 
 from shoal.errors import Mismatch
-from shoal.handles import Handle
-from shoal.torch.channel import Channel
+from shoal.ops.handles import Handle
+from shoal.torch.named_operations import NamedOperations
 
 DIGEST_BYTES = 32
 
@@ -28,10 +28,10 @@ class Statement:
         # The greatest digest and, from its complement, the least: they are one if all ranks agree.
         self._votes = torch.tensor(list(digest) + [255 - byte for byte in digest], dtype=torch.uint8, device="cpu")
 
-    def compare(self, channel: Channel, label: str) -> "Comparison":
+    def compare(self, operations: NamedOperations, label: str) -> "Comparison":
         """Starts to compare with the other ranks' statement of this label."""
         votes = self._votes.clone()
-        return Comparison(self, label, channel, channel.allreduce(label, votes, "max"), votes)
+        return Comparison(self, label, operations, operations.allreduce(label, votes, "max"), votes)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Comparison:
 
     statement: Statement
     label: str
-    channel: Channel
+    operations: NamedOperations
     handle: Handle
     votes: torch.Tensor
 
@@ -52,27 +52,27 @@ class Comparison:
     def explain(self, subject: str, labels: Sequence[str] = ()) -> tuple[Mismatch, set[str]]:
         """After ``agreed`` was False, on every rank: what differs, and all ranks' ``labels``."""
         own = json.dumps({"lines": self.statement.lines, "labels": list(labels)}) + "\n"
-        gathered = self.channel.allgather(
+        gathered = self.operations.allgather(
             f"{self.label}.lines", torch.frombuffer(bytearray(own.encode()), dtype=torch.uint8)
         )
         everyone = [json.loads(line) for line in gathered.numpy().tobytes().decode().splitlines()]
-        difference = _first_difference(self.channel, [each["lines"] for each in everyone])
-        message = f"{self.channel.here}: the ranks do not have the same {subject}: {difference}"
+        difference = _first_difference(self.operations, [each["lines"] for each in everyone])
+        message = f"{self.operations.here}: the ranks do not have the same {subject}: {difference}"
         return Mismatch(message), {label for each in everyone for label in each["labels"]}
 
 
-def agree(channel: Channel, label: str, lines: Sequence[str], subject: str) -> None:
+def agree(operations: NamedOperations, label: str, lines: Sequence[str], subject: str) -> None:
     """Raises Mismatch on every rank if they do not all state the same lines."""
-    comparison = Statement(lines).compare(channel, label)
+    comparison = Statement(lines).compare(operations, label)
     if not comparison.agreed():
         error, _ = comparison.explain(subject)
         raise error
 
 
-def _first_difference(channel: Channel, statements: Sequence[Sequence[str]]) -> str:
+def _first_difference(operations: NamedOperations, statements: Sequence[Sequence[str]]) -> str:
     other = next((member for member, lines in enumerate(statements) if lines != statements[0]), None)
     if other is None:
         return "they differed, but no longer do"
     pairs = zip_longest(statements[0], statements[other], fillvalue="nothing")
     ours, theirs = next((ours, theirs) for ours, theirs in pairs if ours != theirs)
-    return f"{channel.member(0)} has [{ours}] where {channel.member(other)} has [{theirs}]"
+    return f"{operations.member(0)} has [{ours}] where {operations.member(other)} has [{theirs}]"

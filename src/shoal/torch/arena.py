@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import torch
 
-from shoal import runtime
 from shoal.errors import ShoalError
-from shoal.layout import ArenaLayout, Item, lay_out
+from shoal.gradients.layout import ArenaLayout, Item, lay_out
+from shoal.job import runtime
 from shoal.torch import accelerators
 from shoal.torch.accelerators import Accelerator
 from shoal.torch.devices import places_of

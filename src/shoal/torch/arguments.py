@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from shoal import groups, runtime
 from shoal.errors import ConfigurationError
-from shoal.groups import Group
+from shoal.job import groups, runtime
+from shoal.job.groups import Group
 
 # Arguments without a meaning here: the only value that asks for nothing, and what to do instead.
 _REFUSED = {

@@ -18,13 +18,13 @@ from collections.abc import Iterable
 
 import torch
 
-from shoal import trace
+from shoal.job import trace
 from shoal.torch.accelerators import Accelerator, Stream
 from shoal.torch.agreement import Statement
 from shoal.torch.arena import Buffer, GradientArenas
-from shoal.torch.channel import Channel
-from shoal.torch.needed import NEEDED, NeededBuffers
+from shoal.torch.named_operations import NamedOperations
 from shoal.torch.submissions import AnyHandle, first_failure
+from shoal.torch.unused_buffers import NEEDED, NeededBuffers
 
 LAYOUT, USED = "layout", "used"
 
@@ -37,9 +37,9 @@ class Averaging:
     """
 
     def __init__(
-        self, channel: Channel, arenas: GradientArenas, statement: Statement, expected: Iterable[int] | None
+        self, operations: NamedOperations, arenas: GradientArenas, statement: Statement, expected: Iterable[int] | None
     ) -> None:
-        self._channel = channel
+        self._operations = operations
         self._arenas = arenas
         self._ready: set[int] = set()
         self._sent: set[int] = set()
@@ -58,8 +58,8 @@ class Averaging:
         """When the first buffer was submitted, of the monotonic clock."""
         # What is needed after all is opened by whoever learns of it first: the backward pass, or a thread of Shoal's own.
         self._opening = threading.Lock()
-        self._comparison = statement.compare(channel, LAYOUT)
-        self._needed = None if expected is None else NeededBuffers(channel, arenas, expected)
+        self._comparison = statement.compare(operations, LAYOUT)
+        self._needed = None if expected is None else NeededBuffers(operations, arenas, expected)
 
     def is_ready(self, gradient: int) -> bool:
         return gradient in self._ready
@@ -83,7 +83,7 @@ class Averaging:
         return [(buffer, self._handles[buffer.label]) for buffer in buffers if buffer.label in self._handles]
 
     @property
-    def operations(self) -> int:
+    def operation_count(self) -> int:
         """How many there are, with the small ones by which the ranks agree."""
         return len(self._handles) + (1 if self._needed is None else 2)
 
@@ -113,7 +113,7 @@ class Averaging:
     def exchange_used(self, used: torch.Tensor) -> None:
         """``used``: uint8 by gradient, 1 where this rank had one. Holds what any rank had after ``finish``."""
         self._opens(USED)
-        self._handles[USED] = self._channel.allreduce(USED, used, "max")
+        self._handles[USED] = self._operations.allreduce(USED, used, "max")
 
     def abandon(self, reason: str) -> None:
         """Opens what is not open yet as failed. Does not wait: what may not be needed follows when that is known."""
@@ -186,11 +186,11 @@ class Averaging:
     def _averaged(self, buffer: Buffer) -> AnyHandle:
         label, memory, host = buffer.label, buffer.memory, buffer.host
         if host is None:
-            return self._channel.allreduce(label, memory, "mean")
+            return self._operations.allreduce(label, memory, "mean")
         device = self._arenas.device(buffer.gradients[0])
         assert device is not None, "what has a mirror is on a device"
         made_in = [stream for its_device, stream in self._streams if its_device is device and stream != device.current]
-        return self._channel.allreduce_through(host, label, memory, "mean", made_in)
+        return self._operations.allreduce_through(host, label, memory, "mean", made_in)
 
     def _opens(self, label: str) -> None:
         self._unopened.discard(label)
@@ -211,4 +211,4 @@ class Averaging:
         self._failed_because = self._failed_because or reason
         for label in sorted(labels):
             self._unopened.discard(label)
-            self._channel.fail(label, reason)
+            self._operations.fail(label, reason)

@@ -9,18 +9,19 @@ from typing import Any
 
 import torch
 
-from shoal import groups, layout
 from shoal.errors import ShoalError
-from shoal.groups import Group
-from shoal.torch import arguments, checkpoints, compiled, devices, members, runtime
-from shoal.torch.added import KnownParameters
+from shoal.gradients import layout
+from shoal.job import groups
+from shoal.job.groups import Group
+from shoal.torch import arguments, checkpoints, compiled, devices, module_tensors, runtime
 from shoal.torch.agreement import agree
 from shoal.torch.arena import NamedParameter, gradient_dtype
-from shoal.torch.channel import Channel, group_of_copies
+from shoal.torch.broadcast_state import broadcast_state, wait_for_all
 from shoal.torch.join import Joining
 from shoal.torch.logging_data import DDPLoggingData
+from shoal.torch.named_operations import NamedOperations, group_of_copies
+from shoal.torch.new_parameters import KnownParameters
 from shoal.torch.reducer import Reducer, Turn
-from shoal.torch.state import broadcast_state, wait_for_all
 from shoal.torch.submissions import AnyHandle
 
 MIB = layout.MIB
@@ -75,7 +76,7 @@ class DistributedDataParallel(torch.nn.Module):
     _buffers_sent: Sequence[AnyHandle]
 
     # By its name in PyTorch, which scripts call it by before they wrap a module: these parameters and buffers take no part.
-    _set_params_and_buffers_to_ignore_for_model = staticmethod(members.ignore)
+    _set_params_and_buffers_to_ignore_for_model = staticmethod(module_tensors.ignore)
 
     def __init__(
         self,
@@ -119,10 +120,10 @@ class DistributedDataParallel(torch.nn.Module):
         fusion_mb = arguments.one_of(("bucket_cap_mb", bucket_cap_mb), ("fusion_mb", fusion_mb))
         begins_with_same_buffers = forward_sync_buffers is not None or broadcast_buffers is not False
         self.forward_sync_buffers = begins_with_same_buffers and forward_sync_buffers is not False
-        members.check(module, self.forward_sync_buffers or (init_sync and begins_with_same_buffers))
+        module_tensors.check(module, self.forward_sync_buffers or (init_sync and begins_with_same_buffers))
         self.device_ids, self.output_device = device_ids, output_device
         self._inputs_device = devices.of_inputs(
-            device_ids, output_device, [parameter.device for _, parameter in members.parameters(module)]
+            device_ids, output_device, [parameter.device for _, parameter in module_tensors.parameters(module)]
         )
         self.module = module
         self.find_unused_parameters = find_unused_parameters or skip_all_reduce_unused_params
@@ -139,16 +140,21 @@ class DistributedDataParallel(torch.nn.Module):
     def _meet(self, group: Group, init_sync: bool, init_sync_buffers: bool, of_copy: bool = False) -> None:
         """Begins to average among the members of the group."""
         self._ranks = None if len(group.ranks) == group.session.size else group.ranks
-        channel = Channel(group, of_copy)
+        operations = NamedOperations(group, of_copy)
         if init_sync:
-            agree(channel, "module", members.describe_all(self.module, init_sync_buffers), "parameters and buffers")
-            wait_for_all(broadcast_state(channel, "initial", self._synced_state(init_sync_buffers)))
+            agree(
+                operations,
+                "module",
+                module_tensors.describe_all(self.module, init_sync_buffers),
+                "parameters and buffers",
+            )
+            wait_for_all(broadcast_state(operations, "initial", self._synced_state(init_sync_buffers)))
         self._reducer_made: Reducer | None = Reducer(
-            channel,
+            operations,
             self.find_unused_parameters,
             self.static_graph,
             _FusionSize(group, self._fusion_mb),
-            KnownParameters(members.parameters(self.module)),
+            KnownParameters(module_tensors.parameters(self.module)),
         )
         self._manage_parameters()
         # The hooks of the parameters go with the wrapper.
@@ -166,7 +172,7 @@ class DistributedDataParallel(torch.nn.Module):
     @property
     def process_group(self) -> Group:
         """The ranks among which gradients are averaged."""
-        return self._group_of_copy() if self._reducer_made is None else self._reducer_made.channel.group
+        return self._group_of_copy() if self._reducer_made is None else self._reducer_made.operations.group
 
     def _group_of_copy(self) -> Group:
         runtime.init()
@@ -181,8 +187,8 @@ class DistributedDataParallel(torch.nn.Module):
         return self._reducer_made
 
     @property
-    def _channel(self) -> Channel:
-        return self._reducer.channel
+    def _operations(self) -> NamedOperations:
+        return self._reducer.operations
 
     @compiled.untraced_itself
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +210,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _before_forward(self) -> bool | None:
         """Makes ready for a backward pass, if one may follow that is ours to watch: whether it is to average, else None."""
         has_gradients = torch.is_grad_enabled()
-        if self._reducer_made is None and not (has_gradients and members.trainable(self.module)):
+        if self._reducer_made is None and not (has_gradients and module_tensors.trainable(self.module)):
             # A copy that has not been trained may be this rank's alone.
             return None
         # A part that is computed again in the middle of a pass finds everything as that pass needs it.
@@ -263,14 +269,16 @@ class DistributedDataParallel(torch.nn.Module):
             yield
             return
         if self._joining is not None:
-            raise ShoalError(f"{self._channel.here}: join() of this module is on already: leave it first")
-        joining = Joining(self._channel, divide_by_initial_world_size, throw_on_early_termination)
+            raise ShoalError(f"{self._operations.here}: join() of this module is on already: leave it first")
+        joining = Joining(self._operations, divide_by_initial_world_size, throw_on_early_termination)
         self._joining, self._reducer.take_turn = joining, joining.backward
         try:
             yield
             self._look_at_parameters()
             root = joining.run_out(self._shadow_buffers, self._reducer.shadow)
-            wait_for_all(broadcast_state(self._channel, "joined", self._synced_state(self.forward_sync_buffers), root))
+            wait_for_all(
+                broadcast_state(self._operations, "joined", self._synced_state(self.forward_sync_buffers), root)
+            )
         except BaseException as error:
             joining.leave(error)
             raise
@@ -306,20 +314,20 @@ class DistributedDataParallel(torch.nn.Module):
         self._buffers_sent = ()
 
     def _synced_buffers(self) -> list[torch.Tensor]:
-        return [buffer for _, buffer in members.buffers(self.module) if buffer.layout == torch.strided]
+        return [buffer for _, buffer in module_tensors.buffers(self.module) if buffer.layout == torch.strided]
 
     def _synced_state(self, with_buffers: bool) -> list[torch.Tensor]:
-        parameters = [parameter for _, parameter in members.parameters(self.module)]
+        parameters = [parameter for _, parameter in module_tensors.parameters(self.module)]
         return [*parameters, *(self._synced_buffers() if with_buffers else ())]
 
     def _look_at_parameters(self) -> None:
         """Before a pass: whether parameters are other ones than before, or frozen, or thawed."""
-        parameters = list(members.parameters(self.module))
-        if members.are_lent(parameters):
+        parameters = list(module_tensors.parameters(self.module))
+        if module_tensors.are_lent(parameters):
             return
         reducer, train = self._reducer, _which_train(parameters)
         if reducer.must_start_anew or reducer.is_wasteful or _fingerprint(parameters) != self._managed:
-            if not members.are_stand_ins(parameters):
+            if not module_tensors.are_stand_ins(parameters):
                 self._manage_parameters()
         elif train != self._train:
             self._train = train
@@ -335,12 +343,12 @@ class DistributedDataParallel(torch.nn.Module):
         """Everyone gets the root's. The root goes on at once, as with PyTorch on gloo: it may be the only one that evaluates."""
         before, self._buffers_sent = self._buffers_sent, ()
         wait_for_all(before)
-        self._buffers_sent = broadcast_state(self._channel, BUFFERS, buffers, root)
+        self._buffers_sent = broadcast_state(self._operations, BUFFERS, buffers, root)
 
     def _manage_parameters(self) -> None:
         """Makes arenas for the parameters as they are now: at the start, and when one was changed, or thawed for the first time."""
-        members.check_tensors(self.module)
-        parameters = list(members.parameters(self.module))
+        module_tensors.check_tensors(self.module)
+        parameters = list(module_tensors.parameters(self.module))
         self._reducer.manage(parameters)
         # Or, where there was no memory for them, they would not be tried again.
         self._managed: list[tuple[object, ...]] = _fingerprint(parameters)

@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ReduceOp
 
-from shoal import operations, runtime
-from shoal.groups import Group
-from shoal.operations import Plan
+from shoal.job import runtime
+from shoal.job.groups import Group
+from shoal.ops import operations
+from shoal.ops.operations import Plan
 from shoal.torch import accelerators
 from shoal.torch.c10d import membership, sparse
-from shoal.torch.c10d.places import Place
+from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.tensors import Flat
 from shoal.torch.c10d.work import OperationWork
 from shoal.torch.staging import Transfer
@@ -26,7 +27,7 @@ from shoal.torch.submissions import Submissions
 _everyone: Group | None = None
 
 # The operations of each group that hooks have used: for callbacks that follow them, and in their order.
-_used: WeakKeyDictionary[Group, tuple[Place, Submissions]] = WeakKeyDictionary()
+_used: WeakKeyDictionary[Group, tuple[CallSite, Submissions]] = WeakKeyDictionary()
 
 
 def comm_hook(
@@ -47,7 +48,7 @@ def comm_hook(
     has joined another job than that of the process group.
     """
     group = _group(state)
-    place, submissions = _operations(group)
+    call_site, submissions = _operations(group)
     gradients = bucket.buffer()
     transfer: Transfer | None = None
     if gradients.layout == torch.strided:
@@ -64,7 +65,7 @@ def comm_hook(
 
     called = f"averaging bucket {bucket.index()} of the gradients"
     handle = submissions.submit(called, None, group, plan, None, transfer)
-    work = OperationWork([handle], [gradients], place.operation())
+    work = OperationWork([handle], [gradients], call_site.operation())
     mean: torch.futures.Future[torch.Tensor] = work.get_future().then(_first)
     return mean
 
@@ -93,8 +94,8 @@ def _group_of_everyone() -> Group:
     return _everyone
 
 
-def _operations(group: Group) -> tuple[Place, Submissions]:
+def _operations(group: Group) -> tuple[CallSite, Submissions]:
     found = _used.get(group)
     if found is None:
-        found = _used[group] = (Place(f"hook {group}"), Submissions())
+        found = _used[group] = (CallSite(f"hook {group}"), Submissions())
     return found

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from shoal.errors import Mismatch, ShoalError
-from shoal.torch.channel import Channel
+from shoal.torch.named_operations import NamedOperations
 from shoal.torch.reducer import Turn
 
 TURN = "turn"
@@ -30,8 +30,10 @@ class Joining:
     ``throw_on_early_termination``: whether it is an error on every rank that one has run out before the others.
     """
 
-    def __init__(self, channel: Channel, divide_by_initial_world_size: bool, throw_on_early_termination: bool) -> None:
-        self._channel = channel
+    def __init__(
+        self, operations: NamedOperations, divide_by_initial_world_size: bool, throw_on_early_termination: bool
+    ) -> None:
+        self._operations = operations
         self._divide_by_all = divide_by_initial_world_size
         self._throw = throw_on_early_termination
         self._over = False
@@ -68,8 +70,8 @@ class Joining:
         """This rank leaves with an error. Those that do not know yet hear it in their next turn."""
         if not self._over:
             self._over = True
-            reason = f"{self._channel.here} left join() with {type(error).__name__}: {error}"
-            self._channel.fail(TURN, reason)
+            reason = f"{self._operations.here} left join() with {type(error).__name__}: {error}"
+            self._operations.fail(TURN, reason)
 
     def _take_turn(self, doing: int) -> Turn:
         return self._turn(self._exchange(doing))
@@ -77,11 +79,11 @@ class Joining:
     def _exchange(self, doing: int) -> list[int]:
         """What every member does next."""
         if self._over:
-            raise ShoalError(f"{self._channel.here}: this join() has ended with an error: leave it on every rank")
-        votes = torch.zeros(self._channel.group.size, dtype=torch.uint8, device="cpu")
-        votes[self._channel.group.rank or 0] = doing
+            raise ShoalError(f"{self._operations.here}: this join() has ended with an error: leave it on every rank")
+        votes = torch.zeros(self._operations.group.size, dtype=torch.uint8, device="cpu")
+        votes[self._operations.group.rank or 0] = doing
         try:
-            self._channel.allreduce(TURN, votes, "max").wait()
+            self._operations.allreduce(TURN, votes, "max").wait()
         except RuntimeError:
             self._over = True
             raise
@@ -97,16 +99,16 @@ class Joining:
         if other is not None:
             self._over = True
             raise Mismatch(
-                f"{self._channel.here}: the ranks do not take the same steps: {self._say(doing, there[0])} where "
+                f"{self._operations.here}: the ranks do not take the same steps: {self._say(doing, there[0])} where "
                 f"{self._say(doing, other)}. Inside join() each step has the same forward and backward passes on every rank"
             )
         if gone and self._throw:
             self._over = True
             raise ShoalError(
-                f"{self._channel.here}: {self._say(doing, gone[0])} of inputs while {self._channel.member(there[0])} has some "
+                f"{self._operations.here}: {self._say(doing, gone[0])} of inputs while {self._operations.member(there[0])} has some "
                 "left, and throw_on_early_termination=True makes that an error on every rank"
             )
         return Turn(there[0], 1.0 if self._divide_by_all else len(doing) / len(there))
 
     def _say(self, doing: list[int], member: int) -> str:
-        return f"{self._channel.member(member)} {NAMES[doing[member]]}"
+        return f"{self._operations.member(member)} {NAMES[doing[member]]}"

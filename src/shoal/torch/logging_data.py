@@ -51,7 +51,7 @@ def one_pass(averaging: Averaging, all_bytes: int, begun_ns: int, computed_ns: i
         passes=1,
         bytes=sent,
         skipped_bytes=all_bytes - sent,
-        operations=averaging.operations,
+        operations=averaging.operation_count,
         backward_seconds=(computed_ns - begun_ns) / NANOSECONDS,
         communication_seconds=(last - first) / NANOSECONDS,
         overlap_seconds=max(0, min(last, computed_ns) - first) / NANOSECONDS,

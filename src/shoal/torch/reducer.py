@@ -32,17 +32,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shoal import trace
 from shoal.errors import ShoalError
+from shoal.job import trace
 from shoal.torch import complaints, graph, owners, passes
-from shoal.torch.added import KnownParameters, describe_values
 from shoal.torch.agreement import Statement
 from shoal.torch.arena import GradientArenas, NamedParameter, gradient_dtype
 from shoal.torch.averaging import Averaging
-from shoal.torch.channel import Channel
 from shoal.torch.compiled import untraced
 from shoal.torch.logging_data import DDPLoggingData, one_pass
-from shoal.torch.members import describe
+from shoal.torch.module_tensors import describe
+from shoal.torch.named_operations import NamedOperations
+from shoal.torch.new_parameters import KnownParameters, describe_values
 from shoal.torch.order import OrderWatch
 from shoal.torch.static import StaticGraph
 from shoal.torch.submissions import AnyHandle
@@ -87,7 +87,7 @@ class Reducer:
 
     def __init__(
         self,
-        channel: Channel,
+        operations: NamedOperations,
         find_unused: bool,
         static_graph: bool,
         buffer_bytes: Callable[[int], int],
@@ -99,7 +99,7 @@ class Reducer:
         self.logging_data = DDPLoggingData()
         self._turn = Turn()
         self._begun_ns = 0
-        self._channel = channel
+        self._operations = operations
         self._find_unused = find_unused or static_graph
         self._is_static = static_graph
         self._buffer_bytes = buffer_bytes
@@ -195,7 +195,7 @@ class Reducer:
                 step()
         except Exception as error:
             self._owe_nothing()
-            _log.debug("%s: the pass whose end was interrupted has failed: %s", self._channel.here, error)
+            _log.debug("%s: the pass whose end was interrupted has failed: %s", self._operations.here, error)
 
     def _owe_nothing(self) -> None:
         """The pass has failed, on every rank."""
@@ -211,8 +211,8 @@ class Reducer:
                 tensor.register_hook(weakly(Reducer.reach_output, self, averages))  # type: ignore[no-untyped-call]
 
     @property
-    def channel(self) -> Channel:
-        return self._channel
+    def operations(self) -> NamedOperations:
+        return self._operations
 
     @property
     def is_in_pass(self) -> bool:
@@ -256,7 +256,7 @@ class Reducer:
         """KeyboardInterrupt, before anything was submitted: the other ranks hear of it when the engine drops the callback."""
         is_told = self._averaging is not None or (self._is_started and self.take_turn is not Turn)
         if self._ending is not None and self._pass is _Pass.AVERAGES and not is_told:
-            self._error = ShoalError(f"{self._channel.here}: interrupted by {type(interruption).__name__}")
+            self._error = ShoalError(f"{self._operations.here}: interrupted by {type(interruption).__name__}")
             self._record_errors(self._look_ahead)
 
     def _prepare(self) -> None:
@@ -334,7 +334,7 @@ class Reducer:
         except Exception as problem:
             error = problem
         self.arenas.end_pass()
-        averaging = Averaging(self._channel, self.arenas, self._statement(), () if self._find_unused else None)
+        averaging = Averaging(self._operations, self.arenas, self._statement(), () if self._find_unused else None)
         for index in self._trainable if error is None else ():
             self.arenas.slot(index).zero_()
             self._unused[index] = None
@@ -436,11 +436,11 @@ class Reducer:
         arenas, (name, parameter) = self.arenas, self._parameters[index]
         gradient = parameter.grad
         if gradient is not None and gradient.layout is not torch.strided:
-            raise ShoalError(complaints.is_sparse(self._channel.here, name))
+            raise ShoalError(complaints.is_sparse(self._operations.here, name))
         if gradient is not None and gradient.requires_grad:
-            raise ShoalError(complaints.has_a_graph(self._channel.here, name))
+            raise ShoalError(complaints.has_a_graph(self._operations.here, name))
         if self._averaging is not None and self._averaging.is_sent(index):
-            raise ShoalError(complaints.came_too_late(self._channel.here, name))
+            raise ShoalError(complaints.came_too_late(self._operations.here, name))
         del gradient  # the arenas look who else has it
         placed = arenas.place(index)
         self._unused.pop(index, None)
@@ -451,7 +451,7 @@ class Reducer:
             self._start()
         if index in arenas.frozen:
             # A nested pass through a graph of before it was frozen.
-            raise ShoalError(complaints.came_too_late(self._channel.here, name))
+            raise ShoalError(complaints.came_too_late(self._operations.here, name))
         self._count_in(index, placed)
 
     def _count_in(self, index: int, placed: torch.Tensor | None) -> None:
@@ -492,7 +492,7 @@ class Reducer:
         self._turn = self.take_turn()
         if self._error is not None:
             self._averaging = Averaging(
-                self._channel, self.arenas, self._statement(), () if self._find_unused else None
+                self._operations, self.arenas, self._statement(), () if self._find_unused else None
             )
             return
         everything = set(self._trainable)
@@ -500,7 +500,7 @@ class Reducer:
             reached = self._static.start()
         come = everything if reached is None else reached
         expected = come | (self._used & everything) if self._find_unused else None
-        self._averaging = Averaging(self._channel, self.arenas, self._statement(), expected)
+        self._averaging = Averaging(self._operations, self.arenas, self._statement(), expected)
         for index in sorted(everything - come):
             self._contribute_unused(self._averaging, index)
         for index in self._placed:
@@ -518,7 +518,7 @@ class Reducer:
         if not self._find_unused:
             expected = [index for index in missing if self.arenas.touched[index]]
             names = [self._parameters[index][0] for index in expected]
-            return ShoalError(complaints.did_not_come(self._channel.here, names)) if names else None
+            return ShoalError(complaints.did_not_come(self._operations.here, names)) if names else None
         try:
             for index in missing:
                 if index in arrived:
@@ -527,7 +527,7 @@ class Reducer:
                     self._contribute_unused(averaging, index)
             for index in self._arrivals:
                 if not averaging.will_be_sent(index):
-                    return ShoalError(complaints.came_too_late(self._channel.here, self._parameters[index][0]))
+                    return ShoalError(complaints.came_too_late(self._operations.here, self._parameters[index][0]))
             used[sorted(self._used)] = 1
             averaging.exchange_used(used)
         except Exception as failure:
@@ -545,7 +545,7 @@ class Reducer:
         changed += arenas.written_while_lent()
         if not changed:
             return None
-        return ShoalError(complaints.was_changed(self._channel.here, self._parameters[changed[0]][0]))
+        return ShoalError(complaints.was_changed(self._operations.here, self._parameters[changed[0]][0]))
 
     def _settle(self, used: torch.Tensor) -> None:
         """Every ``param.grad`` becomes what was averaged. ``used``: 1 where any rank had a gradient, if unused ones are looked for."""
@@ -564,11 +564,11 @@ class Reducer:
         if not due:
             return
         now = self.arenas.order
-        wanted = self._order.settled_on(now) if self._channel.group.rank == self._turn.root else now
+        wanted = self._order.settled_on(now) if self._operations.group.rank == self._turn.root else now
         if self._order.is_known and not self.arenas.changes_buffers(wanted):
             wanted = now
         order = torch.tensor(wanted, dtype=torch.int64, device="cpu")
-        sent = self._channel.broadcast(ORDER, order, self._turn.root)
+        sent = self._operations.broadcast(ORDER, order, self._turn.root)
         self._awaited = partial(self._take_order, sent, order, now)
 
     def _take_order(self, sent: AnyHandle, order: torch.Tensor, now: list[int]) -> None:
@@ -576,12 +576,12 @@ class Reducer:
         sent.wait()
         received = order.tolist()
         if sorted(received) != list(range(len(now))):
-            raise ShoalError(f"{self._channel.here}: the order of the gradients that was broadcast is damaged")
+            raise ShoalError(f"{self._operations.here}: the order of the gradients that was broadcast is damaged")
         renewed = received != now
         if renewed and self._order.is_known:
             self.logging_data += DDPLoggingData(order_renewals=1)
             trace.instant("order of gradients renewed")
-            _log.info("%s: the order of the gradients has changed for good and was renewed", self._channel.here)
+            _log.info("%s: the order of the gradients has changed for good and was renewed", self._operations.here)
         if renewed:
             self.arenas.reorder(received)
         self._order.looked(renewed)
@@ -637,7 +637,7 @@ class Reducer:
             passes.owe(self)
         elif averaging is not None:
             self._order.restart()
-            reason = f"{self._channel.here}: the backward pass ended with an error before all gradients were there"
+            reason = f"{self._operations.here}: the backward pass ended with an error before all gradients were there"
             averaging.abandon(reason if error is None else f"{reason}: {error}")
             self._interrupted = averaging
         else:

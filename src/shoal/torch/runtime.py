@@ -11,8 +11,8 @@ from typing import Any
 import torch.distributed as dist
 
 import shoal
+from shoal.config.launchers import Launch, read_launch
 from shoal.errors import Timeout
-from shoal.launchers import Launch, read_launch
 from shoal.torch.c10d import membership
 
 # How long a rank waits for torchrun's store, which was there before the rank was, and in it for rank 0.

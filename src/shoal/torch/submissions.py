@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from shoal import _native, callbacks, collectives
+from shoal import _native
 from shoal.errors import Timeout
-from shoal.groups import Group
-from shoal.handles import Handle
-from shoal.operations import Plan
+from shoal.job.groups import Group
+from shoal.ops import callbacks, collectives
+from shoal.ops.handles import Handle
+from shoal.ops.operations import Plan
 from shoal.torch.accelerators import Accelerator
 from shoal.torch.staging import Room, Transfer, Ways
 

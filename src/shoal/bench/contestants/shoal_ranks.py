@@ -5,9 +5,11 @@ from dataclasses import asdict
 from typing import Any
 
 import shoal
-from shoal import _native, layout, runtime
+from shoal import _native
 from shoal.bench.contestants.base import ArrayBuffer, Buffer, FloatArray
 from shoal.bench.sizes import show_bytes, show_rate, show_seconds
+from shoal.gradients import layout
+from shoal.job import runtime
 
 
 class ShoalRanks:

@@ -20,7 +20,7 @@ it is imported (``shoal_c10d``). Written for PyTorch 2.6 and newer; what version
 | inherited | process groups in a forked child |
 | work, futures | what a caller holds of an operation: waiting, results, errors, callbacks |
 | builtin_hooks | DistributedDataParallel's hooks in C++ |
-| places | which operation of the other ranks one belongs to that a callback calls |
+| call_sites | which operation of the other ranks one belongs to that a callback calls |
 
 Why it is done this way is in docs/decisions/c10d.md.
 """

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from shoal import callbacks
-from shoal.torch.c10d import places
-from shoal.torch.c10d.places import Place
+from shoal.ops import callbacks
+from shoal.torch.c10d import call_sites
+from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.compiled import untraced_class
 from shoal.torch.submissions import AnyHandle
 
 
 @untraced_class
 class OperationFuture(torch.futures.Future[Any]):
-    """``place``: of the operation, or of the callback, whose result this is.
+    """``call_site``: of the operation, or of the callback, whose result this is.
 
     ``devices``: those, but for the CPU, that tensors of the result are on. Whoever waits for the future, or is called by it, has
     a current stream on each that goes on after what was in the current stream where the result was set. ``handles``: the
@@ -30,13 +30,13 @@ class OperationFuture(torch.futures.Future[Any]):
 
     def __init__(
         self,
-        place: Place,
+        call_site: CallSite,
         devices: Sequence[torch.device] = (),
         handles: Sequence[AnyHandle] = (),
         complete: Callable[[], Callable[[], None] | None] = lambda: None,
     ) -> None:
         super().__init__(devices=list(devices))
-        self._place = place
+        self._call_site = call_site
         self._devices = devices
         self._handles = handles
         self._completed_by = complete
@@ -66,12 +66,12 @@ class OperationFuture(torch.futures.Future[Any]):
 
     def then(self, callback: Callable[[Any], Any]) -> "OperationFuture":
         """What ``callback(self)`` returns, or raises, once this is done."""
-        place = self._place.callback()
-        following = OperationFuture(place, self._devices, self._handles, self._completed_by)
+        call_site = self._call_site.callback()
+        following = OperationFuture(call_site, self._devices, self._handles, self._completed_by)
 
         def follow(_: Any) -> None:
             try:
-                with places.inside(place):
+                with call_sites.inside(call_site):
                     value = callback(self)
             except Exception as error:
                 following.set_exception(error)
@@ -82,10 +82,10 @@ class OperationFuture(torch.futures.Future[Any]):
         return following
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        place = self._place.callback()
+        call_site = self._call_site.callback()
 
         def follow(_: Any) -> None:
-            with places.inside(place):
+            with call_sites.inside(call_site):
                 callback(self)
 
         super().add_done_callback(follow)

@@ -12,11 +12,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d
 
-from shoal import nodes, runtime
-from shoal.addresses import parse_host
+from shoal.config.addresses import parse_host
+from shoal.config.launchers import Launch, read_launch
 from shoal.errors import ConfigurationError
-from shoal.groups import Group
-from shoal.launchers import Launch, read_launch
+from shoal.job import runtime
+from shoal.job.groups import Group
+from shoal.tuning import topology
 
 # What torchrun sets in every process that it starts, and programs that start their own mostly do not.
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -61,7 +62,7 @@ def group_of(ranks: list[int], name: str, timeout: timedelta) -> Group:
 def _launch(store: Any, rank: int, size: int) -> Launch:
     """Who this rank is: as PyTorch says, on the machine that the launcher or else the other ranks tell of."""
     # Set in any case: whether another rank needs it is not known here.
-    store.set(f"machine/{rank}", nodes.machine())
+    store.set(f"machine/{rank}", topology.machine())
     if all(name in os.environ for name in _LAUNCHER_VARIABLES):
         launch = read_launch(os.environ)
         if (launch.rank, launch.size) == (rank, size):

@@ -26,12 +26,14 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from shoal import _native, callbacks, leaving
+from shoal import _native
 from shoal.errors import PeerLost, ShoalError, Timeout
-from shoal.groups import Group
-from shoal.storages import put
-from shoal.terms import rank_name
-from shoal.torch.c10d.places import Place
+from shoal.job import process_exit
+from shoal.job.groups import Group
+from shoal.join.terms import rank_name
+from shoal.ops import callbacks
+from shoal.ops.storages import put
+from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.tensors import Flat
 from shoal.torch.c10d.threads import Threads
 from shoal.torch.c10d.work import OperationWork
@@ -221,9 +223,9 @@ class Message:
 class MessageWork(OperationWork):
     """The ``Work`` of a message."""
 
-    def __init__(self, message: Message, tensor: torch.Tensor, place: Place) -> None:
+    def __init__(self, message: Message, tensor: torch.Tensor, call_site: CallSite) -> None:
         handles: Any = [message]
-        super().__init__(handles, [tensor], place)
+        super().__init__(handles, [tensor], call_site)
         self._message = message
 
     def __del__(self) -> None:
@@ -251,7 +253,7 @@ class PointToPoint:
         self._store = PrefixStore(f"left {group.session.incarnation.hex()}", store)
         self._seconds = timeout.total_seconds()
         # The numbers of callbacks of messages are of no use to other ranks, which have other messages.
-        self._place = Place(f"{group.name} messages")
+        self._call_site = CallSite(f"{group.name} messages")
         self._lines: dict[int | None, _Line] = {}
         self._given_up: str | None = None
         self._left: set[int] = set()
@@ -366,7 +368,7 @@ class PointToPoint:
         if line is None:
             line = self._lines[peer] = _Line(self.threads)
         line.begin(message)
-        return MessageWork(message, tensor, self._place.operation())
+        return MessageWork(message, tensor, self._call_site.operation())
 
     def _ask(self, who: set[int]) -> None:
         """Who of these has left. The answer comes later: the store may be slow, or gone."""
@@ -484,4 +486,4 @@ def _nothing() -> None:
 
 os.register_at_fork(after_in_child=lambda: _groups.clear())
 # A thread that comes back from gloo into an interpreter that has ended would abort the process.
-leaving.call_before(_close_all)
+process_exit.call_before(_close_all)

@@ -27,15 +27,16 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
-from shoal import operations, runtime
-from shoal.groups import Group
-from shoal.operations import Plan
+from shoal.job import runtime
+from shoal.job.groups import Group
+from shoal.ops import operations
+from shoal.ops.operations import Plan
 from shoal.torch import accelerators, versions
-from shoal.torch.c10d import builtin_hooks, forgotten, gloo, inherited, membership, places, reductions, sparse
+from shoal.torch.c10d import builtin_hooks, call_sites, forgotten, gloo, inherited, membership, reductions, sparse
 from shoal.torch.c10d.arguments import Tensors, as_list, options_of, single, split_sizes
 from shoal.torch.c10d.base import Base, with_all_names
 from shoal.torch.c10d.by_device import NAME, Others, by_device
-from shoal.torch.c10d.places import Place
+from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.point_to_point import PointToPoint
 from shoal.torch.c10d.tensors import Flat, apart, count, divide, fill, joined
 from shoal.torch.c10d.work import NO_TIMEOUT, OperationWork
@@ -60,7 +61,7 @@ class ShoalProcessGroup(Base):
         self._group = group
         self._timeout: timedelta = timeout
         self._owns_job = owns_job
-        self._program = Place(group.name)
+        self._program = CallSite(group.name)
         self._gloo = gloo.make(store, group.session.incarnation, rank, size, timeout)
         self._submissions = Submissions()
         self._messages = PointToPoint(self._gloo, store, group, timeout)
@@ -447,7 +448,7 @@ class ShoalProcessGroup(Base):
     def _transfer(self, tensors: Tensors) -> Transfer | None:
         """For an operation on these tensors; None if they are on the CPU."""
         device = accelerators.of(tensors)
-        return None if device is None else self._submissions.transfer(device, waits=places.current() is None)
+        return None if device is None else self._submissions.transfer(device, waits=call_sites.current() is None)
 
     def _start(
         self,
@@ -457,14 +458,14 @@ class ShoalProcessGroup(Base):
         plan: Callable[[Group], Plan],
         transfer: Transfer | None,
     ) -> OperationWork:
-        caller = places.current()
-        place = (caller or self._program).operation()
+        caller = call_sites.current()
+        call_site = (caller or self._program).operation()
         timeout = options.timeout
         if timeout <= NO_TIMEOUT:
             timeout = self._timeout
-        name = None if caller is None else str(place)
+        name = None if caller is None else str(call_site)
         handle = self._submissions.submit(called, name, self._group, plan, timeout.total_seconds(), transfer)
-        return OperationWork([handle], results, place, timeout)
+        return OperationWork([handle], results, call_site, timeout)
 
 
 builtin_hooks.replace_for(ShoalProcessGroup)

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._distributed_c10d import ReduceOp
 
-from shoal import arrays, operations
 from shoal.errors import Mismatch
-from shoal.groups import Group
-from shoal.operations import Plan
-from shoal.storages import put
+from shoal.job.groups import Group
+from shoal.ops import arrays, operations
+from shoal.ops.operations import Plan
+from shoal.ops.storages import put
 from shoal.torch.c10d import packets
 from shoal.torch.c10d.tensors import Flat, apart
 

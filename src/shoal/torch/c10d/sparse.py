@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ReduceOp
 
-from shoal import operations
-from shoal.arrays import DTYPE_NAMES, DTYPES
 from shoal.errors import Mismatch
-from shoal.groups import Group
-from shoal.operations import Plan
+from shoal.job.groups import Group
+from shoal.ops import operations
+from shoal.ops.arrays import DTYPE_NAMES, DTYPES
+from shoal.ops.operations import Plan
 from shoal.torch.c10d import packets
 
 _NUMBERS = {getattr(torch, name): number for name, number in DTYPES.items() if hasattr(torch, name)}

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
-from shoal.arrays import DTYPES
 from shoal.errors import Mismatch
-from shoal.operations import Plan
-from shoal.storages import put, require_whole
+from shoal.ops.arrays import DTYPES
+from shoal.ops.operations import Plan
+from shoal.ops.storages import put, require_whole
 from shoal.torch.staging import Transfer
 
 _KNOWN = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name))

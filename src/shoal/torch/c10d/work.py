@@ -11,8 +11,8 @@ import torch
 from torch.distributed import Work
 
 from shoal.torch import versions
+from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.futures import OperationFuture
-from shoal.torch.c10d.places import Place
 from shoal.torch.compiled import untraced_class
 from shoal.torch.submissions import AnyHandle
 
@@ -37,13 +37,17 @@ class OperationWork(Work):
     _waited = True
 
     def __init__(
-        self, handles: Sequence[AnyHandle], results: list[torch.Tensor], place: Place, timeout: timedelta = NO_TIMEOUT
+        self,
+        handles: Sequence[AnyHandle],
+        results: list[torch.Tensor],
+        call_site: CallSite,
+        timeout: timedelta = NO_TIMEOUT,
     ) -> None:
         super().__init__()
         self._timeout = timeout
         self._handles = handles
         self._results = results
-        self._place = place
+        self._call_site = call_site
         self._lock = threading.Lock()
         self._waited = False
         self._future: OperationFuture | None = None
@@ -54,7 +58,7 @@ class OperationWork(Work):
         """Done when all are."""
         handles = [handle for work in works for handle in work._handles]
         return cls(
-            handles, [tensor for work in works for tensor in work._results], works[-1]._place, works[-1]._timeout
+            handles, [tensor for work in works for tensor in work._results], works[-1]._call_site, works[-1]._timeout
         )
 
     @property
@@ -64,7 +68,7 @@ class OperationWork(Work):
 
     def _get_sequence_number(self) -> int:
         """Which operation of its process group, or of its callback, it is; the same on every rank."""
-        return self._place.number
+        return self._call_site.number
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Returns True when the results are there. Raises what made an operation fail, and Timeout.
@@ -126,7 +130,7 @@ class OperationWork(Work):
             if self._future is None:
                 devices = [tensor.device for tensor in self._results if not tensor.is_cpu]
                 complete = weakref.WeakMethod(self._complete)
-                future = OperationFuture(self._place, devices, self._handles, complete)
+                future = OperationFuture(self._call_site, devices, self._handles, complete)
                 if not self.is_completed():
                     self._handles[-1].call_when_done(self._complete)
                 self._future = future

@@ -1,0 +1,115 @@
+"""Groups: ordered subsets of the job's ranks that communicate together.
+
+Making one is not collective: a group is its members, its name, and how often this pair was made. So members that make
+the same groups in the same order mean the same ones.
+"""
+
+import operator
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from shoal.errors import ShoalError
+from shoal.job import runtime
+from shoal.join.terms import rank_name
+
+if TYPE_CHECKING:
+    from shoal.job.bootstrap import Session
+
+
+class Group:
+    """Some of the job's ranks, in an order.
+
+    ``ranks``: the members; each once, each a rank of the job. Chunks, blocks and splits follow their order.
+    ``name``: tells apart groups with the same members that are not made in the same order everywhere.
+    ``timeout``: seconds without progress after which an operation of the group fails; default SHOAL_TIMEOUT.
+
+    Belongs to the job that was initialised when it was made. Operations without a name are matched by the order in
+    which each member calls them, so they come from one thread.
+
+    Raises ValueError for ranks that are none of the job's or come twice, ShoalError before ``shoal.init()``.
+    """
+
+    def __init__(self, ranks: Iterable[int], name: str = "", timeout: float | None = None) -> None:
+        session = runtime.current()
+        members = tuple(operator.index(rank) for rank in ranks)
+        _check_members(members, session.size)
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout must be above 0 seconds, got {timeout}")
+        number = _make(session, members, name) if session.rank in members else None
+        self._fill(session, members, name, timeout, number)
+
+    def _fill(
+        self, session: "Session", members: tuple[int, ...], name: str, timeout: float | None, number: int | None
+    ) -> None:
+        # Not by way of a property, since every operation reads them.
+        self.session = session
+        """The job that the group belongs to."""
+        self.timeout = session.settings.timeout if timeout is None else timeout
+        """Seconds without progress after which an operation fails."""
+        self._members = members
+        self._name = name
+        self._number = number
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The members: ranks of the job, in the group's order."""
+        return self._members
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self._members)
+
+    @property
+    def rank(self) -> int | None:
+        """This process's index among the members, None if it is not one."""
+        rank = self.session.rank
+        return self._members.index(rank) if rank in self._members else None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def number(self) -> int:
+        """The engine's number of the group. Raises ValueError on a rank that is not a member."""
+        if self._number is None:
+            raise ValueError(
+                f"rank {self.session.rank} is not a member of {self}: only members may call its operations"
+            )
+        return self._number
+
+    def __repr__(self) -> str:
+        name = f", name={self._name!r}" if self._name else ""
+        return f"Group({list(self._members)}{name})"
+
+
+_world: Group | None = None
+
+
+def world() -> Group:
+    """The group of all ranks of the current job. Raises ShoalError before ``shoal.init()``."""
+    global _world
+    session = runtime.current()
+    if _world is None or _world.session is not session:
+        everyone = Group.__new__(Group)
+        everyone._fill(session, tuple(range(session.size)), "", None, 0)
+        _world = everyone
+    return _world
+
+
+def _make(session: "Session", members: tuple[int, ...], name: str) -> int:
+    try:
+        return session.engine.make_group(list(members), name)
+    except RuntimeError as error:
+        raise ShoalError(f"no group can be made on {rank_name(session.rank, session.hosts)}: {error}") from error
+
+
+def _check_members(members: tuple[int, ...], size: int) -> None:
+    if not members:
+        raise ValueError("a group needs at least one rank")
+    for rank in members:
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} is none of this job's, which are 0 to {size - 1}")
+    if len(set(members)) != len(members):
+        raise ValueError(f"a group has each rank once, got {list(members)}")

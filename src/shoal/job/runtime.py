@@ -1,0 +1,201 @@
+"""The job that this process takes part in: joining it, leaving it, and who we are in it.
+
+One job at a time. A job that was left may linger: while other ranks still need the server in this process, its threads go
+on, whatever happens here in between, a new ``init`` included. How the end of the process counts is told in
+docs/decisions/exit.md and done in ``shoal.job.process_exit``.
+"""
+
+import atexit
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.config.launchers import Launch
+from shoal.config.settings import Limits, Settings
+from shoal.errors import ConfigurationError, ShoalError
+from shoal.job import bootstrap, process_exit, trace
+
+_log = logging.getLogger("shoal")
+
+# Guards joining and leaving; reading _session needs no lock.
+_lock = threading.RLock()
+_session: bootstrap.Session | None = None
+# The environment that _session was made from, before anything was added to it, and what came instead of a launcher's.
+_settings: Settings | None = None
+_own_launch: Launch | None = None
+_forked = False
+
+
+def init(
+    store: Any = None, *, _launch: Launch | None = None, _limits: Limits | Mapping[str, int] | None = None
+) -> None:
+    """Joins the job that the environment describes; returns when all its ranks have.
+
+    Does nothing if this process has joined already and the environment still says the same. ``store``: an object with
+    ``get`` and ``set`` that all ranks share (such as PyTorch's TCPStore), which may carry the rendezvous address and the
+    secret. Without a launcher's variables the job is this process alone.
+
+    Raises ConfigurationError for variables that are wrong or differ between ranks, AuthenticationError for a wrong
+    secret, PeerLost or Timeout if other ranks do not come, ShoalError if another job has been joined and not left.
+    """
+    global _session, _settings, _own_launch, _forked
+    with _lock:
+        settings = Settings.from_environment(os.environ, _launch or _own_launch)
+        if _session is not None:
+            if settings == _settings:
+                return
+            raise ShoalError(
+                f"rank {_session.rank} has joined a job with other settings: call shoal.shutdown() before shoal.init()"
+            )
+        _check_trace_folder(settings)
+        _session = bootstrap.join(settings, _limits or {}, store)
+        _settings = settings
+        _own_launch = _launch
+        _forked = False
+        recorder = _recorder(_session)
+        trace.start(recorder)
+        if recorder is not None:
+            # For programs that end without calling shutdown(). Writes once, whoever comes first.
+            atexit.register(_write_trace)
+        process_exit.watch(_session)
+
+
+def shutdown() -> None:
+    """Leaves the job: waits until this rank's operations are done and says goodbye. Does nothing without ``init``.
+
+    Other ranks may go on among themselves; what they call that needs this rank fails with PeerLost. Afterwards ``init``
+    may be called again.
+    """
+    with _lock:
+        session = _forget()
+        if session is None:
+            return
+        try:
+            process_exit.leave(session)
+        finally:
+            _write_trace()
+
+
+def abort(reason: str) -> None:
+    """Ends the job for all its ranks, which hear ``reason``. Does nothing without ``init``; ``init`` may be called again."""
+    with _lock:
+        session = _forget()
+        if session is None:
+            return
+        try:
+            process_exit.abort(session, reason)
+        finally:
+            _write_trace()
+
+
+def is_initialized() -> bool:
+    """Whether this process has joined a job and not left it."""
+    return _session is not None
+
+
+def rank() -> int:
+    """This process's index in the job, from 0. Raises ShoalError before ``init``, as the next three do."""
+    return current().rank
+
+
+def size() -> int:
+    """How many ranks the job has."""
+    return current().size
+
+
+def local_rank() -> int:
+    """This process's index among the ranks on its machine, from 0."""
+    return current().settings.local_rank
+
+
+def local_size() -> int:
+    """How many ranks of the job are on this machine."""
+    return current().settings.local_size
+
+
+def allocate(size: int) -> NDArray[np.uint8] | None:
+    """``size`` bytes, all zero, for arrays that the ranks of this machine sum without staging: all ranks' must lie in such memory.
+
+    None where there is none: the ranks share no memory. It lives as long as an array uses it,
+    also after ``shutdown``. Raises ShoalError where the machine has not so much memory.
+    """
+    if _session is None or _session.size == 1:
+        return None
+    try:
+        return _session.engine.allocate(size)
+    except RuntimeError as error:
+        raise ShoalError(str(error)) from None
+
+
+def current() -> bootstrap.Session:
+    """The job that this process takes part in. Raises ShoalError if there is none."""
+    session = _session
+    if session is not None:
+        return session
+    refuse_in_child()
+    raise ShoalError("this process has not joined a job: call shoal.init() first")
+
+
+def refuse_in_child() -> None:
+    """Raises ShoalError if this process was forked from a rank and has not joined a job itself."""
+    if _forked:
+        raise ShoalError(
+            "this process was forked from one that uses Shoal and is not a rank itself: use Shoal in the parent only, or "
+            "call shoal.init() here with a RANK of its own"
+        )
+
+
+def _forget() -> bootstrap.Session | None:
+    """From here on this process has not joined a job. Returns the one that it had."""
+    global _session, _settings, _own_launch
+    session, _session, _settings, _own_launch = _session, None, None, None
+    return session
+
+
+def _recorder(session: bootstrap.Session) -> trace.Recorder | None:
+    folder = session.settings.trace
+    if folder is None:
+        return None
+    return trace.Recorder(folder, session.settings.job, session.rank, session.hosts[session.rank])
+
+
+def _check_trace_folder(settings: Settings) -> None:
+    """Before the job, not after it: that a timeline can be written there."""
+    if settings.trace is None:
+        return
+    try:
+        settings.trace.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=settings.trace):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"SHOAL_TRACE={str(settings.trace)!r}: no timeline can be written there on rank {settings.rank} "
+            f"({error.strerror}): name a folder that this process may write to"
+        ) from None
+
+
+def _write_trace() -> None:
+    recorder = trace.stop()
+    if recorder is None:
+        return
+    try:
+        _log.info("timeline written to %s", recorder.write())
+    except OSError as error:
+        _log.warning("the timeline could not be written: %s", error)
+
+
+def _forget_after_fork() -> None:
+    """In a forked child: it is no rank. The parent's locks and threads do not exist here."""
+    global _session, _settings, _own_launch, _lock, _forked
+    _forked = _forked or _session is not None
+    _session, _settings, _own_launch, _lock = None, None, None, threading.RLock()
+    trace.stop()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,48 @@
+"""At which of its machine's addresses a rank listens for the others: one, and never all.
+
+It is the one that it uses toward rank 0; rank 0's own is the one at which the others have reached it. Where rank 0's name leads
+to the loopback on its own machine only, its neighbours there use the address that leads to other machines.
+"""
+
+import socket
+from collections import Counter
+
+from shoal.config.addresses import default_source, is_loopback, is_unix
+from shoal.join.meeting_point import MeetingPoint
+from shoal.join.rendezvous import Rendezvous
+from shoal.net import sockets
+
+
+def address_toward_others(meeting_point: MeetingPoint, control: socket.socket) -> str:
+    """Of every rank but the first. ``control``: its link to rank 0."""
+    if is_unix(meeting_point.address.host):
+        return meeting_point.address.host
+    used = sockets.local_address(control).host
+    return _toward_other_machines(meeting_point, used) if is_loopback(used) and meeting_point.is_by_name else used
+
+
+async def address_of_rank_zero(meeting_point: MeetingPoint, rendezvous: Rendezvous) -> str:
+    """Waits for the other ranks where rank 0 is met at several addresses. Raises what went wrong before they came."""
+    if is_unix(meeting_point.address.host):
+        return meeting_point.address.host
+    if len(meeting_point.listeners) == 1 and not meeting_point.everywhere:
+        met_at = sockets.local_address(meeting_point.listeners[0]).host
+        return met_at if is_loopback(met_at) or not meeting_point.sources else meeting_point.sources[0]
+    return _most_useful(meeting_point, await rendezvous.reached_at())
+
+
+def _most_useful(meeting_point: MeetingPoint, reached: list[str]) -> str:
+    """``reached``: the addresses at which others came. Who could come by IPv6 has tried that first, so IPv4 is everyone's."""
+    far = [host for host in reached if not is_loopback(host)]
+    if not far:
+        return _toward_other_machines(meeting_point, reached[0])
+    if meeting_point.sources:
+        return meeting_point.sources[0]
+    common = [host for host in far if ":" not in host] or far
+    return Counter(common).most_common(1)[0][0]
+
+
+def _toward_other_machines(meeting_point: MeetingPoint, loopback: str) -> str:
+    if not meeting_point.leaves_machine:
+        return loopback
+    return meeting_point.sources[0] if meeting_point.sources else default_source() or loopback

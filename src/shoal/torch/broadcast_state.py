@@ -1,0 +1,99 @@
+"""Parameters and buffers of a module, from one member of the group to all others.
+
+Tensors of a dtype and a device travel together: a broadcast takes M bytes of every link however they are cut, and each has its cost.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+import torch
+
+from shoal.ops.storages import put, require_whole
+from shoal.torch import graph
+from shoal.torch.c10d.tensors import once
+from shoal.torch.named_operations import NamedOperations
+from shoal.torch.submissions import AnyHandle, first_failure
+
+# How much of a model is copied at once. The copy is needed beside the model.
+CHUNK_BYTES = 25 * 1024 * 1024
+
+
+def broadcast_state(
+    operations: NamedOperations, label: str, tensors: Sequence[torch.Tensor], root: int = 0
+) -> Sequence[AnyHandle]:
+    """Overwrites ``tensors`` with those of the group's member ``root``.
+
+    Returns, on the root alone, what is still on its way to the others. The root need not wait for them: its tensors have been copied.
+    Shapes and dtypes must agree; that is for the caller to find out. For autograd they have not changed: a forward pass that
+    has used them, as batch normalisation does, can be followed by another before its backward pass.
+    """
+    with torch.no_grad(), ExitStack() as versions:
+        for tensor in tensors:
+            if not tensor.is_inference():  # which have no version
+                versions.enter_context(graph.unchanged(tensor))
+        chunks = enumerate(_chunks([_known(tensor) for tensor in tensors]))
+        if operations.group.rank == root:
+            return [_send_chunk(operations, f"{label}{number}", chunk, root) for number, chunk in chunks]
+        try:
+            for number, chunk in chunks:
+                _receive_chunk(operations, f"{label}{number}", chunk, root)
+        except BaseException:
+            # What nobody waits for any more is called all the same: so the next call of each means the same on every rank.
+            with suppress(RuntimeError):
+                for number, chunk in chunks:
+                    operations.broadcast(f"{label}{number}", _room_for(chunk), root)
+            raise
+        return ()
+
+
+def wait_for_all(handles: Sequence[AnyHandle]) -> None:
+    """Raises the first error, once all are done."""
+    failure = first_failure(handles)
+    if failure is not None:
+        raise failure
+
+
+def _send_chunk(operations: NamedOperations, label: str, tensors: Sequence[torch.Tensor], root: int) -> AnyHandle:
+    return operations.broadcast(label, torch.cat([tensor.reshape(-1) for tensor in tensors]), root)
+
+
+def _receive_chunk(operations: NamedOperations, label: str, tensors: Sequence[torch.Tensor], root: int) -> None:
+    received = _room_for(tensors)
+    operations.broadcast(label, received, root).wait()
+    for tensor, part in zip(tensors, received.split_with_sizes([tensor.numel() for tensor in tensors]), strict=True):
+        elements = part.view(tensor.shape)
+        # A model may have hundreds of buffers, and what these kinds need takes longer than the copy of a small one.
+        if tensor.is_inference() or 0 in tensor.stride():
+            put(*once(tensor, elements))
+        else:
+            require_whole(tensor)
+            tensor.copy_(elements)
+
+
+def _room_for(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=tensors[0].device)
+
+
+def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """The tensors, those without elements left out, by dtype and device and in pieces of about CHUNK_BYTES."""
+    chunks: list[list[torch.Tensor]] = []
+    open_chunks: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            continue
+        kind = tensor.dtype, tensor.device
+        chunk, size = open_chunks.get(kind, ([], 0))
+        if not chunk or size + tensor.nbytes > CHUNK_BYTES:
+            chunk, size = [], 0
+            chunks.append(chunk)
+        chunk.append(tensor)
+        open_chunks[kind] = (chunk, size + tensor.nbytes)
+    return chunks
+
+
+def _known(tensor: torch.Tensor) -> torch.Tensor:
+    """In a dtype that can be sent: complex numbers are pairs, those of 8 bits that Shoal does not know are bytes."""
+    detached = tensor.detach()
+    if detached.is_complex():
+        return torch.view_as_real(detached)
+    return detached.view(torch.uint8) if detached.is_floating_point() and detached.itemsize == 1 else detached

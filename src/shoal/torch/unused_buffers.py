@@ -1,0 +1,45 @@
+"""Which buffers a pass sends where parameters may be unused: those of which some rank has a gradient.
+
+At the beginning of its backward pass each rank says for which buffers it will have gradients, in one small all-reduce. A
+buffer that it has some for is needed, whatever the others say, and is submitted as soon as it is complete. Only a buffer
+that it has none for waits for the answer; if no rank has any, it is not sent at all.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from shoal.torch.arena import GradientArenas
+from shoal.torch.named_operations import NamedOperations
+
+NEEDED = "needed"
+
+
+class NeededBuffers:
+    """``expected``: the gradients that this rank will have. Buffers are known by their index in the arenas."""
+
+    def __init__(self, operations: NamedOperations, arenas: GradientArenas, expected: Iterable[int]) -> None:
+        self._own = {buffer for gradient in expected for buffer in arenas.touched[gradient]}
+        self._count = len(arenas.buffers)
+        self._votes = torch.zeros(self._count, dtype=torch.uint8, device="cpu")
+        self._votes[sorted(self._own)] = 1
+        self._answer: set[int] | None = None
+        self.handle = operations.allreduce(NEEDED, self._votes, "max")
+
+    def is_certain(self, buffer: int) -> bool:
+        """Whether the buffer is needed, as far as can be told without waiting."""
+        return buffer in self._own or (self.handle.done() and buffer in self.answer())
+
+    def includes(self, buffers: Sequence[int]) -> bool:
+        """Whether all of them are needed. Waits for the other ranks if it has to."""
+        return self._own.issuperset(buffers) or self.answer().issuperset(buffers)
+
+    def answer(self) -> set[int]:
+        """Waits for all ranks. Every buffer, on every rank, if one of them could not say what it needs."""
+        if self._answer is None:
+            try:
+                self.handle.wait()
+                self._answer = {buffer for buffer, vote in enumerate(self._votes.tolist()) if vote}
+            except RuntimeError:
+                self._answer = set(range(self._count))
+        return self._answer
