@@ -72,7 +72,7 @@ def late_at(moment: str, late: int) -> float:
     from shoal.join import member, server_links
 
     if int(os.environ["RANK"]) == late:
-        before = server_links.ServerLinks.connect if moment == "welcomed" else member._Node._open_door
+        before = server_links.ServerLinks.connect if moment == "welcomed" else member._Member._open_listener
 
         async def held(self: object, *arguments: object) -> object:
             hold_the_interpreter(LATE_AT_START_SECONDS)
@@ -81,7 +81,7 @@ def late_at(moment: str, late: int) -> float:
         if moment == "welcomed":
             server_links.ServerLinks.connect = held  # type: ignore[method-assign,assignment]
         else:
-            member._Node._open_door = held  # type: ignore[method-assign,assignment]
+            member._Member._open_listener = held  # type: ignore[method-assign,assignment]
     began = time.monotonic()
     shoal.init()
     took = time.monotonic() - began
