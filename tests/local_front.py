@@ -11,7 +11,7 @@ from shoal.net.deadlines import Deadlines
 from shoal.net.loop_thread import LoopThread
 from shoal.server.front import Front
 
-SECRET = b"the secret of the bootstrap's tests"
+SECRET = b"the secret of these tests"
 
 
 @contextlib.contextmanager
