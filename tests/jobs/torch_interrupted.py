@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_scenarios import TINY_MB, inputs, loss_of, mlp, step_is_right
 
 import shoal
-from shoal.torch import DistributedDataParallel, arena
+from shoal.torch import DistributedDataParallel, arena_memory
 
 SCENARIOS: dict[str, Callable[[], None]] = {}
 
@@ -162,7 +162,7 @@ def arenas_for_which_there_was_no_memory_are_made_for_the_next_pass() -> None:
     def refuse(*_: object) -> None:
         raise MemoryError
 
-    for of_what, name in ((arena, "_memory"), (Tensor, "clone")):
+    for of_what, name in ((arena_memory, "allocate"), (Tensor, "clone")):
         model = DistributedDataParallel(mlp())
         step_is_right(model)
         # Its gradient needs a place of its own, that of the layer a place in an arena.

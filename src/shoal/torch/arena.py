@@ -13,35 +13,24 @@ several wrappers have.
 
 import sys
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 import torch
 
 from shoal.errors import ShoalError
-from shoal.gradients.layout import ArenaLayout, Item, lay_out
-from shoal.job import runtime
-from shoal.torch import accelerators
+from shoal.gradients.arrangement import Arrangement, Kind, Window
+from shoal.gradients.layout import Item
+from shoal.torch import accelerators, arena_memory
 from shoal.torch.accelerators import Accelerator
 from shoal.torch.devices import places_of
+from shoal.torch.gradient_format import describe, gradient_dtype, gradient_strides, name_of, wire_dtype
+from shoal.torch.loans import Loans
 from shoal.torch.slots import Slot
-
-PAGE = 4096
 
 NamedParameter = tuple[str, torch.nn.Parameter]
 _Reference = weakref.ref[torch.Tensor]
-
-# What is summed for each dtype of gradients: complex ones as their real and imaginary parts.
-WIRE_DTYPES = {
-    torch.float16: torch.float16,
-    torch.bfloat16: torch.bfloat16,
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-}
 
 
 @dataclass(frozen=True)
@@ -58,25 +47,6 @@ class Buffer:
     host: torch.Tensor | None
 
 
-class _Loan(NamedTuple):
-    """``values``: of a slot that is lent to the pass. ``taken``: the tensor on it that a hook has taken from ``param.grad``."""
-
-    values: torch.Tensor
-    taken: torch.Tensor | None
-    version: int
-
-    @property
-    def is_written(self) -> bool:
-        return self.taken is not None and self.taken._version != self.version
-
-
-class Kind(NamedTuple):
-    """What the gradients of an arena have in common. ``place``: the number of their device among those of the parameters."""
-
-    place: int
-    dtype: torch.dtype
-
-
 class GradientArenas:
     """The arenas of a list of parameters, one a dtype and device.
 
@@ -90,20 +60,25 @@ class GradientArenas:
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         self._devices = [accelerators.of([parameter]) for parameter in self._parameters]
+        self.has_devices = any(device is not None for device in self._devices)
+        """Whether a gradient is on an accelerator."""
         places = places_of(self._parameters)
-        self._kinds = [Kind(place, gradient_dtype(each)) for place, each in zip(places, self._parameters, strict=True)]
-        self._buffer_bytes = buffer_bytes
+        self._dtypes = [gradient_dtype(parameter) for parameter in self._parameters]
+        self._wire_dtypes = [wire_dtype(dtype, name) for dtype, name in zip(self._dtypes, self._names, strict=True)]
+        self._kinds = [Kind(place, name_of(dtype)) for place, dtype in zip(places, self._dtypes, strict=True)]
+        items = [
+            Item(name, parameter.numel(), dtype.itemsize)
+            for (name, parameter), dtype in zip(parameters, self._dtypes, strict=True)
+        ]
         self._memory: dict[Kind, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._shared: frozenset[int] = frozenset()
         self._strayed: set[int] = set()
         self._apart: set[int] = set()
         self._frozen: frozenset[int] = frozenset()
-        self._before: dict[int, _Reference] = {}
-        self._lent: dict[int, _Loan] = {}
-        self._results: dict[int, torch.Tensor] = {}
+        self._loans = Loans()
         self._slots: list[Slot] = []
         self._references_alone = _references_alone()
-        self._lay_out(order)
+        self._lay_out(Arrangement(items, self._kinds, order, buffer_bytes))
 
     def reorder(self, order: Sequence[int]) -> None:
         """From now on the gradients lie in this order, with the values that they have.
@@ -112,28 +87,27 @@ class GradientArenas:
         changed places among each other are copied together and put back, and between the order of registration and that of
         arrival these are mostly the few of a layer. A gradient that the program holds stays where it is, outside of the new arena.
         """
-        before, slots = self._orders, self._slots
+        before, slots = self.arrangement, self._slots
         inside = self._taken(range(len(slots)))
         held = {index for index, slot in enumerate(slots) if slot.is_held}
         renewed = {self._kinds[index] for index in held}
         try:
-            self._lay_out(order, renewed)
+            self._lay_out(before.reordered(order), renewed)
         except BaseException:
             held.update(inside)
             raise
         finally:
             for index in held & inside.keys():
                 self._parameters[index].grad = _given_back(slots[index], inside.pop(index))
-        for kind, after in self._orders.items():
-            for moved in _permuted(before[kind], after):
-                values = {index: slots[index].memory for index in moved if index in inside}
-                if len(moved) > 1 and kind not in renewed:
-                    values = {index: memory.clone() for index, memory in values.items()}
-                for index, value in values.items():
-                    slot = self._slots[index]
-                    if value.data_ptr() != slot.begin:
-                        slot.memory.copy_(value)
-                    self._parameters[index].grad = slot.hand_out()
+        for kind, moved in self.arrangement.permuted_since(before):
+            values = {index: slots[index].memory for index in moved if index in inside}
+            if len(moved) > 1 and kind not in renewed:
+                values = {index: memory.clone() for index, memory in values.items()}
+            for index, value in values.items():
+                slot = self._slots[index]
+                if value.data_ptr() != slot.begin:
+                    slot.memory.copy_(value)
+                self._parameters[index].grad = slot.hand_out()
 
     @property
     def nbytes(self) -> int:
@@ -143,16 +117,11 @@ class GradientArenas:
     @property
     def order(self) -> list[int]:
         """The gradients in the order in which they lie, one arena after the other."""
-        return [index for indices in self._orders.values() for index in indices]
+        return self.arrangement.order
 
     def changes_buffers(self, order: Sequence[int]) -> bool:
         """Whether a gradient would touch other buffers of its arena than now if they lay in this order."""
-        for kind, indices in self._by_kind(order).items():
-            now = dict(zip(self._orders[kind], self._layouts[kind].touched, strict=True))
-            then = dict(zip(indices, self._layout(indices).touched, strict=True))
-            if now != then:
-                return True
-        return False
+        return self.arrangement.changes_buffers(order)
 
     def device(self, index: int) -> Accelerator | None:
         """That of a gradient; None for the CPU."""
@@ -186,18 +155,19 @@ class GradientArenas:
         gradient, which is apart ever after.
         """
         self.give_back()
-        self._results.clear()
+        self._loans.begin_pass()
         strayed = self._moved_out(self._strayed | self._shared | self._frozen)
         outside = set(strayed)
         left = {self._kinds[index] for index in strayed}
         absent: list[int] = []
+        in_slots = self._loans.in_slots
         for index, (parameter, slot) in enumerate(zip(self._parameters, self._slots, strict=True)):
             gradient = parameter.grad
             begin = 0
             if gradient is not None and gradient.layout == torch.strided:
                 begin = gradient.data_ptr()
                 if begin == slot.begin and gradient.stride() == slot.strides:
-                    self._before[index] = weakref.ref(gradient)
+                    in_slots[index] = weakref.ref(gradient)
                     continue
                 outside.add(index)
             absent.append(index)
@@ -212,7 +182,7 @@ class GradientArenas:
             outside.update(index for index in inside if self._slots[index].is_held)
             for index, reference in inside.items():
                 self._parameters[index].grad = _given_back(self._slots[index], reference)
-            self._lay_out(self.order, left)
+            self._lay_out(self.arrangement, left)
             self._strayed |= strayed
         self._apart = outside | self._strayed | self._shared
         for index in absent:
@@ -248,25 +218,20 @@ class GradientArenas:
         """
         slot = self._slots[index]
         memory = slot.memory
-        if slot.is_held and index not in self._lent and (gradient is None or gradient.data_ptr() != slot.begin):
-            before = self._before.get(index)
-            taken = None if before is None else before()
-            self._lent[index] = _Loan(memory.clone(), taken, 0 if taken is None else taken._version)
+        if slot.is_held and index not in self._loans.lent and (gradient is None or gradient.data_ptr() != slot.begin):
+            self._loans.lend(index, slot)
             self._apart.add(index)
         if gradient is None:
             memory.zero_()
             return
         if gradient.shape != memory.shape or gradient.dtype is not memory.dtype or gradient.device != memory.device:
             raise ShoalError(
-                f"the gradient of {self._names[index]} is {_description(gradient)}, and {_description(memory)} is averaged on "
+                f"the gradient of {self._names[index]} is {describe(gradient)}, and {describe(memory)} is averaged on "
                 "every rank: convert it in a hook of the parameter, or set the parameter's grad_dtype before it is wrapped"
             )
         values = gradient.detach() if gradient.requires_grad else gradient
-        for lent, loan in self._lent.items():
-            offset = values.data_ptr() - self._slots[lent].begin
-            if lent != index and 0 <= offset < loan.values.nbytes and values.dtype is loan.values.dtype:
-                # A hook has made it the gradient of this parameter.
-                values = loan.values.as_strided(values.shape, values.stride(), offset // values.itemsize)
+        if self._loans.lent:
+            values = self._loans.values_of(index, values, self._slots)
         memory.copy_(values.clone() if values.data_ptr() == slot.begin else values)
 
     def settle(self, index: int) -> None:
@@ -279,7 +244,7 @@ class GradientArenas:
                 # A later hook may have taken what was there.
                 parameter.grad = slot.memory.clone() if slot.is_held else slot.hand_out()
             return
-        result = self._results.pop(index, None)
+        result = self._loans.take_result(index)
         if gradient is None or (gradient.shape, gradient.dtype) != (slot.memory.shape, slot.memory.dtype):
             parameter.grad = slot.memory.clone() if result is None else result
         else:
@@ -287,22 +252,15 @@ class GradientArenas:
 
     def end_pass(self) -> None:
         """No hook takes anything any more, and nothing refers to gradients that the program may swap (torch.utils.swap_tensors)."""
-        self._before.clear()
+        self._loans.end_pass()
 
     def written_while_lent(self) -> list[int]:
         """Before ``give_back``: whose slots the program has written to although they were lent."""
-        return [index for index, loan in self._lent.items() if loan.is_written]
+        return self._loans.written()
 
     def give_back(self) -> None:
         """After the average, before it is settled, when nothing reads or writes the arenas: lent slots have their values again."""
-        for index in list(self._lent):
-            self._give_back(index, self._lent[index].values)
-            del self._lent[index]
-
-    def _give_back(self, index: int, values: torch.Tensor) -> None:
-        memory = self._slots[index].memory
-        self._results[index] = memory.clone()
-        memory.copy_(values)
+        self._loans.end(self._slots)
 
     def is_in_slot(self, index: int, gradient: torch.Tensor) -> bool:
         """Whether this is a tensor on the parameter's slot."""
@@ -331,7 +289,7 @@ class GradientArenas:
         if used_elsewhere:
             if saved is not None and not self._is_inside(index) and self._slots[index].is_held:
                 # A hook has taken it in the midst of the pass.
-                self._give_back(index, saved)
+                self._loans.keep_result(index, self._slots[index], saved)
                 self._apart.add(index)
             self.settle(index)
         elif saved is not None:
@@ -398,54 +356,32 @@ class GradientArenas:
                 return kind
         return None
 
-    def _lay_out(self, order: Sequence[int], renewed: Collection[Kind] = ()) -> None:
+    def _lay_out(self, arrangement: Arrangement, renewed: Collection[Kind] = ()) -> None:
         """``renewed``: the arenas that get new memory. If there is none, everything stays as it is."""
-        orders = self._by_kind(order)
-        layouts = {kind: self._layout(indices) for kind, indices in orders.items()}
         memory: dict[Kind, tuple[torch.Tensor, torch.Tensor | None]] = {}
-        for kind, indices in orders.items():
+        for kind, indices in arrangement.orders.items():
             if kind in self._memory and kind not in renewed:
                 memory[kind] = self._memory[kind]
             else:
-                memory[kind] = _memory(layouts[kind].size, self._parameters[indices[0]], self._devices[indices[0]])
-        self._orders, self._layouts, self._memory = orders, layouts, memory
-        slots: dict[int, Slot] = {}
-        self.buffers: list[Buffer] = []
-        self.touched: list[tuple[int, ...]] = [()] * len(self._parameters)
-        for kind, indices in orders.items():
-            self._add_arena(kind, indices, slots)
-        self._slots = [slots[index] for index in range(len(self._parameters))]
+                size, first = arrangement.layouts[kind].size, indices[0]
+                memory[kind] = arena_memory.allocate(size, self._parameters[first], self._devices[first])
+        self.arrangement, self._memory = arrangement, memory
+        self.touched = arrangement.touched
+        self.buffers = [self._buffer_at(window) for window in arrangement.windows]
+        self._slots = [self._slot_of(index, self._memory_of(index)) for index in range(len(self._parameters))]
 
-    def _by_kind(self, order: Sequence[int]) -> dict[Kind, list[int]]:
-        orders: dict[Kind, list[int]] = {}
-        for index in order:
-            orders.setdefault(self._kinds[index], []).append(index)
-        return orders
+    def _memory_of(self, index: int) -> torch.Tensor:
+        """Of a gradient, in the shape of its parameter."""
+        dtype, extent, parameter = self._dtypes[index], self.arrangement.extents[index], self._parameters[index]
+        elements = self._memory[self._kinds[index]][0].view(dtype)
+        part = elements[extent.begin // dtype.itemsize : extent.end // dtype.itemsize]
+        return part.as_strided(parameter.shape, gradient_strides(parameter))
 
-    def _layout(self, indices: Sequence[int]) -> ArenaLayout:
-        parameters = [(self._names[index], self._parameters[index]) for index in indices]
-        items = [Item(name, each.numel(), gradient_dtype(each).itemsize) for name, each in parameters]
-        return lay_out(items, self._buffer_bytes)
-
-    def _add_arena(self, kind: Kind, indices: Sequence[int], slots: dict[int, Slot]) -> None:
-        dtype = kind.dtype
-        wire = _wire_dtype(dtype, self._names[indices[0]])
-        layout = self._layouts[kind]
-        memory, mirror = self._memory[kind]
-        elements = memory.view(dtype)
-        first_buffer = len(self.buffers)
-        for index, extent, touched in zip(indices, layout.extents, layout.touched, strict=True):
-            part = elements[extent.begin // dtype.itemsize : extent.end // dtype.itemsize]
-            slots[index] = self._slot_of(index, _like(part, self._parameters[index]))
-            self.touched[index] = tuple(first_buffer + buffer for buffer in touched)
-        name = str(dtype).removeprefix("torch.")
-        prefix = f"place{kind.place}." if kind.place else ""
-        for number, (extent, needed) in enumerate(zip(layout.buffers, layout.needed, strict=True)):
-            bytes_of_it = slice(extent.begin, extent.end)
-            window = memory[bytes_of_it].view(wire)
-            host = None if mirror is None else mirror[bytes_of_it].view(wire)
-            gradients = tuple(indices[item] for item in needed)
-            self.buffers.append(Buffer(f"{prefix}{name}.buffer{number}", window, gradients, host))
+    def _buffer_at(self, window: Window) -> Buffer:
+        memory, mirror = self._memory[window.kind]
+        wire, bytes_of_it = self._wire_dtypes[window.gradients[0]], slice(*window.extent)
+        host = None if mirror is None else mirror[bytes_of_it].view(wire)
+        return Buffer(window.label, memory[bytes_of_it].view(wire), window.gradients, host)
 
     def _slot_of(self, index: int, memory: torch.Tensor) -> Slot:
         """The one that there was, which knows who holds it, if it is this memory."""
@@ -459,46 +395,6 @@ def _given_back(slot: Slot, gradient: _Reference) -> torch.Tensor:
     return slot.hand_out() if given is None else given
 
 
-def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
-    """The dtype of the parameter's gradient: its own, unless the program has given it another (``grad_dtype``)."""
-    dtype: torch.dtype | None = getattr(parameter, "grad_dtype", None)
-    return parameter.dtype if dtype is None else dtype
-
-
-def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """The strides of the parameter's gradient in its arena: the parameter's own if they are dense, else row by row."""
-    if _is_dense(parameter):
-        return tuple(parameter.stride())
-    return tuple(torch.empty(parameter.shape, device="meta").stride())
-
-
-def _permuted(before: Sequence[int], after: Sequence[int]) -> Iterator[Sequence[int]]:
-    """``after``, cut wherever both orders have had the same indices so far."""
-    begin, apart = 0, set[int]()
-    for end, pair in enumerate(zip(before, after, strict=True), start=1):
-        for index in pair:
-            apart ^= {index}
-        if not apart:
-            yield after[begin:end]
-            begin = end
-
-
-def _like(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    return part.as_strided(parameter.shape, gradient_strides(parameter))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def _references(parameter: torch.nn.Parameter) -> int:
     """How many there are to its gradient from Python. No variable has it here: who traces the program keeps those."""
     return sys.getrefcount(parameter.grad)
@@ -510,36 +406,3 @@ def _references_alone() -> int:
     parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
     parameter.grad = torch.zeros(1, device="cpu")
     return _references(parameter)
-
-
-def _description(gradient: torch.Tensor) -> str:
-    return f"{str(gradient.dtype).removeprefix('torch.')} {list(gradient.shape)} on {gradient.device}"
-
-
-def _memory(size: int, parameter: torch.Tensor, device: Accelerator | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``size`` bytes of zeros where the parameter is, and for an accelerator as many, pinned, of the host.
-
-    What is the host's lies in the memory that the ranks of a machine share, where they do.
-    """
-    shared = runtime.allocate(size) if size > 0 else None
-    if device is None:
-        return _pages(size) if shared is None else torch.from_numpy(shared), None
-    memory = torch.zeros(size, dtype=torch.uint8, device=parameter.device)
-    if shared is None:
-        return memory, device.pinned(size)
-    device.pin(shared)
-    return memory, torch.from_numpy(shared)
-
-
-def _pages(size: int) -> torch.Tensor:
-    """``size`` bytes of zeros that begin at a page."""
-    memory = torch.zeros(size + PAGE, dtype=torch.uint8, device="cpu")
-    begin = -memory.data_ptr() % PAGE
-    return memory[begin : begin + size]
-
-
-def _wire_dtype(dtype: torch.dtype, name: str) -> torch.dtype:
-    if dtype not in WIRE_DTYPES:
-        known = ", ".join(str(known).removeprefix("torch.") for known in WIRE_DTYPES)
-        raise TypeError(f"parameter {name} has dtype {dtype}, whose gradients cannot be averaged: use one of {known}")
-    return WIRE_DTYPES[dtype]

@@ -15,8 +15,9 @@ from shoal.job import groups
 from shoal.job.groups import Group
 from shoal.torch import arguments, checkpoints, compiled, devices, module_tensors, runtime
 from shoal.torch.agreement import agree
-from shoal.torch.arena import NamedParameter, gradient_dtype
+from shoal.torch.arena import NamedParameter
 from shoal.torch.broadcast_state import broadcast_state, wait_for_all
+from shoal.torch.gradient_format import gradient_dtype
 from shoal.torch.join import Joining
 from shoal.torch.logging_data import DDPLoggingData
 from shoal.torch.named_operations import NamedOperations, group_of_copies

@@ -12,8 +12,9 @@ from torch.nn.utils import stateless
 
 from shoal.errors import ConfigurationError
 from shoal.torch.accelerators import DEVICE_TYPES
-from shoal.torch.arena import NamedParameter, gradient_dtype, gradient_strides
+from shoal.torch.arena import NamedParameter
 from shoal.torch.devices import places_of
+from shoal.torch.gradient_format import gradient_dtype, gradient_strides
 
 _FUNCTIONAL_CALL = stateless._functional_call.__code__
 

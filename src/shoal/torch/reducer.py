@@ -36,9 +36,10 @@ from shoal.errors import ShoalError
 from shoal.job import trace
 from shoal.torch import complaints, graph, owners, passes
 from shoal.torch.agreement import Statement
-from shoal.torch.arena import GradientArenas, NamedParameter, gradient_dtype
+from shoal.torch.arena import GradientArenas, NamedParameter
 from shoal.torch.averaging import Averaging
 from shoal.torch.compiled import untraced
+from shoal.torch.gradient_format import gradient_dtype
 from shoal.torch.logging_data import DDPLoggingData, one_pass
 from shoal.torch.module_tensors import describe
 from shoal.torch.named_operations import NamedOperations

@@ -9,7 +9,9 @@ from torch import nn
 
 import shoal
 from shoal.job import runtime
-from shoal.torch.arena import PAGE, GradientArenas, gradient_strides
+from shoal.torch.arena import GradientArenas
+from shoal.torch.arena_memory import PAGE
+from shoal.torch.gradient_format import gradient_strides
 from shoal.torch.graph import tensors_in
 from shoal.torch.new_parameters import KnownParameters, describe_values
 
