@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import shoal.torch
 from shoal import _native
 from shoal.torch.staging import Room
-from shoal.torch.submissions import Submissions
+from shoal.torch.submissions import TensorSubmissions
 
 
 def collectives(device: str) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def wrong_arguments() -> list[str]:
     unknown = _outcome(lambda: dist.all_reduce(torch.ones(2, device="meta")))
     SimulatedDevice(eager=True).takes()
     # An operation that did not give its memory back, because it failed, would keep the next waiting.
-    dist.group.WORLD._submissions = Submissions(Room(limit=20))
+    dist.group.WORLD._submissions = TensorSubmissions(Room(limit=20))
     odd_one = dist.get_rank() == 1
     found = [
         unknown,

@@ -51,7 +51,7 @@ def a_rank_whose_wait_was_interrupted_is_in_step_with_the_others() -> None:
     for interrupted, before in ((0, 0), (1, 1)):
         models = [DistributedDataParallel(mlp(), fusion_mb=TINY_MB) for _ in range(2)]
         for model in models:
-            model._reducer._order._interval = 4
+            model._reducer.managed.order._interval = 4
             for _ in range(before):
                 step_is_right(model)
         loss = sum(loss_of(model, shoal.rank()) for model in models)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch_scenarios import TINY_MB, expected_gradients, inputs, loss_of, mlp, step_is_right
 
 import shoal
-from shoal.torch import DistributedDataParallel, reducer
+from shoal.torch import DistributedDataParallel
+from shoal.torch.managed_parameters import FROZEN_FOR_GOOD
 
 SCENARIOS: dict[str, Callable[[], None]] = {}
 
@@ -154,11 +155,11 @@ def what_is_frozen_for_good_leaves_the_arena() -> None:
         model.module[index].weight.requires_grad_(False)
     everything = sum(parameter.nbytes for parameter in model.parameters())
     trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    for step in range(reducer.FROZEN_FOR_GOOD + 2):
+    for step in range(FROZEN_FOR_GOOD + 2):
         before = model.get_ddp_logging_data()
         step_is_right(model)
         sent = (model.get_ddp_logging_data() - before).bytes
-        assert sent == (everything if step < reducer.FROZEN_FOR_GOOD else trained)
+        assert sent == (everything if step < FROZEN_FOR_GOOD else trained)
     for index in (0, 4):
         model.module[index].weight.requires_grad_(True)
     step_is_right(model)

@@ -1,214 +1,54 @@
-"""The operations of one backward pass.
+"""The operations of a backward pass, on arenas of the host and of accelerators."""
 
-Invariant: every rank opens the same operations, each exactly once, either as what it is or as failed. So a rank that
-cannot go on never leaves another waiting, and after an error the ranks still agree about what comes next.
-
-    layout              all ranks have the same parameters in the same places
-    <dtype>.buffer<n>   the mean of a fusion buffer
-    needed              only where unused parameters are looked for: which buffers a rank will have gradients for
-    used                only there: which gradients a rank has had
-
-A buffer that nobody has a gradient for is opened by nobody; where the layouts differ, or the ranks could not say what they
-need, every buffer is opened by everybody, as failed.
-"""
-
-import threading
-import time
 from collections.abc import Iterable
 
-import torch
-
-from shoal.job import trace
+from shoal.gradients.agreement import Statement
+from shoal.gradients.averaging import Averaging
+from shoal.ops.submissions import AnyHandle
 from shoal.torch.accelerators import Accelerator, Stream
-from shoal.torch.agreement import Statement
 from shoal.torch.arena import Buffer, GradientArenas
-from shoal.torch.named_operations import NamedOperations
-from shoal.torch.submissions import AnyHandle, first_failure
-from shoal.torch.unused_buffers import NEEDED, NeededBuffers
+from shoal.torch.tensor_operations import TensorOperations
 
-LAYOUT, USED = "layout", "used"
+TensorAveraging = Averaging[Buffer]
 
 
-class Averaging:
-    """``expected``: where unused parameters are looked for, the gradients that this rank will have; otherwise None.
+def averaging_of(
+    operations: TensorOperations, arenas: GradientArenas, statement: Statement, expected: Iterable[int] | None
+) -> TensorAveraging:
+    """The operations of a pass that begins. ``expected``: as for ``Averaging``."""
+    kind = _OnDevices if arenas.has_devices else _OnHost
+    return kind(operations, arenas, statement, expected)
 
-    Gradients are known by their index in the arenas. A buffer is submitted once all its gradients are ready and it is
-    known to be needed. Frozen ones are none of them: a buffer that holds no others is not sent.
-    """
+
+class _OnHost(TensorAveraging):
+    def __init__(
+        self, operations: TensorOperations, arenas: GradientArenas, statement: Statement, expected: Iterable[int] | None
+    ) -> None:
+        super().__init__(operations, arenas.buffers, arenas.touched, arenas.frozen, statement, expected)
+
+
+class _OnDevices(TensorAveraging):
+    """A gradient that is ready will be in its place in the order of the current stream of its device."""
 
     def __init__(
-        self, operations: NamedOperations, arenas: GradientArenas, statement: Statement, expected: Iterable[int] | None
+        self, operations: TensorOperations, arenas: GradientArenas, statement: Statement, expected: Iterable[int] | None
     ) -> None:
-        self._operations = operations
+        super().__init__(operations, arenas.buffers, arenas.touched, arenas.frozen, statement, expected)
+        self._through = operations
         self._arenas = arenas
-        self._ready: set[int] = set()
-        self._sent: set[int] = set()
-        self._unready = [len(set(buffer.gradients) - arenas.frozen) for buffer in arenas.buffers]
-        self._numbers = {buffer.label: n for n, buffer in enumerate(arenas.buffers) if self._unready[n]}
-        self._unopened = set(self._numbers) if expected is None else {*self._numbers, USED}
-        self._labels = sorted(self._unopened if expected is None else {*self._unopened, NEEDED})
-        self._waiting: list[Buffer] = []
-        self._handles: dict[str, AnyHandle] = {}
         # Where the gradients that are ready were made: autograd has a stream for each part of the graph that the program gave one.
         self._streams: set[tuple[Accelerator, Stream]] = set()
-        self._failed_because: str | None = None
-        self.disagreed = False
-        """After ``finish``: whether the ranks have found that their layouts differ."""
-        self.submitted_ns = 0
-        """When the first buffer was submitted, of the monotonic clock."""
-        # What is needed after all is opened by whoever learns of it first: the backward pass, or a thread of Shoal's own.
-        self._opening = threading.Lock()
-        self._comparison = statement.compare(operations, LAYOUT)
-        self._needed = None if expected is None else NeededBuffers(operations, arenas, expected)
-
-    def is_ready(self, gradient: int) -> bool:
-        return gradient in self._ready
-
-    def is_sent(self, gradient: int) -> bool:
-        """Whether some bytes of the gradient have been submitted, so that it must not change any more."""
-        return gradient in self._sent
-
-    def will_be_sent(self, gradient: int) -> bool:
-        """Whether all bytes of the gradient are sent in this pass. May wait until the ranks have said what they need."""
-        return self._needed is None or self._needed.includes(self._arenas.touched[gradient])
-
-    def handle(self, label: str) -> AnyHandle | None:
-        """The operation of that label, if it has been submitted."""
-        return self._handles.get(label)
-
-    @property
-    def sent(self) -> list[tuple[Buffer, AnyHandle]]:
-        """The buffers that have been submitted, with their operations."""
-        buffers = self._arenas.buffers
-        return [(buffer, self._handles[buffer.label]) for buffer in buffers if buffer.label in self._handles]
-
-    @property
-    def operation_count(self) -> int:
-        """How many there are, with the small ones by which the ranks agree."""
-        return len(self._handles) + (1 if self._needed is None else 2)
-
-    def scale(self, factor: float) -> None:
-        """After ``finish``: multiplies what was averaged."""
-        if factor != 1:
-            for buffer, _ in self.sent:
-                buffer.memory.mul_(factor)
 
     def ready(self, gradient: int) -> None:
-        """The gradient is in its place, or will be in the order of the current stream of its device.
+        device = self._arenas.device(gradient)
+        if device is not None and not self.progress.is_ready(gradient):
+            self._streams.add((device, device.current))
+        super().ready(gradient)
 
-        Submits the buffers that it completes, and those now known to be needed.
-        """
-        if gradient not in self._ready:
-            self._ready.add(gradient)
-            device = self._arenas.device(gradient)
-            if device is not None:
-                self._streams.add((device, device.current))
-            for index in self._arenas.touched[gradient]:
-                self._unready[index] -= 1
-                if self._unready[index] == 0:
-                    self._complete(index)
-        if self._waiting:
-            self._submit_waiting()
-
-    def exchange_used(self, used: torch.Tensor) -> None:
-        """``used``: uint8 by gradient, 1 where this rank had one. Holds what any rank had after ``finish``."""
-        self._opens(USED)
-        self._handles[USED] = self._operations.allreduce(USED, used, "max")
-
-    def abandon(self, reason: str) -> None:
-        """Opens what is not open yet as failed. Does not wait: what may not be needed follows when that is known."""
-        self._fail_certain(reason)
-        if self._unopened and self._needed is not None:
-            self._needed.handle.call_when_done(self._open_needed)
-
-    def finish(self, error: Exception | None) -> None:
-        """Waits until every operation is done. Raises ``error`` or the first one that came up."""
-        if error is not None:
-            self._fail_certain(str(error))
-        disagreement = self._disagreement()
-        if disagreement is not None:
-            self.disagreed = True
-            self._fail(set(self._unopened), str(disagreement))
-        with trace.span("wait for buffers"):
-            failure = self.wait()
-        problem = error or disagreement or failure
-        if problem is not None:
-            raise problem
-
-    def wait(self) -> Exception | None:
-        """Waits until nothing reads or writes the arenas any more. Returns the first failure."""
-        self._open_needed()
-        return first_failure(self._handles.values())
-
-    def _complete(self, index: int) -> None:
-        buffer = self._arenas.buffers[index]
-        if self._needed is None or self._needed.is_certain(index):
-            self._submit_buffer(buffer)
-        else:
-            self._waiting.append(buffer)
-
-    def _submit_waiting(self) -> None:
-        assert self._needed is not None
-        if self._needed.handle.done():
-            needed = self._needed.answer()
-            for buffer in self._waiting:
-                if self._numbers[buffer.label] in needed:
-                    self._submit_buffer(buffer)
-            self._waiting.clear()
-
-    def _open_needed(self) -> None:
-        """Waits until the ranks have said what they need, and opens it if it is not open."""
-        if self._needed is None:
-            return
-        needed = self._needed.answer()
-        with self._opening:
-            if self._failed_because is None:
-                self._submit_waiting()
-            else:
-                self._fail(
-                    {label for label in self._unopened if self._numbers.get(label) in needed}, self._failed_because
-                )
-
-    def _fail_certain(self, reason: str) -> None:
-        """Opens whatever is opened in any case as failed."""
-        maybe = (
-            set()
-            if self._needed is None
-            else {label for label, index in self._numbers.items() if not self._needed.is_certain(index)}
-        )
-        self._fail(self._unopened - maybe, reason)
-
-    def _submit_buffer(self, buffer: Buffer) -> None:
-        self._opens(buffer.label)
-        self._handles[buffer.label] = self._averaged(buffer)
-        self._sent.update(buffer.gradients)
-
-    def _averaged(self, buffer: Buffer) -> AnyHandle:
-        label, memory, host = buffer.label, buffer.memory, buffer.host
-        if host is None:
-            return self._operations.allreduce(label, memory, "mean")
+    def submit(self, buffer: Buffer) -> AnyHandle:
+        if buffer.host is None:
+            return super().submit(buffer)
         device = self._arenas.device(buffer.gradients[0])
         assert device is not None, "what has a mirror is on a device"
         made_in = [stream for its_device, stream in self._streams if its_device is device and stream != device.current]
-        return self._operations.allreduce_through(host, label, memory, "mean", made_in)
-
-    def _opens(self, label: str) -> None:
-        self._unopened.discard(label)
-        self.submitted_ns = self.submitted_ns or time.monotonic_ns()
-
-    def _disagreement(self) -> Exception | None:
-        """Where the ranks' layouts differ: the error that says how, once every operation that a rank opened is failed."""
-        try:
-            if self._comparison.agreed():
-                return None
-            error, labels = self._comparison.explain("gradients", self._labels)
-        except RuntimeError as failure:
-            return failure
-        self._fail(labels.difference(self._labels), str(error))
-        return error
-
-    def _fail(self, labels: Iterable[str], reason: str) -> None:
-        self._failed_because = self._failed_because or reason
-        for label in sorted(labels):
-            self._unopened.discard(label)
-            self._operations.fail(label, reason)
+        return self._through.allreduce_through(buffer.host, buffer.label, buffer.memory, "mean", made_in)

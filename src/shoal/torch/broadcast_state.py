@@ -9,17 +9,17 @@ from contextlib import ExitStack, suppress
 import torch
 
 from shoal.ops.storages import put, require_whole
+from shoal.ops.submissions import AnyHandle, first_failure
 from shoal.torch import graph
 from shoal.torch.c10d.tensors import once
-from shoal.torch.named_operations import NamedOperations
-from shoal.torch.submissions import AnyHandle, first_failure
+from shoal.torch.tensor_operations import TensorOperations
 
 # How much of a model is copied at once. The copy is needed beside the model.
 CHUNK_BYTES = 25 * 1024 * 1024
 
 
 def broadcast_state(
-    operations: NamedOperations, label: str, tensors: Sequence[torch.Tensor], root: int = 0
+    operations: TensorOperations, label: str, tensors: Sequence[torch.Tensor], root: int = 0
 ) -> Sequence[AnyHandle]:
     """Overwrites ``tensors`` with those of the group's member ``root``.
 
@@ -53,11 +53,11 @@ def wait_for_all(handles: Sequence[AnyHandle]) -> None:
         raise failure
 
 
-def _send_chunk(operations: NamedOperations, label: str, tensors: Sequence[torch.Tensor], root: int) -> AnyHandle:
+def _send_chunk(operations: TensorOperations, label: str, tensors: Sequence[torch.Tensor], root: int) -> AnyHandle:
     return operations.broadcast(label, torch.cat([tensor.reshape(-1) for tensor in tensors]), root)
 
 
-def _receive_chunk(operations: NamedOperations, label: str, tensors: Sequence[torch.Tensor], root: int) -> None:
+def _receive_chunk(operations: TensorOperations, label: str, tensors: Sequence[torch.Tensor], root: int) -> None:
     received = _room_for(tensors)
     operations.broadcast(label, received, root).wait()
     for tensor, part in zip(tensors, received.split_with_sizes([tensor.numel() for tensor in tensors]), strict=True):

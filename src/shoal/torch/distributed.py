@@ -11,19 +11,21 @@ import torch
 
 from shoal.errors import ShoalError
 from shoal.gradients import layout
+from shoal.gradients.agreement import agree
+from shoal.gradients.named_operations import group_of_copies
 from shoal.job import groups
 from shoal.job.groups import Group
+from shoal.ops.submissions import AnyHandle
 from shoal.torch import arguments, checkpoints, compiled, devices, module_tensors, runtime
-from shoal.torch.agreement import agree
 from shoal.torch.arena import NamedParameter
+from shoal.torch.backward_pass import Turn
 from shoal.torch.broadcast_state import broadcast_state, wait_for_all
 from shoal.torch.gradient_format import gradient_dtype
 from shoal.torch.join import Joining
 from shoal.torch.logging_data import DDPLoggingData
-from shoal.torch.named_operations import NamedOperations, group_of_copies
 from shoal.torch.new_parameters import KnownParameters
-from shoal.torch.reducer import Reducer, Turn
-from shoal.torch.submissions import AnyHandle
+from shoal.torch.reducer import Reducer
+from shoal.torch.tensor_operations import TensorOperations
 
 MIB = layout.MIB
 
@@ -141,7 +143,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _meet(self, group: Group, init_sync: bool, init_sync_buffers: bool, of_copy: bool = False) -> None:
         """Begins to average among the members of the group."""
         self._ranks = None if len(group.ranks) == group.session.size else group.ranks
-        operations = NamedOperations(group, of_copy)
+        operations = TensorOperations(group, of_copy)
         if init_sync:
             agree(
                 operations,
@@ -188,7 +190,7 @@ class DistributedDataParallel(torch.nn.Module):
         return self._reducer_made
 
     @property
-    def _operations(self) -> NamedOperations:
+    def _operations(self) -> TensorOperations:
         return self._reducer.operations
 
     @compiled.untraced_itself
@@ -327,13 +329,13 @@ class DistributedDataParallel(torch.nn.Module):
         if module_tensors.are_lent(parameters):
             return
         reducer, train = self._reducer, _which_train(parameters)
-        if reducer.must_start_anew or reducer.is_wasteful or _fingerprint(parameters) != self._managed:
+        if reducer.must_start_anew or reducer.managed.is_wasteful or _fingerprint(parameters) != self._managed:
             if not module_tensors.are_stand_ins(parameters):
                 self._manage_parameters()
         elif train != self._train:
             self._train = train
-            if reducer.covers(parameters):
-                reducer.freeze()
+            if reducer.managed.covers(parameters):
+                reducer.managed.freeze()
             else:
                 self._manage_parameters()
 

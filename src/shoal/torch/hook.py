@@ -20,14 +20,14 @@ from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.tensors import Flat
 from shoal.torch.c10d.work import OperationWork
 from shoal.torch.staging import Transfer
-from shoal.torch.submissions import Submissions
+from shoal.torch.submissions import TensorSubmissions
 
 # The group of all ranks that is used where none is given. Not that of the program's own operations, which may be called by another
 # thread: operations without a name are matched by their order in their group.
 _everyone: Group | None = None
 
 # The operations of each group that hooks have used: for callbacks that follow them, and in their order.
-_used: WeakKeyDictionary[Group, tuple[CallSite, Submissions]] = WeakKeyDictionary()
+_used: WeakKeyDictionary[Group, tuple[CallSite, TensorSubmissions]] = WeakKeyDictionary()
 
 
 def comm_hook(
@@ -94,8 +94,8 @@ def _group_of_everyone() -> Group:
     return _everyone
 
 
-def _operations(group: Group) -> tuple[CallSite, Submissions]:
+def _operations(group: Group) -> tuple[CallSite, TensorSubmissions]:
     found = _used.get(group)
     if found is None:
-        found = _used[group] = (CallSite(f"hook {group}"), Submissions())
+        found = _used[group] = (CallSite(f"hook {group}"), TensorSubmissions())
     return found

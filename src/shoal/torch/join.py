@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 
 from shoal.errors import Mismatch, ShoalError
-from shoal.torch.named_operations import NamedOperations
-from shoal.torch.reducer import Turn
+from shoal.torch.backward_pass import Turn
+from shoal.torch.tensor_operations import TensorOperations
 
 TURN = "turn"
 
@@ -31,7 +31,7 @@ class Joining:
     """
 
     def __init__(
-        self, operations: NamedOperations, divide_by_initial_world_size: bool, throw_on_early_termination: bool
+        self, operations: TensorOperations, divide_by_initial_world_size: bool, throw_on_early_termination: bool
     ) -> None:
         self._operations = operations
         self._divide_by_all = divide_by_initial_world_size

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from shoal.torch.averaging import Averaging
+from shoal.torch.averaging import TensorAveraging
 
 NANOSECONDS = 1e9
 
@@ -39,7 +39,9 @@ class DDPLoggingData:
         return _combined(self, other, 1)
 
 
-def one_pass(averaging: Averaging, all_bytes: int, begun_ns: int, computed_ns: int, now_ns: int) -> DDPLoggingData:
+def one_pass(
+    averaging: TensorAveraging, all_bytes: int, begun_ns: int, computed_ns: int, now_ns: int
+) -> DDPLoggingData:
     """A pass whose operations are done. Times are of the monotonic clock; ``computed_ns``: when the gradients were there.
 
     ``all_bytes``: of all buffers, sent or not.

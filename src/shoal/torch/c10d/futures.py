@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from shoal.ops import callbacks
+from shoal.ops.submissions import AnyHandle
 from shoal.torch.c10d import call_sites
 from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.compiled import untraced_class
-from shoal.torch.submissions import AnyHandle
 
 
 @untraced_class

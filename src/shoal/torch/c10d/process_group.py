@@ -42,7 +42,7 @@ from shoal.torch.c10d.tensors import Flat, apart, count, divide, fill, joined
 from shoal.torch.c10d.work import NO_TIMEOUT, OperationWork
 from shoal.torch.compiled import untraced_class
 from shoal.torch.staging import Transfer
-from shoal.torch.submissions import Submissions
+from shoal.torch.submissions import TensorSubmissions
 
 
 @untraced_class
@@ -63,7 +63,7 @@ class ShoalProcessGroup(Base):
         self._owns_job = owns_job
         self._program = CallSite(group.name)
         self._gloo = gloo.make(store, group.session.incarnation, rank, size, timeout)
-        self._submissions = Submissions()
+        self._submissions = TensorSubmissions()
         self._messages = PointToPoint(self._gloo, store, group, timeout)
         self.others = Others(
             PrefixStore(f"others {group.session.incarnation.hex()}", store),

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
+from shoal.ops.submissions import AnyHandle
 from shoal.torch import versions
 from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.futures import OperationFuture
 from shoal.torch.compiled import untraced_class
-from shoal.torch.submissions import AnyHandle
 
 # PyTorch's way to say that no timeout was given.
 NO_TIMEOUT = timedelta(0)

@@ -8,11 +8,22 @@ same pass. See section 6.2.1 of the paper on PyTorch's DistributedDataParallel.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import ShoalError
+from shoal.gradients.arrangement import Arrangement
+from shoal.gradients.named_operations import NamedOperations
+from shoal.ops.submissions import AnyHandle
+
+ORDER = "order"
 
 FIRST_INTERVAL = 100
 
 
-class OrderWatch:
+class ArrivalOrder:
     """The arrivals of the passes since the last look. Gradients are known by their index."""
 
     def __init__(self) -> None:
@@ -56,3 +67,27 @@ class OrderWatch:
             self._interval *= 2
         self.is_known = True
         self.restart()
+
+    def exchange(self, operations: NamedOperations, now: Arrangement, root: int) -> "SentOrder":
+        """After ``passed``, where it was due: the order of the group's member ``root`` goes to all others."""
+        wanted = self.settled_on(now.order) if operations.group.rank == root else now.order
+        if self.is_known and not now.changes_buffers(wanted):
+            wanted = now.order
+        order = np.array(wanted, np.int64)
+        return SentOrder(operations, operations.broadcast(ORDER, order, root), order)
+
+
+class SentOrder(NamedTuple):
+    """An order on its way to all ranks. ``order`` holds it when ``handle`` is done."""
+
+    operations: NamedOperations
+    handle: AnyHandle
+    order: npt.NDArray[np.int64]
+
+    def received(self) -> list[int]:
+        """Waits for it. May be called again where that was interrupted."""
+        self.handle.wait()
+        order: list[int] = self.order.tolist()
+        if sorted(order) != list(range(len(order))):
+            raise ShoalError(f"{self.operations.here}: the order of the gradients that was broadcast is damaged")
+        return order

@@ -7,21 +7,22 @@ that it has none for waits for the answer; if no rank has any, it is not sent at
 
 from collections.abc import Iterable, Sequence
 
-import torch
+import numpy as np
 
-from shoal.torch.arena import GradientArenas
-from shoal.torch.named_operations import NamedOperations
+from shoal.gradients.named_operations import NamedOperations
 
 NEEDED = "needed"
 
 
 class NeededBuffers:
-    """``expected``: the gradients that this rank will have. Buffers are known by their index in the arenas."""
+    """``expected``: the gradients that this rank will have. ``touched``: the buffers of each. ``count``: of all buffers."""
 
-    def __init__(self, operations: NamedOperations, arenas: GradientArenas, expected: Iterable[int]) -> None:
-        self._own = {buffer for gradient in expected for buffer in arenas.touched[gradient]}
-        self._count = len(arenas.buffers)
-        self._votes = torch.zeros(self._count, dtype=torch.uint8, device="cpu")
+    def __init__(
+        self, operations: NamedOperations, touched: Sequence[Sequence[int]], count: int, expected: Iterable[int]
+    ) -> None:
+        self._own = {buffer for gradient in expected for buffer in touched[gradient]}
+        self._count = count
+        self._votes = np.zeros(count, np.uint8)
         self._votes[sorted(self._own)] = 1
         self._answer: set[int] | None = None
         self.handle = operations.allreduce(NEEDED, self._votes, "max")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from itertools import pairwise
 
-from shoal.torch.order import FIRST_INTERVAL, OrderWatch
+from shoal.gradients.arrival_order import FIRST_INTERVAL, ArrivalOrder
 
 AS_REGISTERED = [2, 1, 0]
 ARRIVES, OTHER, THIRD = [1, 2, 0], [0, 1, 2], [0, 2, 1]
@@ -11,7 +11,7 @@ ARRIVES, OTHER, THIRD = [1, 2, 0], [0, 1, 2], [0, 2, 1]
 
 def orders(passes: int, arrivals_of: Callable[[int], list[int]]) -> list[tuple[int, list[int]]]:
     """After which passes the order was another one, and which: as a rank whose word counts would have it."""
-    watch, now, changes = OrderWatch(), AS_REGISTERED, []
+    watch, now, changes = ArrivalOrder(), AS_REGISTERED, []
     for number in range(passes):
         due = watch.is_due
         watch.passed(arrivals_of(number))
@@ -69,7 +69,7 @@ def test_passes_on_ranks_that_only_take_part_say_nothing_about_the_order() -> No
 
 
 def test_whether_the_order_is_due_depends_on_the_passes_alone() -> None:
-    one, other = OrderWatch(), OrderWatch()
+    one, other = ArrivalOrder(), ArrivalOrder()
     for number in range(500):
         assert one.is_due == other.is_due
         due = one.is_due

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from shoal.errors import Mismatch
+from shoal.gradients.named_operations import NamedOperations
 from shoal.ops.handles import Handle
-from shoal.torch.named_operations import NamedOperations
 
 DIGEST_BYTES = 32
 
@@ -26,11 +27,11 @@ class Statement:
         self.lines = list(lines)
         digest = hashlib.sha256("\n".join(lines).encode()).digest()
         # The greatest digest and, from its complement, the least: they are one if all ranks agree.
-        self._votes = torch.tensor(list(digest) + [255 - byte for byte in digest], dtype=torch.uint8, device="cpu")
+        self._votes = np.array([*digest, *(255 - byte for byte in digest)], np.uint8)
 
     def compare(self, operations: NamedOperations, label: str) -> "Comparison":
         """Starts to compare with the other ranks' statement of this label."""
-        votes = self._votes.clone()
+        votes = self._votes.copy()
         return Comparison(self, label, operations, operations.allreduce(label, votes, "max"), votes)
 
 
@@ -42,20 +43,18 @@ class Comparison:
     label: str
     operations: NamedOperations
     handle: Handle
-    votes: torch.Tensor
+    votes: npt.NDArray[np.uint8]
 
     def agreed(self) -> bool:
         """Waits for the answer, which is the same on every rank."""
         self.handle.wait()
-        return bool(torch.equal(self.votes[:DIGEST_BYTES], 255 - self.votes[DIGEST_BYTES:]))
+        return np.array_equal(self.votes[:DIGEST_BYTES], 255 - self.votes[DIGEST_BYTES:])
 
     def explain(self, subject: str, labels: Sequence[str] = ()) -> tuple[Mismatch, set[str]]:
         """After ``agreed`` was False, on every rank: what differs, and all ranks' ``labels``."""
         own = json.dumps({"lines": self.statement.lines, "labels": list(labels)}) + "\n"
-        gathered = self.operations.allgather(
-            f"{self.label}.lines", torch.frombuffer(bytearray(own.encode()), dtype=torch.uint8)
-        )
-        everyone = [json.loads(line) for line in gathered.numpy().tobytes().decode().splitlines()]
+        gathered = self.operations.allgather(f"{self.label}.lines", np.frombuffer(own.encode(), np.uint8))
+        everyone = [json.loads(line) for line in gathered.tobytes().decode().splitlines()]
         difference = _first_difference(self.operations, [each["lines"] for each in everyone])
         message = f"{self.operations.here}: the ranks do not have the same {subject}: {difference}"
         return Mismatch(message), {label for each in everyone for label in each["labels"]}

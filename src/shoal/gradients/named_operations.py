@@ -1,0 +1,81 @@
+"""The named operations of one wrapped model in its group.
+
+Every operation has a label, which is unique within the model; its name on the wire is the model's and the label. So ranks
+may submit them in whatever order their gradients become ready. Arrays are those of ``shoal.ops.arrays``, in memory of the host.
+"""
+
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from shoal.job import runtime
+from shoal.job.bootstrap import Session
+from shoal.job.groups import Group
+from shoal.ops import collectives
+from shoal.ops.handles import Handle
+from shoal.ops.submissions import AnyHandle
+
+# How many models each group of a job has wrapped: ranks that wrap the same models in the same order mean the same ones. Copies
+# count by themselves: if one rank trains one alone by mistake, other ranks' wrappers are no concern of that.
+_wrapped: WeakKeyDictionary[Session, dict[tuple[str, str, tuple[int, ...]], int]] = WeakKeyDictionary()
+
+# The one group of the copies of wrappers for the same ranks: a rank may have copies that others have not, and make it first.
+_of_copies: WeakKeyDictionary[Session, dict[tuple[int, ...], Group]] = WeakKeyDictionary()
+
+
+def group_of_copies(ranks: tuple[int, ...]) -> Group:
+    made = _of_copies.setdefault(runtime.current(), {})
+    if ranks not in made:
+        made[ranks] = Group(ranks, name="copy")
+    return made[ranks]
+
+
+class NamedOperations:
+    """``group``: who takes part. ``of_copy``: of a copy of a wrapper. Raises ValueError on a rank that does not take part."""
+
+    def __init__(self, group: Group, of_copy: bool = False) -> None:
+        if group.rank is None:
+            raise ValueError(f"this rank is not a member of {group}: wrap the module on the group's members only")
+        counts = _wrapped.setdefault(group.session, {})
+        kind = "copy" if of_copy else "ddp"
+        number = counts.get((kind, group.name, group.ranks), 0)
+        counts[kind, group.name, group.ranks] = number + 1
+        self.group = group
+        self._prefix = f"{kind}{number}"
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is the group's first member, whose word counts where one has to be chosen."""
+        return self.group.rank == 0
+
+    @property
+    def here(self) -> str:
+        """This rank, for messages."""
+        session = self.group.session
+        return f"rank {session.rank} ({session.hosts[session.rank]})"
+
+    def member(self, index: int) -> str:
+        """Another member, for messages."""
+        rank = self.group.ranks[index]
+        return f"rank {rank} ({self.group.session.hosts[rank]})"
+
+    def allreduce(self, label: str, array: Any, op: str) -> Handle:
+        """Starts an all-reduce in place."""
+        return collectives.allreduce_async_(array, op, self.name(label), self.group)
+
+    def broadcast(self, label: str, array: Any, root: int = 0) -> AnyHandle:
+        """Starts a broadcast in place, from the group's member ``root``."""
+        return collectives.broadcast_async_(array, self.group.ranks[root], self.name(label), self.group)
+
+    def allgather(self, label: str, array: Any) -> Any:
+        """The members' one-dimensional arrays one after the other."""
+        return collectives.allgather(array, self.name(label), self.group)
+
+    def fail(self, label: str, reason: str) -> None:
+        """Tells the other members that this rank cannot take part. Does nothing if the job has ended."""
+        with suppress(RuntimeError):
+            collectives.fail(reason, self.name(label), self.group)
+
+    def name(self, label: str) -> str:
+        """On the wire."""
+        return f"{self._prefix}.{label}"

@@ -1,0 +1,67 @@
+"""The named operations of one wrapped module, on tensors of the host or of an accelerator.
+
+Those of an accelerator go through memory of the host (staging.py), in a queue that those on the CPU do not wait in.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from shoal.gradients.named_operations import NamedOperations
+from shoal.job.groups import Group
+from shoal.ops import operations
+from shoal.ops.submissions import AnyHandle
+from shoal.torch import accelerators
+from shoal.torch.accelerators import Stream
+from shoal.torch.submissions import TensorSubmissions
+
+
+class TensorOperations(NamedOperations):
+    """As ``NamedOperations``."""
+
+    def __init__(self, group: Group, of_copy: bool = False) -> None:
+        super().__init__(group, of_copy)
+        self._submissions = TensorSubmissions()
+
+    def allreduce_through(
+        self, host: torch.Tensor, label: str, memory: torch.Tensor, op: str, made_in: Iterable[Stream]
+    ) -> AnyHandle:
+        """Starts an all-reduce in place of memory of an accelerator, which goes through pinned memory of the same shape.
+
+        ``made_in``: the streams in which the values are made, beside the current one.
+        """
+        device = accelerators.of([memory])
+        assert device is not None, "memory of the host goes nowhere"
+        transfer = self._submissions.transfer(device)
+        transfer.follow_streams(made_in)
+        transfer.bring(host, memory)
+        return self._submissions.submit(
+            "allreduce_",
+            self.name(label),
+            self.group,
+            lambda group: operations.allreduce(group, host, op, in_place=True).then(
+                lambda: transfer.take_back(memory, host)
+            ),
+            None,
+            transfer,
+        )
+
+    def broadcast(self, label: str, array: Any, root: int = 0) -> AnyHandle:
+        """Starts a broadcast in place, from the group's member ``root``. The array may be a tensor of an accelerator."""
+        device = accelerators.of([array]) if isinstance(array, torch.Tensor) else None
+        if device is None:
+            return super().broadcast(label, array, root)
+        source = self.group.ranks[root]
+        transfer = self._submissions.transfer(device)
+        staged = transfer.mirror(array, read=self.group.rank == root)
+        return self._submissions.submit(
+            "broadcast_",
+            self.name(label),
+            self.group,
+            lambda group: operations.broadcast(group, staged, source, in_place=True).then(
+                lambda: transfer.take_back(array, staged)
+            ),
+            None,
+            transfer,
+        )
