@@ -12,6 +12,7 @@ from shoal.ops.storages import put, require_whole
 from shoal.ops.submissions import AnyHandle, first_failure
 from shoal.torch import graph
 from shoal.torch.c10d.tensors import once
+from shoal.torch.known_dtypes import in_known_dtype
 from shoal.torch.tensor_operations import TensorOperations
 
 # How much of a model is copied at once. The copy is needed beside the model.
@@ -31,7 +32,7 @@ def broadcast_state(
         for tensor in tensors:
             if not tensor.is_inference():  # which have no version
                 versions.enter_context(graph.unchanged(tensor))
-        chunks = enumerate(_chunks([_known(tensor) for tensor in tensors]))
+        chunks = enumerate(_chunks([in_known_dtype(tensor.detach()) for tensor in tensors]))
         if operations.group.rank == root:
             return [_send_chunk(operations, f"{label}{number}", chunk, root) for number, chunk in chunks]
         try:
@@ -89,11 +90,3 @@ def _chunks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         chunk.append(tensor)
         open_chunks[kind] = (chunk, size + tensor.nbytes)
     return chunks
-
-
-def _known(tensor: torch.Tensor) -> torch.Tensor:
-    """In a dtype that can be sent: complex numbers are pairs, those of 8 bits that Shoal does not know are bytes."""
-    detached = tensor.detach()
-    if detached.is_complex():
-        return torch.view_as_real(detached)
-    return detached.view(torch.uint8) if detached.is_floating_point() and detached.itemsize == 1 else detached

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from shoal.errors import Mismatch
-from shoal.torch.c10d.tensors import Flat, count, divide, fill, joined
+from shoal.torch.c10d.tensors import Flat, divide, fill, joined
+from shoal.torch.known_dtypes import count
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,10 @@ from shoal.torch.c10d.base import Base, with_all_names
 from shoal.torch.c10d.by_device import NAME, Others, by_device
 from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.point_to_point import PointToPoint
-from shoal.torch.c10d.tensors import Flat, apart, count, divide, fill, joined
+from shoal.torch.c10d.tensors import Flat, apart, divide, fill, joined
 from shoal.torch.c10d.work import NO_TIMEOUT, OperationWork
 from shoal.torch.compiled import untraced_class
+from shoal.torch.known_dtypes import count
 from shoal.torch.staging import Transfer
 from shoal.torch.submissions import TensorSubmissions
 

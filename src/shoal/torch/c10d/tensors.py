@@ -11,12 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from shoal.errors import Mismatch
-from shoal.ops.arrays import DTYPES
 from shoal.ops.operations import Plan
 from shoal.ops.storages import put, require_whole
+from shoal.torch.known_dtypes import count, in_known_dtype
 from shoal.torch.staging import Transfer
-
-_KNOWN = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name))
 
 
 class Flat:
@@ -41,7 +39,7 @@ class Flat:
             self._whole = transfer.mirror(self._tensor, read)
         self.is_apart = self._whole is not self._tensor
         # Faster than view(-1).
-        self.elements = _known(self._whole).flatten()
+        self.elements = in_known_dtype(self._whole).flatten()
 
     def filled_by(self, plan: Plan) -> Plan:
         """``plan``, which writes to ``elements``; the tensor has them afterwards."""
@@ -54,13 +52,6 @@ class Flat:
         elif self.is_apart:
             require_whole(self._tensor)
             put(*once(self._tensor, self._whole))
-
-
-def count(tensor: torch.Tensor) -> int:
-    """How many ``elements`` a tensor has."""
-    if tensor.is_complex() and tensor.dtype != torch.complex32:
-        return 2 * tensor.numel()
-    return tensor.numel() if tensor.dtype in _KNOWN else tensor.nbytes
 
 
 def apart(given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -80,7 +71,7 @@ def joined(tensors: Sequence[torch.Tensor], transfer: Transfer | None = None) ->
     parts = torch.split(memory, [tensor.numel() for tensor in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
         transfer.bring(part.view(tensor.shape), tensor.detach())
-    return _known(memory).view(-1)
+    return in_known_dtype(memory).view(-1)
 
 
 def divide(elements: torch.Tensor, tensors: Sequence[torch.Tensor], transfer: Transfer | None = None) -> None:
@@ -119,10 +110,3 @@ def once(tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, torch
         if stride == 0 and tensor.shape[dimension] > 1:
             tensor, whole = tensor.narrow(dimension, 0, 1), whole.narrow(dimension, 0, 1)
     return tensor, whole
-
-
-def _known(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_complex() and tensor.dtype != torch.complex32:
-        return torch.view_as_real(tensor)
-    # A tensor without dimensions has none that could become longer.
-    return tensor if tensor.dtype in _KNOWN else tensor.reshape(-1).view(torch.uint8)
