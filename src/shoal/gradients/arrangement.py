@@ -1,7 +1,7 @@
 """Where the gradients of a model lie: one arena a dtype and device, each in the order in which its gradients arrive.
 
-An arena is cut into balanced fusion buffers (layout). Nothing here knows an array: sizes and offsets are bytes, and gradients
-and buffers are known by their index.
+An arena is cut into balanced fusion buffers (layout). Nothing here knows an array: sizes and offsets are bytes, and
+gradients and buffers are known by their index.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,8 @@ class Window(NamedTuple):
 
 
 class Arrangement:
-    """``items`` and ``kinds``: by gradient. ``order``: the gradients as they shall lie. ``buffer_bytes``: the size of a buffer.
+    """``items`` and ``kinds``: by gradient. ``order``: the gradients as they shall lie. ``buffer_bytes``: the size of a
+    buffer.
 
     ``orders``, ``layouts``: by arena, the gradients in it and where they lie. ``windows``: the buffers of all arenas.
     ``extents``, ``touched``: by gradient, its place in its arena, and the windows that hold bytes of it.

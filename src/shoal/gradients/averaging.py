@@ -8,8 +8,8 @@ cannot go on never leaves another waiting, and after an error the ranks still ag
     needed              only where unused parameters are looked for: which buffers a rank will have gradients for
     used                only there: which gradients a rank has had
 
-A buffer that nobody has a gradient for is opened by nobody; where the layouts differ, or the ranks could not say what they
-need, every buffer is opened by everybody, as failed.
+A buffer that nobody has a gradient for is opened by nobody; where the layouts differ, or the ranks could not say what
+they need, every buffer is opened by everybody, as failed.
 """
 
 import threading
@@ -77,13 +77,14 @@ class Averaging(Generic[AnyBuffer]):
         """After ``finish``: whether the ranks have found that their layouts differ."""
         self.submitted_ns = 0
         """When the first buffer was submitted, of the monotonic clock."""
-        # What is needed after all is opened by whoever learns of it first: the backward pass, or a thread of Shoal's own.
+        # What is needed after all is opened by whoever learns of it first: the backward pass, or a thread of Shoal's
+        # own.
         self._opening = threading.Lock()
         self._comparison = statement.compare(operations, LAYOUT)
         self._needed = None if expected is None else NeededBuffers(operations, touched, len(buffers), expected)
 
     def will_be_sent(self, gradient: int) -> bool:
-        """Whether all bytes of the gradient are sent in this pass. May wait until the ranks have said what they need."""
+        """Whether all bytes of the gradient are sent in this pass. May wait until the ranks say what they need."""
         return self._needed is None or self._needed.includes(self._touched[gradient])
 
     def handle(self, label: str) -> AnyHandle | None:
@@ -193,7 +194,7 @@ class Averaging(Generic[AnyBuffer]):
         self.submitted_ns = self.submitted_ns or time.monotonic_ns()
 
     def _disagreement(self) -> Exception | None:
-        """Where the ranks' layouts differ: the error that says how, once every operation that a rank opened is failed."""
+        """The error that says how the ranks' layouts differ, once every operation that a rank opened has failed."""
         try:
             if self._comparison.agreed():
                 return None

@@ -1,6 +1,8 @@
-"""How far the fusion buffers of a pass are: which are complete, submitted, or wait until it is known whether they are needed.
+"""How far the fusion buffers of a pass are: which are complete, submitted, or wait until it is known whether they are
+needed.
 
-Bookkeeping alone: nothing here knows an array or an operation. Gradients and buffers are known by their index. Invariants:
+Bookkeeping alone: nothing here knows an array or an operation. Gradients and buffers are known by their index.
+Invariants:
 
   * A buffer is complete once, when the last of its gradients is ready that is to come.
   * A gradient is sent from the time at which any buffer is submitted that holds bytes of it.
@@ -12,7 +14,8 @@ _NONE: tuple[int, ...] = ()
 
 
 class BufferProgress:
-    """``contents``: by buffer, the gradients that it holds bytes of. ``touched``: by gradient, the buffers that hold bytes of it.
+    """``contents``: by buffer, the gradients that it holds bytes of. ``touched``: by gradient, the buffers that hold
+    bytes of it.
 
     ``frozen``: gradients that do not come. A buffer that holds no others is never complete.
     """

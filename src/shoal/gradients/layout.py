@@ -109,9 +109,9 @@ def balanced_buffers(total: int, buffer_bytes: int) -> tuple[Extent, ...]:
 def fusion_bytes(total: int, servers: int) -> int:
     """The size of a buffer for ``total`` bytes of gradients and so many servers, where nobody has set one.
 
-    An eighth of the model: the last buffer cannot overlap with the backward pass, so it should be a small part of it. But
-    at least 1 MiB, below which the cost per operation shows, at most 25 MiB, above which a buffer only waits longer for
-    its last gradient, and in any case 64 KiB a server, so that no shard is too small to be worth its frames.
+    An eighth of the model: the last buffer cannot overlap with the backward pass, so it should be a small part of it.
+    But at least 1 MiB, below which the cost per operation shows, at most 25 MiB, above which a buffer only waits longer
+    for its last gradient, and in any case 64 KiB a server, so that no shard is too small to be worth its frames.
     """
     if servers < 1:
         raise ValueError(f"there is always a server, got {servers}")

@@ -1,4 +1,4 @@
-"""What the ranks agree on about their gradients before a pass counts: which there are, where they lie, and what follows the pass."""
+"""What the ranks agree on about their gradients in each pass: which there are, where they lie, what follows it."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,8 @@ from shoal.gradients.agreement import Statement
 class LayoutStatement:
     """``lines``: by gradient, in the order in which they lie. ``buffers``: the bytes of each.
 
-    ``find_unused``: whether gradients may be missing. ``order_is_known``: whether they lie in the order in which they arrive.
+    ``find_unused``: whether gradients may be missing. ``order_is_known``: whether they lie in the order in which they
+    arrive.
     """
 
     def __init__(

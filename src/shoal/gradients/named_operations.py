@@ -1,7 +1,8 @@
 """The named operations of one wrapped model in its group.
 
-Every operation has a label, which is unique within the model; its name on the wire is the model's and the label. So ranks
-may submit them in whatever order their gradients become ready. Arrays are those of ``shoal.ops.arrays``, in memory of the host.
+Every operation has a label, which is unique within the model; its name on the wire is the model's and the label. So
+ranks may submit them in whatever order their gradients become ready. Arrays are those of ``shoal.ops.arrays``, in
+memory of the host.
 """
 
 from contextlib import suppress
@@ -15,11 +16,12 @@ from shoal.ops import collectives
 from shoal.ops.handles import Handle
 from shoal.ops.submissions import AnyHandle
 
-# How many models each group of a job has wrapped: ranks that wrap the same models in the same order mean the same ones. Copies
-# count by themselves: if one rank trains one alone by mistake, other ranks' wrappers are no concern of that.
+# How many models each group of a job has wrapped: ranks that wrap the same models in the same order mean the same ones.
+# Copies count by themselves: if one rank trains one alone by mistake, other ranks' wrappers are no concern of that.
 _wrapped: WeakKeyDictionary[Session, dict[tuple[str, str, tuple[int, ...]], int]] = WeakKeyDictionary()
 
-# The one group of the copies of wrappers for the same ranks: a rank may have copies that others have not, and make it first.
+# The one group of the copies of wrappers for the same ranks: a rank may have copies that others have not, and make it
+# first.
 _of_copies: WeakKeyDictionary[Session, dict[tuple[int, ...], Group]] = WeakKeyDictionary()
 
 
@@ -31,7 +33,7 @@ def group_of_copies(ranks: tuple[int, ...]) -> Group:
 
 
 class NamedOperations:
-    """``group``: who takes part. ``of_copy``: of a copy of a wrapper. Raises ValueError on a rank that does not take part."""
+    """``group``: who takes part. ``of_copy``: of a copy of a wrapper. Raises ValueError on any other rank."""
 
     def __init__(self, group: Group, of_copy: bool = False) -> None:
         if group.rank is None:

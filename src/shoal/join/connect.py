@@ -1,4 +1,4 @@
-"""The third phase of the rendezvous, on rank 0: who is in the job and who averages how much, until all are connected."""
+"""The third phase of the rendezvous: who is in the job and who averages how much, until all are connected."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -48,7 +48,10 @@ def welcome_of(
 async def connect(
     links: ControlLinks, welcome: Welcome, limit: float, one_too_many: Callable[[Joining], object]
 ) -> bool:
-    """Says ``welcome`` to all, and waits until they are connected to the servers. Whether the ranks of each node share memory."""
+    """Says ``welcome`` to all, and waits until they are connected to the servers.
+
+    Returns whether the ranks of each node share memory.
+    """
     members = links.in_order()
     packed = messages.pack("welcome", welcome.as_fields())
     for member in members:

@@ -1,7 +1,7 @@
 """Rank 0's control links while a job comes together: what the ranks say, and who is late.
 
-Whatever happens is an event in one queue: a caller with its first message, a word of a rank that has joined, the end of its
-link, a problem of rank 0's own. The phases of the rendezvous take them one after the other.
+Whatever happens is an event in one queue: a caller with its first message, a word of a rank that has joined, the end of
+its link, a problem of rank 0's own. The phases of the rendezvous take them one after the other.
 """
 
 import asyncio
@@ -60,8 +60,8 @@ class Said:
 
 @dataclass
 class Quiet:
-    """``Deadlines.unproven`` seconds have passed since so many had joined, and so many numbers of missing ranks were used without a
-    proof. If it still is as many, nothing has happened since."""
+    """``Deadlines.unproven`` seconds have passed since so many had joined, and so many numbers of missing ranks were
+    used without a proof. If it still is as many, nothing has happened since."""
 
     joined: int
     unproven: int
@@ -117,8 +117,8 @@ class ControlLinks:
     ) -> dict[int, Message]:
         """This message of each of these ranks.
 
-        ``one_too_many``: raises for a rank that joins when all are there. Raises GaveUp after ``limit`` seconds; the error
-        that ends the job.
+        ``one_too_many``: raises for a rank that joins when all are there. Raises GaveUp after ``limit`` seconds; the
+        error that ends the job.
         """
         heard: dict[int, Message] = {}
         clock = self.clock(limit)

@@ -1,7 +1,7 @@
-"""The first phase of the rendezvous, on rank 0: until every rank has joined, with settings that are equal.
+"""The first phase of the rendezvous: until every rank has joined, with settings that are equal.
 
-Whatever is wrong with one rank is an error. Whoever has used the number of a missing rank without a proof is remembered, as
-what may explain why it is missing (unproven_callers).
+Whatever is wrong with one rank is an error. Whoever has used the number of a missing rank without a proof is
+remembered, as what may explain why it is missing (unproven_callers).
 """
 
 import asyncio
@@ -24,7 +24,8 @@ from shoal.net.messages import MessageError
 class Gathering:
     """``shared``: what must be equal everywhere. Members are added to ``links``.
 
-    ``reached``: this machine's addresses at which the other ranks have reached it, by rank, once all of them have joined.
+    ``reached``: this machine's addresses at which the other ranks have reached it, by rank, once all of them have
+    joined.
     ``outsiders``: those that have proven themselves but do not fit. They hear a refusal like the members do.
     """
 

@@ -1,4 +1,4 @@
-"""The second phase of the rendezvous, on rank 0: has all links measured, in the rounds of tuning.probe_schedule."""
+"""The second phase of the rendezvous: has all links measured, in the rounds of tuning.probe_schedule."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 """The coordinator's side of joining, on rank 0: docs/protocol.md, section 3, control link.
 
-Three phases, each a module: all ranks join (gather), their links are measured (measure), all connect to the servers (connect).
-Then rank 0 says ``go``. Whatever is wrong with one rank ends the attempt for all, and all hear why; ranks that come later than
-that still hear it for a moment. Strangers are dropped and cost nothing more.
+Three phases, each a module: all ranks join (gather), their links are measured (measure), all connect to the servers
+(connect). Then rank 0 says ``go``. Whatever is wrong with one rank ends the attempt for all, and all hear why; ranks
+that come later than that still hear it for a moment. Strangers are dropped and cost nothing more.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ _STRANGERS = 64
 class Rendezvous:
     """One attempt to bring a job together.
 
-    ``meeting_point``: with listeners, which are closed when this is over. ``own``: one end of a pair of sockets, whose other end
-    rank 0's own node uses as every other node uses its control link. ``overrides``: limits that are not to be found by
-    measuring. ``shared``: what must be equal everywhere.
+    ``meeting_point``: with listeners, which are closed when this is over. ``own``: one end of a pair of sockets, whose
+    other end rank 0's own node uses as every other node uses its control link. ``overrides``: limits that are not to be
+    found by measuring. ``shared``: what must be equal everywhere.
     """
 
     def __init__(

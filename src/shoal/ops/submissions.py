@@ -90,7 +90,8 @@ class Submissions:
                 try:
                     # What is submitted there has callbacks.
                     callbacks.prepare()
-                    # The interpreter's end waits for it: a thread that came back from the device after that would abort.
+                    # The interpreter's end waits for it: a thread that came back from the device after that would
+                    # abort.
                     self._thread = callbacks.start_thread(self._take_turns, "shoal-submissions")
                 except RuntimeError as error:
                     # Nothing is before it. The other members hear of it.

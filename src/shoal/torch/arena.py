@@ -1,14 +1,14 @@
-"""Gradient arenas: all gradients of a dtype and a device in one flat memory, each ``param.grad`` a tensor on a slot of it.
+"""Gradient arenas: all gradients of a dtype and a device in one memory, each ``param.grad`` a tensor on a slot of it.
 
 What the backward pass wrote is what the network reads, and results land where the optimizer reads. A gradient is copied
 at most once, in ``place``: where the optimizer has set it to None, PyTorch hands over a fresh tensor. An arena of an
 accelerator has a mirror in memory of the host, which is what the network reads and writes. See docs/decisions/arena.md.
 
-An arena has no values of its own to keep: its memory counts only where a ``param.grad`` lies in its own slot, and from the time
-a buffer is handed to an operation until that is done. Before a pass writes, ``prepare`` sees to it that nobody else holds
-a tensor on a slot. Some gradients are apart: their slots only carry them, and the result goes back to the tensor that
-``param.grad`` is. Those are the ones that the program has put there itself or holds, and those of parameters that
-several wrappers have.
+An arena has no values of its own to keep: its memory counts only where a ``param.grad`` lies in its own slot, and from
+the time a buffer is handed to an operation until that is done. Before a pass writes, ``prepare`` sees to it that nobody
+else holds a tensor on a slot. Some gradients are apart: their slots only carry them, and the result goes back to the
+tensor that ``param.grad`` is. Those are the ones that the program has put there itself or holds, and those of
+parameters that several wrappers have.
 """
 
 import sys
@@ -37,8 +37,8 @@ _Reference = weakref.ref[torch.Tensor]
 class Buffer:
     """A balanced fusion buffer: a window on an arena, in the dtype that is summed.
 
-    ``gradients``: the indices of the parameters whose gradients it holds bytes of. ``host``: the same window on the mirror;
-    None where ``memory`` is the host's itself.
+    ``gradients``: the indices of the parameters whose gradients it holds bytes of. ``host``: the same window on the
+    mirror; None where ``memory`` is the host's itself.
     """
 
     label: str
@@ -83,9 +83,10 @@ class GradientArenas:
     def reorder(self, order: Sequence[int]) -> None:
         """From now on the gradients lie in this order, with the values that they have.
 
-        There is no second arena for that, unless the program holds a gradient that would move under its hands: gradients that have
-        changed places among each other are copied together and put back, and between the order of registration and that of
-        arrival these are mostly the few of a layer. A gradient that the program holds stays where it is, outside of the new arena.
+        There is no second arena for that, unless the program holds a gradient that would move under its hands:
+        gradients that have changed places among each other are copied together and put back, and between the order of
+        registration and that of arrival these are mostly the few of a layer. A gradient that the program holds stays
+        where it is, outside of the new arena.
         """
         before, slots = self.arrangement, self._slots
         inside = self._taken(range(len(slots)))
@@ -141,7 +142,9 @@ class GradientArenas:
         return self._frozen
 
     def freeze(self, frozen: frozenset[int]) -> None:
-        """``frozen``: all that are, from now on. Their gradients stay as they are; the next pass moves them out of the arena."""
+        """``frozen``: all that are, from now on. Their gradients stay as they are; the next pass moves them out of the
+        arena.
+        """
         self._frozen = frozen
 
     def keep_apart(self, shared: frozenset[int]) -> None:
@@ -151,8 +154,8 @@ class GradientArenas:
     def prepare(self) -> None:
         """Before a pass writes into the arenas: says what is apart in this pass.
 
-        Whatever the program still holds of the arenas is left to it, and new memory takes over. That happens once for each
-        gradient, which is apart ever after.
+        Whatever the program still holds of the arenas is left to it, and new memory takes over. That happens once for
+        each gradient, which is apart ever after.
         """
         self.give_back()
         self._loans.begin_pass()
@@ -190,11 +193,14 @@ class GradientArenas:
                 self._slots[index].make_next()
 
     def place(self, index: int) -> torch.Tensor | None:
-        """Puts the values of ``param.grad``, zero for None, into its slot, and ``param.grad`` there, unless that is apart.
+        """Puts the values of ``param.grad``, zero for None, into its slot, and ``param.grad`` there, unless that is
+        apart.
 
-        Returns what now is in the slot as ``param.grad``, None if nothing is. Raises ShoalError for a gradient that does not fit there.
+        Returns what now is in the slot as ``param.grad``, None if nothing is. Raises ShoalError for a gradient that
+        does not fit there.
         """
-        # What this costs it costs for each parameter, on every rank, with caches that are cold after the gradient before.
+        # What this costs it costs for each parameter, on every rank, with caches that are cold after the gradient
+        # before.
         parameter, slot = self._parameters[index], self._slots[index]
         gradient = parameter.grad
         if gradient is not None and gradient.data_ptr() == slot.begin and slot.is_under(gradient):
@@ -212,9 +218,11 @@ class GradientArenas:
         return handed
 
     def _fill(self, index: int, gradient: torch.Tensor | None) -> None:
-        """Copies a gradient that lies elsewhere into its slot, or one that a hook has turned about where it lies. Zero for None.
+        """Copies a gradient that lies elsewhere into its slot, or one that a hook has turned about where it lies. Zero
+        for None.
 
-        A hook may have taken what was ``param.grad`` in this slot. The program has it back as it was when the pass is over.
+        A hook may have taken what was ``param.grad`` in this slot. The program has it back as it was when the pass is
+        over.
         """
         slot = self._slots[index]
         memory = slot.memory
@@ -251,7 +259,9 @@ class GradientArenas:
             gradient.detach().copy_(slot.memory if result is None else result)
 
     def end_pass(self) -> None:
-        """No hook takes anything any more, and nothing refers to gradients that the program may swap (torch.utils.swap_tensors)."""
+        """No hook takes anything any more, and nothing refers to gradients that the program may swap
+        (torch.utils.swap_tensors).
+        """
         self._loans.end_pass()
 
     def written_while_lent(self) -> list[int]:
@@ -259,7 +269,9 @@ class GradientArenas:
         return self._loans.written()
 
     def give_back(self) -> None:
-        """After the average, before it is settled, when nothing reads or writes the arenas: lent slots have their values again."""
+        """After the average, before it is settled, when nothing reads or writes the arenas: lent slots have their
+        values again.
+        """
         self._loans.end(self._slots)
 
     def is_in_slot(self, index: int, gradient: torch.Tensor) -> bool:
@@ -296,7 +308,9 @@ class GradientArenas:
             self._slots[index].memory.copy_(saved)
 
     def take_over(self, before: "GradientArenas | None") -> None:
-        """Places the gradients that lie in these other arenas, which are used no more, unless the program holds them."""
+        """Places the gradients that lie in these other arenas, which are used no more, unless the program holds
+        them.
+        """
         if before is None:
             return
         numbers = {id(parameter): index for index, parameter in enumerate(self._parameters)}
@@ -320,7 +334,9 @@ class GradientArenas:
         return gradient is not None and self._slots[index].begin != 0 and self._slots[index].is_under(gradient)
 
     def _taken(self, indices: Iterable[int]) -> dict[int, _Reference]:
-        """The gradients of these that lie in their slots, and that are None now: whoever still holds a slot is the program."""
+        """The gradients of these that lie in their slots, and that are None now: whoever still holds a slot is the
+        program.
+        """
         taken: dict[int, _Reference] = {}
         for index in indices:
             if self._is_inside(index):
@@ -329,7 +345,8 @@ class GradientArenas:
         return taken
 
     def _moved_out(self, indices: Iterable[int]) -> set[int]:
-        """Gradients of these that lie in their slots are tensors of their own from now on, but for those that the program holds.
+        """Gradients of these that lie in their slots are tensors of their own from now on, but for those that the
+        program holds.
 
         Returns the latter, which stay where they are.
         """

@@ -36,7 +36,8 @@ class _OnDevices(TensorAveraging):
         super().__init__(operations, arenas.buffers, arenas.touched, arenas.frozen, statement, expected)
         self._through = operations
         self._arenas = arenas
-        # Where the gradients that are ready were made: autograd has a stream for each part of the graph that the program gave one.
+        # Where the gradients that are ready were made: autograd has a stream for each part of the graph that the
+        # program gave one.
         self._streams: set[tuple[Accelerator, Stream]] = set()
 
     def ready(self, gradient: int) -> None:

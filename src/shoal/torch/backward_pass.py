@@ -31,11 +31,13 @@ class Rest(NamedTuple):
 
 
 class BackwardPass:
-    """``averages``: whether it averages. If not, it goes through a forward pass inside ``no_sync``: gradients are put into their
-    slots, and that is all. ``here``: this rank, for messages.
+    """``averages``: whether it averages. If not, it goes through a forward pass inside ``no_sync``: gradients are put
+    into their slots, and that is all. ``here``: this rank, for messages.
 
-    ``placed``: gradients that are in their slots and do not count yet. ``averaging``: its operations, once it has started.
-    ``arrivals``: the gradients that count, as they came. ``unused``: those that something stands in for, and what is to be put back.
+    ``placed``: gradients that are in their slots and do not count yet. ``averaging``: its operations, once it has
+    started.
+    ``arrivals``: the gradients that count, as they came. ``unused``: those that something stands in for, and what is to
+    be put back.
     ``error``: what went wrong first. ``rest``: when all have come, or will not.
     """
 
@@ -90,7 +92,9 @@ class BackwardPass:
         self.rest = Rest(computed_ns, used, self.error or self._account_for_missing(self.averaging, used))
 
     def written_to(self) -> ShoalError | None:
-        """The error if the program has written to a gradient that was on its way. Nothing refers to gradients afterwards."""
+        """The error if the program has written to a gradient that was on its way. Nothing refers to gradients
+        afterwards.
+        """
         arenas = self._managed.arenas
         changed = [
             index
@@ -105,7 +109,9 @@ class BackwardPass:
         return ShoalError(complaints.was_changed(self._here, self._managed.parameters[changed[0]][0]))
 
     def settle(self, used: torch.Tensor) -> None:
-        """Every ``param.grad`` becomes what was averaged. ``used``: 1 where any rank had a gradient, if unused ones are looked for."""
+        """Every ``param.grad`` becomes what was averaged. ``used``: 1 where any rank had a gradient, if unused ones are
+        looked for.
+        """
         arenas, anywhere = self._managed.arenas, used.tolist()
         for index in dict.fromkeys(self.arrivals):
             if index not in self.unused and (anywhere[index] or not self._managed.find_unused):

@@ -8,7 +8,9 @@ KNOWN = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name
 
 
 def in_known_dtype(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of the tensor, whatever its strides. Bytes can be moved but not summed; pairs and bytes are a last dimension."""
+    """A view of the tensor, whatever its strides. Bytes can be moved but not summed; pairs and bytes are a last
+    dimension.
+    """
     if tensor.dtype in KNOWN:
         return tensor
     if tensor.is_complex() and tensor.dtype != torch.complex32:

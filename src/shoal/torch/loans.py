@@ -1,7 +1,8 @@
-"""Slots that are lent to a pass: a hook has taken the tensor on a slot in the midst of it, and the slot carries another gradient.
+"""Slots that are lent to a pass: a hook has taken the tensor on one, which then carries another gradient.
 
-What was taken keeps its values for the program: they are copied aside, and lie in the slot again when the pass is over. What
-was averaged there meanwhile is kept as the result. So a loan begins before the slot is filled, and ends before it is settled.
+What was taken keeps its values for the program: they are copied aside, and lie in the slot again when the pass is over.
+What was averaged there meanwhile is kept as the result. So a loan begins before the slot is filled, and ends before it
+is settled.
 """
 
 import weakref
@@ -14,7 +15,9 @@ from shoal.torch.slots import Slot
 
 
 class _Loan(NamedTuple):
-    """``values``: of a slot that is lent to the pass. ``taken``: the tensor on it that a hook has taken from ``param.grad``."""
+    """``values``: of a slot that is lent to the pass. ``taken``: the tensor on it that a hook has taken from
+    ``param.grad``.
+    """
 
     values: torch.Tensor
     taken: torch.Tensor | None
@@ -39,7 +42,9 @@ class Loans:
         self._results.clear()
 
     def end_pass(self) -> None:
-        """No hook takes anything any more, and nothing refers to gradients that the program may swap (torch.utils.swap_tensors)."""
+        """No hook takes anything any more, and nothing refers to gradients that the program may swap
+        (torch.utils.swap_tensors).
+        """
         self.in_slots.clear()
 
     def lend(self, index: int, slot: Slot) -> None:
@@ -49,7 +54,9 @@ class Loans:
         self.lent[index] = _Loan(slot.memory.clone(), taken, 0 if taken is None else taken._version)
 
     def values_of(self, index: int, gradient: torch.Tensor, slots: Sequence[Slot]) -> torch.Tensor:
-        """The values of a gradient. A hook may have made what lies in a lent slot the gradient of this other parameter."""
+        """The values of a gradient. A hook may have made what lies in a lent slot the gradient of this other
+        parameter.
+        """
         for lent, loan in self.lent.items():
             offset = gradient.data_ptr() - slots[lent].begin
             if lent != index and 0 <= offset < loan.values.nbytes and gradient.dtype is loan.values.dtype:

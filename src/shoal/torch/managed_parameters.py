@@ -1,4 +1,4 @@
-"""The parameters that a wrapper averages: their arenas, which of them are frozen, and what the ranks agree on about them.
+"""The parameters that a wrapper averages: their arenas, which are frozen, and what the ranks agree on about them.
 
 Made anew where parameters have come or gone, or are of another kind. What was learned of their order begins anew then.
 """
@@ -21,16 +21,18 @@ from shoal.torch.tensor_operations import TensorOperations
 
 _log = logging.getLogger("shoal")
 
-# After so many passes with the same frozen parameters they get no slots any more. Until then they may be thawed in the next step, as
-# a discriminator's are, and to leave them their slots costs a part of a buffer or two.
+# After so many passes with the same frozen parameters they get no slots any more. Until then they may be thawed in the
+# next step, as a discriminator's are, and to leave them their slots costs a part of a buffer or two.
 FROZEN_FOR_GOOD = 20
 
 
 class ManagedParameters:
-    """``parameters``: those of the module. Those that are not frozen have slots, and are known by their index among these.
+    """``parameters``: those of the module. Those that are not frozen have slots, and are known by their index among
+    these.
 
-    ``before``: those that were managed until now; their gradients are kept. ``known``: the parameters that are the same on all
-    ranks. ``find_unused``, ``is_static``: whether parameters may be without a gradient, and whether it is always the same ones.
+    ``before``: those that were managed until now; their gradients are kept. ``known``: the parameters that are the same
+    on all ranks. ``find_unused``, ``is_static``: whether parameters may be without a gradient, and whether it is always
+    the same ones.
     ``buffer_bytes``: the size of a buffer for so many bytes of gradients.
 
     Raises TypeError for a dtype that cannot be averaged. Nothing has changed then.
@@ -135,7 +137,9 @@ class ManagedParameters:
         return self._statement.of_pass(self.order.is_due, describe_values(self._added) if self._added else ())
 
     def ended_well(self, arrivals: list[int], root: int) -> SentOrder | None:
-        """A pass has ended well. Where the order is due, that of the group's member ``root``, on its way to all ranks."""
+        """A pass has ended well. Where the order is due, that of the group's member ``root``, on its way to all
+        ranks.
+        """
         self.used.clear()
         self._known.learn(self._added)
         self._added.clear()

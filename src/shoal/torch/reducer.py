@@ -6,19 +6,19 @@ The life of a backward pass:
     an accumulator's hook   puts the gradient into its slot in the arena; a buffer that is complete is submitted
     the callback            checks that all gradients came, waits for all results, and raises what went wrong
 
-The accumulator is the node of the graph that adds to ``param.grad``. Its hooks come after those of the parameter, so the program's
-own hooks have done what they do to a gradient before it is averaged, whenever they were registered.
+The accumulator is the node of the graph that adds to ``param.grad``. Its hooks come after those of the parameter, so
+the program's own hooks have done what they do to a gradient before it is averaged, whenever they were registered.
 
-A pass averages if it goes through an output of a forward pass that was to be averaged, or if it comes after such a forward pass
-and none has averaged since: that is PyTorch's rule, and finds outputs that nobody could see. Every other pass is the program's own,
-and is left alone.
+A pass averages if it goes through an output of a forward pass that was to be averaged, or if it comes after such a
+forward pass and none has averaged since: that is PyTorch's rule, and finds outputs that nobody could see. Every other
+pass is the program's own, and is left alone.
 
-The engine holds the only reference to the callback. If the pass ends with an exception, the callback is destroyed without
-being called: that is how the ranks that wait for this one learn of it at once.
+The engine holds the only reference to the callback. If the pass ends with an exception, the callback is destroyed
+without being called: that is how the ranks that wait for this one learn of it at once.
 
-The first pass of a layout records in which order gradients arrive at the group's first member; its order is broadcast and
-becomes the order in every arena, and seldom another one later (gradients/arrival_order.py). What arrives in another order is put where it
-belongs all the same.
+The first pass of a layout records in which order gradients arrive at the group's first member; its order is broadcast
+and becomes the order in every arena, and seldom another one later (gradients/arrival_order.py). What arrives in another
+order is put where it belongs all the same.
 """
 
 import logging
@@ -50,12 +50,13 @@ _T = TypeVar("_T")
 
 
 class Reducer:
-    """``find_unused``: whether parameters may be without a gradient. ``static_graph``: whether it is always the same ones.
+    """``find_unused``: whether parameters may be without a gradient. ``static_graph``: whether it is always the same
+    ones.
 
-    ``buffer_bytes``: the size of a buffer for so many bytes of gradients. ``known``: the parameters that are the same on all
-    ranks.
-    ``take_turn``: called before anything of a pass is submitted. ``must_start_anew``: the ranks have found that they differ, so
-    all of them have to call ``manage`` again.
+    ``buffer_bytes``: the size of a buffer for so many bytes of gradients. ``known``: the parameters that are the same
+    on all ranks.
+    ``take_turn``: called before anything of a pass is submitted. ``must_start_anew``: the ranks have found that they
+    differ, so all of them have to call ``manage`` again.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class Reducer:
     # --- Between passes ---
 
     def manage(self, parameters: Iterable[NamedParameter]) -> None:
-        """From now on these are the parameters of the module, and those that are not frozen have slots. Gradients are kept.
+        """From now on these are the parameters of the module, and those that are not frozen have slots. Gradients are
+        kept.
 
         Raises TypeError for a dtype that cannot be averaged.
         """
@@ -304,7 +306,9 @@ class Reducer:
             now.error = now.error or error
 
     def _tell_of(self, interruption: BaseException) -> None:
-        """KeyboardInterrupt, before anything was submitted: the other ranks hear of it when the engine drops the callback."""
+        """KeyboardInterrupt, before anything was submitted: the other ranks hear of it when the engine drops the
+        callback.
+        """
         now = self._pass
         if self._ending is None or now is None or not now.averages:
             return
@@ -338,7 +342,8 @@ class Reducer:
         if ended is None or ended.averaging is None:
             self._end(_nothing)
         elif ended.rest is not None and ended.rest.error is None:
-            # Another wrapper's end of the pass has failed, or this one's was interrupted. Everything is submitted, and the other ranks go on.
+            # Another wrapper's end of the pass has failed, or this one's was interrupted. Everything is submitted, and
+            # the other ranks go on.
             self._uncalled = partial(self._catch_up, ended.averaging, None, ended.arrivals, ended.turn.root)
             passes.owe(self)
         else:
@@ -412,7 +417,8 @@ class Reducer:
         self._end_well(arrivals, root)
 
     def _end(self, wait: Callable[[], _T]) -> _T:
-        """Where every pass ends. ``wait`` comes back when nothing reads or writes the arenas any more, with an Exception or not.
+        """Where every pass ends. ``wait`` comes back when nothing reads or writes the arenas any more, with an
+        Exception or not.
 
         Slots that were lent to the pass have their values again then. Not so where ``wait`` itself was interrupted.
         """

@@ -27,7 +27,8 @@ class TensorOperations(NamedOperations):
     def allreduce_through(
         self, host: torch.Tensor, label: str, memory: torch.Tensor, op: str, made_in: Iterable[Stream]
     ) -> AnyHandle:
-        """Starts an all-reduce in place of memory of an accelerator, which goes through pinned memory of the same shape.
+        """Starts an all-reduce in place of memory of an accelerator, which goes through pinned memory of the same
+        shape.
 
         ``made_in``: the streams in which the values are made, beside the current one.
         """
@@ -48,7 +49,9 @@ class TensorOperations(NamedOperations):
         )
 
     def broadcast(self, label: str, array: Any, root: int = 0) -> AnyHandle:
-        """Starts a broadcast in place, from the group's member ``root``. The array may be a tensor of an accelerator."""
+        """Starts a broadcast in place, from the group's member ``root``. The array may be a tensor of an
+        accelerator.
+        """
         device = accelerators.of([array]) if isinstance(array, torch.Tensor) else None
         if device is None:
             return super().broadcast(label, array, root)

@@ -79,7 +79,9 @@ def test_strangers_are_dropped_and_the_job_begins_all_the_same() -> None:
 def test_ranks_of_another_job_that_call_here_are_refused_and_the_job_begins_all_the_same(
     tls: str, of_the_others: dict[str, str | bytes], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Twice: while ranks are missing, and when all have joined and wait for a server. One has a number that is none here."""
+    """Twice: while ranks are missing, and when all have joined and wait for a server. One has a number that is none
+    here.
+    """
     address, server = free_address(), free_address()
     deadlines = dataclasses.replace(HASTY, server=10.0)
     strangers: list[Outcome] = []

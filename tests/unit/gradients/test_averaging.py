@@ -29,7 +29,9 @@ def windows(value: float) -> list[Window]:
 def begun(
     ranks: Ranks, expected: list[list[int]] | None = None, frozen: frozenset[int] = frozenset()
 ) -> list[Averaging[Window]]:
-    """On each of two ranks, whose buffers hold its rank. ``expected``: by rank, where unused gradients are looked for."""
+    """On each of two ranks, whose buffers hold its rank. ``expected``: by rank, where unused gradients are looked
+    for.
+    """
     return [
         Averaging(
             ranks[rank],
