@@ -20,7 +20,7 @@ from toolchain import Toolchain
 from wheels import BUILD, build_core
 
 TESTS = (
-    "reduce_test", "reduce_processor_test", "bits_test", "wire_test", "layout_test", "coordinator_test", "node_test",
+    "reduce_test", "reduce_processor_test", "bits_test", "wire_test", "sharding_test", "coordinator_test", "worker_test",
     "server_test", "shm_test", "engine_test",
 )  # fmt: skip
 QEMU = "qemu-aarch64"

@@ -32,8 +32,8 @@ inline constexpr std::size_t open_bytes = std::size_t{256} * 1024 * 1024;
 inline constexpr std::size_t names_bytes = std::size_t{256} * 1024 * 1024;
 // Of a rank: the members of its groups. Nobody forgets a group.
 inline constexpr std::size_t groups_bytes = std::size_t{256} * 1024 * 1024;
-// Of a node whose ranks share memory: what groups of some of them take of it, but at most a quarter of what the machine
-// has. Groups for which nothing is left go through the network.
+// Of a worker whose ranks share memory: what groups of some of them take of it, but at most a quarter of what the
+// machine has. Groups for which nothing is left go through the network.
 inline constexpr std::size_t areas_bytes = std::size_t{8} * 1024 * 1024 * 1024;
 // Of a server, for one job: what it knows of its groups and of its operations, also of those that have failed and that
 // some members have not called yet. Beyond it new operations fail; beyond twice as much, links end.
@@ -42,13 +42,13 @@ inline constexpr std::size_t tables_bytes = std::size_t{1024} * 1024 * 1024;
 // in none, as far as is known.
 inline constexpr std::size_t waits_bytes = std::size_t{256} * 1024 * 1024;
 
-// The most ranges in which a node may have the results of an operation when a server is lost.
+// The most ranges in which a worker may have the results of an operation when a server is lost.
 inline constexpr std::size_t ranges = 16 * 1024;
 
 // The most parts in which a server asks for what is missing then. (Every member's ranges cut everybody's.)
 inline constexpr std::size_t runs = 1024 * 1024;
 
-// What all nodes together may be allowed to have unanswered toward one server where windows grow.
+// What all workers together may be allowed to have unanswered toward one server where windows grow.
 inline constexpr std::size_t port_bytes = 64 * 1024 * 1024;
 
 // The longest peer timeout of a job, in seconds. The kernel is told a third of it, and counts to 32767.

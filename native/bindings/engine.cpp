@@ -28,7 +28,7 @@
 #include "bindings/signals.h"
 #include "engine/at_exit.h"
 #include "engine/callers.h"
-#include "os/parent_only.h"
+#include "os/fork_guard.h"
 
 namespace shoal::python {
 
@@ -70,10 +70,10 @@ class Held {
 // By handle. Touched under the GIL only.
 using ArraysInFlight = std::unordered_map<std::uint64_t, Held>;
 
-class Session {
+class BoundEngine {
  public:
-  Session(std::uint32_t rank, const JobConfig& config) : engine_(rank, config) {}
-  ~Session() {
+  BoundEngine(std::uint32_t rank, const JobConfig& config) : engine_(rank, config) {}
+  ~BoundEngine() {
     const nb::gil_scoped_release released;
     engine_.close();
   }
@@ -120,7 +120,7 @@ class CompletionQueue {
   const std::shared_ptr<engine::Completions>& shared() const { return *queue_.operator->(); }
 
  private:
-  os::ParentOnly<std::shared_ptr<engine::Completions>> queue_{
+  os::ForkGuard<std::shared_ptr<engine::Completions>> queue_{
       std::make_unique<std::shared_ptr<engine::Completions>>(std::make_shared<engine::Completions>())};
 };
 
@@ -201,7 +201,7 @@ class Handle {
   std::uint64_t generation_;
 };
 
-Handle submit(Session& session, int collective, std::uint32_t group, std::string name, int op, int dtype,
+Handle submit(BoundEngine& session, int collective, std::uint32_t group, std::string name, int op, int dtype,
               std::vector<std::int64_t> shape, std::vector<std::int64_t> splits, std::uint32_t root, nb::object input,
               nb::object output, double timeout) {
   Submission submission;
@@ -233,7 +233,7 @@ Handle submit(Session& session, int collective, std::uint32_t group, std::string
   return Handle(session.submit(std::move(submission), std::move(input), std::move(output)), session.in_flight());
 }
 
-Handle submit_failed(Session& session, std::uint32_t group, std::string name, std::string reason) {
+Handle submit_failed(BoundEngine& session, std::uint32_t group, std::string name, std::string reason) {
   Submission submission;
   submission.group = group;
   submission.name = std::move(name);
@@ -247,7 +247,7 @@ nb::str text_of(const std::string& text) {
   return nb::steal<nb::str>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
-void attach_returned(Session& session, std::uint32_t index, std::uint32_t attempt, const nb::bytes& process,
+void attach_returned(BoundEngine& session, std::uint32_t index, std::uint32_t attempt, const nb::bytes& process,
                      tcp::Socket&& socket) {
   wire::ServerId id{};
   if (process.size() != id.size()) {
@@ -258,7 +258,7 @@ void attach_returned(Session& session, std::uint32_t index, std::uint32_t attemp
   session.engine().attach_returned(index, attempt, id, std::move(socket));
 }
 
-std::optional<std::tuple<std::string, std::int32_t, nb::str, std::uint32_t>> next_event(Session& session,
+std::optional<std::tuple<std::string, std::int32_t, nb::str, std::uint32_t>> next_event(BoundEngine& session,
                                                                                         double seconds) {
   session.let_go();
   auto event = wait_in_slices(
@@ -270,7 +270,7 @@ std::optional<std::tuple<std::string, std::int32_t, nb::str, std::uint32_t>> nex
   return std::tuple(std::move(event->kind), event->index, text_of(event->text), event->attempt);
 }
 
-void close(Session& session) {
+void close(BoundEngine& session) {
   {
     const nb::gil_scoped_release released;
     session.engine().close();
@@ -278,7 +278,7 @@ void close(Session& session) {
   session.let_go();
 }
 
-void abort(Session& session, std::string reason) {
+void abort(BoundEngine& session, std::string reason) {
   {
     const nb::gil_scoped_release released;
     session.engine().abort(std::move(reason));
@@ -287,7 +287,7 @@ void abort(Session& session, std::string reason) {
 }
 
 // Bytes that live until no array needs them.
-std::optional<nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>> allocate(Session& session, std::size_t bytes) {
+std::optional<nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>> allocate(BoundEngine& session, std::size_t bytes) {
   std::shared_ptr<std::byte> memory;
   {
     const nb::gil_scoped_release released;
@@ -304,14 +304,14 @@ std::optional<nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>> allocate(Sessio
 // A method of the native engine that may wait for its thread.
 template <class Result, class... Arguments>
 auto without_gil(Result (engine::Engine::*method)(Arguments...)) {
-  return [method](Session& session, Arguments... arguments) {
+  return [method](BoundEngine& session, Arguments... arguments) {
     const nb::gil_scoped_release released;
     return (session.engine().*method)(std::move(arguments)...);
   };
 }
 
 void finish_at_exit(nb::handle self, std::string reason) {
-  engine::finish_at_exit(nb::cast<Session&>(self).engine(), std::move(reason));
+  engine::finish_at_exit(nb::cast<BoundEngine&>(self).engine(), std::move(reason));
   self.inc_ref();  // the engine outlives the interpreter
 }
 
@@ -377,19 +377,19 @@ void bind_engine(nb::module_& module) {
            "segment"_a, "credit"_a, "eager"_a, "small"_a, "least_shard"_a, "least_segment"_a, "peer_timeout"_a,
            "ring"_a = false, "rate"_a = 0, "standby"_a = false, "leaders"_a = std::vector<std::uint32_t>());
 
-  nb::class_<Session>(module, "Engine")
+  nb::class_<BoundEngine>(module, "Engine")
       .def(nb::init<std::uint32_t, const JobConfig&>(), "rank"_a, "config"_a)
       .def("attach_coordinator", without_gil(&engine::Engine::attach_coordinator), "socket"_a)
       .def("attach_control", without_gil(&engine::Engine::attach_control), "rank"_a, "socket"_a)
       .def("attach_server", without_gil(&engine::Engine::attach_server), "index"_a, "socket"_a)
-      .def("attach_node", without_gil(&engine::Engine::attach_node), "index"_a, "rank"_a, "socket"_a)
+      .def("attach_worker", without_gil(&engine::Engine::attach_worker), "index"_a, "rank"_a, "socket"_a)
       .def("attach_peer", without_gil(&engine::Engine::attach_peer), "rank"_a, "socket"_a)
       .def("peer_unreachable", without_gil(&engine::Engine::peer_unreachable), "rank"_a, "message"_a)
       .def("attach_returned", &attach_returned, "index"_a, "attempt"_a, "process"_a, "socket"_a)
       .def("server_unreachable", without_gil(&engine::Engine::server_unreachable), "server"_a, "attempt"_a)
       .def(
           "share_memory",
-          [](Session& session, std::shared_ptr<shm::Memory> memory) {
+          [](BoundEngine& session, std::shared_ptr<shm::Memory> memory) {
             session.engine().share_memory(std::move(memory));
           },
           "memory"_a)
@@ -402,16 +402,16 @@ void bind_engine(nb::module_& module) {
       .def("submit_failed", &submit_failed, "group"_a, "name"_a, "reason"_a)
       .def("next_event", &next_event, "seconds"_a)
       .def("leave", without_gil(&engine::Engine::leave))
-      .def("left", [](Session& session) { return session.engine().left(); })
-      .def("serves", [](Session& session) { return session.engine().serves(); })
-      .def("has_losses", [](Session& session) { return session.engine().has_losses(); })
+      .def("left", [](BoundEngine& session) { return session.engine().left(); })
+      .def("serves", [](BoundEngine& session) { return session.engine().serves(); })
+      .def("has_losses", [](BoundEngine& session) { return session.engine().has_losses(); })
       .def(
-          "loss_of_rank", [](Session& session, std::uint32_t rank) { return session.engine().loss_of_rank(rank); },
+          "loss_of_rank", [](BoundEngine& session, std::uint32_t rank) { return session.engine().loss_of_rank(rank); },
           "rank"_a)
       .def("abort", &abort, "reason"_a)
       .def("close", &close)
       .def("finish_at_exit", &finish_at_exit, "reason"_a)
-      .def("statistics", [](Session& session) { return session.engine().statistics(); });
+      .def("statistics", [](BoundEngine& session) { return session.engine().statistics(); });
 }
 
 }  // namespace shoal::python

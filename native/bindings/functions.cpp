@@ -14,7 +14,7 @@
 #include "base/hash.h"
 #include "bindings/array.h"
 #include "bindings/bindings.h"
-#include "protocol/layout.h"
+#include "protocol/sharding.h"
 #include "reduce/reduce.h"
 #include "wire/frame.h"
 

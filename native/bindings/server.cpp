@@ -28,7 +28,7 @@ std::string reserve(DedicatedServer& server, const nb::bytes& incarnation, std::
 
 void release(DedicatedServer& server, const nb::bytes& incarnation) { server.release(text_of(incarnation)); }
 
-// The nodes learn of the end by their broken links; the reason is for the caller's log.
+// The workers learn of the end by their broken links; the reason is for the caller's log.
 void end_job(DedicatedServer& server, const nb::bytes& incarnation, const std::string& /*reason*/) {
   const std::string key = text_of(incarnation);
   const nb::gil_scoped_release released;

@@ -1,5 +1,5 @@
 // The threads of this process that call Shoal, and what each of them waits for: whether anything here can still call
-// something is what the other ranks have to know when nothing moves (protocol/circles.h).
+// something is what the other ranks have to know when nothing moves (protocol/coordinator/circles.h).
 //
 // A thread is known from its first call until it ends. It is blocked while it waits without a limit for one operation;
 // otherwise it may call something. A thread of Shoal's own that waits for callbacks to come rests, and counts for

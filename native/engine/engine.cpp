@@ -35,7 +35,7 @@ constexpr milliseconds abort_notice{1000};
 // travels at once takes less time to write than waking another thread. More would keep the program from its own work.
 constexpr std::size_t opened_by_caller = 64 * 1024;
 
-// Of the handles of operations among nodes, which the room of this one has asked for.
+// Of the handles of operations among workers, which the room of this one has asked for.
 constexpr std::uint64_t for_nodes = std::uint64_t{1} << 63U;
 
 Status closed_status() {
@@ -79,7 +79,7 @@ class Engine::Impl {
   bool is_shut_down(std::uint32_t group);
   Status refusal(std::uint32_t group);
   bool is_closed() const;
-  NodeWorld::Waiting waiting();
+  WorkerWorld::Waiting waiting();
   void add_to_rooms(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name);
   void tell(Event event);
   void after_round();
@@ -93,7 +93,7 @@ class Engine::Impl {
   std::unique_ptr<World> world_;
   std::unique_ptr<DecidingWorld> coordinator_world_;
   std::unique_ptr<Machines> machines_;
-  std::unique_ptr<Inside> inside_;  // null, and so the next: every rank is a node of its own
+  std::unique_ptr<Inside> inside_;  // null, and so the next: every rank is a worker of its own
   std::unique_ptr<Rooms> rooms_;
   OpenOperations operations_;
   Waits waits_{operations_};
@@ -114,7 +114,7 @@ class Engine::Impl {
   std::atomic<std::uint64_t> buffer_bytes_{0};
 };
 
-class Engine::Impl::World final : public OnLoop<NodeWorld> {
+class Engine::Impl::World final : public OnLoop<WorkerWorld> {
  public:
   World(Impl& engine, Loop& loop) : OnLoop(loop), engine_(engine) {}
 
@@ -131,7 +131,7 @@ class Engine::Impl::World final : public OnLoop<NodeWorld> {
   }
   void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
   void ended() override { engine_.tell({"ended", -1, ""}); }
-  std::uint64_t repairs(LinkId link) const override { return loop_.repairs(link); }
+  std::uint64_t retransmissions(LinkId link) const override { return loop_.retransmissions(link); }
   Waiting waiting() override { return engine_.waiting(); }
   std::map<std::uint64_t, wire::Wait> described_inside(const std::vector<std::uint64_t>& handles) override {
     return engine_.rooms_ == nullptr ? std::map<std::uint64_t, wire::Wait>() : engine_.rooms_->described(handles);
@@ -183,14 +183,14 @@ class Engine::Impl::Inside final : public shm::RoomWorld {
     engine_.hand_over(std::move(submission));
   }
   void contributed(std::uint64_t handle, Range range) override {
-    engine_.post([this, handle, range] { engine_.machines_->node().contributed(handle | for_nodes, range); });
+    engine_.post([this, handle, range] { engine_.machines_->worker().contributed(handle | for_nodes, range); });
   }
   void fail_job(const Status& why) override {
-    engine_.post([this, why] { engine_.machines_->node().abort(why.message); });
+    engine_.post([this, why] { engine_.machines_->worker().abort(why.message); });
   }
   void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
   void empty() override {
-    engine_.post([this] { engine_.machines_->node().leave(); });
+    engine_.post([this] { engine_.machines_->worker().leave(); });
   }
 
  private:
@@ -228,8 +228,8 @@ void Engine::Impl::share_memory(std::shared_ptr<const shm::Memory> memory) {
 
 void Engine::Impl::add_to_rooms(std::uint32_t number, const std::vector<std::uint32_t>& ranks,
                                 const std::string& name) {
-  rooms_->add_group(number, machines_->node().id_of(number), ranks, [&](std::vector<std::uint32_t> leaders) {
-    return machines_->node().make_group_of_nodes(std::move(leaders), ranks, name);
+  rooms_->add_group(number, machines_->worker().id_of(number), ranks, [&](std::vector<std::uint32_t> leaders) {
+    return machines_->worker().make_group_of_nodes(std::move(leaders), ranks, name);
   });
 }
 
@@ -250,7 +250,7 @@ void Engine::Impl::start() {
     operations_.finish_all(failed);
     tell({"ended", -1, ""});
   };
-  machines_->node().watch_waits();
+  machines_->worker().watch_waits();
   loop_.start();
   if (rooms_ != nullptr) {
     rooms_->start();
@@ -268,7 +268,7 @@ void Engine::Impl::post(Loop::Task task) { static_cast<void>(loop_.post(std::mov
 std::uint32_t Engine::Impl::make_group(std::vector<std::uint32_t> ranks, std::string name) {
   try {
     return loop_.call([&] {
-      const std::uint32_t number = machines_->node().make_group(ranks, name);
+      const std::uint32_t number = machines_->worker().make_group(ranks, name);
       if (rooms_ != nullptr) {
         add_to_rooms(number, ranks, name);
       }
@@ -307,7 +307,7 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
 bool Engine::Impl::try_hand_over(Submission submission) {
   const bool small = std::max(submission.input_bytes, submission.output_bytes) <= opened_by_caller;
   Loop::Task task = [this, submission = std::move(submission)]() mutable {
-    machines_->node().submit(std::move(submission));
+    machines_->worker().submit(std::move(submission));
   };
   return small ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task));
 }
@@ -336,15 +336,15 @@ bool Engine::Impl::is_shut_down(std::uint32_t group) {
   return refusal(group).code == Code::cancelled;
 }
 
-// The loop has ended, or is about to: what was lost with it. Waits for a close() that has begun; the node rests after
+// The loop has ended, or is about to: what was lost with it. Waits for a close() that has begun; the worker rests after
 // it.
 Status Engine::Impl::refusal(std::uint32_t group) {
   const std::lock_guard not_while_closing(closing_);
-  Status why = machines_->node().loss_of(group);
+  Status why = machines_->worker().loss_of(group);
   return why.ok() ? closed_status() : why;
 }
 
-NodeWorld::Waiting Engine::Impl::waiting() {
+WorkerWorld::Waiting Engine::Impl::waiting() {
   bool leaves = false;
   {
     const std::lock_guard lock(mutex_);
@@ -380,26 +380,26 @@ std::optional<Event> Engine::Impl::next_event(std::chrono::nanoseconds longest) 
 
 void Engine::Impl::after_round() {
   // In this order: who has left and is then not needed may end.
-  serves_ = machines_->node().serves();
-  left_ = machines_->node().left();
-  const Status loss = machines_->node().loss_of(0);
+  serves_ = machines_->worker().serves();
+  left_ = machines_->worker().left();
+  const Status loss = machines_->worker().loss_of(0);
   if (!loss.ok()) {
     note_losses();
   }
   has_losses_ = !loss.ok();
   if (rooms_ != nullptr && !loss.ok()) {
-    rooms_->fail([this](std::uint32_t group) { return machines_->node().loss_of(group); });
+    rooms_->fail([this](std::uint32_t group) { return machines_->worker().loss_of(group); });
   }
   buffer_bytes_.store(machines_->buffer_bytes(), std::memory_order_relaxed);
 }
 
 void Engine::Impl::note_losses() {
-  const Node& node = machines_->node();
+  const Worker& worker = machines_->worker();
   const std::lock_guard lock(mutex_);
-  if (lost_.size() < node.lost().size()) {
-    lost_.insert(node.lost().begin(), node.lost().end());
+  if (lost_.size() < worker.lost().size()) {
+    lost_.insert(worker.lost().begin(), worker.lost().end());
   }
-  end_of_job_ = node.end_of_job();
+  end_of_job_ = worker.end_of_job();
 }
 
 std::optional<Status> Engine::Impl::loss_of_rank(std::uint32_t rank) const {
@@ -420,7 +420,7 @@ void Engine::Impl::leave() {
   if (rooms_ != nullptr) {
     rooms_->leave();
   } else {
-    post([this] { machines_->node().leave(); });
+    post([this] { machines_->worker().leave(); });
   }
 }
 
@@ -429,7 +429,7 @@ void Engine::Impl::abort(std::string reason) {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
   }
-  post([this, reason = std::move(reason)] { machines_->node().abort(reason); });
+  post([this, reason = std::move(reason)] { machines_->worker().abort(reason); });
   wait_until_delivered(abort_notice);
   end(milliseconds(0));
 }
@@ -465,10 +465,10 @@ void Engine::Impl::end(milliseconds longest_farewell) {
   }
   loop_.stop();
   // What ended the job may have been told to the program before it was told to what is open.
-  const Status loss = machines_->node().loss_of(0);
+  const Status loss = machines_->worker().loss_of(0);
   const Status why = loss.ok() ? closed_status() : loss;
   if (rooms_ != nullptr) {
-    rooms_->fail([this](std::uint32_t group) { return machines_->node().loss_of(group); });
+    rooms_->fail([this](std::uint32_t group) { return machines_->worker().loss_of(group); });
     rooms_->close();
   }
   machines_->remove();
@@ -495,8 +495,8 @@ void Engine::attach_control(std::uint32_t rank, Socket&& socket) {
 void Engine::attach_server(std::uint32_t index, Socket&& socket) {
   impl_->machines().attach_server(index, std::move(socket));
 }
-void Engine::attach_node(std::uint32_t index, std::uint32_t rank, Socket&& socket) {
-  impl_->machines().attach_node(index, rank, std::move(socket));
+void Engine::attach_worker(std::uint32_t index, std::uint32_t rank, Socket&& socket) {
+  impl_->machines().attach_worker(index, rank, std::move(socket));
 }
 void Engine::attach_peer(std::uint32_t rank, Socket&& socket) {
   impl_->machines().attach_peer(rank, std::move(socket));

@@ -1,5 +1,5 @@
 // The native side of one rank: its machines (machines.h) on one loop, the memory that it shares with other ranks of its
-// node, and what the program has submitted.
+// worker, and what the program has submitted.
 //
 // Every method may be called by any thread. Operations that were submitted are always finished, by close() at the
 // latest. In a child made by fork() every method but close() throws std::runtime_error.
@@ -16,9 +16,9 @@
 #include "drivers/shm/memory.h"
 #include "drivers/tcp/socket.h"
 #include "engine/operation.h"
-#include "os/parent_only.h"
+#include "os/fork_guard.h"
 #include "protocol/job.h"
-#include "protocol/node.h"
+#include "protocol/worker/worker.h"
 
 namespace shoal::engine {
 
@@ -41,19 +41,19 @@ class Engine {
   void attach_coordinator(tcp::Socket&& socket);
   void attach_control(std::uint32_t rank, tcp::Socket&& socket);
   void attach_server(std::uint32_t index, tcp::Socket&& socket);
-  void attach_node(std::uint32_t index, std::uint32_t rank, tcp::Socket&& socket);
+  void attach_worker(std::uint32_t index, std::uint32_t rank, tcp::Socket&& socket);
   void attach_peer(std::uint32_t rank, tcp::Socket&& socket);
   void peer_unreachable(std::uint32_t rank, std::string why);
   // What came of the event connect_server: a link for each lane, all of them to this process, or none.
   void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process, tcp::Socket&& socket);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
-  // Before start(): the ranks of this node share this memory, for operations of groups of theirs, and of all ranks if
-  // there is no other node; else for all-reduces of all ranks.
+  // Before start(): the ranks of this worker share this memory, for operations of groups of theirs, and of all ranks if
+  // there is no other worker; else for all-reduces of all ranks.
   void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
   // What came of the event threads: how many threads of this process might call Shoal that never have.
   void note_threads(std::uint32_t attempt, std::size_t strangers);
-  // Memory for this rank's arrays, all zero, in which an all-reduce needs no slots if those of all ranks of the node
+  // Memory for this rank's arrays, all zero, in which an all-reduce needs no slots if those of all ranks of the worker
   // lie in such memory. Null if there is none of the kind. Throws std::system_error if the machine has not so much
   // memory. It may be kept longer than the engine.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
@@ -82,7 +82,7 @@ class Engine {
 
  private:
   class Impl;
-  os::ParentOnly<Impl> impl_;
+  os::ForkGuard<Impl> impl_;
 };
 
 }  // namespace shoal::engine

@@ -3,23 +3,23 @@
 #include <stdexcept>
 #include <utility>
 
-#include "protocol/server.h"
+#include "protocol/server/server.h"
 
 namespace shoal::engine {
 
 using tcp::HostedServer;
 using tcp::Socket;
 
-Machines::Machines(std::uint32_t rank, const JobConfig& config, tcp::Loop& loop, NodeOnLoop& node_world,
+Machines::Machines(std::uint32_t rank, const JobConfig& config, tcp::Loop& loop, WorkerOnLoop& worker_world,
                    CoordinatorOnLoop& coordinator_world)
     : rank_(rank), config_(config), loop_(loop) {
   if (const std::string problem = problem_with(config_); !problem.empty()) {
     throw std::invalid_argument(problem);
   }
   check_rank(rank);
-  node_ = std::make_unique<Node>(config_, rank, node_world, pool_);
-  node_world.bind(*node_);
-  loop_.add(*node_);
+  worker_ = std::make_unique<Worker>(config_, rank, worker_world, pool_);
+  worker_world.bind(*worker_);
+  loop_.add(*worker_);
   for (std::uint32_t index = 0; index < config_.servers(); ++index) {
     const bool works = config_.weights[index] > 0 || config_.standby;
     if (works && config_.server_ranks[index] == static_cast<std::int32_t>(rank)) {
@@ -47,7 +47,8 @@ void Machines::check_server(std::uint32_t index) const {
 }
 
 void Machines::attach_coordinator(Socket socket) {
-  loop_.call([&] { node_->attach_coordinator(loop_.add_socket(*node_, std::move(socket), loop_.control_options())); });
+  loop_.call(
+      [&] { worker_->attach_coordinator(loop_.add_socket(*worker_, std::move(socket), loop_.control_options())); });
 }
 
 void Machines::attach_control(std::uint32_t rank, Socket socket) {
@@ -56,61 +57,61 @@ void Machines::attach_control(std::uint32_t rank, Socket socket) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + " is not the coordinator: rank 0 is");
   }
   loop_.call([&] {
-    coordinator_->attach_node(loop_.add_socket(*coordinator_, std::move(socket), loop_.control_options()), rank);
+    coordinator_->attach_worker(loop_.add_socket(*coordinator_, std::move(socket), loop_.control_options()), rank);
   });
 }
 
 void Machines::attach_server(std::uint32_t index, Socket socket) {
   check_server(index);
-  loop_.call([&] { node_->attach_server(loop_.add_socket(*node_, std::move(socket)), index); });
+  loop_.call([&] { worker_->attach_server(loop_.add_socket(*worker_, std::move(socket)), index); });
 }
 
-void Machines::attach_node(std::uint32_t index, std::uint32_t rank, Socket socket) {
+void Machines::attach_worker(std::uint32_t index, std::uint32_t rank, Socket socket) {
   check_rank(rank);
   const auto server = servers_.find(index);
   if (server == servers_.end()) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + " holds no server " + std::to_string(index));
   }
   Server& machine = server->second->machine;
-  loop_.call([&] { machine.attach_node(loop_.add_socket(machine, std::move(socket)), rank); });
+  loop_.call([&] { machine.attach_worker(loop_.add_socket(machine, std::move(socket)), rank); });
 }
 
 void Machines::attach_peer(std::uint32_t rank, Socket socket) {
   check_rank(rank);
-  loop_.call([&] { node_->attach_peer(loop_.add_socket(*node_, std::move(socket)), rank); });
+  loop_.call([&] { worker_->attach_peer(loop_.add_socket(*worker_, std::move(socket)), rank); });
 }
 
 void Machines::peer_unreachable(std::uint32_t rank, std::string why) {
   check_rank(rank);
-  static_cast<void>(loop_.post([this, rank, why = std::move(why)] { node_->peer_unreachable(rank, why); }));
+  static_cast<void>(loop_.post([this, rank, why = std::move(why)] { worker_->peer_unreachable(rank, why); }));
 }
 
 void Machines::attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process,
                                Socket socket) {
   check_server(index);
-  loop_.call([&] { node_->attach_returned(loop_.add_socket(*node_, std::move(socket)), index, attempt, process); });
+  loop_.call([&] { worker_->attach_returned(loop_.add_socket(*worker_, std::move(socket)), index, attempt, process); });
 }
 
 void Machines::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
   check_server(server);
-  static_cast<void>(loop_.post([this, server, attempt] { node_->server_unreachable(server, attempt); }));
+  static_cast<void>(loop_.post([this, server, attempt] { worker_->server_unreachable(server, attempt); }));
 }
 
 void Machines::connect() {
   for (auto& [index, server] : servers_) {
-    const auto [here, there] = loop_.add_pair(*node_, server->machine);
-    server->machine.attach_node(there, rank_);
-    node_->attach_server(here, index);
+    const auto [here, there] = loop_.add_pair(*worker_, server->machine);
+    server->machine.attach_worker(there, rank_);
+    worker_->attach_server(here, index);
   }
   if (coordinator_ != nullptr) {
-    const auto [here, there] = loop_.add_pair(*node_, *coordinator_);
-    coordinator_->attach_node(there, rank_);
-    node_->attach_coordinator(here);
+    const auto [here, there] = loop_.add_pair(*worker_, *coordinator_);
+    coordinator_->attach_worker(there, rank_);
+    worker_->attach_coordinator(here);
   }
 }
 
 void Machines::remove() {
-  loop_.remove(*node_);
+  loop_.remove(*worker_);
   for (auto& [index, server] : servers_) {
     loop_.remove(server->machine);
   }

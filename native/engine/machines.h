@@ -1,4 +1,4 @@
-// The state machines of one rank (protocol/machine.h) and how they are connected: its node, the servers that it holds
+// The state machines of one rank (protocol/machine.h) and how they are connected: its worker, the servers that it holds
 // and, on rank 0, the coordinator, all on one loop.
 //
 // Sockets are owned from here on, also where a method throws: std::invalid_argument if there is no such server, rank or
@@ -16,25 +16,25 @@
 #include "drivers/tcp/hosted_server.h"
 #include "drivers/tcp/loop.h"
 #include "drivers/tcp/socket.h"
-#include "protocol/coordinator.h"
+#include "protocol/coordinator/coordinator.h"
 #include "protocol/job.h"
-#include "protocol/node.h"
+#include "protocol/worker/worker.h"
 
 namespace shoal::engine {
 
 class Machines {
  public:
-  using NodeOnLoop = tcp::OnLoop<NodeWorld>;
+  using WorkerOnLoop = tcp::OnLoop<WorkerWorld>;
   using CoordinatorOnLoop = tcp::OnLoop<CoordinatorWorld>;
 
   // All of these must outlive it. Throws std::invalid_argument for a configuration that cannot be worked with.
-  Machines(std::uint32_t rank, const JobConfig& config, tcp::Loop& loop, NodeOnLoop& node_world,
+  Machines(std::uint32_t rank, const JobConfig& config, tcp::Loop& loop, WorkerOnLoop& worker_world,
            CoordinatorOnLoop& coordinator_world);
 
   void attach_coordinator(tcp::Socket socket);
   void attach_control(std::uint32_t rank, tcp::Socket socket);
   void attach_server(std::uint32_t index, tcp::Socket socket);
-  void attach_node(std::uint32_t index, std::uint32_t rank, tcp::Socket socket);
+  void attach_worker(std::uint32_t index, std::uint32_t rank, tcp::Socket socket);
   void attach_peer(std::uint32_t rank, tcp::Socket socket);
   void peer_unreachable(std::uint32_t rank, std::string why);
   void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process, tcp::Socket socket);
@@ -46,8 +46,8 @@ class Machines {
   void remove();
 
   // By the loop's thread, or while the loop rests.
-  Node& node() { return *node_; }
-  const Node& node() const { return *node_; }
+  Worker& worker() { return *worker_; }
+  const Worker& worker() const { return *worker_; }
   // In buffers of all of them.
   std::size_t buffer_bytes() const;
 
@@ -59,7 +59,7 @@ class Machines {
   const JobConfig& config_;
   tcp::Loop& loop_;
   BufferPool pool_{tcp::pool_bytes};
-  std::unique_ptr<Node> node_;
+  std::unique_ptr<Worker> worker_;
   std::map<std::uint32_t, std::unique_ptr<tcp::HostedServer>> servers_;  // by index
   std::unique_ptr<Coordinator> coordinator_;                             // on rank 0
 };

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "drivers/shm/areas.h"
-#include "protocol/layout.h"
+#include "protocol/sharding.h"
 
 namespace shoal::engine {
 

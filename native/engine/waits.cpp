@@ -28,7 +28,7 @@ std::uint32_t number_of(std::uint64_t changes) {
 
 Waits::Look Waits::look(bool leaves) {
   Look look;
-  NodeWorld::Waiting& waiting = look.waiting;
+  WorkerWorld::Waiting& waiting = look.waiting;
   Callers callers = look_at_callers();
   const OpenOperations::Counts counts = operations_.counts();
   waiting.changes = 1 + (leaves ? changes_of_leaving : callers.changes) + counts.finished;

@@ -1,5 +1,5 @@
-// What the threads of this process wait for, as a node is to say it: NodeWorld::Waiting. It is in doubt while it is not
-// known which threads there are that have never called anything, and while it is, nothing counts as blocked.
+// What the threads of this process wait for, as a worker is to say it: WorkerWorld::Waiting. It is in doubt while it is
+// not known which threads there are that have never called anything, and while it is, nothing counts as blocked.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class Waits {
   explicit Waits(const OpenOperations& operations) : operations_(operations) {}
 
   struct Look {
-    NodeWorld::Waiting waiting;
+    WorkerWorld::Waiting waiting;
     std::optional<std::uint32_t> ask;  // which threads there are, with this number
   };
   // `leaves`: nothing can be called any more, whatever threads do.

@@ -1,7 +1,7 @@
-// A whole job: three nodes, two servers and the coordinator, the product's machines all of them, and a network between
-// them on which anything may happen: frames are held back, changed, made up, said twice or never, connections break.
-// The fuzzer decides what the ranks submit and what happens next. So every machine gets what its peers really say in
-// every state, and then something else.
+// A whole job: three workers, two servers and the coordinator, the product's machines all of them, and a network
+// between them on which anything may happen: frames are held back, changed, made up, said twice or never, connections
+// break. The fuzzer decides what the ranks submit and what happens next. So every machine gets what its peers really
+// say in every state, and then something else.
 //
 // What must hold: every handle is finished, exactly once, whatever the others say; no machine uses an array after
 // that; without damage the numbers are right; afterwards nothing is left.
@@ -16,9 +16,9 @@
 
 #include "fuzz/damage.h"
 #include "fuzz/input.h"
-#include "protocol/coordinator.h"
-#include "protocol/node.h"
-#include "protocol/server.h"
+#include "protocol/coordinator/coordinator.h"
+#include "protocol/server/server.h"
+#include "protocol/worker/worker.h"
 #include "reduce/reduce.h"
 
 using namespace shoal;
@@ -83,7 +83,7 @@ class CoordinatorActions final : public Actions<CoordinatorWorld> {
   void warn(std::string text) override { require(!text.empty(), "a warning says something"); }
 };
 
-class NodeActions final : public Actions<NodeWorld> {
+class NodeActions final : public Actions<WorkerWorld> {
  public:
   using Actions::Actions;
   void sum(Sum sum) override;
@@ -94,7 +94,7 @@ class NodeActions final : public Actions<NodeWorld> {
   void connect_server(std::uint32_t /*server*/, std::uint32_t /*attempt*/) override {}  // never answered
   void warn(std::string text) override { require(!text.empty(), "a warning says something"); }
   void ended() override {}
-  std::uint64_t repairs(LinkId link) const override;
+  std::uint64_t retransmissions(LinkId link) const override;
 };
 
 // Nodes by rank, then servers by index, then the coordinator.
@@ -104,8 +104,8 @@ class Job {
  public:
   explicit Job(Input& input) : input_(input), config_(config_of(input)), coordinator_(config_, coordinator_actions_) {
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-      nodes_.push_back(std::make_unique<Node>(config_, rank, node_actions_[rank], pool_));
-      machines_.push_back(nodes_.back().get());
+      workers_.push_back(std::make_unique<Worker>(config_, rank, node_actions_[rank], pool_));
+      machines_.push_back(workers_.back().get());
     }
     for (std::uint32_t index = 0; index < servers; ++index) {
       servers_.push_back(std::make_unique<Server>(config_, index, server_actions_[index], pool_));
@@ -115,12 +115,12 @@ class Job {
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
       for (std::uint32_t index = 0; index < servers; ++index) {
         const auto [near, far] = connect(rank, ranks + index);
-        nodes_[rank]->attach_server(near, index);
-        servers_[index]->attach_node(far, rank);
+        workers_[rank]->attach_server(near, index);
+        servers_[index]->attach_worker(far, rank);
       }
       const auto [near, far] = connect(rank, coordinator_actor);
-      nodes_[rank]->attach_coordinator(near);
-      coordinator_.attach_node(far, rank);
+      workers_[rank]->attach_coordinator(near);
+      coordinator_.attach_worker(far, rank);
     }
   }
 
@@ -194,7 +194,7 @@ class Job {
     return work.output.get();
   }
 
-  std::uint64_t repairs() const { return repairs_; }
+  std::uint64_t retransmissions() const { return repairs_; }
 
   void want_peer(std::uint32_t from, std::uint32_t to) { wanted_.emplace_back(from, to); }
 
@@ -249,18 +249,18 @@ class Job {
         if (groups_ < 4) {
           ++groups_;
           for (std::uint32_t rank = 0; rank < 2; ++rank) {
-            nodes_[rank]->make_group({1, 0}, "g");
+            workers_[rank]->make_group({1, 0}, "g");
           }
         }
         break;
       case 6:
         if (input_.once_in(4)) {
-          nodes_[input_.below(ranks)]->leave();
+          workers_[input_.below(ranks)]->leave();
         }
         break;
       case 7:
         if (input_.once_in(8)) {
-          nodes_[input_.below(ranks)]->abort("it had enough");
+          workers_[input_.below(ranks)]->abort("it had enough");
         }
         break;
       case 8:
@@ -391,7 +391,7 @@ class Job {
         break;
     }
     work.op = submission.op;
-    nodes_[rank]->submit(std::move(submission));
+    workers_[rank]->submit(std::move(submission));
   }
 
   static std::size_t rank_in(std::size_t group, std::uint32_t rank) { return group == 0 ? rank : 1 - rank; }
@@ -538,12 +538,12 @@ class Job {
     wanted_.pop_front();
     if (refuse) {
       honest_ = false;
-      nodes_[from]->peer_unreachable(to, "refused");
+      workers_[from]->peer_unreachable(to, "refused");
       return;
     }
     const auto [near, far] = connect(from, to);
-    nodes_[from]->attach_peer(near, to);
-    nodes_[to]->attach_peer(far, from);
+    workers_[from]->attach_peer(near, to);
+    workers_[to]->attach_peer(far, from);
   }
 
   void end_sum(std::size_t which) {
@@ -610,7 +610,7 @@ class Job {
   // --- What must hold ---
 
   void check() const {
-    // Per node and server: a window, what came with openings, and the openings; outputs of gathers that go through
+    // Per worker and server: a window, what came with openings, and the openings; outputs of gathers that go through
     // their home come on top.
     require(pool_.taken_bytes() <= std::size_t{8} * 1024 * 1024, "buffers stay within their limits");
   }
@@ -650,8 +650,8 @@ class Job {
     for (const auto& server : servers_) {
       require(server->operations() == 0, "without links a server has no operations");
     }
-    for (const auto& node : nodes_) {
-      require(node->open_operations() == 0, "without its job a node has no operations");
+    for (const auto& worker : workers_) {
+      require(worker->open_operations() == 0, "without its job a worker has no operations");
     }
     require(pool_.taken_bytes() == 0, "without links no memory is held");
   }
@@ -665,7 +665,7 @@ class Job {
   CoordinatorActions coordinator_actions_{*this, coordinator_actor};
   Coordinator coordinator_;
   std::unordered_map<std::uint64_t, Work> work_;  // by handle
-  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::unique_ptr<Server>> servers_;
   std::vector<Machine*> machines_;  // by actor
   std::size_t groups_ = 0;          // beyond that of all ranks
@@ -700,7 +700,7 @@ void NodeActions::finish(std::uint64_t handle, Status status) { job_.finish_hand
 std::byte* NodeActions::allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) {
   return job_.allocate(handle, block_bytes);
 }
-std::uint64_t NodeActions::repairs(LinkId /*link*/) const { return job_.repairs(); }
+std::uint64_t NodeActions::retransmissions(LinkId /*link*/) const { return job_.retransmissions(); }
 void NodeActions::connect(std::uint32_t rank) { job_.want_peer(static_cast<std::uint32_t>(actor_), rank); }
 
 }  // namespace

@@ -1,7 +1,7 @@
-// One server, and nodes that have proven who they are and then say what they like: openings, contributions, failures
+// One server, and workers that have proven who they are and then say what they like: openings, contributions, failures
 // and goodbyes as the protocol has them, almost so, or not at all, in any order and broken off anywhere.
 //
-// What must hold: no memory is used that is not there; what a server sends can be read; a node never has more credit
+// What must hold: no memory is used that is not there; what a server sends can be read; a worker never has more credit
 // than the largest window, and has all of it again when nothing is open; buffers stay within what server.h promises;
 // when all links are gone, nothing is left.
 #include <algorithm>
@@ -14,8 +14,8 @@
 #include "fuzz/damage.h"
 #include "fuzz/input.h"
 #include "protocol/keys.h"
-#include "protocol/layout.h"
-#include "protocol/server.h"
+#include "protocol/server/server.h"
+#include "protocol/sharding.h"
 #include "reduce/reduce.h"
 #include "wire/crc32c.h"
 
@@ -52,7 +52,7 @@ JobConfig config_of(Input& input) {
   return config;
 }
 
-// An operation as a node has opened it.
+// An operation as a worker has opened it.
 struct Opened {
   std::uint64_t number = 0;
   wire::Opening opening;
@@ -61,8 +61,8 @@ struct Opened {
   std::uint32_t segment = 0;
 };
 
-// What a node knows of itself.
-struct Node {
+// What a worker knows of itself.
+struct Worker {
   bool connected = true;
   bool left = false;
   std::uint64_t next_number = 1;
@@ -86,8 +86,8 @@ class Job final : public ServerWorld {
         least_credit_(most_credit_),
         server_(config_, 0, *this, pool_) {
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-      nodes_[rank].credit = most_credit_;
-      server_.attach_node(rank, rank);
+      workers_[rank].credit = most_credit_;
+      server_.attach_worker(rank, rank);
     }
   }
 
@@ -102,7 +102,7 @@ class Job final : public ServerWorld {
   // --- Actions of the server ---
 
   void send(LinkId link, const Header& header, Bytes owned, std::span<const std::byte> borrowed, Token token) override {
-    Node& to = nodes_.at(link);
+    Worker& to = workers_.at(link);
     require(to.connected, "nothing is sent over a link that is gone");
     require(header.length == owned.size() + borrowed.size(), "a header has its payload's length");
     Header read = header;
@@ -140,29 +140,29 @@ class Job final : public ServerWorld {
 
   void command() {
     const auto rank = static_cast<std::uint32_t>(input_.below(ranks));
-    Node& node = nodes_[rank];
+    Worker& worker = workers_[rank];
     switch (input_.below(20)) {
       case 0:
       case 1:
       case 2:
       case 3:
         // Whoever has as many open as it may gives one up instead, as a rule.
-        say(rank, node.opened.size() < most_open || input_.once_in(16) ? opening(node, rank) : drop_oldest(node));
+        say(rank, worker.opened.size() < most_open || input_.once_in(16) ? opening(worker, rank) : drop_oldest(worker));
         break;
       case 4:
       case 5:
       case 6:
       case 7:
       case 8:
-        if (std::optional<Frame> frame = data(node)) {
+        if (std::optional<Frame> frame = data(worker)) {
           say(rank, std::move(*frame));
         }
         break;
       case 9:
-        say(rank, of_number(node, input_.once_in(2) ? Type::ask : Type::drop));
+        say(rank, of_number(worker, input_.once_in(2) ? Type::ask : Type::drop));
         break;
       case 10: {
-        Frame frame = of_number(node, Type::fail);
+        Frame frame = of_number(worker, Type::fail);
         frame.payload = wire::encode(wire::Failure{Status::error(
             static_cast<Code>(1 + input_.below(9)), std::string(input_.byte(), 'x'), static_cast<int>(input_.byte()))});
         say(rank, std::move(frame));
@@ -177,7 +177,7 @@ class Job final : public ServerWorld {
       }
       case 12:
         say(rank, {{.type = Type::window,
-                    .flags = input_.once_in(2) ? wire::flag_insistent : std::uint8_t{0},
+                    .flags = input_.once_in(2) ? wire::flag_competing : std::uint8_t{0},
                     .credit = static_cast<std::uint32_t>(64 * input_.number(2))},
                    {}});
         break;
@@ -212,15 +212,15 @@ class Job final : public ServerWorld {
 
   // --- Frames ---
 
-  Frame opening(Node& node, std::uint32_t rank) {
+  Frame opening(Worker& worker, std::uint32_t rank) {
     Opened made;
-    made.number = node.next_number++;
+    made.number = worker.next_number++;
     const std::size_t group = input_.once_in(4) ? 1 + input_.below(2) : 0;
     const std::size_t name = input_.below(names);
     wire::Opening& opening = made.opening;
     opening.name = std::string(1 + name * 3, static_cast<char>('a' + name));
     opening.group = groups_[group];
-    opening.occurrence = node.occurrences[{group, name}]++;
+    opening.occurrence = worker.occurrences[{group, name}]++;
     opening.key = operation_key(opening.group, opening.name, opening.occurrence);
     attributes(opening, group, name);
     if (input_.once_in(12)) {
@@ -236,19 +236,19 @@ class Job final : public ServerWorld {
                                     : config_.inline_of(shard.size(), made.segment);
     const bool contributes = opening.collective != Collective::broadcast || group != 0 || opening.root == rank;
     std::uint32_t unanswered = first;
-    for (const auto& [number, bytes] : node.inlined) {
+    for (const auto& [number, bytes] : worker.inlined) {
       unanswered += bytes;
     }
     const bool fits = unanswered <= config_.eager || input_.once_in(16);
     opening.inline_bytes = contributes && !opening.failed && fits && input_.once_in(2) ? first : 0;
     if (opening.inline_bytes > 0) {
-      node.inlined.emplace(made.number, opening.inline_bytes);
+      worker.inlined.emplace(made.number, opening.inline_bytes);
     }
     made.next = shard.begin + opening.inline_bytes;
     made.end = shard.end;
     Frame frame{{.type = Type::open, .operation = made.number}, wire::encode(opening)};
     frame.payload.resize(frame.payload.size() + opening.inline_bytes, std::byte{1});
-    node.opened.emplace(made.number, std::move(made));
+    worker.opened.emplace(made.number, std::move(made));
     return frame;
   }
 
@@ -282,23 +282,23 @@ class Job final : public ServerWorld {
     opening.splits = common.splits;
   }
 
-  Frame drop_oldest(Node& node) {
-    const std::uint64_t number = node.opened.extract(node.opened.begin()).key();
-    node.inlined.erase(number);
+  Frame drop_oldest(Worker& worker) {
+    const std::uint64_t number = worker.opened.extract(worker.opened.begin()).key();
+    worker.inlined.erase(number);
     return {{.type = Type::drop, .operation = number}, {}};
   }
 
   // The next segment of an operation that the server has asked for, within the credit; or anything.
-  std::optional<Frame> data(Node& node) {
-    if (node.opened.empty()) {
+  std::optional<Frame> data(Worker& worker) {
+    if (worker.opened.empty()) {
       return Frame{{.type = Type::data, .dtype = DType::uint8, .operation = input_.byte()}, wire::Bytes(input_.byte())};
     }
-    const bool asked = !node.admitted.empty() && !input_.once_in(16);
-    const std::uint64_t number = asked ? node.admitted[input_.below(node.admitted.size())] : input_.byte();
-    const auto found = node.opened.find(number);
-    Opened& operation = found != node.opened.end() ? found->second : node.opened.begin()->second;
+    const bool asked = !worker.admitted.empty() && !input_.once_in(16);
+    const std::uint64_t number = asked ? worker.admitted[input_.below(worker.admitted.size())] : input_.byte();
+    const auto found = worker.opened.find(number);
+    Opened& operation = found != worker.opened.end() ? found->second : worker.opened.begin()->second;
     const std::uint64_t length = std::min<std::uint64_t>(operation.segment, operation.end - operation.next);
-    if ((length == 0 || static_cast<std::int64_t>(length) > node.credit) && !input_.once_in(16)) {
+    if ((length == 0 || static_cast<std::int64_t>(length) > worker.credit) && !input_.once_in(16)) {
       return std::nullopt;
     }
     Frame frame{
@@ -308,20 +308,20 @@ class Job final : public ServerWorld {
     return frame;
   }
 
-  Frame of_number(Node& node, Type type) {
+  Frame of_number(Worker& worker, Type type) {
     const std::uint64_t back = input_.below(16);
-    return {{.type = type, .operation = node.next_number > back ? node.next_number - back : 0}, {}};
+    return {{.type = type, .operation = worker.next_number > back ? worker.next_number - back : 0}, {}};
   }
 
   // Header and payload, or the header only for now.
   void say(std::uint32_t rank, Frame frame) {
-    Node& node = nodes_[rank];
+    Worker& worker = workers_[rank];
     complete(rank);
-    if (!node.connected) {
+    if (!worker.connected) {
       return;
     }
     frame.header.length = static_cast<std::uint32_t>(frame.payload.size());
-    frame.header.acknowledged = node.results;
+    frame.header.acknowledged = worker.results;
     if (input_.once_in(8)) {
       fuzz::damage(frame, input_);
     }
@@ -337,28 +337,28 @@ class Job final : public ServerWorld {
     require(frame.header.length == 0 || placement.memory != nullptr, "a payload has a place");
     require(frame.header.length <= std::max<std::size_t>(wire::opening_limit(ranks, limits::inline_bytes), 64 * 1024),
             "no header makes a server take much memory");
-    node.half_received = std::move(frame);
-    node.place = placement.memory;
+    worker.half_received = std::move(frame);
+    worker.place = placement.memory;
     if (!input_.once_in(4)) {
       complete(rank);
     }
   }
 
   void complete(std::uint32_t rank) {
-    Node& node = nodes_[rank];
-    if (!node.half_received) {
+    Worker& worker = workers_[rank];
+    if (!worker.half_received) {
       return;
     }
-    Frame frame = std::move(*node.half_received);
-    node.half_received.reset();
+    Frame frame = std::move(*worker.half_received);
+    worker.half_received.reset();
     frame.payload.resize(frame.header.length);
-    std::copy(frame.payload.begin(), frame.payload.end(), node.place);
-    node.credit -= frame.header.type == Type::data ? frame.header.length : 0;
+    std::copy(frame.payload.begin(), frame.payload.end(), worker.place);
+    worker.credit -= frame.header.type == Type::data ? frame.header.length : 0;
     if (!server_.on_payload(rank).ok()) {
       lose(rank);
       return;
     }
-    node.left = node.left || frame.header.type == Type::leave;
+    worker.left = worker.left || frame.header.type == Type::leave;
     if (frame.header.type == Type::window) {
       const std::uint32_t credit = config_.credit_of(0, frame.header.credit);
       most_credit_ = std::max(most_credit_, credit);
@@ -367,12 +367,12 @@ class Job final : public ServerWorld {
   }
 
   void lose(std::uint32_t rank) {
-    Node& node = nodes_[rank];
-    if (!node.connected) {
+    Worker& worker = workers_[rank];
+    if (!worker.connected) {
       return;
     }
-    node.connected = false;
-    node.half_received.reset();
+    worker.connected = false;
+    worker.half_received.reset();
     server_.on_lost(rank, Status::error(Code::peer_lost, "gone"));
   }
 
@@ -416,12 +416,12 @@ class Job final : public ServerWorld {
   // --- What must hold ---
 
   void check() const {
-    for (const Node& node : nodes_) {
-      require(!node.connected || node.credit <= static_cast<std::int64_t>(most_credit_),
-              "a node never has more credit than the largest window");
+    for (const Worker& worker : workers_) {
+      require(!worker.connected || worker.credit <= static_cast<std::int64_t>(most_credit_),
+              "a worker never has more credit than the largest window");
     }
-    // Of each node: what it may send, openings with their inline data, and the frame that is being received. Of the
-    // server: what is on its way to the nodes, of which there are at most 64 frames here.
+    // Of each worker: what it may send, openings with their inline data, and the frame that is being received. Of the
+    // server: what is on its way to the workers, of which there are at most 64 frames here.
     const std::size_t one_opening = wire::opening_limit(ranks, config_.most_inline());
     const std::size_t of_node = most_credit_ + config_.most_inline() + (most_open + 1) * one_opening;
     require(pool_.taken_bytes() <= ranks * of_node + 70 * one_opening, "buffers stay within their limits");
@@ -437,14 +437,14 @@ class Job final : public ServerWorld {
     settle();
     // Whoever can be asked to drops everything, and has all of its credit again.
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-      for (std::uint64_t number = 0; number < nodes_[rank].next_number && can_speak(rank); ++number) {
-        const Header header{.type = Type::drop, .operation = number, .acknowledged = nodes_[rank].results};
+      for (std::uint64_t number = 0; number < workers_[rank].next_number && can_speak(rank); ++number) {
+        const Header header{.type = Type::drop, .operation = number, .acknowledged = workers_[rank].results};
         require(server_.on_header(rank, header).status.ok() && server_.on_payload(rank).ok(), "DROP is never wrong");
       }
     }
     settle();
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-      require(!can_speak(rank) || nodes_[rank].credit >= static_cast<std::int64_t>(least_credit_),
+      require(!can_speak(rank) || workers_[rank].credit >= static_cast<std::int64_t>(least_credit_),
               "all credit comes back");
     }
     check();
@@ -456,7 +456,7 @@ class Job final : public ServerWorld {
     require(pool_.taken_bytes() == 0, "without links no memory is held");
   }
 
-  bool can_speak(std::uint32_t rank) const { return nodes_[rank].connected && !nodes_[rank].left; }
+  bool can_speak(std::uint32_t rank) const { return workers_[rank].connected && !workers_[rank].left; }
 
   Input& input_;
   const JobConfig config_;
@@ -464,7 +464,7 @@ class Job final : public ServerWorld {
   std::uint32_t most_credit_;                    // that a window has had
   std::uint32_t least_credit_;                   // the same
   std::map<Hash128, wire::Opening> attributes_;  // by key
-  std::array<Node, ranks> nodes_;
+  std::array<Worker, ranks> workers_;
   std::deque<OnWire> on_wire_;
   std::deque<Sum> sums_;
   Time now_ = 0;

@@ -1,5 +1,5 @@
 // Streams of bytes into a machine, through the TCP driver's own links: what an authenticated peer can do to a server, a
-// node or the coordinator without knowing what they are about. Which frames make sense is left to server_fuzz.cpp and
+// worker or the coordinator without knowing what they are about. Which frames make sense is left to server_fuzz.cpp and
 // job_fuzz.cpp; here bytes come as they like, in pieces of any size, on several connections at once.
 //
 // What must hold: a link that is refused says why; nothing is sent over one that is gone; handles are finished once;
@@ -16,9 +16,9 @@
 #include "drivers/tcp/link.h"
 #include "fuzz/damage.h"
 #include "fuzz/input.h"
-#include "protocol/coordinator.h"
-#include "protocol/node.h"
-#include "protocol/server.h"
+#include "protocol/coordinator/coordinator.h"
+#include "protocol/server/server.h"
+#include "protocol/worker/worker.h"
 #include "reduce/reduce.h"
 
 using namespace shoal;
@@ -181,7 +181,7 @@ class ServerSite final : public Site {
   ServerSite() {
     open_links();
     for (LinkId link = 0; link < links; ++link) {
-      server_.attach_node(link, link);
+      server_.attach_worker(link, link);
     }
   }
   Machine& machine() override { return server_; }
@@ -199,7 +199,7 @@ class CoordinatorSite final : public Site {
   CoordinatorSite() {
     open_links();
     for (LinkId link = 0; link < links; ++link) {
-      coordinator_.attach_node(link, link);
+      coordinator_.attach_worker(link, link);
     }
   }
   Machine& machine() override { return coordinator_; }
@@ -221,18 +221,18 @@ class CoordinatorSite final : public Site {
   Coordinator coordinator_{config_, world_};
 };
 
-// Links 0 and 1 go to its servers or, link 1, to another node; link 2 to the coordinator.
+// Links 0 and 1 go to its servers or, link 1, to another worker; link 2 to the coordinator.
 class NodeSite final : public Site {
  public:
   explicit NodeSite(Input& input) {
     open_links();
-    node_.attach_server(0, 0);
+    worker_.attach_server(0, 0);
     if (input.once_in(2)) {
-      node_.attach_server(1, 1);
+      worker_.attach_server(1, 1);
     } else {
-      node_.attach_peer(1, 2);
+      worker_.attach_peer(1, 2);
     }
-    node_.attach_coordinator(2);
+    worker_.attach_coordinator(2);
     for (std::size_t i = 0; i < arrays_.size(); ++i) {
       std::vector<std::byte>& array = arrays_[i] = std::vector<std::byte>(4 * input.byte());
       Submission submission;
@@ -263,23 +263,23 @@ class NodeSite final : public Site {
         default:
           break;
       }
-      node_.submit(std::move(submission));
+      worker_.submit(std::move(submission));
     }
   }
-  Machine& machine() override { return node_; }
+  Machine& machine() override { return worker_; }
   void check() override {
     // Each of two servers may be in the middle of saying what it lacks after the loss of another.
     require(pool_.taken_bytes() < std::size_t{1024} * 1024 + 2 * wire::runs_limit(), "buffers stay small");
   }
 
  private:
-  struct World final : On<NodeWorld> {
-    explicit World(NodeSite& node_site) : On(node_site), node(node_site) {}
+  struct World final : On<WorkerWorld> {
+    explicit World(NodeSite& node_site) : On(node_site), worker(node_site) {}
     void sum(Sum sum) override { site_.sum(std::move(sum)); }
     void sending(std::uint64_t /*handle*/) override {}
     void finish(std::uint64_t handle, Status /*status*/) override {
-      require(node.finished_.insert(handle).second, "a handle is finished once");
-      node.arrays_[handle] = {};
+      require(worker.finished_.insert(handle).second, "a handle is finished once");
+      worker.arrays_[handle] = {};
     }
     std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
       std::uint64_t bytes = 0;
@@ -289,15 +289,15 @@ class NodeSite final : public Site {
       if (bytes > 65536) {
         return nullptr;
       }
-      node.outputs_[handle] = std::vector<std::byte>(bytes);
-      return node.outputs_[handle].data();
+      worker.outputs_[handle] = std::vector<std::byte>(bytes);
+      return worker.outputs_[handle].data();
     }
     void connect(std::uint32_t /*rank*/) override {}
     void connect_server(std::uint32_t /*server*/, std::uint32_t /*attempt*/) override {}
     void warn(std::string text) override { require(!text.empty(), "a warning says something"); }
     void ended() override {}
-    std::uint64_t repairs(LinkId /*link*/) const override { return 0; }
-    NodeSite& node;
+    std::uint64_t retransmissions(LinkId /*link*/) const override { return 0; }
+    NodeSite& worker;
   };
 
   const JobConfig config_ = make_config();
@@ -306,7 +306,7 @@ class NodeSite final : public Site {
   std::set<std::uint64_t> finished_;
   BufferPool pool_{0};
   World world_{*this};
-  Node node_{config_, 0, world_, pool_};
+  Worker worker_{config_, 0, world_, pool_};
 };
 
 std::unique_ptr<Site> make_site(Input& input) {

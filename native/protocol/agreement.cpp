@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "protocol/node.h"
+#include "protocol/submission.h"
 
 namespace shoal {
 

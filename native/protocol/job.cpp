@@ -37,9 +37,10 @@ std::uint32_t JobConfig::credit_of(std::size_t server, std::uint32_t job_credit)
   return static_cast<std::uint32_t>(std::max(least, in_proportion));
 }
 
-bool JobConfig::keeps_step(std::size_t server) const {
-  // Who leads waits for nobody: if servers waited for each other, nodes could for each other's next segments.
-  if (server_ranks[server] < 0 || leads(server) || credit < 2 * segment) {
+bool JobConfig::follows_reference(std::size_t server) const {
+  // A reference server waits for nobody: if servers waited for each other, workers could for each other's next
+  // segments.
+  if (server_ranks[server] < 0 || is_reference(server) || credit < 2 * segment) {
     return false;
   }
   const std::uint32_t largest = largest_weight();
@@ -51,13 +52,13 @@ bool JobConfig::keeps_step(std::size_t server) const {
   return false;
 }
 
-// What is on its way to nodes' own servers fills the links that dedicated servers' results come through. So where those
-// are the largest, and windows are of more than a segment, own servers have three quarters of what weights would give,
-// in one piece where two would be small. A piece below half of the largest costs more processor than an even end
+// What is on its way to workers' own servers fills the links that dedicated servers' results come through. So where
+// those are the largest, and windows are of more than a segment, own servers have three quarters of what weights would
+// give, in one piece where two would be small. A piece below half of the largest costs more processor than an even end
 // is worth; but only those that keep step can have more than their weight gives: others would run ahead.
 // docs/decisions/windows.md.
 JobConfig::Cut JobConfig::cut_of(std::size_t server) const {
-  if (!keeps_step(server)) {
+  if (!follows_reference(server)) {
     return {4, 1, 16};
   }
   return 9 * std::uint64_t{weights[server]} > 4 * std::uint64_t{largest_weight()} ? Cut{3, 1, 2} : Cut{6, 2, 2};

@@ -1,4 +1,4 @@
-// What the coordinator decided at `init`, equal on every node and server (docs/protocol.md, section 3).
+// What the coordinator decided at `init`, equal on every worker and server (docs/protocol.md, section 3).
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ struct JobConfig {
   std::vector<std::int32_t> server_ranks;  // by server index: the rank whose process holds it, -1: dedicated
   std::vector<std::uint32_t> weights;      // by server index: its share of every operation
   std::uint32_t segment = 0;               // bytes, of the server with the largest weight; a multiple of the alignment
-  std::uint32_t credit = 0;                // bytes per node and that server; at least a segment
-  std::uint32_t eager = 0;                 // bytes of unanswered inline data per node and server
+  std::uint32_t credit = 0;                // bytes per worker and that server; at least a segment
+  std::uint32_t eager = 0;                 // bytes of unanswered inline data per worker and server
   std::uint32_t small = 0;                 // operations of at most so many bytes live on their home server alone
   std::uint32_t least_shard = 1;           // bytes: larger ones have no more servers than leave each so many
   std::uint32_t least_segment = 0;         // bytes, of the server with the largest weight: short operations have
@@ -49,14 +49,15 @@ struct JobConfig {
     std::uint32_t credit = 0;
   };
   Window window_of(std::size_t server) const;
-  // The credit of that server's window when the job's credit is this one: from a segment to most_credit (pace.h).
+  // The credit of that server's window when the job's credit is this one: from a segment to most_credit
+  // (congestion_controller.h).
   std::uint32_t credit_of(std::size_t server, std::uint32_t job_credit) const;
   std::uint32_t segment_of(std::size_t server) const;
   std::uint32_t most_credit() const;
-  // Whether no node sends it a larger part of its shard than it has sent to each server that leads: so it is with
-  // nodes' own servers beside dedicated ones.
-  bool keeps_step(std::size_t server) const;
-  bool leads(std::size_t server) const { return weights[server] == largest_weight(); }
+  // Whether no worker sends it a larger part of its shard than it has sent to each reference server: so it is
+  // with workers' own servers beside dedicated ones.
+  bool follows_reference(std::size_t server) const;
+  bool is_reference(std::size_t server) const { return weights[server] == largest_weight(); }
   // How an operation of so many bytes is cut by a server with that window that has this shard of it. A small one is not
   // cut.
   std::uint32_t segment_for(const Window& window, std::uint64_t bytes, std::uint64_t shard_bytes) const;

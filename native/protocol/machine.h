@@ -1,8 +1,8 @@
 // The seam between the protocol and the world.
 //
-// Server, node and coordinator are machines: events come in, actions go out. A machine opens no socket, reads no clock,
-// starts no thread and takes no lock; a driver (TCP, simulation) owns it, calls it from one thread at a time, and
-// carries out its actions. The same machine therefore runs on a real network and on a simulated one.
+// Server, worker and coordinator are machines: events come in, actions go out. A machine opens no socket, reads no
+// clock, starts no thread and takes no lock; a driver (TCP, simulation) owns it, calls it from one thread at a time,
+// and carries out its actions. The same machine therefore runs on a real network and on a simulated one.
 //
 // The order of events on one link:
 //   attach → (on_header → payload is written to the place returned → on_payload)* → on_lost
@@ -86,7 +86,7 @@ class Wire {
 
   // From now on the link holds its own against somebody else's traffic, or gives way to it as it did at first. For
   // drivers that have a choice.
-  virtual void insist(LinkId /*link*/, bool /*on*/) {}
+  virtual void compete(LinkId /*link*/, bool /*on*/) {}
 };
 
 // Actions of the coordinator.
@@ -102,8 +102,8 @@ class ServerWorld : public Wire {
   virtual void sum(Sum sum) = 0;
 };
 
-// Actions of a node.
-class NodeWorld : public Wire {
+// Actions of a worker.
+class WorkerWorld : public Wire {
  public:
   // For the ring.
   virtual void sum(Sum sum) = 0;
@@ -121,7 +121,7 @@ class NodeWorld : public Wire {
   // the group's order, one after the other). Belongs to the handle. Null: there is no memory for it.
   virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;
 
-  // Please connect to this rank's node; attach_peer or peer_unreachable follows.
+  // Please connect to this rank's worker; attach_peer or peer_unreachable follows.
   virtual void connect(std::uint32_t rank) = 0;
 
   // Please connect to all lanes of this lost server again (the first has this index): attach_returned for each of them,
@@ -134,7 +134,7 @@ class NodeWorld : public Wire {
   // Every rank has left or is lost: no link is needed any more.
   virtual void ended() = 0;
 
-  // What those who use this node wait for. `changes`: rises whenever somebody begins or ends to wait, or calls
+  // What those who use this worker wait for. `changes`: rises whenever somebody begins or ends to wait, or calls
   // something; never 0. `blocked`: nobody here can call anything before one of these operations is done. `patience`:
   // how long that has to be so before it is believed.
   struct Waiting {
@@ -159,7 +159,7 @@ class NodeWorld : public Wire {
   virtual Failed fail_inside(const wire::Call& /*call*/, const Status& /*why*/) { return {}; }
 
   // How many packets of this link the network had to be given again until now; 0 where nobody counts them.
-  virtual std::uint64_t repairs(LinkId link) const = 0;
+  virtual std::uint64_t retransmissions(LinkId link) const = 0;
 };
 
 // Events of every machine.

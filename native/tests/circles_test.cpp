@@ -1,6 +1,6 @@
 // Ranks that wait for each other in a circle, in random programs on a network without order between links: who is told
 // can really never go on, and nobody who cannot is left untold.
-#include "protocol/circles.h"
+#include "protocol/coordinator/circles.h"
 
 #include <algorithm>
 #include <deque>
@@ -149,7 +149,7 @@ struct Frame {
   wire::Bytes bytes;
 };
 
-// The ranks' side of the conversation is the node's: node_circles.cpp.
+// The ranks' side of the conversation is the worker's: worker/waits.cpp.
 class World {
  public:
   World(Job job, std::uint64_t seed) : job_(std::move(job)), random_(seed) {

@@ -1,4 +1,4 @@
-// Which congestion control a connection has while it insists: real sockets.
+// Which congestion control a connection has while it competes: real sockets.
 #include "drivers/tcp/congestion.h"
 
 #include <netinet/in.h>
@@ -36,7 +36,7 @@ TEST(the_hosts_own_while_it_insists_and_reno_before_and_after) {
   CHECK(give(link, "reno"));  // every kernel has it, and lets everyone use it
   Congestion congestion(link.one.number());
   for (const bool on : {false, true, true, false, false, true, false}) {
-    congestion.insist(on);
+    congestion.compete(on);
     CHECK(congestion_control_of(link.one.number()) == (on ? link.hosts_own : "reno"));
   }
 }
@@ -50,7 +50,7 @@ TEST(what_somebody_else_has_chosen_stays) {
     }
     Congestion congestion(link.one.number());
     for (const bool on : {true, false}) {
-      congestion.insist(on);
+      congestion.compete(on);
       CHECK(congestion_control_of(link.one.number()) == name);
     }
   }
@@ -62,8 +62,8 @@ TEST(sockets_that_are_not_tcp_stay_as_they_are) {
   const os::Descriptor one(sockets[0]);
   const os::Descriptor other(sockets[1]);
   Congestion congestion(one.number());
-  congestion.insist(true);
-  congestion.insist(false);
+  congestion.compete(true);
+  congestion.compete(false);
   CHECK(congestion_control_of(one.number()).empty());
 }
 

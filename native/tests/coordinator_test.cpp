@@ -1,5 +1,5 @@
-// The coordinator's machine: each test plays the nodes, and hears what they are told.
-#include "protocol/coordinator.h"
+// The coordinator's machine: each test plays the workers, and hears what they are told.
+#include "protocol/coordinator/coordinator.h"
 
 #include <algorithm>
 #include <string>
@@ -7,7 +7,7 @@
 
 #include "check.h"
 #include "frames.h"
-#include "protocol/circles.h"
+#include "protocol/coordinator/circles.h"
 #include "wire/epoch.h"
 #include "wire/waits.h"
 
@@ -52,7 +52,7 @@ JobConfig config_of(std::uint32_t first, std::uint32_t second, std::uint32_t of_
 struct Job {
   explicit Job(const JobConfig& job) : config(job), coordinator(config, world) {
     for (std::uint32_t rank = 0; rank < config.size(); ++rank) {
-      coordinator.attach_node(rank + 1, rank);
+      coordinator.attach_worker(rank + 1, rank);
     }
   }
 

@@ -39,8 +39,8 @@ std::pair<int, int> connection() {
   return {ends[0], ends[1]};
 }
 
-// A job of `size` ranks; servers on the first `colocated` ranks, then `dedicated` ones. `leaders`: of nodes that share
-// memory.
+// A job of `size` ranks; servers on the first `colocated` ranks, then `dedicated` ones. `leaders`: of workers that
+// share memory.
 struct Job {
   Job(std::uint32_t ranks, std::uint32_t colocated, std::uint32_t dedicated, std::uint32_t segment = 4096,
       std::vector<std::uint32_t> leaders = {}) {
@@ -66,7 +66,7 @@ struct Job {
     for (const auto& engine : engines) {
       engine->start();
     }
-    // What Python does for a rank: connects nodes when they ask for it.
+    // What Python does for a rank: connects workers when they ask for it.
     connector = std::thread([this] { serve_events(); });
   }
 
@@ -80,9 +80,9 @@ struct Job {
 
   void connect() {
     for (std::uint32_t rank = 1; rank < size(); ++rank) {
-      const auto [node, coordinator] = connection();
+      const auto [worker, coordinator] = connection();
       engines[0]->attach_control(rank, coordinator);
-      engines[rank]->attach_coordinator(node);
+      engines[rank]->attach_coordinator(worker);
     }
     for (std::uint32_t index = 0; index < config.servers(); ++index) {
       const std::int32_t holder = config.server_ranks[index];
@@ -90,10 +90,10 @@ struct Job {
         if (static_cast<std::int32_t>(rank) == holder) {
           continue;
         }
-        const auto [node, server] = connection();
-        engines[rank]->attach_server(index, node);
+        const auto [worker, server] = connection();
+        engines[rank]->attach_server(index, worker);
         if (holder >= 0) {
-          engines[static_cast<std::size_t>(holder)]->attach_node(index, rank, server);
+          engines[static_cast<std::size_t>(holder)]->attach_worker(index, rank, server);
         } else {
           servers.attach("job", index, 0, rank, server, config);
         }
@@ -102,9 +102,9 @@ struct Job {
   }
 
   void share_memory() {
-    std::map<std::uint32_t, std::shared_ptr<shm::Memory>> nodes;
+    std::map<std::uint32_t, std::shared_ptr<shm::Memory>> workers;
     for (std::uint32_t rank = 0; rank < config.leaders.size(); ++rank) {
-      auto& memory = nodes[config.leaders[rank]];
+      auto& memory = workers[config.leaders[rank]];
       if (memory == nullptr) {
         const auto here = static_cast<std::uint32_t>(config.node_of(rank).size());
         memory = std::make_shared<shm::Memory>(shm::shape_for(here, here == size()));
@@ -446,7 +446,7 @@ TEST(a_dedicated_server_refuses_links_that_do_not_fit) {
   };
   CHECK(attach(0, 0, config));
   CHECK(!attach(0, 0, config));    // twice
-  CHECK(attach(0, 0, config, 1));  // since the nodes have reached it again
+  CHECK(attach(0, 0, config, 1));  // since the workers have reached it again
   CHECK(!attach(1, 1, config));    // no such server
   CHECK(!attach(0, 2, config));    // no such rank
   JobConfig other = config;

@@ -13,21 +13,21 @@ namespace {
 constexpr std::uint32_t kib = 1024;
 constexpr std::uint32_t segment = 16 * kib;
 
-// `nodes` own servers and as many dedicated ones behind them as there are more weights.
-JobConfig config_with(std::size_t nodes, std::vector<std::uint32_t> weights) {
+// `workers` own servers and as many dedicated ones behind them as there are more weights.
+JobConfig config_with(std::size_t workers, std::vector<std::uint32_t> weights) {
   JobConfig config;
   config.segment = segment;
   config.credit = 2 * segment;
   for (std::size_t server = 0; server < weights.size(); ++server) {
-    config.server_ranks.push_back(server < nodes ? static_cast<std::int32_t>(server) : -1);
+    config.server_ranks.push_back(server < workers ? static_cast<std::int32_t>(server) : -1);
   }
   config.weights = std::move(weights);
   return config;
 }
 
 TEST(equal_servers_have_the_windows_of_the_job) {
-  for (const std::size_t nodes : {0U, 2U}) {
-    const JobConfig config = config_with(nodes, {7, 7});
+  for (const std::size_t workers : {0U, 2U}) {
+    const JobConfig config = config_with(workers, {7, 7});
     CHECK_EQ(config.segment_of(1), segment);
     CHECK_EQ(config.window_of(1).credit, 2 * segment);
     CHECK_EQ(config.credit_of(1, 5 * segment), 5 * segment);
@@ -35,8 +35,8 @@ TEST(equal_servers_have_the_windows_of_the_job) {
 }
 
 TEST(slower_servers_have_segments_in_proportion_and_as_many) {
-  for (const std::size_t nodes : {0U, 2U}) {
-    const JobConfig config = config_with(nodes, {1000, 487});
+  for (const std::size_t workers : {0U, 2U}) {
+    const JobConfig config = config_with(workers, {1000, 487});
     CHECK_EQ(config.segment_of(1), 8000U);  // 7979.008, and up to a multiple of 64
     CHECK_EQ(config.window_of(1).credit, 16000U);
     CHECK_EQ(config.credit_of(1, segment), 8000U);
@@ -68,13 +68,13 @@ TEST(that_segment_is_at_least_half_of_the_largest) {
 
 TEST(nodes_own_servers_keep_step_with_dedicated_ones_that_lead) {
   const JobConfig config = config_with(2, {250, 250, 1000, 600});
-  CHECK(config.keeps_step(0) && config.keeps_step(1));
-  CHECK(!config.keeps_step(2) && !config.keeps_step(3));
-  CHECK(config.leads(2));
-  CHECK(!config.leads(0) && !config.leads(3));
+  CHECK(config.follows_reference(0) && config.follows_reference(1));
+  CHECK(!config.follows_reference(2) && !config.follows_reference(3));
+  CHECK(config.is_reference(2));
+  CHECK(!config.is_reference(0) && !config.is_reference(3));
   for (const JobConfig& equal : {config_with(2, {1000, 1000}), config_with(2, {1000, 1000, 1000})}) {
-    CHECK(!equal.keeps_step(0));
-    CHECK(equal.leads(0));
+    CHECK(!equal.follows_reference(0));
+    CHECK(equal.is_reference(0));
     CHECK_EQ(equal.segment_of(0), segment);
     CHECK_EQ(equal.window_of(0).credit, 2 * segment);
   }
@@ -85,7 +85,7 @@ TEST(where_windows_are_one_segment_they_have_one_in_proportion) {
   config.credit = segment;
   CHECK_EQ(config.segment_of(0), 4 * kib);
   CHECK_EQ(config.window_of(0).credit, 4 * kib);
-  CHECK(!config.keeps_step(0));
+  CHECK(!config.follows_reference(0));
 }
 
 TEST(they_have_two_of_it_above_four_ninths_of_the_largest_weight) {
@@ -100,7 +100,7 @@ TEST(they_have_two_of_it_above_four_ninths_of_the_largest_weight) {
 TEST(where_a_dedicated_server_has_less_than_nodes_own_all_are_in_proportion) {
   const JobConfig config = config_with(2, {1000, 250, 500});
   CHECK_EQ(config.segment_of(1), 4 * kib);
-  CHECK(!config.keeps_step(1));
+  CHECK(!config.follows_reference(1));
   CHECK_EQ(config.window_of(1).credit, 8 * kib);
   CHECK_EQ(config.segment_of(2), 8 * kib);
   CHECK_EQ(config.window_of(2).credit, 16 * kib);

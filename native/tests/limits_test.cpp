@@ -11,9 +11,9 @@
 #include "drivers/tcp/budget.h"
 #include "frames.h"
 #include "protocol/keys.h"
-#include "protocol/node.h"
-#include "protocol/node_state.h"
-#include "protocol/server.h"
+#include "protocol/server/server.h"
+#include "protocol/worker/state.h"
+#include "protocol/worker/worker.h"
 #include "shm_ranks.h"
 #include "worlds.h"
 
@@ -73,9 +73,9 @@ JobConfig config_of(std::uint32_t servers, const JobConfig::Tables& tables) {
 // Rank 0 of two. The link to a server has the server's number.
 struct OneRank {
   explicit OneRank(const JobConfig::Tables& tables, std::uint32_t servers = 1)
-      : config(config_of(servers, tables)), node(config, 0, world, pool) {
+      : config(config_of(servers, tables)), worker(config, 0, world, pool) {
     for (std::uint32_t server = 0; server < servers; ++server) {
-      node.attach_server(server, server);
+      worker.attach_server(server, server);
     }
   }
 
@@ -93,8 +93,8 @@ struct OneRank {
     submission.input_bytes = submission.output_bytes = array.size();
     submission.timeout = second;
     submission.failure = std::move(failure);
-    record = node::record_bytes(submission, config.servers());
-    node.submit(std::move(submission));
+    record = worker::record_bytes(submission, config.servers());
+    worker.submit(std::move(submission));
     return last;
   }
   bool is_open(std::uint64_t handle) const { return !world.finished.contains(handle); }
@@ -103,7 +103,7 @@ struct OneRank {
   const JobConfig config;
   RankWorld world;
   BufferPool pool{0};
-  Node node;
+  Worker worker;
   std::vector<std::byte> array{1000};
   std::uint64_t last = 0;
   std::size_t record = 0;  // of the last one
@@ -130,7 +130,7 @@ TEST(what_is_open_beyond_its_memory_fails_and_is_told_to_the_home_and_when_some_
   // The home says how one ends that had been told.
   for (std::uint64_t number = 1; number <= 2 * taken; ++number) {
     const Status why = Status::error(Code::aborted, "over");
-    CHECK(frame(rank.node, 0, {.type = Type::fail, .operation = number}, wire::encode(wire::Failure{why})).ok());
+    CHECK(frame(rank.worker, 0, {.type = Type::fail, .operation = number}, wire::encode(wire::Failure{why})).ok());
   }
   CHECK(rank.is_open(rank.submit("x")));
 }
@@ -151,7 +151,7 @@ TEST(groups_beyond_their_memory_fail_and_take_none) {
   std::uint32_t group = 0;
   std::uint64_t handle = 0;
   do {
-    group = rank.node.make_group({0, 1}, "group");
+    group = rank.worker.make_group({0, 1}, "group");
     handle = rank.submit("x", group);
   } while (rank.is_open(handle));
   CHECK(group > 10 && group < 40);
@@ -166,16 +166,16 @@ TEST(a_server_without_room_that_is_not_the_home_has_the_home_asked) {
   const Hash128 key = operation_key(world_group_id(2), "x", 0);
   const LinkId home = home_of(key, rank.config);
   const Bytes full = wire::encode(wire::Failure{Status::error(Code::limit, "no room")});
-  CHECK(frame(rank.node, 1 - home, {.type = Type::fail, .operation = 1}, full).ok());
+  CHECK(frame(rank.worker, 1 - home, {.type = Type::fail, .operation = 1}, full).ok());
   CHECK(rank.is_open(handle));
   CHECK_EQ(rank.world.last_failure(home).message, "no room");
-  CHECK(frame(rank.node, home, {.type = Type::fail, .operation = 1}, full).ok());
+  CHECK(frame(rank.worker, home, {.type = Type::fail, .operation = 1}, full).ok());
   CHECK_EQ(rank.status(handle).message, "allreduce no room");
   // Only of room: all else is the home's to say.
   rank.submit("x");
   const Bytes other = wire::encode(wire::Failure{Status::error(Code::mismatch, "differ")});
   const LinkId second_home = home_of(operation_key(world_group_id(2), "x", 1), rank.config);
-  CHECK(frame(rank.node, 1 - second_home, {.type = Type::fail, .operation = 2}, other).code == Code::protocol);
+  CHECK(frame(rank.worker, 1 - second_home, {.type = Type::fail, .operation = 2}, other).code == Code::protocol);
 }
 
 struct ServerRecorder final : Recorder<ServerWorld> {};
@@ -185,7 +185,7 @@ struct OneServer {
   explicit OneServer(std::size_t tables, std::uint32_t index = 0)
       : config(config_of(2, {.server = tables})), server(config, index, world, pool) {
     for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      server.attach_node(rank, rank);
+      server.attach_worker(rank, rank);
     }
   }
 

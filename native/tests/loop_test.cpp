@@ -15,7 +15,7 @@
 #include <system_error>
 #include <thread>
 
-#include "os/parent_only.h"
+#include "os/fork_guard.h"
 #include "tests/tcp_sides.h"
 
 namespace {
@@ -305,7 +305,7 @@ TEST(a_forked_child_holds_no_descriptor_and_leaves_the_parent_in_peace) {
   ::close(first);
   side.loop.add_socket(side.machine, Descriptor(ours));
   side.loop.start();
-  const os::ParentOnly<int> property(std::make_unique<int>(1));
+  const os::ForkGuard<int> property(std::make_unique<int>(1));
   const pid_t child = ::fork();
   if (child == 0) {
     const bool closed = ::fcntl(ours, F_GETFD) == -1;

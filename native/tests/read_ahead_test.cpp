@@ -22,7 +22,7 @@ using tcp::Link;
 
 constexpr std::size_t long_enough = 3000;  // not to be copied
 
-// Takes frames as node and server do.
+// Takes frames as worker and server do.
 class Taker final : public Receiver {
  public:
   Placement frame_begins(LinkId /*link*/, const wire::Header& header) override {

@@ -1,7 +1,7 @@
 // The sums again, one element at a time and as plainly as they can be said, for reduce_test.cpp to compare with.
 //
-// Shares nothing with native/reduce but the interface: 16-bit floats are decoded and rounded by arithmetic (ldexp and
-// nearbyint), integers are computed in 64 bits and cut off.
+// ActiveWeights nothing with native/reduce but the interface: 16-bit floats are decoded and rounded by arithmetic
+// (ldexp and nearbyint), integers are computed in 64 bits and cut off.
 #pragma once
 
 #include <algorithm>

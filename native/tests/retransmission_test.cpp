@@ -38,9 +38,9 @@ struct Connection {
   Retransmission retransmission{one.number()};
 
   // What the kernel waits at least from then on; what it usually does where it cannot be told.
-  int after(unsigned repairs, unsigned round_trip_us, Time now, unsigned had_twice = 0) {
+  int after(unsigned retransmissions, unsigned round_trip_us, Time now, unsigned had_twice = 0) {
     tcp_info info{};
-    info.tcpi_total_retrans = repairs;
+    info.tcpi_total_retrans = retransmissions;
     info.tcpi_dsack_dups = had_twice;
     info.tcpi_rtt = round_trip_us;
     retransmission.heed(info, now);

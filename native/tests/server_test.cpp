@@ -1,5 +1,5 @@
-// The server's machine against frames that no well-behaved simulation sends: each test plays the nodes itself.
-#include "protocol/server.h"
+// The server's machine against frames that no well-behaved simulation sends: each test plays the workers itself.
+#include "protocol/server/server.h"
 
 #include <algorithm>
 #include <limits>
@@ -29,10 +29,10 @@ struct World final : ServerWorld {
   }
   void detach(Token /*token*/) override {}
   void close(LinkId /*link*/) override {}
-  void insist(LinkId link, bool on) override { insistent[link] = on; }
+  void compete(LinkId link, bool on) override { competing[link] = on; }
   void sum(Sum sum) override { sums.push_back(sum.token); }
 
-  std::map<LinkId, bool> insistent;
+  std::map<LinkId, bool> competing;
   std::vector<Token> sums;
   std::map<LinkId, std::vector<wire::Header>> sent;
   std::map<LinkId, std::vector<Token>> tokens;
@@ -44,7 +44,7 @@ struct Job {
   explicit Job(std::int32_t held_by = -1, std::uint32_t eager = 1024, std::uint64_t rate = 0)
       : config(make_config(held_by, eager, rate)) {
     for (std::uint32_t rank = 0; rank < 3; ++rank) {
-      server.attach_node(rank, rank);
+      server.attach_worker(rank, rank);
     }
   }
 
@@ -201,8 +201,8 @@ TEST(a_root_is_answered_in_order_when_frames_to_a_lost_rank_end_in_another) {
   CHECK_EQ(answers[2].offset, 4096U);
 }
 
-// Found by the simulated network: a node's link to one server was silent until its kernel gave up, after another server
-// had been lost. The server told the others that everybody had a result that this node still lacked.
+// Found by the simulated network: a worker's link to one server was silent until its kernel gave up, after another
+// server had been lost. The server told the others that everybody had a result that this worker still lacked.
 TEST(who_has_lost_its_link_may_lack_what_all_others_have) {
   Job job;
   wire::Opening sum = opening_of(Collective::all_reduce, "a", 4096);
@@ -368,18 +368,18 @@ TEST(links_insist_at_both_ends_while_rank_0_says_so) {
     CHECK(job.frame(0, {.type = Type::window, .flags = flags, .credit = job.config.credit}, {}).ok());
   };
   window(0);
-  CHECK(job.world.sent.empty() && job.world.insistent.empty());
-  for (const std::uint8_t flags : {wire::flag_insistent, std::uint8_t{0}, wire::flag_insistent}) {
+  CHECK(job.world.sent.empty() && job.world.competing.empty());
+  for (const std::uint8_t flags : {wire::flag_competing, std::uint8_t{0}, wire::flag_competing}) {
     window(flags);
     for (std::uint32_t rank = 0; rank < 3; ++rank) {
-      CHECK_EQ(job.world.insistent.at(rank), flags != 0);
+      CHECK_EQ(job.world.competing.at(rank), flags != 0);
       CHECK_EQ(job.world.sent[rank].size(), 1U);
       CHECK(job.world.sent[rank].back().type == Type::window);
       CHECK_EQ(job.world.sent[rank].back().flags, flags);
       CHECK_EQ(job.world.sent[rank].back().credit, 0U);
     }
   }
-  window(wire::flag_insistent);
+  window(wire::flag_competing);
   CHECK(job.world.sent.empty());
 }
 
@@ -389,7 +389,7 @@ TEST(who_begins_an_epoch_hears_again_whether_links_insist) {
     std::vector<std::uint8_t> said;
     std::vector<std::uint8_t> heard;
   };
-  const std::uint8_t on = wire::flag_insistent;
+  const std::uint8_t on = wire::flag_competing;
   for (const Case& one : {Case{{}, {}}, Case{{on}, {on}}, Case{{on, 0}, {0}}}) {
     Job job;
     for (const std::uint8_t flags : one.said) {
@@ -411,8 +411,8 @@ TEST(who_begins_an_epoch_hears_again_whether_links_insist) {
     return job.frame(rank, {.type = Type::epoch, .epoch = 1}, wire::encode(wire::Epoch{job.config.weights, ""}));
   };
   CHECK(begin(0).ok());
-  const wire::Header insists{.type = Type::window, .flags = on, .epoch = 1, .credit = job.config.credit};
-  CHECK(job.frame(0, insists, {}).ok());
+  const wire::Header competes{.type = Type::window, .flags = on, .epoch = 1, .credit = job.config.credit};
+  CHECK(job.frame(0, competes, {}).ok());
   CHECK(job.world.sent[1].empty());
   CHECK(begin(1).ok());
   CHECK_EQ(job.world.sent[1].size(), 1U);

@@ -21,7 +21,7 @@
 #include "drivers/shm/chunks.h"
 #include "drivers/shm/memory.h"
 #include "drivers/shm/room.h"
-#include "protocol/layout.h"
+#include "protocol/sharding.h"
 #include "tests/check.h"
 #include "tests/shm_ranks.h"
 
@@ -36,7 +36,7 @@ constexpr std::uint32_t in_the_job = 4;
 
 // The other node gives zeros.
 void answer(Rank& rank, const Submission& submission) {
-  if (submission.in_parts) {
+  if (submission.streamed) {
     rank.room().received(submission.handle, {0, submission.output_bytes});
   }
   rank.room().averaged(submission.handle, {});
@@ -99,7 +99,7 @@ TEST(what_others_disagree_about_takes_nothing_of_one_that_calls_later) {
       [&](Rank& rank) {
         rank.network = [&](const Submission& submission) {
           if (submission.failure.empty()) {
-            was_small = !submission.in_parts;
+            was_small = !submission.streamed;
             answer(rank, submission);
           }
         };

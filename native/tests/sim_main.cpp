@@ -6,7 +6,8 @@
 //     --until-failure                          no further than the first seed that fails; says how many that took
 //   shoal_simulate --seed 17 [--trace]         one run again
 //   --calm, --faults                           only runs without, only runs with faults
-//   shoal_simulate rated ...                   one job on links with a rate and queues that drop: sim_rated.cpp
+//   shoal_simulate packet_level ...                   one job on links with a rate and queues that drop:
+//   sim_packet_level.cpp
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -19,7 +20,7 @@
 
 #include "drivers/sim/simulation.h"
 #include "sim_many.h"
-#include "sim_rated.h"
+#include "sim_packet_level.h"
 
 namespace {
 
@@ -90,7 +91,7 @@ int run_one(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::strcmp(argv[1], "rated") == 0) {
+  if (argc > 1 && std::strcmp(argv[1], "packet_level") == 0) {
     return simulate_rated(argc - 2, argv + 2);
   }
   Options options;

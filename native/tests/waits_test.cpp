@@ -15,7 +15,7 @@ using engine::OpenOperations;
 using engine::Waits;
 
 // As it is once the threads that have never called are known, of which there are none.
-NodeWorld::Waiting known(Waits& waits, bool leaves = false) {
+WorkerWorld::Waiting known(Waits& waits, bool leaves = false) {
   if (const std::optional<std::uint32_t> ask = waits.look(leaves).ask) {
     waits.note_threads(*ask, 0);
   }
@@ -29,7 +29,7 @@ TEST(a_thread_that_waits_is_blocked_but_not_while_a_handler_runs_in_the_middle_o
   Waits waits(operations);
   const auto gradient = operations.open(nullptr, false);
   const engine::BlockedBy blocked(gradient->handle());
-  const NodeWorld::Waiting before = known(waits);
+  const WorkerWorld::Waiting before = known(waits);
   CHECK(before.blocked);
   CHECK_EQ(before.patience, 2 * second);
   CHECK(before.handles == std::vector<std::uint64_t>{gradient->handle()});
@@ -41,14 +41,14 @@ TEST(a_thread_that_waits_is_blocked_but_not_while_a_handler_runs_in_the_middle_o
     const auto checkpoint = operations.open(nullptr, false);
     {
       const engine::BlockedBy inner(checkpoint->handle());
-      const NodeWorld::Waiting inside = known(waits);
+      const WorkerWorld::Waiting inside = known(waits);
       CHECK(inside.blocked && inside.changes > before.changes);
       CHECK(inside.handles == std::vector<std::uint64_t>{checkpoint->handle()});
     }
     CHECK(!known(waits).blocked);
     operations.finish(checkpoint->handle(), {});
   }
-  const NodeWorld::Waiting after = known(waits);
+  const WorkerWorld::Waiting after = known(waits);
   CHECK(after.blocked && after.changes > before.changes);
   CHECK(after.handles == before.handles);
 }
@@ -58,7 +58,7 @@ TEST(a_look_for_signals_that_finds_none_is_no_change) {
   Waits waits(operations);
   const auto gradient = operations.open(nullptr, false);
   const engine::BlockedBy blocked(gradient->handle());
-  const NodeWorld::Waiting before = known(waits);
+  const WorkerWorld::Waiting before = known(waits);
   { const engine::Awake awake; }
   CHECK_EQ(waits.look(false).waiting.changes, before.changes);
 }
@@ -109,7 +109,7 @@ TEST(what_a_rank_that_leaves_says_is_never_what_it_has_said_before) {
     before = known(waits).changes;
   }
   for (std::uint64_t finished = 0; finished <= before; ++finished) {
-    const NodeWorld::Waiting leaving = waits.look(true).waiting;
+    const WorkerWorld::Waiting leaving = waits.look(true).waiting;
     CHECK(leaving.blocked && leaving.changes > before);
     operations.finish(operations.open(nullptr, false)->handle(), {});
   }

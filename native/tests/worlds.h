@@ -1,4 +1,4 @@
-// What a node does, for tests that play the rest of its job: nothing. Each overrides what it looks at.
+// What a worker does, for tests that play the rest of its job: nothing. Each overrides what it looks at.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace shoal {
 
-struct IdleNodeWorld : NodeWorld {
+struct IdleNodeWorld : WorkerWorld {
   void send(LinkId, const wire::Header&, Bytes, std::span<const std::byte>, Token) override {}
   void detach(Token) override {}
   void close(LinkId) override {}
@@ -23,7 +23,7 @@ struct IdleNodeWorld : NodeWorld {
   void connect_server(std::uint32_t, std::uint32_t) override {}
   void warn(std::string) override {}
   void ended() override {}
-  std::uint64_t repairs(LinkId) const override { return 0; }
+  std::uint64_t retransmissions(LinkId) const override { return 0; }
 };
 
 }  // namespace shoal

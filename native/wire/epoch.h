@@ -15,7 +15,7 @@
 
 namespace shoal::wire {
 
-// The coordinator's decision, passed on by every node to every server in use. Its number is in the header.
+// The coordinator's decision, passed on by every worker to every server in use. Its number is in the header.
 struct Epoch {
   std::vector<std::uint32_t> weights;  // by server
   std::string text;                    // why, for people
@@ -59,7 +59,7 @@ Bytes encode(const std::vector<Run>& runs);
 Status decode(ConstBytes payload, Range shard, std::vector<Run>& runs);
 std::size_t runs_limit();
 
-// HAVE from a server: a node's numbers of operations.
+// HAVE from a server: a worker's numbers of operations.
 inline constexpr std::size_t have_at_once = 64;
 Bytes encode_numbers(const std::vector<std::uint64_t>& operations);
 Status decode_numbers(ConstBytes payload, std::vector<std::uint64_t>& operations);

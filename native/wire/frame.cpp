@@ -20,7 +20,7 @@ std::uint8_t allowed_flags(Type type) {
     case Type::epoch:
       return flag_reopened;
     case Type::window:
-      return flag_insistent;
+      return flag_competing;
     case Type::reached:
       return flag_unreachable;
     default:

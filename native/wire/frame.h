@@ -48,13 +48,13 @@ enum class Type : std::uint8_t {
 
 // Flag 1 of RESULT (the operation's last from this server), of SIZES (a RESULT with everything follows), of ADMIT (what
 // is still to be sent and received comes with it), of DROP (it has ended well), of EPOCH (all that was open in an
-// epoch before has been opened again), of WINDOW (links insist) and of REACHED (it was not).
+// epoch before has been opened again), of WINDOW (links compete) and of REACHED (it was not).
 inline constexpr std::uint8_t flag_last = 1;
 inline constexpr std::uint8_t flag_inline = 1;
 inline constexpr std::uint8_t flag_resumed = 1;
 inline constexpr std::uint8_t flag_well = 1;
 inline constexpr std::uint8_t flag_reopened = 1;
-inline constexpr std::uint8_t flag_insistent = 1;
+inline constexpr std::uint8_t flag_competing = 1;
 inline constexpr std::uint8_t flag_unreachable = 1;
 
 struct Header {

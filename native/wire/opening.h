@@ -23,7 +23,7 @@ using ConstBytes = std::span<const std::byte>;
 // A text as it is sent: at most limits::text_bytes, and no part of a character.
 std::string cut(const std::string& text);
 
-// What a node says of an operation when it opens it.
+// What a worker says of an operation when it opens it.
 struct Opening {
   Collective collective = Collective::none;
   Operator op = Operator::none;

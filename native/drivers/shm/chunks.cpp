@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/limits.h"
-#include "protocol/layout.h"
+#include "protocol/sharding.h"
 
 namespace shoal::shm {
 

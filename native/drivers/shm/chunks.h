@@ -1,6 +1,6 @@
 // How a large operation is cut into the chunks that move through the node's memory.
 //
-// What goes on to servers is cut where their shards end (protocol/layout.h), and the shards' chunks take turns: every
+// What goes on to servers is cut where their shards end (protocol/sharding.h), and the shards' chunks take turns: every
 // server soon has something to add, and none waits for what belongs to another. Shards of different sizes have as many
 // chunks each, so that they end together.
 #pragma once

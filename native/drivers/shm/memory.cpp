@@ -105,8 +105,8 @@ std::vector<Shape> shapes_from(Shape shape) {
   return shapes;
 }
 
-// Nothing in it is ever executed. A machine may insist that this is said (vm.memfd_noexec=2); kernels before 6.3 do not
-// know the word.
+// Nothing in it is ever executed. A machine may compete that this is said (vm.memfd_noexec=2); kernels before 6.3 do
+// not know the word.
 os::Descriptor make_file() {
   constexpr unsigned cannot_be_executed = 8;  // MFD_NOEXEC_SEAL, which not all headers have
   constexpr unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;

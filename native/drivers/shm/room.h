@@ -31,7 +31,7 @@
 #include "base/status.h"
 #include "drivers/shm/memory.h"
 #include "protocol/job.h"
-#include "protocol/node.h"
+#include "protocol/worker/worker.h"
 #include "wire/waits.h"
 
 namespace shoal::shm {
@@ -68,7 +68,7 @@ struct Uplink {
   std::uint32_t group = 0;             // of the nodes' first ranks, in the network; on the first rank
   std::uint32_t ranks = 0;             // that are added in all
   std::uint32_t largest = 0;           // ranks of the largest node
-  std::vector<std::uint32_t> weights;  // of the servers: what each averages (protocol/layout.h)
+  std::vector<std::uint32_t> weights;  // of the servers: what each averages (protocol/sharding.h)
   std::uint64_t shared_from = 0;       // bytes of an operation that all of them work on
 };
 

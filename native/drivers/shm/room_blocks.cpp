@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "drivers/shm/room_impl.h"
-#include "protocol/layout.h"
+#include "protocol/sharding.h"
 #include "reduce/reduce.h"
 
 namespace shoal::shm {

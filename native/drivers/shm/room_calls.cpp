@@ -9,7 +9,7 @@
 #include "drivers/shm/room_impl.h"
 #include "protocol/agreement.h"
 #include "protocol/keys.h"
-#include "protocol/stalls.h"
+#include "protocol/progress.h"
 
 namespace shoal::shm {
 

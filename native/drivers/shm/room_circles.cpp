@@ -1,5 +1,5 @@
 // What a room knows of the operations that its rank waits for, and how one fails that can never be complete since ranks
-// wait for each other in a circle (protocol/circles.h).
+// wait for each other in a circle (protocol/coordinator/circles.h).
 #include <algorithm>
 #include <utility>
 

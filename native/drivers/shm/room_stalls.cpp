@@ -17,7 +17,7 @@
 
 #include "drivers/shm/room_impl.h"
 #include "protocol/agreement.h"
-#include "protocol/stalls.h"
+#include "protocol/progress.h"
 
 namespace shoal::shm {
 

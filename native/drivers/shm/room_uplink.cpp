@@ -52,7 +52,7 @@ Submission Room::Impl::for_network(const Operation& operation) const {
 // Large ones: what is sent follows, chunk by chunk.
 void Room::Impl::send_up(Operation& operation, const Chunks& chunks) {
   Submission up = for_network(operation);
-  up.in_parts = true;
+  up.streamed = true;
   operation.at_network = true;
   arrivals_.expect(up.handle, chunks);
   ask([this, up = std::move(up)]() mutable { world_.send_up(std::move(up)); });

@@ -36,7 +36,7 @@ class SimulatedServerWorld final : public SeatWorld<ServerWorld> {
   void sum(Sum sum) override { network_.sum(seat_, std::move(sum)); }
 };
 
-class SimulatedNodeWorld final : public SeatWorld<NodeWorld> {
+class SimulatedNodeWorld final : public SeatWorld<WorkerWorld> {
  public:
   SimulatedNodeWorld(Network& network, Seat& seat, Cluster& cluster, Application& application, std::uint32_t rank)
       : SeatWorld(network, seat), cluster_(cluster), application_(application), rank_(rank) {}
@@ -56,7 +56,7 @@ class SimulatedNodeWorld final : public SeatWorld<NodeWorld> {
   }
   void warn(std::string text) override { application_.on_warning(rank_, text); }
   void ended() override { application_.on_ended(rank_); }
-  std::uint64_t repairs(LinkId /*link*/) const override { return 0; }
+  std::uint64_t retransmissions(LinkId /*link*/) const override { return 0; }
 
  private:
   Cluster& cluster_;
@@ -92,15 +92,15 @@ Cluster::Cluster(const Plan& plan, Network& network, Application& application, O
 }
 
 void Cluster::make_nodes(Application& application) {
-  nodes_.resize(plan_.config.size());
-  for (std::uint32_t rank = 0; rank < nodes_.size(); ++rank) {
-    NodeHost& host = nodes_[rank];
+  workers_.resize(plan_.config.size());
+  for (std::uint32_t rank = 0; rank < workers_.size(); ++rank) {
+    WorkerHost& host = workers_[rank];
     host.actor = network_.scheduler().add_actor();
-    host.seat = &network_.add_seat(host.actor, "node " + std::to_string(rank));
+    host.seat = &network_.add_seat(host.actor, "worker " + std::to_string(rank));
     host.world = std::make_unique<SimulatedNodeWorld>(network_, *host.seat, *this, application, rank);
     host.pool = std::make_unique<BufferPool>(kept_bytes);
-    host.node = std::make_unique<Node>(plan_.config, rank, *host.world, *host.pool);
-    host.seat->machine = host.node.get();
+    host.worker = std::make_unique<Worker>(plan_.config, rank, *host.world, *host.pool);
+    host.seat->machine = host.worker.get();
   }
 }
 
@@ -114,7 +114,7 @@ void Cluster::make_servers() {
       dedicated_.push_back(network_.scheduler().add_actor());
     }
     make_server(index, 0,
-                rank < 0 ? dedicated_[plan_.server_processes[index]] : nodes_[static_cast<std::size_t>(rank)].actor);
+                rank < 0 ? dedicated_[plan_.server_processes[index]] : workers_[static_cast<std::size_t>(rank)].actor);
   }
 }
 
@@ -136,54 +136,54 @@ Cluster::ServerHost& Cluster::make_server(std::uint32_t index, std::uint32_t att
 }
 
 void Cluster::make_coordinator(Application& application) {
-  coordinator_seat_ = &network_.add_seat(nodes_[0].actor, "coordinator");
+  coordinator_seat_ = &network_.add_seat(workers_[0].actor, "coordinator");
   coordinator_world_ = std::make_unique<SimulatedCoordinatorWorld>(network_, *coordinator_seat_, application);
   coordinator_ = std::make_unique<Coordinator>(plan_.config, *coordinator_world_);
   coordinator_seat_->machine = coordinator_.get();
 }
 
 void Cluster::attach_all() {
-  for (std::uint32_t rank = 0; rank < nodes_.size(); ++rank) {
-    NodeHost& host = nodes_[rank];
+  for (std::uint32_t rank = 0; rank < workers_.size(); ++rank) {
+    WorkerHost& host = workers_[rank];
     host.control = &network_.add_link(LinkKind::control, *host.seat, rank, *coordinator_seat_, 0);
-    host.node->attach_coordinator(host.control->id);
-    coordinator_->attach_node(host.control->other->id, rank);
+    host.worker->attach_coordinator(host.control->id);
+    coordinator_->attach_worker(host.control->other->id, rank);
     for (ServerHost& server : servers_) {
       End& end = network_.add_link(LinkKind::server, *host.seat, rank, *server.seat, server.index);
-      host.node->attach_server(end.id, server.index);
-      server.server->attach_node(end.other->id, rank);
+      host.worker->attach_server(end.id, server.index);
+      server.server->attach_worker(end.other->id, rank);
     }
   }
 }
 
 void Cluster::connect(std::uint32_t from, std::uint32_t to) {
-  if (from >= to || to >= nodes_.size()) {
-    observer_.violated("node " + std::to_string(from) + " connects to rank " + std::to_string(to) +
+  if (from >= to || to >= workers_.size()) {
+    observer_.violated("worker " + std::to_string(from) + " connects to rank " + std::to_string(to) +
                        ": the lower rank connects to the higher one");
     return;
   }
   if (!connected_.emplace(std::pair(from, to), nullptr).second) {
-    observer_.violated("node " + std::to_string(from) + " connects to rank " + std::to_string(to) + " a second time");
+    observer_.violated("worker " + std::to_string(from) + " connects to rank " + std::to_string(to) + " a second time");
     return;
   }
-  network_.trace("node " + std::to_string(from) + "  connects to rank " + std::to_string(to));
-  NodeHost& near = nodes_[from];
-  NodeHost& far = nodes_[to];
+  network_.trace("worker " + std::to_string(from) + "  connects to rank " + std::to_string(to));
+  WorkerHost& near = workers_[from];
+  WorkerHost& far = workers_[to];
   const Time slow = network_.random().chance(0.05) ? network_.random().between(0, 2 * second) : 0;
   const auto parted = parted_.find(std::minmax(near.actor, far.actor));
   const Time mended = parted == parted_.end() ? 0 : parted->second;
   const Time when = std::max(network_.now() + slow, mended) + network_.delay();
-  if (far.node == nullptr || unreachable_.count(to) > 0) {
+  if (far.worker == nullptr || unreachable_.count(to) > 0) {
     network_.scheduler().at(when, near.actor, [this, &near, to] {
-      network_.turn(*near.seat, [&](Machine&) { near.node->peer_unreachable(to, "connection refused"); });
+      network_.turn(*near.seat, [&](Machine&) { near.worker->peer_unreachable(to, "connection refused"); });
     });
     return;
   }
   End& end = network_.add_link(LinkKind::peer, *near.seat, from, *far.seat, to);
-  network_.attach_later(end, when, [&near, &end, to] { near.node->attach_peer(end.id, to); });
+  network_.attach_later(end, when, [&near, &end, to] { near.worker->attach_peer(end.id, to); });
   network_.attach_later(*end.other, when + network_.delay(), [this, &far, &end, from, to] {
     connected_[{from, to}] = end.other;
-    far.node->attach_peer(end.other->id, from);
+    far.worker->attach_peer(end.other->id, from);
   });
 }
 
@@ -199,12 +199,12 @@ void Cluster::connect_again(std::uint32_t which) {
   }
   const auto [from, to] = pairs[which % pairs.size()];
   network_.trace("rank " + std::to_string(to) + " is connected to from rank " + std::to_string(from) + " again");
-  NodeHost& far = nodes_[to];
+  WorkerHost& far = workers_[to];
   End& end = network_.add_link(LinkKind::peer, *stray_, from, *far.seat, to);
   const End* first = connected_[{from, to}];
   network_.attach_later(*end.other, network_.now() + network_.delay(), [&far, &end, first, from] {
     if (first->open) {
-      far.node->attach_peer(end.other->id, from);
+      far.worker->attach_peer(end.other->id, from);
     }
   });
 }
@@ -252,7 +252,7 @@ void Cluster::part(std::uint64_t seed, Time duration, std::function<void(const E
 
 void Cluster::connect_server(std::uint32_t rank, std::uint32_t server, std::uint32_t attempt) {
   Random& random = network_.random();
-  NodeHost& near = nodes_[rank];
+  WorkerHost& near = workers_[rank];
   ActorId& known_process = dedicated_[plan_.server_processes[server]];
   if (network_.scheduler().stopped(known_process) && random.chance(0.5)) {
     network_.trace("a dedicated server is started again");
@@ -263,7 +263,7 @@ void Cluster::connect_server(std::uint32_t rank, std::uint32_t server, std::uint
   const Time when = network_.now() + network_.delay();
   if (network_.scheduler().stopped(process) || random.chance(0.1)) {
     network_.scheduler().at(when, near.actor, [this, &near, server, attempt] {
-      network_.turn(*near.seat, [&](Machine&) { near.node->server_unreachable(server, attempt); });
+      network_.turn(*near.seat, [&](Machine&) { near.worker->server_unreachable(server, attempt); });
     });
     return;
   }
@@ -275,9 +275,9 @@ void Cluster::connect_server(std::uint32_t rank, std::uint32_t server, std::uint
     ServerHost& host = known != servers_.end() ? *known : make_server(lane, attempt, process);
     End& end = network_.add_link(LinkKind::server, *near.seat, rank, *host.seat, lane);
     const Time later = when + (random.chance(0.1) ? random.between(0, 2 * second) : 0);
-    network_.attach_later(*end.other, later, [&host, &end, rank] { host.server->attach_node(end.other->id, rank); });
+    network_.attach_later(*end.other, later, [&host, &end, rank] { host.server->attach_worker(end.other->id, rank); });
     network_.attach_later(end, later + network_.delay(), [&near, &end, lane, attempt, process] {
-      near.node->attach_returned(end.id, lane, attempt, id_of(process));
+      near.worker->attach_returned(end.id, lane, attempt, id_of(process));
     });
   }
 }
@@ -292,9 +292,9 @@ void Cluster::end_process(ActorId actor, bool gently) {
       host.server.reset();
     }
   }
-  for (NodeHost& host : nodes_) {
+  for (WorkerHost& host : workers_) {
     if (host.actor == actor) {
-      host.node.reset();
+      host.worker.reset();
     }
   }
   if (coordinator_seat_->actor == actor) {
@@ -304,7 +304,7 @@ void Cluster::end_process(ActorId actor, bool gently) {
 
 // What it keeps for others is at most what they may lack: for each of them and each server the credit that it had once
 // and may have had again, and what came with openings.
-void Cluster::check_memory(const NodeHost& host) {
+void Cluster::check_memory(const WorkerHost& host) {
   const JobConfig& config = plan_.config;
   const std::size_t epochs = 2 * plan_.faults.size() + 1;  // what is lost may come back
   const std::size_t each = 3 * std::max(plan_.most_credit, config.credit) + config.eager + config.segment;

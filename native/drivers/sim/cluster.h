@@ -1,4 +1,4 @@
-// The processes of a simulated job with the product's own machines in them: every rank's process holds its node, its
+// The processes of a simulated job with the product's own machines in them: every rank's process holds its worker, its
 // co-located servers and, on rank 0, the coordinator; every dedicated server has a process of its own.
 #pragma once
 
@@ -15,13 +15,13 @@
 #include "base/buffer.h"
 #include "drivers/sim/network.h"
 #include "drivers/sim/workload.h"
-#include "protocol/coordinator.h"
-#include "protocol/node.h"
-#include "protocol/server.h"
+#include "protocol/coordinator/coordinator.h"
+#include "protocol/server/server.h"
+#include "protocol/worker/worker.h"
 
 namespace shoal::sim {
 
-// What the nodes tell those who use them.
+// What the workers tell those who use them.
 class Application {
  public:
   virtual ~Application() = default;
@@ -35,13 +35,13 @@ class Application {
 
 class Cluster {
  public:
-  struct NodeHost {
+  struct WorkerHost {
     ActorId actor = outside;
     Seat* seat = nullptr;
     End* control = nullptr;
-    std::unique_ptr<NodeWorld> world;
+    std::unique_ptr<WorkerWorld> world;
     std::unique_ptr<BufferPool> pool;
-    std::unique_ptr<Node> node;  // null once the process is gone
+    std::unique_ptr<Worker> worker;  // null once the process is gone
   };
   struct ServerHost {
     std::uint32_t index = 0;
@@ -58,24 +58,24 @@ class Cluster {
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
 
-  NodeHost& node(std::uint32_t rank) { return nodes_[rank]; }
+  WorkerHost& worker(std::uint32_t rank) { return workers_[rank]; }
   std::deque<ServerHost>& servers() { return servers_; }
   std::size_t dedicated_processes() const { return dedicated_.size(); }
   ActorId dedicated_process(std::size_t index) const { return dedicated_[index]; }
 
   // Ends a process and destroys its machines.
   void end_process(ActorId actor, bool gently);
-  // From now on nobody can connect to this rank's node.
+  // From now on nobody can connect to this rank's worker.
   void refuse_connections(std::uint32_t rank) { unreachable_.insert(rank); }
   void connect(std::uint32_t from, std::uint32_t to);
-  // To a node that has a link to another one, a second one comes from there.
+  // To a worker that has a link to another one, a second one comes from there.
   void connect_again(std::uint32_t which);
   // Nothing passes between some processes and the others for so long, drawn by the seed. Beyond the peer timeout the
   // links between them break: `broken` is told of each that does.
   void part(std::uint64_t seed, Time duration, std::function<void(const End&)> broken);
   // A process that has died may have been started again, and its address may lead to another one now and then.
   void connect_server(std::uint32_t rank, std::uint32_t server, std::uint32_t attempt);
-  void check_memory(const NodeHost& host);
+  void check_memory(const WorkerHost& host);
 
  private:
   void make_nodes(Application& application);
@@ -89,7 +89,7 @@ class Cluster {
   const Plan& plan_;
   Network& network_;
   Observer& observer_;
-  std::vector<NodeHost> nodes_;
+  std::vector<WorkerHost> workers_;
   std::deque<ServerHost> servers_;  // also those of before
   std::vector<ActorId> dedicated_;
   Seat* coordinator_seat_ = nullptr;

@@ -11,7 +11,7 @@ using wire::Type;
 std::string Decisions::sent(const End& from, const wire::Header& header, const Bytes& owned) {
   if (from.kind == LinkKind::control && !from.is_client) {
     if (header.type == Type::reconnect) {
-      return "";  // asks rank 0's node first, and decides nothing
+      return "";  // asks rank 0's worker first, and decides nothing
     }
     return coordinator_sent(from.client, {header.type, header.epoch, owned});
   }
@@ -23,13 +23,13 @@ std::string Decisions::sent(const End& from, const wire::Header& header, const B
   }
   const auto decided = weights_.find(header.epoch);
   const bool right = decided != weights_.end() && decided->second == epoch.weights;
-  return right ? "" : "the node announces an epoch that the coordinator has not decided";
+  return right ? "" : "the worker announces an epoch that the coordinator has not decided";
 }
 
 std::string Decisions::coordinator_sent(std::uint32_t rank, Word word) {
   const std::size_t place = heard_[rank]++;
   if (place < words_.size()) {
-    return words_[place] == word ? "" : "the coordinator tells one node something else than another";
+    return words_[place] == word ? "" : "the coordinator tells one worker something else than another";
   }
   std::string wrong = decided(word);
   words_.push_back(std::move(word));

@@ -61,13 +61,13 @@ std::string Ledger::sent(const End& from, const wire::Header& header, const Byte
       return "";  // said to servers that are not in use, too
     }
     if (from.is_client) {
-      return header.epoch == at.epoch ? node_sent(at, header, owned) : "is not of the node's epoch";
+      return header.epoch == at.epoch ? node_sent(at, header, owned) : "is not of the worker's epoch";
     }
     // While the rest of an EPOCH is on its way, the server is still in the one before.
     if (header.epoch != at.server_epoch) {
-      return header.epoch < at.server_epoch ? "" : "is of an epoch that the node has not announced here";
+      return header.epoch < at.server_epoch ? "" : "is of an epoch that the worker has not announced here";
     }
-    // The node throws away what comes of an epoch before its own, and windows may be others since then.
+    // The worker throws away what comes of an epoch before its own, and windows may be others since then.
     return header.epoch == at.epoch ? server_sent(at, header) : "";
   }
   if (from.kind == LinkKind::peer && header.type == Type::data) {
@@ -132,7 +132,7 @@ std::string Ledger::at_rest(const End& client) const {
 
 std::string Ledger::node_sent(Flow& at, const wire::Header& header, const Bytes& owned) {
   if (header.acknowledged > at.results) {
-    return "the node acknowledges results that it does not have whole";
+    return "the worker acknowledges results that it does not have whole";
   }
   if (header.type == Type::open && owned.size() >= inline_length_at + 4) {
     const bool counts = !at.reopening || !is_gather_opening(owned);
@@ -170,7 +170,7 @@ std::string Ledger::server_sent(Flow& at, const wire::Header& header) {
 std::string Ledger::node_heard(Flow& at, const wire::Header& header) {
   at.credit += header.credit;
   if (at.credit > at.limit) {
-    return "the node has more credit than the job allows";
+    return "the worker has more credit than the job allows";
   }
   // Where no ADMIT has come the first RESULT says the same.
   if (header.type == Type::admit || header.type == Type::result) {

@@ -20,21 +20,21 @@ class Ledger {
   std::string sent(const End& from, const wire::Header& header, const Bytes& owned);
   std::string arrived(const End& to, const wire::Header& header);
   void received(const End& to, const wire::Header& header);
-  // Once nothing is on its way any more: the node's end of a link that stands.
+  // Once nothing is on its way any more: the worker's end of a link that stands.
   std::string at_rest(const End& client) const;
 
  private:
-  // Between one node and one server, in one epoch: counted anew when the next begins, at each end in its own time.
+  // Between one worker and one server, in one epoch: counted anew when the next begins, at each end in its own time.
   struct Flow {
-    std::uint32_t epoch = 0;         // of the node
-    std::uint32_t server_epoch = 0;  // as the node has told the server
-    bool reopening = false;          // the node opens again what was open before
+    std::uint32_t epoch = 0;         // of the worker
+    std::uint32_t server_epoch = 0;  // as the worker has told the server
+    bool reopening = false;          // the worker opens again what was open before
     std::int64_t least = 0;          // the smallest window
     std::int64_t limit = 0;          // and the largest
-    std::int64_t credit = 0;         // of the node, as it knows
+    std::int64_t credit = 0;         // of the worker, as it knows
     std::int64_t unanswered = 0;     // DATA bytes that the server has and has not granted again
-    std::int64_t eager = 0;          // inline bytes that the node has no answer to
-    std::uint32_t results = 0;       // RESULT and SIZES frames that the node has whole
+    std::int64_t eager = 0;          // inline bytes that the worker has no answer to
+    std::uint32_t results = 0;       // RESULT and SIZES frames that the worker has whole
     std::unordered_map<std::uint64_t, std::int64_t> inlined;  // by operation
     std::unordered_map<std::uint64_t, std::uint64_t> order;   // operation → place in the server's order
     std::uint64_t last_sent = 0;

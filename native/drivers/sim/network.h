@@ -10,7 +10,7 @@
 //
 // What a network does to its users besides: links that break, that are silent for a while or for ever, bytes that come
 // out otherwise than they went in. Links to oneself are links like any other, but never break. Rates, queues that drop
-// and TCP are those of another network, rated/.
+// and TCP are those of another network, packet_level/.
 #pragma once
 
 #include <cstddef>
@@ -63,7 +63,7 @@ struct End {
   LinkKind kind = LinkKind::control;
   Seat* seat = nullptr;
   End* other = nullptr;
-  bool is_client = false;     // the end of the node (of control and server links) or of the lower rank
+  bool is_client = false;     // the end of the worker (of control and server links) or of the lower rank
   std::uint32_t client = 0;   // the rank at the client's end
   std::uint32_t service = 0;  // the server's index or the higher rank
   bool open = true;           // the machine may use it and is told what arrives
@@ -203,7 +203,7 @@ class Network final : private Receiver {
 
 // "DATA operation 7, offset 64, length 128" and so on.
 std::string describe(const wire::Header& header);
-// "node 2 → server 1": from whom to whom the frames sent at this end go.
+// "worker 2 → server 1": from whom to whom the frames sent at this end go.
 std::string describe(const End& from);
 
 }  // namespace shoal::sim

@@ -42,7 +42,7 @@ Outcome Simulation::run() {
     violated("the plan cannot be worked with: " + problem);
   }
   for (std::uint32_t rank = 0; rank < plan_.config.size(); ++rank) {
-    network_.scheduler().at(0, cluster_.node(rank).actor, [this, rank] { start(rank); });
+    network_.scheduler().at(0, cluster_.worker(rank).actor, [this, rank] { start(rank); });
   }
   for (const Fault& fault : plan_.faults) {
     if (!fault.goodbye_of) {
@@ -69,15 +69,16 @@ Outcome Simulation::run() {
 void Simulation::start(std::uint32_t rank) {
   Life& life = lives_[rank];
   life.groups.resize(plan_.groups.size());
-  Seat& seat = *cluster_.node(rank).seat;
+  Seat& seat = *cluster_.worker(rank).seat;
   seat.after = [this, rank] {
-    cluster_.check_memory(cluster_.node(rank));
+    cluster_.check_memory(cluster_.worker(rank));
     note_goodbye(rank);
     exit_if_done(rank);
   };
   network_.turn(seat, [&](Machine&) {
     for (std::uint32_t group : plan_.ranks[rank].groups) {
-      life.groups[group] = cluster_.node(rank).node->make_group(plan_.groups[group].ranks, plan_.groups[group].name);
+      life.groups[group] =
+          cluster_.worker(rank).worker->make_group(plan_.groups[group].ranks, plan_.groups[group].name);
     }
   });
   go_on(rank);
@@ -88,22 +89,22 @@ void Simulation::go_on(std::uint32_t rank) {
   Life& life = lives_[rank];
   const RankPlan& plan = plan_.ranks[rank];
   Scheduler& scheduler = network_.scheduler();
-  if (cluster_.node(rank).node == nullptr || life.aborted || life.leaving) {
+  if (cluster_.worker(rank).worker == nullptr || life.aborted || life.leaving) {
     return;
   }
   while (life.next < plan.steps.size() && (plan.window == 0 || life.open < plan.window)) {
     const RankPlan::Step& step = plan.steps[life.next];
     if (step.when > network_.now()) {
-      scheduler.at(step.when, cluster_.node(rank).actor, [this, rank] { go_on(rank); });
+      scheduler.at(step.when, cluster_.worker(rank).actor, [this, rank] { go_on(rank); });
       return;
     }
     ++life.next;
     submit(rank, step.operation);
-    change_window(rank, {step.credit, step.insistent});
+    change_window(rank, {step.credit, step.competing});
   }
   if (life.next == plan.steps.size()) {
     life.leaving = true;
-    scheduler.at(network_.now() + plan.leave_after, cluster_.node(rank).actor, [this, rank] { leave(rank); });
+    scheduler.at(network_.now() + plan.leave_after, cluster_.worker(rank).actor, [this, rank] { leave(rank); });
   }
 }
 
@@ -134,23 +135,24 @@ void Simulation::submit(std::uint32_t rank, std::size_t number) {
     submission.input = work.input->data() + (inside ? own_offset(operation, index) : 0);
     submission.input_bytes = member.bytes();
   }
-  if (member.in_parts && member.failure.empty()) {
-    submission.in_parts = true;
+  if (member.streamed && member.failure.empty()) {
+    submission.streamed = true;
     std::fill(work.input->data(), work.input->data() + member.bytes(), std::byte{0xa5});
   }
   if (work.output != nullptr && !root_alone) {
     submission.output = work.result;
     submission.output_bytes = work.result_bytes;
   }
-  network_.trace("node " + std::to_string(rank) + "  submits " + std::to_string(number) + ": " +
+  network_.trace("worker " + std::to_string(rank) + "  submits " + std::to_string(number) + ": " +
                  name_of(member.collective) + " " + name_of(member.op) + " " + name_of(member.dtype) + " of " +
                  std::to_string(member.bytes()) + " bytes, '" + operation.name + "' in group " +
                  std::to_string(operation.group) + (member.failure.empty() ? "" : ", failed"));
   submitted_[number * plan_.config.size() + rank] = true;
   ++lives_[rank].open;
-  const bool in_parts = submission.in_parts;
-  network_.turn(*cluster_.node(rank).seat, [&](Machine&) { cluster_.node(rank).node->submit(std::move(submission)); });
-  if (in_parts) {
+  const bool streamed = submission.streamed;
+  network_.turn(*cluster_.worker(rank).seat,
+                [&](Machine&) { cluster_.worker(rank).worker->submit(std::move(submission)); });
+  if (streamed) {
     contribute_in_parts(rank, number);
   }
 }
@@ -165,16 +167,16 @@ void Simulation::contribute_in_parts(std::uint32_t rank, std::size_t number) {
     end = std::min(bytes, begin + 64 * random.between(1, 12));
     when += random.chance(0.5) ? network_.delay() : 0;
     const Time moment = random.chance(0.2) ? network_.now() : when;
-    network_.scheduler().at(moment, cluster_.node(rank).actor, [this, rank, number, piece = Range{begin, end}] {
+    network_.scheduler().at(moment, cluster_.worker(rank).actor, [this, rank, number, piece = Range{begin, end}] {
       Work& work = work_of(number, rank);
-      if (work.status || cluster_.node(rank).node == nullptr) {
+      if (work.status || cluster_.worker(rank).worker == nullptr) {
         return;
       }
       const Bytes& input = expected_[number].input(member_of(number, rank));
       std::copy(input.begin() + static_cast<std::ptrdiff_t>(piece.begin),
                 input.begin() + static_cast<std::ptrdiff_t>(piece.end), work.result + piece.begin);
-      network_.turn(*cluster_.node(rank).seat,
-                    [&](Machine&) { cluster_.node(rank).node->contributed(handle_of(number), piece); });
+      network_.turn(*cluster_.worker(rank).seat,
+                    [&](Machine&) { cluster_.worker(rank).worker->contributed(handle_of(number), piece); });
     });
   }
 }
@@ -187,14 +189,14 @@ void Simulation::on_received(std::uint32_t rank, std::uint64_t handle, Range ran
             work.received.begin() + static_cast<std::ptrdiff_t>(range.begin));
 }
 
-void Simulation::change_window(std::uint32_t rank, const Pace::Setting& window) {
-  Node* node = cluster_.node(rank).node.get();
-  if (window.credit == 0 || node == nullptr || node->open_operations() == 0) {
+void Simulation::change_window(std::uint32_t rank, const CongestionController::Setting& window) {
+  Worker* worker = cluster_.worker(rank).worker.get();
+  if (window.credit == 0 || worker == nullptr || worker->open_operations() == 0) {
     return;
   }
-  network_.trace("node " + std::to_string(rank) + "  makes the credit " + std::to_string(window.credit) +
-                 (window.insistent ? ", insisting" : ""));
-  network_.turn(*cluster_.node(rank).seat, [&](Machine&) { node->set_window(window); });
+  network_.trace("worker " + std::to_string(rank) + "  makes the credit " + std::to_string(window.credit) +
+                 (window.competing ? ", insisting" : ""));
+  network_.turn(*cluster_.worker(rank).seat, [&](Machine&) { worker->set_window(window); });
 }
 
 // Makes the arrays of one member and fills in its input.
@@ -221,16 +223,16 @@ void Simulation::prepare(Work& work, const OperationPlan& operation, std::size_t
 }
 
 void Simulation::leave(std::uint32_t rank) {
-  if (cluster_.node(rank).node != nullptr && !lives_[rank].aborted) {
-    network_.trace("node " + std::to_string(rank) + "  leaves");
+  if (cluster_.worker(rank).worker != nullptr && !lives_[rank].aborted) {
+    network_.trace("worker " + std::to_string(rank) + "  leaves");
     lives_[rank].leave_at = network_.now();
-    network_.turn(*cluster_.node(rank).seat, [&](Machine&) { cluster_.node(rank).node->leave(); });
+    network_.turn(*cluster_.worker(rank).seat, [&](Machine&) { cluster_.worker(rank).worker->leave(); });
   }
 }
 
 void Simulation::note_goodbye(std::uint32_t rank) {
   Life& life = lives_[rank];
-  if (life.left || !life.leaving || !cluster_.node(rank).node->left()) {
+  if (life.left || !life.leaving || !cluster_.worker(rank).worker->left()) {
     return;
   }
   life.left = true;
@@ -260,9 +262,9 @@ void Simulation::goodbye_begins(std::uint32_t rank) {
 // A process that nobody needs any more may end.
 void Simulation::exit_if_done(std::uint32_t rank) {
   Life& life = lives_[rank];
-  Cluster::NodeHost& host = cluster_.node(rank);
-  const bool needed = rank == 0 || host.node->serves();
-  const bool all_done = life.leaving && host.node->left();
+  Cluster::WorkerHost& host = cluster_.worker(rank);
+  const bool needed = rank == 0 || host.worker->serves();
+  const bool all_done = life.leaving && host.worker->left();
   const bool may_exit = (life.aborted && life.open == 0) || (life.ended && plan_.processes_end && all_done) ||
                         (all_done && !needed && plan_.ranks[rank].exits_when_left);
   if (!may_exit || life.exiting) {
@@ -274,28 +276,28 @@ void Simulation::exit_if_done(std::uint32_t rank) {
 
 // Not before the other sides have its goodbye, unless it ends with an error.
 void Simulation::exit(std::uint32_t rank) {
-  const ActorId actor = cluster_.node(rank).actor;
+  const ActorId actor = cluster_.worker(rank).actor;
   const Time when = network_.acknowledged_at(actor);
   if (when > network_.now() && !lives_[rank].aborted) {
     network_.scheduler().at(when, outside, [this, rank] { exit(rank); });
     return;
   }
-  network_.trace("node " + std::to_string(rank) + "  exits");
+  network_.trace("worker " + std::to_string(rank) + "  exits");
   cluster_.end_process(actor, true);
 }
 
 void Simulation::on_finish(std::uint32_t rank, std::uint64_t handle, Status status) {
   const std::size_t number = handle - 1;
   if (number >= plan_.operations.size() || !submitted_[number * plan_.config.size() + rank]) {
-    violated("node " + std::to_string(rank) + " finishes a handle that it was not given: " + std::to_string(handle));
+    violated("worker " + std::to_string(rank) + " finishes a handle that it was not given: " + std::to_string(handle));
     return;
   }
   Work& work = work_of(number, rank);
   if (work.status) {
-    violated("node " + std::to_string(rank) + " finishes operation " + std::to_string(number) + " twice");
+    violated("worker " + std::to_string(rank) + " finishes operation " + std::to_string(number) + " twice");
     return;
   }
-  network_.trace("node " + std::to_string(rank) + "  finishes " + std::to_string(number) +
+  network_.trace("worker " + std::to_string(rank) + "  finishes " + std::to_string(number) +
                  (status.ok() ? ": ok" : ": " + status.message));
   note({rank, number, static_cast<std::uint64_t>(status.code)});
   outcome_.finishes.push_back({rank, number, network_.now(), status});
@@ -306,7 +308,8 @@ void Simulation::on_finish(std::uint32_t rank, std::uint64_t handle, Status stat
     work.output->give_back();
   }
   --lives_[rank].open;
-  network_.scheduler().at(network_.now() + network_.delay(), cluster_.node(rank).actor, [this, rank] { go_on(rank); });
+  network_.scheduler().at(network_.now() + network_.delay(), cluster_.worker(rank).actor,
+                          [this, rank] { go_on(rank); });
 }
 
 std::byte* Simulation::on_allocate(std::uint32_t rank, std::uint64_t handle,
@@ -314,12 +317,12 @@ std::byte* Simulation::on_allocate(std::uint32_t rank, std::uint64_t handle,
   const std::size_t number = handle - 1;
   Work& work = work_of(number, rank);
   if (work.output != nullptr || work.status) {
-    violated("node " + std::to_string(rank) + " asks for the output of operation " + std::to_string(number) +
+    violated("worker " + std::to_string(rank) + " asks for the output of operation " + std::to_string(number) +
              " although it has one");
   }
   const std::size_t index = member_of(number, rank);
   if (!forged_ && block_bytes != blocks_for(plan_.operations[number], index)) {
-    violated("node " + std::to_string(rank) + " expects wrong blocks in operation " + std::to_string(number));
+    violated("worker " + std::to_string(rank) + " expects wrong blocks in operation " + std::to_string(number));
   }
   const auto bytes = std::accumulate(block_bytes.begin(), block_bytes.end(), std::uint64_t{0});
   if (bytes > most_output) {
@@ -332,14 +335,14 @@ std::byte* Simulation::on_allocate(std::uint32_t rank, std::uint64_t handle,
 }
 
 void Simulation::on_warning(std::uint32_t rank, const std::string& text) {
-  network_.trace("node " + std::to_string(rank) + "  warns: " + text);
+  network_.trace("worker " + std::to_string(rank) + "  warns: " + text);
   outcome_.warnings.push_back(text);
 }
 
 void Simulation::on_ended(std::uint32_t rank) {
-  network_.trace("node " + std::to_string(rank) + "  is told that the job has ended");
+  network_.trace("worker " + std::to_string(rank) + "  is told that the job has ended");
   if (std::exchange(lives_[rank].ended, true)) {
-    violated("node " + std::to_string(rank) + " is told twice that the job has ended");
+    violated("worker " + std::to_string(rank) + " is told twice that the job has ended");
   }
 }
 

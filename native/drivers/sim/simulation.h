@@ -8,7 +8,7 @@
 //     message names who;
 //   * a dead process ends the operations that need it, with PeerLost, and no others;
 //   * arrays are not touched outside their bounds, nor after their handle is done;
-//   * credit, eager data and the order of admission are kept, and all credit is back in the end (ledger.h); nodes and
+//   * credit, eager data and the order of admission are kept, and all credit is back in the end (ledger.h); workers and
 //     servers keep within their memory after every event, and nothing is left on them in the end;
 //   * the coordinator's decisions are the same everywhere, it declares those lost that are gone and had not left, and
 //     leaves no share to the others (decisions.h); a damaged header is always known for one;
@@ -91,7 +91,7 @@ class Simulation final : public Observer, public Application {
   struct Life {
     std::size_t next = 0;  // of its steps
     std::uint32_t open = 0;
-    std::vector<std::uint32_t> groups;  // plan's number → node's number
+    std::vector<std::uint32_t> groups;  // plan's number → worker's number
     bool leaving = false;
     Time leave_at = 0;
     bool left = false;
@@ -106,7 +106,7 @@ class Simulation final : public Observer, public Application {
   void go_on(std::uint32_t rank);
   void submit(std::uint32_t rank, std::size_t number);
   void contribute_in_parts(std::uint32_t rank, std::size_t number);
-  void change_window(std::uint32_t rank, const Pace::Setting& window);
+  void change_window(std::uint32_t rank, const CongestionController::Setting& window);
   void prepare(Work& work, const OperationPlan& operation, std::size_t member, const Bytes& input);
   void leave(std::uint32_t rank);
   void exit_if_done(std::uint32_t rank);
@@ -126,7 +126,7 @@ class Simulation final : public Observer, public Application {
   void part(const Fault& fault);
   void delay_rank(std::uint32_t rank, Time duration);
   void kill_server(std::uint32_t target);
-  // A server is gone for some node, and so for all: whether the others can go on.
+  // A server is gone for some worker, and so for all: whether the others can go on.
   void lose_server(std::uint32_t index);
 
   // Checks (simulation_checks.cpp).

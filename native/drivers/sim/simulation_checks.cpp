@@ -54,7 +54,7 @@ void Simulation::check_result(std::size_t number, std::size_t index, Work& work)
   }
   const bool told =
       work.told.contains({0, right.size()}) && std::equal(right.begin(), right.end(), work.received.begin());
-  if (member.in_parts && !told) {
+  if (member.streamed && !told) {
     violated(what + "it was not told of all of its result, or before it was there");
   }
 }
@@ -158,18 +158,18 @@ void Simulation::check_ends() {
     violated("nothing happens any more, but" + waiting);
   }
   for (std::uint32_t rank = 0; rank < lives_.size() && !forged_; ++rank) {
-    Cluster::NodeHost& host = cluster_.node(rank);
-    if (host.node == nullptr) {
+    Cluster::WorkerHost& host = cluster_.worker(rank);
+    if (host.worker == nullptr) {
       continue;
     }
-    if (!host.node->left()) {
+    if (!host.worker->left()) {
       violated("rank " + std::to_string(rank) + " has not said goodbye");
     }
     if (!lives_[rank].ended) {
       violated("rank " + std::to_string(rank) + " was not told that the job has ended");
     }
-    if (host.node->open_operations() > 0 || host.pool->taken_bytes() > 0) {
-      violated("node " + std::to_string(rank) + " still has " + std::to_string(host.node->open_operations()) +
+    if (host.worker->open_operations() > 0 || host.pool->taken_bytes() > 0) {
+      violated("worker " + std::to_string(rank) + " still has " + std::to_string(host.worker->open_operations()) +
                " operations and " + std::to_string(host.pool->taken_bytes()) + " bytes");
     }
   }

@@ -21,8 +21,8 @@ void Simulation::strike(const Fault& fault) {
     case Kind::break_standby:
       return break_some_standby(fault.target);
     case Kind::freeze_rank:
-      network_.trace("node " + std::to_string(rank) + "  freezes");
-      return network_.scheduler().freeze(cluster_.node(rank).actor, network_.now() + fault.duration);
+      network_.trace("worker " + std::to_string(rank) + "  freezes");
+      return network_.scheduler().freeze(cluster_.worker(rank).actor, network_.now() + fault.duration);
     case Kind::freeze_server:
       if (cluster_.dedicated_processes() > 0) {
         network_.trace("a dedicated server freezes");
@@ -57,30 +57,30 @@ void Simulation::strike(const Fault& fault) {
 
 void Simulation::kill_rank(std::uint32_t rank) {
   Life& life = lives_[rank];
-  if (cluster_.node(rank).node == nullptr) {
+  if (cluster_.worker(rank).worker == nullptr) {
     return;
   }
-  network_.trace("node " + std::to_string(rank) + "  dies");
+  network_.trace("worker " + std::to_string(rank) + "  dies");
   life.killed = true;
   gone_ranks_.insert(rank);
   disturbed_ = disturbed_ || rank == 0 || plan_.holds_server(rank);
   excuses_.insert(Code::peer_lost);
-  cluster_.end_process(cluster_.node(rank).actor, false);
+  cluster_.end_process(cluster_.worker(rank).actor, false);
 }
 
 void Simulation::abort_rank(std::uint32_t rank) {
   Life& life = lives_[rank];
-  Cluster::NodeHost& host = cluster_.node(rank);
-  if (host.node == nullptr || life.leaving) {
+  Cluster::WorkerHost& host = cluster_.worker(rank);
+  if (host.worker == nullptr || life.leaving) {
     return;
   }
-  network_.trace("node " + std::to_string(rank) + "  aborts");
+  network_.trace("worker " + std::to_string(rank) + "  aborts");
   life.aborted = true;
   gone_ranks_.insert(rank);
   disturbed_ = disturbed_ || rank == 0 || plan_.holds_server(rank);
   // Where its links end before the coordinator's word comes, it is as good as dead.
   excuses_.insert({Code::aborted, Code::peer_lost});
-  network_.turn(*host.seat, [&](Machine&) { host.node->abort(abort_reason); });
+  network_.turn(*host.seat, [&](Machine&) { host.worker->abort(abort_reason); });
 }
 
 void Simulation::kill_server(std::uint32_t target) {

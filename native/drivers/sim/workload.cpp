@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/limits.h"
-#include "protocol/node_state.h"
+#include "protocol/worker/state.h"
 
 namespace shoal::sim {
 
@@ -366,7 +366,7 @@ std::size_t record_of(const Plan& plan, const OperationPlan& operation) {
     submission.shape = member.shape;
     submission.splits = member.splits;
     submission.failure = member.failure;
-    most = std::max(most, node::record_bytes(submission, plan.config.servers()));
+    most = std::max(most, worker::record_bytes(submission, plan.config.servers()));
   }
   return most;
 }
@@ -435,7 +435,7 @@ void leave_to_dedicated(Plan& plan) {
   }
 }
 
-// Rank 0's node grows and shrinks the windows as it goes.
+// Rank 0's worker grows and shrinks the windows as it goes.
 void change_windows(Random& random, Plan& plan) {
   const std::uint32_t least = plan.config.segment;
   const std::uint32_t most = 8 * plan.config.credit;
@@ -443,7 +443,7 @@ void change_windows(Random& random, Plan& plan) {
     if (random.chance(0.3)) {
       step.credit = random.chance(0.3) ? least : static_cast<std::uint32_t>(random.between(least, most));
       plan.most_credit = std::max(plan.most_credit, step.credit);
-      step.insistent = random.chance(0.5);
+      step.competing = random.chance(0.5);
     }
   }
 }
@@ -474,7 +474,7 @@ OperationPlan random_operation(Random& random, const Plan& plan, std::uint32_t g
   vary_members(random, operation);
   if (member.collective == Collective::all_reduce && !plan.config.ring && size > 1) {
     for (MemberPlan& one : operation.members) {
-      one.in_parts = one.in_place && random.chance(0.3);
+      one.streamed = one.in_place && random.chance(0.3);
     }
   }
   return operation;

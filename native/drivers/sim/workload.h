@@ -14,7 +14,7 @@
 #include "drivers/sim/network.h"
 #include "drivers/sim/random.h"
 #include "protocol/job.h"
-#include "protocol/layout.h"
+#include "protocol/sharding.h"
 
 namespace shoal::sim {
 
@@ -32,7 +32,7 @@ struct MemberPlan {
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> splits;  // bytes
   bool in_place = false;
-  bool in_parts = false;      // all-reduce in place: the contribution comes piece by piece after the submission
+  bool streamed = false;      // all-reduce in place: the contribution comes piece by piece after the submission
   bool ready_output = false;  // all-gather, all-to-all: the output is given although its size need not be known
   bool no_input = false;      // broadcast: a receiver without an input, a root without an output
   bool absent = false;        // never submits it
@@ -59,7 +59,7 @@ struct RankPlan {
     Time when = 0;
     std::size_t operation = 0;
     std::uint32_t credit = 0;  // rank 0: if not 0, the job's from then on
-    bool insistent = false;    // and whether its links insist
+    bool competing = false;    // and whether its links compete
   };
   std::vector<std::uint32_t> groups;  // in the order in which they are made
   std::vector<Step> steps;
@@ -74,8 +74,8 @@ inline constexpr Time peer_timeout = 15 * second;
 struct Fault {
   enum class Kind {
     break_link,
-    break_server,   // the link of one node to one dedicated server
-    break_standby,  // the link of one node to a server in another's process that averages nothing yet
+    break_server,   // the link of one worker to one dedicated server
+    break_standby,  // the link of one worker to a server in another's process that averages nothing yet
     kill_rank,
     kill_server,
     freeze_rank,
@@ -106,7 +106,7 @@ struct Plan {
   std::vector<Fault> faults;
   std::uint32_t most_credit = 0;  // of all steps
   std::uint64_t server_rate = 0;  // the job's, as servers know it; at 1 the first result admits where it may
-  bool processes_end = false;     // nodes exit once the job has ended, in any order; otherwise everything is inspected
+  bool processes_end = false;  // workers exit once the job has ended, in any order; otherwise everything is inspected
 
   const std::vector<std::uint32_t>& members(const OperationPlan& operation) const {
     return groups[operation.group].ranks;

@@ -1,10 +1,10 @@
 // How a dedicated server's memory is shared among its jobs: docs/decisions/server-memory.md.
 //
-// A job needs, at each of its servers in this process, what all of its nodes may send at once and a little for tables:
-// that is reserved for it when its first node comes, or the job is refused. What is left of the bound is shared evenly:
-// as more jobs come, each may have smaller windows and tables, down to what was reserved for it. What a job has in use
-// beyond its share stays its own until it gives it back, and the others share what is left. Freed buffers are kept for
-// reuse only within the share.
+// A job needs, at each of its servers in this process, what all of its workers may send at once and a little for
+// tables: that is reserved for it when its first worker comes, or the job is refused. What is left of the bound is
+// shared evenly: as more jobs come, each may have smaller windows and tables, down to what was reserved for it. What a
+// job has in use beyond its share stays its own until it gives it back, and the others share what is left. Freed
+// buffers are kept for reuse only within the share.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 #include "base/buffer.h"
 #include "protocol/job.h"
-#include "protocol/server.h"
+#include "protocol/server/server.h"
 
 namespace shoal::tcp {
 
@@ -26,7 +26,7 @@ namespace shoal::tcp {
 struct MemoryShare {
   std::atomic<std::size_t> bytes{~std::size_t{0}};  // all of it: tables, buffers, and freed ones that are kept
   std::atomic<std::size_t> tables{limits::tables_bytes};
-  std::atomic<std::uint32_t> credit{~std::uint32_t{0}};  // of each node, at most
+  std::atomic<std::uint32_t> credit{~std::uint32_t{0}};  // of each worker, at most
   std::atomic<std::size_t> used{0};                      // by tables and buffers
   std::atomic<std::size_t> kept{0};                      // by freed buffers
   // It has more than its share. Once it has less than this, what there is is to be divided anew; 0: it has not.

@@ -34,7 +34,7 @@ std::string congestion_control_of(int socket) {
   return {name.begin(), std::find(name.begin(), name.end(), '\0')};
 }
 
-void Congestion::insist(bool on) {
+void Congestion::compete(bool on) {
   if (on == instead_ || (on && congestion_control_of(socket_) != gentle)) {
     return;
   }

@@ -1,4 +1,4 @@
-// Which congestion control a connection uses while the job insists on its share: the host's own, in place of reno, if
+// Which congestion control a connection uses while the job competes for its share: the host's own, in place of reno, if
 // it was given that before it was a link (src/shoal/net/congestion.py). docs/decisions/congestion.md.
 //
 // Any other is somebody's choice, and stays. The kernel's word counts: what it refuses stays as it is.
@@ -12,7 +12,7 @@ class Congestion {
  public:
   explicit Congestion(int socket) : socket_(socket) {}
 
-  void insist(bool on);
+  void compete(bool on);
 
  private:
   const int socket_;

@@ -16,7 +16,7 @@
 #include "drivers/tcp/budget.h"
 #include "drivers/tcp/hosted_server.h"
 #include "drivers/tcp/loop.h"
-#include "protocol/server.h"
+#include "protocol/server/server.h"
 
 namespace shoal::tcp {
 
@@ -63,7 +63,7 @@ class DedicatedServer::Impl {
   std::map<std::string, std::uint64_t> statistics() const;
 
  private:
-  // A job's server with this index, since the nodes reached it for this time: what an earlier machine knew is void.
+  // A job's server with this index, since the workers reached it for this time: what an earlier machine knew is void.
   struct Key {
     std::string incarnation;
     std::uint32_t index = 0;
@@ -169,7 +169,7 @@ void DedicatedServer::Impl::attach_on(Proxy& proxy, const Key& key, std::uint32_
     // The rank sees its connection closed, and takes this server for lost. The other jobs go on.
     return detach_from(proxy, place, rank);
   }
-  hosted->machine.attach_node(link, rank);
+  hosted->machine.attach_worker(link, rank);
 }
 
 void DedicatedServer::Impl::detach_from(Proxy& proxy, std::map<Key, std::unique_ptr<Hosted>>::iterator place,

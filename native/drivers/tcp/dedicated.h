@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "drivers/tcp/socket.h"
-#include "os/parent_only.h"
+#include "os/fork_guard.h"
 #include "protocol/job.h"
 
 namespace shoal::tcp {
@@ -26,14 +26,14 @@ class DedicatedServer {
   std::string reserve(const std::string& incarnation, std::uint32_t index, const JobConfig& config);
   void release(const std::string& incarnation);
 
-  // The link of node `rank` to server `index` of the job. The socket is connected and authenticated, and
+  // The link of worker `rank` to server `index` of the job. The socket is connected and authenticated, and
   // owned by the server from here on, also when it throws (std::invalid_argument: a configuration that cannot be worked
   // with or is not that of the job's first link, an index or rank that is not in it or is connected already).
   // `attempt`: 0 when the job begins; each later one, after the server was lost to the job, has a machine of its own.
   void attach(const std::string& incarnation, std::uint32_t index, std::uint32_t attempt, std::uint32_t rank,
               Socket&& socket, const JobConfig& config);
 
-  // Closes all links of the job. Its nodes see a lost server.
+  // Closes all links of the job. Its workers see a lost server.
   void end_job(const std::string& incarnation);
   std::vector<std::string> jobs() const;
   void close();
@@ -41,7 +41,7 @@ class DedicatedServer {
 
  private:
   class Impl;
-  os::ParentOnly<Impl> impl_;
+  os::ForkGuard<Impl> impl_;
 };
 
 }  // namespace shoal::tcp

@@ -1,4 +1,4 @@
-// A server machine on a loop, with the memory and the world that it needs: in a node's process or in a server's own.
+// A server machine on a loop, with the memory and the world that it needs: in a worker's process or in a server's own.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 #include "base/buffer.h"
 #include "drivers/tcp/loop.h"
 #include "protocol/job.h"
-#include "protocol/server.h"
+#include "protocol/server/server.h"
 
 namespace shoal::tcp {
 

@@ -301,7 +301,7 @@ int Link::unsent_bytes() const {
   return ::ioctl(socket_.number(), SIOCOUTQNSD, &bytes) == 0 ? bytes : 0;
 }
 
-std::uint64_t Link::repairs() const {
+std::uint64_t Link::retransmissions() const {
   const std::optional<tcp_info> info = info_of(socket_.number());
   return info ? info->tcpi_total_retrans : 0;
 }

@@ -88,13 +88,13 @@ class Link {
   // Of those, bytes that our kernel has not sent yet.
   int unsent_bytes() const;
   // Packets that our kernel has sent more than once.
-  std::uint64_t repairs() const;
+  std::uint64_t retransmissions() const;
   // Makes the kernel try again to send what it has. Where this machine's own queue was full and nothing of the
   // connection is on its way, so that no answer will come, it would wait for 200 ms.
   void push() const;
 
   // Whether it holds its own against somebody else's traffic.
-  void insist(bool on) { congestion_.insist(on); }
+  void compete(bool on) { congestion_.compete(on); }
 
   // Asks the kernel how the connection fares. To be called often: it tells when the last answer came, but not since
   // when one is owed.

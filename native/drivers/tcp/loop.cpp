@@ -374,16 +374,16 @@ void Loop::close(LinkId link) {
   }
 }
 
-void Loop::insist(LinkId link, bool on) {
+void Loop::compete(LinkId link, bool on) {
   // Links in memory have nobody beside them.
   if (const auto end = sockets_.find(link); end != sockets_.end()) {
-    end->second.link->insist(on);
+    end->second.link->compete(on);
   }
 }
 
-std::uint64_t Loop::repairs(LinkId link) const {
+std::uint64_t Loop::retransmissions(LinkId link) const {
   const auto end = sockets_.find(link);
-  return end == sockets_.end() ? 0 : end->second.link->repairs();
+  return end == sockets_.end() ? 0 : end->second.link->retransmissions();
 }
 
 void Loop::sum(Machine& machine, const Sum& sum) {

@@ -91,8 +91,8 @@ class Loop final : private Receiver {
             Token token);
   void detach(Machine& machine, Token token);
   void close(LinkId link);
-  void insist(LinkId link, bool on);
-  std::uint64_t repairs(LinkId link) const;
+  void compete(LinkId link, bool on);
+  std::uint64_t retransmissions(LinkId link) const;
   void sum(Machine& machine, const Sum& sum);
 
   // Called at the end of every round, by the thread that did it. Set before start().
@@ -196,7 +196,7 @@ class Loop final : private Receiver {
   std::atomic<std::uint64_t> links_{0};
 };
 
-// The world of one machine on a loop: Base is CoordinatorWorld, ServerWorld or NodeWorld.
+// The world of one machine on a loop: Base is CoordinatorWorld, ServerWorld or WorkerWorld.
 template <class Base>
 class OnLoop : public Base {
  public:
@@ -210,7 +210,7 @@ class OnLoop : public Base {
   }
   void detach(Token token) override { loop_.detach(*machine_, token); }
   void close(LinkId link) override { loop_.close(link); }
-  void insist(LinkId link, bool on) override { loop_.insist(link, on); }
+  void compete(LinkId link, bool on) override { loop_.compete(link, on); }
 
  protected:
   Loop& loop_;

@@ -55,7 +55,7 @@ def test_many_nodes_still_fit_into_a_port() -> None:
     assert (found.segment, found.credit) == (1792, 3584)
 
 
-# Those of `two_of_the_smallest_segments_fill_links...` in native/tests/rated_test.cpp.
+# Those of `two_of_the_smallest_segments_fill_links...` in native/tests/packet_level_test.cpp.
 @pytest.mark.parametrize(
     ("rate", "nodes", "segment"), [(GIGABIT, 64, 2048), (5 * GIGABIT // 2, 32, 5120), (5 * GIGABIT, 16, 9984)]
 )

@@ -1,0 +1,87 @@
+#include "protocol/coordinator/active_weights.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shoal {
+
+bool ActiveWeights::averages(std::uint32_t server) const {
+  const std::vector<std::uint32_t> lanes = config_.lanes_of(server);
+  return std::any_of(lanes.begin(), lanes.end(), [this](std::uint32_t lane) { return weights_[lane] > 0; });
+}
+
+bool ActiveWeights::nobody_averages() const {
+  return std::all_of(weights_.begin(), weights_.end(), [](std::uint32_t weight) { return weight == 0; });
+}
+
+void ActiveWeights::lose(std::uint32_t server) {
+  for (std::uint32_t lane : config_.lanes_of(server)) {
+    lost_.insert(lane);
+  }
+}
+
+void ActiveWeights::bring_back(std::uint32_t server) {
+  for (std::uint32_t lane : config_.lanes_of(server)) {
+    lost_.erase(lane);
+  }
+}
+
+// A dedicated server that has taken over keeps its weight: workers would close their links to it.
+bool ActiveWeights::decide(const std::function<bool(std::uint32_t)>& is_there) {
+  const std::vector<std::uint32_t> before = weights_;
+  for (std::uint32_t i = 0; i < config_.servers(); ++i) {
+    const bool keeps = config_.weights[i] == 0 && is_dedicated(i);
+    weights_[i] = lost_.count(i) > 0 ? 0 : keeps ? before[i] : config_.weights[i];
+  }
+  if (nobody_averages()) {
+    call_up(is_there);
+  }
+  return weights_ != before;
+}
+
+// Those who had nothing to do average now, dedicated servers before ranks. Rank 0's process serves until the end of the
+// job; any other that averages nothing may end when its rank has left.
+void ActiveWeights::call_up(const std::function<bool(std::uint32_t)>& is_there) {
+  const auto may_average = [&](std::uint32_t server) {
+    const std::int32_t rank = config_.server_ranks[server];
+    const bool has_process = rank <= 0 || is_there(static_cast<std::uint32_t>(rank));
+    return lost_.count(server) == 0 && has_process && (rank < 0 || config_.standby);
+  };
+  for (const bool dedicated : {true, false}) {
+    for (std::uint32_t i = 0; i < config_.servers(); ++i) {
+      if (is_dedicated(i) == dedicated && may_average(i)) {
+        weights_[i] = 1;
+      }
+    }
+    if (!nobody_averages()) {
+      return;
+    }
+  }
+}
+
+std::string ActiveWeights::dedicated_left() const {
+  std::set<std::string> all;
+  std::set<std::string> left;
+  for (std::uint32_t i = 0; i < config_.servers(); ++i) {
+    if (is_dedicated(i)) {
+      all.insert(config_.server_names[i]);
+      if (lost_.count(i) == 0) {
+        left.insert(config_.server_names[i]);
+      }
+    }
+  }
+  return std::to_string(left.size()) + " of " + std::to_string(all.size());
+}
+
+std::string ActiveWeights::why_no_other() const {
+  bool ranks_average = config_.standby;
+  for (std::uint32_t i = 0; i < config_.servers(); ++i) {
+    ranks_average = ranks_average || (!is_dedicated(i) && config_.weights[i] > 0);
+  }
+  return ranks_average ? "no rank is left whose server all others reach. See that server's log, and which ranks cannot "
+                         "reach each other; then start the job again"
+                       : "SHOAL_COLOCATED=never keeps ranks from averaging in its place. See that server's log, then "
+                         "start the job again, with more servers or without SHOAL_COLOCATED=never";
+}
+
+}  // namespace shoal

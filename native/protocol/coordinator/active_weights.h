@@ -1,0 +1,48 @@
+// Who averages how much at present: the weights of the job while its servers are there, and those of who takes over
+// where they are not. docs/protocol.md, section 8.
+//
+// Promises: a server goes and comes back with all of its lanes; a lost one has no weight; and what is decided depends
+// on nothing but who is lost, who has left, and which dedicated servers have taken over before.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "protocol/job.h"
+
+namespace shoal {
+
+class ActiveWeights {
+ public:
+  explicit ActiveWeights(const JobConfig& config) : config_(config), weights_(config.weights) {}
+
+  // By server, lanes included.
+  const std::vector<std::uint32_t>& weights() const { return weights_; }
+  // Whether any lane of the server does.
+  bool averages(std::uint32_t server) const;
+  bool nobody_averages() const;
+
+  void lose(std::uint32_t server);
+  void bring_back(std::uint32_t server);
+  // After a loss or a return. `is_there`: whether a rank has neither left nor been lost. Whether any weight has
+  // changed.
+  bool decide(const std::function<bool(std::uint32_t)>& is_there);
+
+  // "1 of 2": how many dedicated servers there are.
+  std::string dedicated_left() const;
+  // The rest of "server s is lost, and there is no other: ".
+  std::string why_no_other() const;
+
+ private:
+  bool is_dedicated(std::uint32_t server) const { return config_.server_ranks[server] < 0; }
+  void call_up(const std::function<bool(std::uint32_t)>& is_there);
+
+  const JobConfig& config_;
+  std::vector<std::uint32_t> weights_;
+  std::set<std::uint32_t> lost_;  // by index
+};
+
+}  // namespace shoal

@@ -1,0 +1,19 @@
+// What a worker and the room of a machine's ranks say alike about operations that do not move.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "protocol/machine.h"
+
+namespace shoal {
+
+// Without progress, until it is asked whom an operation waits for; then at doubling intervals.
+inline constexpr Time first_late = 10 * second;
+
+inline std::string seconds_text(Time time) {
+  const auto tenths = static_cast<std::uint64_t>(time / (second / 10));
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
+}
+
+}  // namespace shoal
