@@ -1,108 +1,36 @@
 #include "base/types.h"
 
+#include <array>
+
 namespace shoal {
 
-std::size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::int8:
-    case DType::uint8:
-    case DType::boolean:
-      return 1;
-    case DType::float16:
-    case DType::bfloat16:
-    case DType::int16:
-    case DType::uint16:
-      return 2;
-    case DType::float32:
-    case DType::int32:
-    case DType::uint32:
-      return 4;
-    case DType::float64:
-    case DType::int64:
-    case DType::uint64:
-      return 8;
-    case DType::none:
-      break;
-  }
-  return 0;
-}
+namespace {
 
-bool is_floating(DType dtype) { return dtype >= DType::float32 && dtype <= DType::bfloat16; }
+constexpr DTypeTraits no_dtype{"an unknown dtype", 0, false, DType::none};
 
-bool is_gather(Collective collective) {
-  return collective == Collective::all_gather || collective == Collective::all_to_all;
-}
+// By number. A new dtype also needs a format of its elements (reduce/formats.h).
+constexpr std::array dtypes{
+    DTypeTraits{"none", 0, false, DType::none},       DTypeTraits{"float32", 4, true, DType::float32},
+    DTypeTraits{"float64", 8, true, DType::float64},  DTypeTraits{"float16", 2, true, DType::float32},
+    DTypeTraits{"bfloat16", 2, true, DType::float32}, DTypeTraits{"int8", 1, false, DType::int8},
+    DTypeTraits{"int16", 2, false, DType::int16},     DTypeTraits{"int32", 4, false, DType::int32},
+    DTypeTraits{"int64", 8, false, DType::int64},     DTypeTraits{"uint8", 1, false, DType::uint8},
+    DTypeTraits{"uint16", 2, false, DType::uint16},   DTypeTraits{"uint32", 4, false, DType::uint32},
+    DTypeTraits{"uint64", 8, false, DType::uint64},   DTypeTraits{"bool", 1, false, DType::boolean},
+};
 
-const char* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::none:
-      return "none";
-    case DType::float32:
-      return "float32";
-    case DType::float64:
-      return "float64";
-    case DType::float16:
-      return "float16";
-    case DType::bfloat16:
-      return "bfloat16";
-    case DType::int8:
-      return "int8";
-    case DType::int16:
-      return "int16";
-    case DType::int32:
-      return "int32";
-    case DType::int64:
-      return "int64";
-    case DType::uint8:
-      return "uint8";
-    case DType::uint16:
-      return "uint16";
-    case DType::uint32:
-      return "uint32";
-    case DType::uint64:
-      return "uint64";
-    case DType::boolean:
-      return "bool";
-  }
-  return "an unknown dtype";
+constexpr std::array operators{"none", "sum", "mean", "min", "max", "product"};
+
+}  // namespace
+
+const DTypeTraits& traits_of(DType dtype) {
+  const auto number = static_cast<std::size_t>(dtype);
+  return number < dtypes.size() ? dtypes[number] : no_dtype;
 }
 
 const char* name_of(Operator op) {
-  switch (op) {
-    case Operator::none:
-      return "none";
-    case Operator::sum:
-      return "sum";
-    case Operator::mean:
-      return "mean";
-    case Operator::min:
-      return "min";
-    case Operator::max:
-      return "max";
-    case Operator::product:
-      return "product";
-  }
-  return "an unknown operator";
-}
-
-const char* name_of(Collective collective) {
-  switch (collective) {
-    case Collective::none:
-      return "none";
-    case Collective::all_reduce:
-      return "allreduce";
-    case Collective::reduce_scatter:
-      return "reducescatter";
-    case Collective::broadcast:
-      return "broadcast";
-    case Collective::all_gather:
-      return "allgather";
-    case Collective::all_to_all:
-      return "alltoall";
-    case Collective::barrier:
-      return "barrier";
-  }
-  return "an unknown collective";
+  const auto number = static_cast<std::size_t>(op);
+  return number < operators.size() ? operators[number] : "an unknown operator";
 }
 
 }  // namespace shoal

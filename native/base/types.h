@@ -37,18 +37,21 @@ enum class Collective : std::uint8_t {
   barrier = 6,
 };
 
-// Bytes of one element; 0 for `none` and for numbers that are no dtype.
-std::size_t size_of(DType dtype);
+struct DTypeTraits {
+  const char* name;  // for messages
+  std::size_t size;  // bytes of one element; 0 for `none` and for numbers that are no dtype
+  bool floating;     // a sum of it is rounded
+  DType sums_in;     // what its sums are held in until the last element is added; then they are rounded once
+};
+const DTypeTraits& traits_of(DType dtype);
 
-// Whether a sum of it is rounded.
-bool is_floating(DType dtype);
-
-// All-gather and all-to-all: blocks of members are put together, of sizes that may differ; nothing is summed.
-bool is_gather(Collective collective);
+inline std::size_t size_of(DType dtype) { return traits_of(dtype).size; }
+inline bool is_floating(DType dtype) { return traits_of(dtype).floating; }
+// Whether partial sums of it are wider than an element, so that they cannot be kept in one without being rounded.
+inline bool sums_widen(DType dtype) { return traits_of(dtype).sums_in != dtype; }
 
 // Names for messages; "an unknown dtype" and the like for numbers that are none.
-const char* name_of(DType dtype);
+inline const char* name_of(DType dtype) { return traits_of(dtype).name; }
 const char* name_of(Operator op);
-const char* name_of(Collective collective);
 
 }  // namespace shoal

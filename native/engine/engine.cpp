@@ -16,6 +16,7 @@
 #include "engine/open_operations.h"
 #include "engine/rooms.h"
 #include "engine/waits.h"
+#include "protocol/collectives.h"
 
 namespace shoal::engine {
 

@@ -13,6 +13,7 @@
 #include "base/limits.h"
 #include "fuzz/damage.h"
 #include "fuzz/input.h"
+#include "protocol/collectives.h"
 #include "protocol/keys.h"
 #include "protocol/server/server.h"
 #include "protocol/sharding.h"

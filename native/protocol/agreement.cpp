@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "protocol/collectives.h"
 #include "protocol/submission.h"
 
 namespace shoal {
@@ -63,7 +64,7 @@ std::string describe(const wire::Opening& opening) {
   if (opening.dtype != DType::none) {
     text += std::string(" ") + name_of(opening.dtype) + shape_text(opening.shape);
   }
-  if (opening.collective == Collective::broadcast) {
+  if (traits_of(opening.collective).has_root()) {
     text += " from member " + std::to_string(opening.root);
   }
   return text;

@@ -185,6 +185,9 @@ class Machine {
   // The time is `now`. Called before the other events of a round, and when deadline() has come.
   virtual void on_time(Time now) = 0;
   virtual Time deadline() const = 0;
+
+  // Throws InvariantViolated (base/invariant.h) if something is not as its classes promise. Between two events.
+  virtual void check_invariants() const {}
 };
 
 }  // namespace shoal

@@ -15,7 +15,9 @@ inline Status frame(Machine& machine, LinkId link, wire::Header header, const By
     return placement.status;
   }
   std::copy(payload.begin(), payload.end(), placement.memory);
-  return machine.on_payload(link);
+  Status status = machine.on_payload(link);
+  machine.check_invariants();
+  return status;
 }
 
 }  // namespace shoal

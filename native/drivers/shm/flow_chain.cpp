@@ -20,10 +20,9 @@ constexpr std::uint64_t least_chunks_per_rank = 4;
 
 }  // namespace
 
-// Types of 16 bits are rounded once, at the end: partial sums of them would have to be wider.
+// A sum is rounded once, at the end: what widens meanwhile has no room in a slot.
 bool Flow::adds_in_chain(const Transfer& transfer) const {
-  const bool wide = transfer.dtype != DType::float16 && transfer.dtype != DType::bfloat16;
-  return wide && !transfer.blocks && transfer.arrays.empty() &&
+  return !sums_widen(transfer.dtype) && !transfer.blocks && transfer.arrays.empty() &&
          transfer.bytes >= least_chunks_per_rank * memory_.shape().ranks * memory_.shape().slot;
 }
 

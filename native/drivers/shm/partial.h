@@ -18,7 +18,7 @@ inline Partial partial_of(DType dtype, Operator op, std::uint32_t ranks, std::ui
   if (op != Operator::mean) {
     return {op, 1, 0};
   }
-  const bool rounds = is_floating(dtype) && size_of(dtype) < 4;
+  const bool rounds = sums_widen(dtype);
   const double here = rounds ? largest : 1;
   return {rounds ? Operator::mean : Operator::sum, here, ranks / here};
 }

@@ -9,47 +9,11 @@
 #include <vector>
 
 #include "drivers/shm/room_impl.h"
+#include "protocol/collectives.h"
 #include "protocol/sharding.h"
 #include "reduce/reduce.h"
 
 namespace shoal::shm {
-
-namespace {
-
-// What the rank that has said this has for each member of its group: ranges of its input, by place in the group.
-std::vector<Range> blocks_from(const wire::Opening& opening, std::size_t place, std::size_t members) {
-  if (opening.collective == Collective::all_to_all && opening.splits.size() != members) {
-    throw std::runtime_error("an all-to-all in the node's shared memory that is not for all ranks");
-  }
-  const std::uint64_t rows = opening.shape.empty() ? 0 : static_cast<std::uint64_t>(opening.shape.front());
-  std::vector<Range> blocks(members);
-  std::uint64_t end = 0;
-  for (std::size_t to = 0; to < members; ++to) {
-    switch (opening.collective) {
-      case Collective::all_gather:
-        blocks[to] = {0, opening.bytes};
-        break;
-      case Collective::broadcast:
-        blocks[to] = {0, place == opening.root ? opening.bytes : 0};
-        break;
-      case Collective::reduce_scatter:
-        blocks[to] = chunk_of(opening.bytes, rows, members, to);
-        break;
-      case Collective::all_to_all:
-        blocks[to] = {end, end + static_cast<std::uint64_t>(opening.splits[to])};
-        end = blocks[to].end;
-        break;
-      default:
-        throw std::runtime_error("an operation in the node's shared memory that has no blocks");
-    }
-    if (blocks[to].end > opening.bytes) {
-      throw std::runtime_error("blocks in the node's shared memory that are larger than their array");
-    }
-  }
-  return blocks;
-}
-
-}  // namespace
 
 // Also makes the memory of a gather. False: there is none, and everything has ended.
 bool Room::Impl::prepare_blocks(Operation& operation, Blocks& blocks) {
@@ -58,13 +22,14 @@ bool Room::Impl::prepare_blocks(Operation& operation, Blocks& blocks) {
   blocks.outgoing.resize(ranks_);
   blocks.incoming.resize(ranks_);
   blocks.origins.resize(ranks_);
-  blocks.same = s.collective == Collective::broadcast || s.collective == Collective::all_gather;
+  blocks.same = traits_of(s.collective).same_blocks;
   const auto own = static_cast<std::size_t>(std::find(order.begin(), order.end(), rank_) - order.begin());
   std::vector<std::uint64_t> sizes;
   std::uint64_t in = 0;
   for (std::size_t place = 0; place < ranks_; ++place) {
     const Call& call = operation.calls[order[place]];
-    const std::vector<Range> theirs = blocks_from(call.same ? operation.opening : decoded(call.body), place, ranks_);
+    const std::vector<Range> theirs =
+        blocks_for_members(call.same ? operation.opening : decoded(call.body), place, ranks_);
     for (std::size_t to = 0; to < ranks_; ++to) {
       blocks.largest = std::max(blocks.largest, theirs[to].size());
       if (place == own) {

@@ -8,6 +8,7 @@
 #include "drivers/shm/partial.h"
 #include "drivers/shm/room_impl.h"
 #include "protocol/agreement.h"
+#include "protocol/collectives.h"
 #include "protocol/keys.h"
 #include "protocol/progress.h"
 #include "reduce/reduce.h"
@@ -243,7 +244,8 @@ void Room::Impl::flow_admitted() {
 // Whether this rank's input counts.
 bool Room::Impl::contributes(const Operation& operation) const {
   const wire::Opening& opening = operation.opening;
-  return opening.collective != Collective::broadcast || operation.group->here.at(opening.root) == rank_;
+  const bool roots_alone = traits_of(opening.collective).contributors == CollectiveTraits::Contributors::root;
+  return !roots_alone || operation.group->here.at(opening.root) == rank_;
 }
 
 bool Room::Impl::all_inlined(const Operation& operation) const {

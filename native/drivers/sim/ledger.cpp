@@ -1,5 +1,6 @@
 #include "drivers/sim/ledger.h"
 
+#include "protocol/collectives.h"
 #include "wire/bytes.h"
 #include "wire/epoch.h"
 

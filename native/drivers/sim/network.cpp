@@ -4,6 +4,7 @@
 #include <iomanip>
 #include <utility>
 
+#include "base/invariant.h"
 #include "reduce/reduce.h"
 
 namespace shoal::sim {
@@ -93,6 +94,11 @@ void Network::turn(Seat& seat, const std::function<void(Machine&)>& body) {
   body(*seat.machine);
   if (seat.machine == nullptr) {
     return;
+  }
+  try {
+    seat.machine->check_invariants();
+  } catch (const InvariantViolated& violation) {
+    observer_.violated(seat.name + ": " + violation.what());
   }
   schedule_deadline(seat);
   if (seat.after) {

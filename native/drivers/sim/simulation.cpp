@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "drivers/sim/expected.h"
+#include "protocol/collectives.h"
 
 namespace shoal::sim {
 

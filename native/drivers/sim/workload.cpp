@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/limits.h"
+#include "protocol/collectives.h"
 #include "protocol/worker/state.h"
 
 namespace shoal::sim {

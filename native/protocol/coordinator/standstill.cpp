@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "protocol/collectives.h"
 #include "protocol/keys.h"
 
 namespace shoal {

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "protocol/collectives.h"
 #include "protocol/server/impl.h"
 
 namespace shoal {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/limits.h"
+#include "protocol/collectives.h"
 #include "protocol/keys.h"
 #include "protocol/server/impl.h"
 #include "reduce/reduce.h"
@@ -74,16 +75,17 @@ Status Server::Impl::receive_open(std::uint32_t rank) {
   if (opening.inline_bytes != 0 && opening.inline_bytes != inline_of(opening)) {
     return refused("OPEN of '" + opening.name + "' with another part of its data than the first segment");
   }
-  if (opening.collective == Collective::broadcast && opening.root >= group->second->ranks.size()) {
+  if (traits_of(opening.collective).has_root() && opening.root >= group->second->ranks.size()) {
     return refused("OPEN of '" + opening.name + "' with a root that is not in the group");
   }
+  const bool is_split = is_gather(opening.collective) && !traits_of(opening.collective).same_blocks;
   const bool splits_fit =
-      opening.collective != Collective::all_to_all || opening.failed ||
+      !is_split || opening.failed ||
       (opening.splits.size() == group->second->ranks.size() && add_up(opening.splits, opening.bytes));
   if (!splits_fit) {
     return refused("OPEN of '" + opening.name + "' with splits that do not add up");
   }
-  const bool reduces = opening.collective == Collective::all_reduce || opening.collective == Collective::reduce_scatter;
+  const bool reduces = traits_of(opening.collective).reduces;
   if (!opening.failed && reduces && !reducible(opening.dtype, opening.op)) {
     return refused("OPEN of '" + opening.name + "' with operator " + name_of(opening.op) + " for " +
                    name_of(opening.dtype));

@@ -6,6 +6,7 @@
 
 #include "base/limits.h"
 #include "protocol/agreement.h"
+#include "protocol/collectives.h"
 #include "protocol/keys.h"
 #include "protocol/server/impl.h"
 

@@ -4,6 +4,7 @@
 
 #include "base/limits.h"
 #include "protocol/agreement.h"
+#include "protocol/collectives.h"
 
 namespace shoal::server {
 
@@ -21,28 +22,14 @@ const wire::Opening& Operation::attributes() const {
 }
 
 bool Operation::is_contributor(std::size_t member) const {
-  switch (attributes().collective) {
-    case Collective::broadcast:
-      return member == attributes().root;
-    case Collective::barrier:
-      return false;
-    default:
-      return true;
-  }
+  return shoal::contributes(attributes().collective, member, attributes().root);
 }
 
 std::size_t Operation::contributors(std::uint64_t number) const {
   if (resumed && (pieces[number].source || !pieces[number].needs_data)) {
     return pieces[number].needs_data ? 1 : 0;
   }
-  switch (attributes().collective) {
-    case Collective::broadcast:
-      return 1;
-    case Collective::barrier:
-      return 0;
-    default:
-      return members.size();
-  }
+  return shoal::contributors(attributes().collective, members.size());
 }
 
 bool Operation::contributes(std::size_t member, std::uint64_t number) const {
@@ -75,18 +62,7 @@ Range Operation::segment_range(std::uint64_t number) const {
   return {begin, std::min(begin + segment, shard.end)};
 }
 
-Range Operation::wanted(std::size_t member) const {
-  const wire::Opening& opening = attributes();
-  switch (opening.collective) {
-    case Collective::reduce_scatter:
-      return chunk_of(opening.bytes, opening.shape.empty() ? 0 : static_cast<std::uint64_t>(opening.shape[0]),
-                      members.size(), member);
-    case Collective::broadcast:
-      return member == opening.root ? Range{} : Range{0, opening.bytes};
-    default:
-      return {0, opening.bytes};
-  }
-}
+Range Operation::wanted(std::size_t member) const { return received_by(attributes(), members.size(), member); }
 
 std::vector<std::uint32_t> missing(const Operation& operation) {
   std::vector<std::uint32_t> ranks;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "protocol/collectives.h"
 #include "protocol/job.h"
 #include "protocol/machine.h"
 #include "protocol/sharding.h"

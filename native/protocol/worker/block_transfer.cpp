@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "protocol/collectives.h"
 #include "protocol/worker/impl.h"
 
 namespace shoal {

@@ -8,6 +8,7 @@
 
 #include "base/limits.h"
 #include "protocol/agreement.h"
+#include "protocol/collectives.h"
 #include "protocol/keys.h"
 #include "protocol/worker/impl.h"
 
@@ -42,25 +43,17 @@ bool Group::needs(std::uint32_t rank) const { return std::find(needed.begin(), n
 
 bool Operation::gathers() const { return is_gather(submission.collective); }
 
-bool Operation::contributes() const {
-  switch (submission.collective) {
-    case Collective::broadcast:
-      return group->own == submission.root;
-    case Collective::barrier:
-    case Collective::none:
-      return false;
-    default:
-      return true;
-  }
-}
+bool Operation::contributes() const { return shoal::contributes(submission.collective, group->own, submission.root); }
 
 bool Operation::waits_for_others(const JobConfig& config) const {
-  const bool broadcasts = submission.collective == Collective::broadcast && contributes();
-  return bytes > config.small && (submission.collective == Collective::reduce_scatter || broadcasts);
+  using Receivers = CollectiveTraits::Receivers;
+  const Receivers receivers = traits_of(submission.collective).receivers;
+  const bool gives_alone = receivers == Receivers::all_but_root && contributes();
+  return bytes > config.small && (receivers == Receivers::chunks || gives_alone);
 }
 
 bool Operation::shares_results(const JobConfig& config) const {
-  return submission.collective == Collective::all_reduce && bytes > config.small && !config.ring;
+  return traits_of(submission.collective).shares_results() && bytes > config.small && !config.ring;
 }
 
 Cursor Part::next_to_send() const {
@@ -311,19 +304,11 @@ void Worker::Impl::finish_alone(const Submission& submission) {
 // How large it is, and what of the result is wanted.
 void Worker::Impl::measure(Operation& operation) {
   const Submission& s = operation.submission;
-  const bool receives_only = s.collective == Collective::broadcast && !operation.contributes();
+  const bool receives_only = traits_of(s.collective).has_root() && !operation.contributes();
   operation.bytes = operation.failed_here ? 0 : receives_only ? s.output_bytes : s.input_bytes;
   operation.opening.bytes = operation.bytes;
-  switch (s.collective) {
-    case Collective::reduce_scatter:
-      operation.wanted = chunk_of(operation.bytes, rows_of(s), operation.group->ranks.size(), operation.group->own);
-      break;
-    case Collective::broadcast:
-      operation.wanted = operation.contributes() ? Range{} : Range{0, operation.bytes};
-      break;
-    default:
-      operation.wanted = {0, operation.bytes};
-  }
+  operation.wanted = received_by(s.collective, operation.bytes, rows_of(s), operation.group->ranks.size(),
+                                 operation.group->own, s.root);
 }
 
 // Which servers work on it.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "protocol/collectives.h"
 #include "protocol/keys.h"
 #include "protocol/worker/impl.h"
 #include "wire/late.h"

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/limits.h"
+#include "protocol/collectives.h"
 #include "protocol/worker/impl.h"
 #include "wire/bytes.h"
 #include "wire/epoch.h"

@@ -1,0 +1,58 @@
+// The collectives in one table: who contributes, who gets what of the result, and which way the bytes go.
+//
+// Workers, servers and the ranks of one machine ask here, so that they cannot come to different answers. `root` and
+// `member` are indices in the group; `rows` is the first dimension of the array, which a scattered result is cut along.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/range.h"
+#include "base/types.h"
+#include "wire/opening.h"
+
+namespace shoal {
+
+struct CollectiveTraits {
+  enum class Contributors { none, root, all };
+  enum class Receivers {
+    none,
+    all,           // the whole result
+    all_but_root,  // the whole result; the root has it
+    chunks,        // each its chunk of it (chunk_of, protocol/sharding.h)
+    blocks,        // what each member has for it, one block after the other
+  };
+
+  const char* name;  // for messages
+  Contributors contributors;
+  Receivers receivers;
+  bool reduces;      // contributions are summed, or reduced by another operator
+  bool same_blocks;  // of those that send blocks: each member sends the same to all
+
+  // Whether all members get the same bytes, so that one can help another out with them.
+  bool shares_results() const { return reduces && receivers == Receivers::all; }
+  // Whether blocks of members are put together, which go from worker to worker; nothing is summed.
+  bool gathers() const { return receivers == Receivers::blocks; }
+  bool has_root() const { return contributors == Contributors::root || receivers == Receivers::all_but_root; }
+};
+
+const CollectiveTraits& traits_of(Collective collective);
+
+inline const char* name_of(Collective collective) { return traits_of(collective).name; }
+inline bool is_gather(Collective collective) { return traits_of(collective).gathers(); }
+
+bool contributes(Collective collective, std::size_t member, std::size_t root);
+std::size_t contributors(Collective collective, std::size_t members);
+
+// What of an operation's bytes the member gets; of those with blocks: all, as its size is known later.
+Range received_by(Collective collective, std::uint64_t bytes, std::uint64_t rows, std::size_t members,
+                  std::size_t member, std::size_t root);
+// The same, as the member that has called it says.
+Range received_by(const wire::Opening& opening, std::size_t members, std::size_t member);
+
+// What the member that has called this has for each member: ranges of its input. For operations that are carried out
+// without a server. Throws std::invalid_argument for an opening that cannot be.
+std::vector<Range> blocks_for_members(const wire::Opening& opening, std::size_t member, std::size_t members);
+
+}  // namespace shoal
