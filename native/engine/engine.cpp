@@ -14,7 +14,7 @@
 #include "drivers/tcp/loop.h"
 #include "engine/machines.h"
 #include "engine/open_operations.h"
-#include "engine/rooms.h"
+#include "engine/router.h"
 #include "engine/waits.h"
 #include "protocol/collectives.h"
 
@@ -32,18 +32,6 @@ using tcp::Socket;
 constexpr milliseconds farewell{10'000};
 constexpr milliseconds abort_notice{1000};
 
-// An operation of at most so many bytes is opened by the thread that submits it (docs/decisions/callers.md): what of it
-// travels at once takes less time to write than waking another thread. More would keep the program from its own work.
-constexpr std::size_t opened_by_caller = 64 * 1024;
-
-// Of the handles of operations among workers, which the room of this one has asked for.
-constexpr std::uint64_t for_nodes = std::uint64_t{1} << 63U;
-
-Status closed_status() {
-  return Status::error(Code::cancelled,
-                       "the operation was open when Shoal was shut down on this rank; wait for it first");
-}
-
 }  // namespace
 
 class Engine::Impl {
@@ -52,10 +40,10 @@ class Engine::Impl {
   ~Impl() { close(); }
 
   Machines& machines() { return *machines_; }
-  void share_memory(std::shared_ptr<const shm::Memory> memory);
+  void share_memory(std::shared_ptr<const shm::Memory> memory) { router_->share_memory(std::move(memory)); }
   void start();
   void note_threads(std::uint32_t attempt, std::size_t strangers) { waits_.note_threads(attempt, strangers); }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) { return router_->allocate(bytes); }
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
   std::shared_ptr<Operation> submit(Submission submission);
   std::vector<std::uint64_t> take_finished() { return operations_.take_finished(); }
@@ -72,16 +60,12 @@ class Engine::Impl {
  private:
   class World;
   class DecidingWorld;
-  class Inside;
 
   void post(Loop::Task task);
-  bool try_hand_over(Submission submission);
-  void hand_over(Submission submission);
   bool is_shut_down(std::uint32_t group);
   Status refusal(std::uint32_t group);
   bool is_closed() const;
   WorkerWorld::Waiting waiting();
-  void add_to_rooms(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name);
   void tell(Event event);
   void after_round();
   void note_losses();
@@ -94,9 +78,8 @@ class Engine::Impl {
   std::unique_ptr<World> world_;
   std::unique_ptr<DecidingWorld> coordinator_world_;
   std::unique_ptr<Machines> machines_;
-  std::unique_ptr<Inside> inside_;  // null, and so the next: every rank is a worker of its own
-  std::unique_ptr<Rooms> rooms_;
   OpenOperations operations_;
+  std::unique_ptr<Router> router_;
   Waits waits_{operations_};
 
   mutable std::mutex mutex_;
@@ -120,11 +103,11 @@ class Engine::Impl::World final : public OnLoop<WorkerWorld> {
   World(Impl& engine, Loop& loop) : OnLoop(loop), engine_(engine) {}
 
   void sum(Sum sum) override { loop_.sum(*machine_, sum); }
-  void sending(std::uint64_t handle) override { engine_.operations_.at(handle & ~for_nodes)->note_sending(); }
-  void received(std::uint64_t handle, Range range) override;
-  void finish(std::uint64_t handle, Status status) override;
+  void sending(std::uint64_t handle) override { engine_.router_->sending(handle); }
+  void received(std::uint64_t handle, Range range) override { engine_.router_->received(handle, range); }
+  void finish(std::uint64_t handle, Status status) override { engine_.router_->end(handle, std::move(status)); }
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
-    return engine_.operations_.at(handle)->allocate_output(block_bytes);
+    return engine_.router_->allocate_output(handle, block_bytes);
   }
   void connect(std::uint32_t rank) override { engine_.tell({"connect", static_cast<std::int32_t>(rank), ""}); }
   void connect_server(std::uint32_t server, std::uint32_t attempt) override {
@@ -135,18 +118,10 @@ class Engine::Impl::World final : public OnLoop<WorkerWorld> {
   std::uint64_t retransmissions(LinkId link) const override { return loop_.retransmissions(link); }
   Waiting waiting() override { return engine_.waiting(); }
   std::map<std::uint64_t, wire::Wait> described_inside(const std::vector<std::uint64_t>& handles) override {
-    return engine_.rooms_ == nullptr ? std::map<std::uint64_t, wire::Wait>() : engine_.rooms_->described(handles);
+    return engine_.router_->described(handles);
   }
-  bool has_called_inside(const wire::Call& call) override {
-    return engine_.rooms_ != nullptr && engine_.rooms_->has_called(call);
-  }
-  Failed fail_inside(const wire::Call& call, const Status& why) override {
-    if (engine_.rooms_ == nullptr) {
-      return {};
-    }
-    const auto [found, at_network] = engine_.rooms_->fail(call, why);
-    return {found, at_network == 0 ? std::nullopt : std::optional(at_network | for_nodes)};
-  }
+  bool has_called_inside(const wire::Call& call) override { return engine_.router_->has_called(call); }
+  Failed fail_inside(const wire::Call& call, const Status& why) override { return engine_.router_->fail(call, why); }
 
  private:
   Impl& engine_;
@@ -161,55 +136,6 @@ class Engine::Impl::DecidingWorld final : public OnLoop<CoordinatorWorld> {
   Impl& engine_;
 };
 
-// What the rooms ask, in which ranks of this machine meet.
-class Engine::Impl::Inside final : public shm::RoomWorld {
- public:
-  explicit Inside(Impl& engine) : engine_(engine) {}
-
-  void sending(std::uint64_t handle) override { engine_.operations_.at(handle)->note_sending(); }
-  void finish(std::uint64_t handle, Status status) override { engine_.operations_.finish(handle, std::move(status)); }
-  std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
-    return engine_.operations_.at(handle)->allocate_output(block_bytes);
-  }
-  void hand_over(Submission submission) override {
-    // close() may have been first.
-    if (const std::shared_ptr<Operation> operation = engine_.operations_.find(submission.handle);
-        operation != nullptr) {
-      operation->release();
-    }
-    engine_.hand_over(std::move(submission));
-  }
-  void send_up(Submission submission) override {
-    submission.handle |= for_nodes;
-    engine_.hand_over(std::move(submission));
-  }
-  void contributed(std::uint64_t handle, Range range) override {
-    engine_.post([this, handle, range] { engine_.machines_->worker().contributed(handle | for_nodes, range); });
-  }
-  void fail_job(const Status& why) override {
-    engine_.post([this, why] { engine_.machines_->worker().abort(why.message); });
-  }
-  void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
-  void empty() override {
-    engine_.post([this] { engine_.machines_->worker().leave(); });
-  }
-
- private:
-  Impl& engine_;
-};
-
-void Engine::Impl::World::received(std::uint64_t handle, Range range) {
-  engine_.rooms_->node().received(handle & ~for_nodes, range);
-}
-
-void Engine::Impl::World::finish(std::uint64_t handle, Status status) {
-  if ((handle & for_nodes) != 0) {
-    engine_.rooms_->node().averaged(handle & ~for_nodes, std::move(status));
-  } else {
-    engine_.operations_.finish(handle, std::move(status));
-  }
-}
-
 // --- Making and starting ---
 
 Engine::Impl::Impl(std::uint32_t rank, JobConfig config)
@@ -217,21 +143,8 @@ Engine::Impl::Impl(std::uint32_t rank, JobConfig config)
   world_ = std::make_unique<World>(*this, loop_);
   coordinator_world_ = std::make_unique<DecidingWorld>(*this, loop_);
   machines_ = std::make_unique<Machines>(rank, config_, loop_, *world_, *coordinator_world_);
-}
-
-void Engine::Impl::share_memory(std::shared_ptr<const shm::Memory> memory) {
-  inside_ = std::make_unique<Inside>(*this);
-  rooms_ = std::make_unique<Rooms>(std::move(memory), config_, rank_, *inside_);
-  std::vector<std::uint32_t> everyone(config_.size());
-  std::iota(everyone.begin(), everyone.end(), 0U);
-  add_to_rooms(0, everyone, "");
-}
-
-void Engine::Impl::add_to_rooms(std::uint32_t number, const std::vector<std::uint32_t>& ranks,
-                                const std::string& name) {
-  rooms_->add_group(number, machines_->worker().id_of(number), ranks, [&](std::vector<std::uint32_t> leaders) {
-    return machines_->worker().make_group_of_nodes(std::move(leaders), ranks, name);
-  });
+  router_ = std::make_unique<Router>(config_, rank_, operations_, *machines_, loop_,
+                                     [this](std::string text) { tell({"warning", -1, std::move(text)}); });
 }
 
 void Engine::Impl::start() {
@@ -245,21 +158,13 @@ void Engine::Impl::start() {
   loop_.on_failure = [this](const std::string& why) {
     const Status failed =
         Status::error(Code::aborted, "Shoal's thread on rank " + std::to_string(rank_) + " failed: " + why);
-    if (rooms_ != nullptr) {
-      rooms_->fail([&failed](std::uint32_t) -> const Status& { return failed; });
-    }
+    router_->fail([&failed](std::uint32_t) -> const Status& { return failed; });
     operations_.finish_all(failed);
     tell({"ended", -1, ""});
   };
   machines_->worker().watch_waits();
   loop_.start();
-  if (rooms_ != nullptr) {
-    rooms_->start();
-  }
-}
-
-std::shared_ptr<std::byte> Engine::Impl::allocate(std::size_t bytes) {
-  return rooms_ == nullptr ? nullptr : rooms_->node().allocate(bytes);
+  router_->start();
 }
 
 // --- Operations ---
@@ -268,13 +173,7 @@ void Engine::Impl::post(Loop::Task task) { static_cast<void>(loop_.post(std::mov
 
 std::uint32_t Engine::Impl::make_group(std::vector<std::uint32_t> ranks, std::string name) {
   try {
-    return loop_.call([&] {
-      const std::uint32_t number = machines_->worker().make_group(ranks, name);
-      if (rooms_ != nullptr) {
-        add_to_rooms(number, ranks, name);
-      }
-      return number;
-    });
+    return loop_.call([&] { return router_->make_group(ranks, name); });
   } catch (const std::runtime_error& error) {
     const Status why = refusal(0);
     throw std::runtime_error(why.code == Code::cancelled ? error.what() : why.message);
@@ -287,38 +186,13 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
     throw std::runtime_error("Shoal is shut down on rank " + std::to_string(rank_) +
                              ": nothing can be submitted; call shoal.init() first");
   }
-  const std::shared_ptr<Rooms::Seat> seat = rooms_ == nullptr || is_closed() ? nullptr : rooms_->of(group);
-  std::shared_ptr<Operation> operation = operations_.open(seat, submission.timeout <= short_timeout);
-  submission.handle = operation->handle();
-  if (is_gather(submission.collective)) {
-    operation->offer_output(std::exchange(submission.output, nullptr), std::exchange(submission.output_bytes, 0));
-  }
-  if (seat != nullptr) {
-    seat->room().submit(std::move(submission));
-    if (is_closed()) {
-      operations_.finish(operation->handle(), refusal(group));
-    }
-  } else if (!try_hand_over(std::move(submission))) {
+  const bool passes = submission.timeout <= short_timeout;
+  auto [operation, by_worker, is_taken] = router_->submit(std::move(submission), passes);
+  // A local group that was closed before takes it, and does nothing.
+  if (!is_taken || (!by_worker && is_closed())) {
     operations_.finish(operation->handle(), refusal(group));
   }
   return operation;
-}
-
-// False if the loop has ended: nobody will work on it.
-bool Engine::Impl::try_hand_over(Submission submission) {
-  const bool small = std::max(submission.input_bytes, submission.output_bytes) <= opened_by_caller;
-  Loop::Task task = [this, submission = std::move(submission)]() mutable {
-    machines_->worker().submit(std::move(submission));
-  };
-  return small ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task));
-}
-
-// For the rooms, which hear of the loop's end as of any other.
-void Engine::Impl::hand_over(Submission submission) {
-  const std::uint64_t handle = submission.handle;
-  if (!try_hand_over(std::move(submission))) {
-    world_->finish(handle, closed_status());
-  }
 }
 
 bool Engine::Impl::is_closed() const {
@@ -388,8 +262,8 @@ void Engine::Impl::after_round() {
     note_losses();
   }
   has_losses_ = !loss.ok();
-  if (rooms_ != nullptr && !loss.ok()) {
-    rooms_->fail([this](std::uint32_t group) { return machines_->worker().loss_of(group); });
+  if (!loss.ok()) {
+    router_->fail([this](std::uint32_t group) { return machines_->worker().loss_of(group); });
   }
   buffer_bytes_.store(machines_->buffer_bytes(), std::memory_order_relaxed);
 }
@@ -418,11 +292,7 @@ void Engine::Impl::leave() {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
   }
-  if (rooms_ != nullptr) {
-    rooms_->leave();
-  } else {
-    post([this] { machines_->worker().leave(); });
-  }
+  router_->leave();
 }
 
 void Engine::Impl::abort(std::string reason) {
@@ -468,10 +338,8 @@ void Engine::Impl::end(milliseconds longest_farewell) {
   // What ended the job may have been told to the program before it was told to what is open.
   const Status loss = machines_->worker().loss_of(0);
   const Status why = loss.ok() ? closed_status() : loss;
-  if (rooms_ != nullptr) {
-    rooms_->fail([this](std::uint32_t group) { return machines_->worker().loss_of(group); });
-    rooms_->close();
-  }
+  router_->fail([this](std::uint32_t group) { return machines_->worker().loss_of(group); });
+  router_->close();
   machines_->remove();
   operations_.finish_all(why);
 }

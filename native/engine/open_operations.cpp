@@ -5,14 +5,14 @@
 
 namespace shoal::engine {
 
-std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<Helper>& helper, bool passes) {
+std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<shm::SharedGroup>& group, bool passes) {
   static std::atomic<std::uint64_t> last_handle{0};
   const std::uint64_t handle = ++last_handle;
   const std::lock_guard lock(mutex_);
   if (passes) {
     passing_.insert(handle);
   }
-  return open_.emplace(handle, std::make_shared<Operation>(handle, helper)).first->second;
+  return open_.emplace(handle, std::make_shared<Operation>(handle, group)).first->second;
 }
 
 std::shared_ptr<Operation> OpenOperations::at(std::uint64_t handle) const {

@@ -24,7 +24,7 @@ class OpenOperations {
   };
 
   // A new one, with a handle that no other operation of this process has. `passes`: it ends by itself before long.
-  std::shared_ptr<Operation> open(const std::shared_ptr<Helper>& helper, bool passes);
+  std::shared_ptr<Operation> open(const std::shared_ptr<shm::SharedGroup>& group, bool passes);
   // Throws std::out_of_range if it is not open.
   std::shared_ptr<Operation> at(std::uint64_t handle) const;
   // Null if it is not open any more.

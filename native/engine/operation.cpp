@@ -32,9 +32,10 @@ bool Operation::wait(std::chrono::nanoseconds longest) {
     return true;
   }
   const auto deadline = std::chrono::steady_clock::now() + longest;
-  if (helped()) {
-    if (const std::shared_ptr<Helper> helper = helper_.lock()) {
-      helper->help(*this, longest);
+  const auto is_local = [this] { return is_local_.load(std::memory_order_acquire); };
+  if (is_local()) {
+    if (const std::shared_ptr<shm::SharedGroup> group = group_.lock()) {
+      group->wait([&] { return done() || !is_local(); }, longest);
     }
   }
   std::unique_lock lock(mutex_);

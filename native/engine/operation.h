@@ -15,25 +15,22 @@
 #include <vector>
 
 #include "base/status.h"
+#include "drivers/shm/shared_group.h"
 #include "engine/completions.h"
 
 namespace shoal::engine {
 
-class Operation;
-
-// Whoever can make an operation go on while a thread waits for it.
-class Helper {
- public:
-  virtual ~Helper() = default;
-  // Returns when the operation is done, has another way to go on, or after so long.
-  virtual void help(const Operation& operation, std::chrono::nanoseconds longest) = 0;
-};
+// What becomes of an operation that nobody carries out any more, since this rank has been shut down.
+inline Status closed_status() {
+  return Status::error(Code::cancelled,
+                       "the operation was open when Shoal was shut down on this rank; wait for it first");
+}
 
 class Operation {
  public:
-  // `helper`: from the beginning until release().
-  explicit Operation(std::uint64_t handle, std::weak_ptr<Helper> helper = {})
-      : handle_(handle), helper_(std::move(helper)), helped_(!helper_.expired()) {}
+  // `group`: whose steps whoever waits takes, from the beginning until release().
+  explicit Operation(std::uint64_t handle, std::weak_ptr<shm::SharedGroup> group = {})
+      : handle_(handle), group_(std::move(group)), is_local_(!group_.expired()) {}
 
   std::uint64_t handle() const { return handle_; }
 
@@ -45,9 +42,8 @@ class Operation {
   // Whether somebody will be told.
   bool will_tell();
 
-  bool helped() const { return helped_.load(std::memory_order_acquire); }
   // The loop alone makes it go on from now on.
-  void release() { helped_.store(false, std::memory_order_release); }
+  void release() { is_local_.store(false, std::memory_order_release); }
 
   // Before finish(), by one thread: its first bytes are on their way.
   void note_sending() { sent_at_ = std::chrono::steady_clock::now(); }
@@ -73,8 +69,8 @@ class Operation {
 
  private:
   const std::uint64_t handle_;
-  const std::weak_ptr<Helper> helper_;
-  std::atomic<bool> helped_;
+  const std::weak_ptr<shm::SharedGroup> group_;
+  std::atomic<bool> is_local_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::pair<std::shared_ptr<Completions>, std::uint64_t>> told_;  // guarded by mutex_; who will be

@@ -53,7 +53,7 @@ int area_of(const std::shared_ptr<const Memory>& node, const std::shared_ptr<con
   if (found == nullptr) {
     return -1;
   }
-  const std::size_t offset = node->file_offset(reinterpret_cast<const std::byte*>(&found->desk(0)));
+  const std::size_t offset = node->file_offset(reinterpret_cast<const std::byte*>(&found->words(0)));
   CHECK_EQ((offset - node->shape().bytes_in_use()) % of_two, 0U);
   return static_cast<int>((offset - node->shape().bytes_in_use()) / of_two);
 }
@@ -78,13 +78,13 @@ TEST(an_area_is_new_memory_and_all_members_have_the_same) {
   const auto second = memory_for_group(again, id_of(1), {2, 0, 3});
   CHECK(is_zero(first->mailbox(0), first->shape().mailbox * 3));
   std::memcpy(first->slot(1, 2), "here", 4);
-  first->desk(1).written.store(17);
+  first->words(1).written.store(17);
   CHECK_EQ(std::memcmp(second->slot(1, 2), "here", 4), 0);
-  CHECK_EQ(second->desk(1).written.load(), 17U);
+  CHECK_EQ(second->words(1).written.load(), 17U);
   // Nothing of the node's own, nor of another group's.
   const auto other = memory_for_group(node, id_of(2), {0, 3});
   std::memset(first->mailbox(0), 1,
-              first->shape().bytes_in_use() - (first->mailbox(0) - reinterpret_cast<std::byte*>(&first->desk(0))));
+              first->shape().bytes_in_use() - (first->mailbox(0) - reinterpret_cast<std::byte*>(&first->words(0))));
   CHECK(is_zero(node->mailbox(0), node->shape().mailbox * 4));
   CHECK(is_zero(other->mailbox(0), other->shape().mailbox * 2));
 }
@@ -119,8 +119,8 @@ TEST(areas_of_groups_of_different_sizes_do_not_overlap) {
   for (const std::uint32_t group : shuffled(groups, chance)) {
     const auto other = memory_for_group(again, id_of(group), ranks_below(2 + group % 4));
     CHECK(found[group] != nullptr && other != nullptr);
-    const std::size_t begin = node->file_offset(reinterpret_cast<const std::byte*>(&found[group]->desk(0)));
-    CHECK_EQ(again->file_offset(reinterpret_cast<const std::byte*>(&other->desk(0))), begin);
+    const std::size_t begin = node->file_offset(reinterpret_cast<const std::byte*>(&found[group]->words(0)));
+    CHECK_EQ(again->file_offset(reinterpret_cast<const std::byte*>(&other->words(0))), begin);
     ends[begin] = begin + shape_for_group(2 + group % 4).bytes_in_use();
   }
   CHECK_EQ(ends.size(), groups);
@@ -265,7 +265,7 @@ TEST(who_fails_takes_nothing_from_who_was_first) {
   const auto node = std::make_shared<const Memory>(node_of(2));
   const auto first = memory_for_group(node, id_of(1), two);
   std::vector<unsigned char> there(first->shape().bytes_in_use() / 4096);
-  auto* const begin = reinterpret_cast<std::byte*>(&first->desk(0));
+  auto* const begin = reinterpret_cast<std::byte*>(&first->words(0));
   // Reserved pages that nobody has touched are not among those that mincore finds in use.
   CHECK_EQ(::mincore(begin, first->shape().bytes_in_use(), there.data()), 0);
   CHECK(std::all_of(there.begin(), there.end(), [](unsigned char page) { return (page & 1U) != 0; }));

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "drivers/shm/memory.h"
-#include "drivers/shm/room.h"
+#include "drivers/shm/shared_group.h"
 #include "tests/check.h"
 #include "tests/shm_ranks.h"
 
@@ -56,8 +56,8 @@ struct Floats {
   std::span<float> values;
 };
 
-Floats floats(Room& room, std::size_t count) {
-  Floats made{room.allocate(count * sizeof(float)), {}};
+Floats floats(SharedGroup& group, std::size_t count) {
+  Floats made{group.allocate(count * sizeof(float)), {}};
   CHECK(made.memory != nullptr);
   made.values = {reinterpret_cast<float*>(made.memory.get()), count};
   return made;
@@ -113,7 +113,7 @@ TEST(memory_outlives_all_but_its_user) {
   {
     const auto memory = std::make_shared<Memory>(shape_with_regions(2));
     Rank rank(memory, 0);
-    kept = rank.room().allocate(megabyte);
+    kept = rank.group().allocate(megabyte);
   }
   std::fill_n(kept.get(), megabyte, std::byte{1});
 }
@@ -181,8 +181,8 @@ TEST(sums_in_shared_memory_are_right_at_every_size_in_place_and_not) {
   for (std::uint32_t ranks : {2U, 3U, 5U}) {
     on_ranks(ranks, shape_with_regions(ranks), [&](Rank& rank) {
       for (std::size_t count : {1U, 4096U, 4097U, 20'000U, 100'001U, 1'500'000U}) {
-        const Floats input = floats(rank.room(), count);
-        const Floats output = floats(rank.room(), count);
+        const Floats input = floats(rank.group(), count);
+        const Floats output = floats(rank.group(), count);
         fill(input.values, rank.rank());
         CHECK(rank.wait(rank.submit("", input.values, output.values)).ok());
         check_sum(output.values, ranks);
@@ -205,7 +205,7 @@ TEST(arrays_in_shared_memory_and_elsewhere_take_turns_and_may_differ_between_ran
       const std::size_t count = 5000 + 3000 * i;
       // A third in shared memory on all ranks, a third on none, a third on some.
       if (i % 3 == 0 || (i % 3 == 1 && (rank.rank() + i) % ranks != 0)) {
-        kept.push_back(floats(rank.room(), count));
+        kept.push_back(floats(rank.group(), count));
         arrays.push_back(kept.back().values);
       } else {
         ordinary[i].resize(count);
@@ -224,7 +224,7 @@ TEST(arrays_in_shared_memory_and_elsewhere_take_turns_and_may_differ_between_ran
 // In a process of its own: all-reduces in shared memory until it is killed.
 [[noreturn]] void work_until_killed(const std::shared_ptr<const Memory>& memory, std::uint32_t own, std::size_t count) {
   Rank rank(memory, own);
-  const Floats array = floats(rank.room(), count);
+  const Floats array = floats(rank.group(), count);
   for (;;) {
     std::fill(array.values.begin(), array.values.end(), 1.0F);
     static_cast<void>(rank.wait(rank.submit("", array.values, array.values)));
@@ -251,12 +251,12 @@ TEST(nobody_writes_into_an_array_when_its_operation_has_failed) {
     ::close(descriptor);
     {
       Rank rank(memory, 0);
-      const Floats array = floats(rank.room(), count);
+      const Floats array = floats(rank.group(), count);
       CHECK(rank.wait(rank.submit("", array.values, array.values)).ok());
       std::thread killer([&, wait = std::chrono::microseconds(chance() % 60'000)] {
         std::this_thread::sleep_for(wait);
         ::kill(children[chance() % 2], SIGKILL);
-        rank.room().fail_all(Status::error(Code::peer_lost, "killed", 1));
+        rank.group().fail_all(Status::error(Code::peer_lost, "killed", 1));
       });
       Status status;
       while (status.ok()) {

@@ -1,7 +1,7 @@
 // How large operations flow through a node's memory, in schedules drawn from a seed: all ranks in one thread, each of
 // which sleeps when it has nothing to do and goes on only if its bell has rung.
 
-#include "drivers/shm/flow.h"
+#include "protocol/local/flow.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -13,14 +13,14 @@
 #include <random>
 #include <vector>
 
-#include "drivers/shm/memory.h"
 #include "reduce/reduce.h"
 #include "tests/check.h"
+#include "tests/heap_group.h"
 
 namespace {
 
 using namespace shoal;
-using namespace shoal::shm;
+using namespace shoal::local;
 using Bytes = std::vector<std::byte>;
 using Random = std::mt19937_64;
 
@@ -146,10 +146,11 @@ std::unique_ptr<Operation> all_gather(Random& random, std::uint32_t ranks) {
 void run_schedule(std::uint64_t seed) {
   Random random(seed);
   const auto ranks = static_cast<std::uint32_t>(2 + draw(random, 4));
-  const Memory memory(small_shape(ranks));
+  const tests::HeapGroup memory(small_shape(ranks));
+  tests::PromptHands hands(memory);
   std::vector<Flow> flows;
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    flows.emplace_back(memory, rank);
+    flows.emplace_back(memory, rank, hands, hands);
   }
   std::vector<std::uint32_t> order(ranks);
   std::vector<std::unique_ptr<Operation>> operations(1 + draw(random, 6));
@@ -158,7 +159,7 @@ void run_schedule(std::uint64_t seed) {
     std::shuffle(order.begin(), order.end(), random);
     operations[i] = draw(random, 5) == 0 ? all_gather(random, ranks) : all_reduce(random, ranks, order);
     for (Transfer& transfer : operations[i]->transfers) {
-      transfer.name = i;
+      transfer.handle = i;
     }
   }
   std::vector<std::size_t> admitted(ranks);
@@ -168,7 +169,7 @@ void run_schedule(std::uint64_t seed) {
     std::vector<std::uint32_t> awake;
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
       // What it has not called yet it calls at any time.
-      if (admitted[rank] < operations.size() || asleep[rank] != memory.desk(rank).bell.load()) {
+      if (admitted[rank] < operations.size() || asleep[rank] != memory.words(rank).bell.load()) {
         awake.push_back(rank);
       }
     }
@@ -177,7 +178,7 @@ void run_schedule(std::uint64_t seed) {
     }
     const std::uint32_t rank = awake[draw(random, awake.size())];
     Flow& flow = flows[rank];
-    const std::uint32_t bell = memory.desk(rank).bell.load();
+    const std::uint32_t bell = memory.words(rank).bell.load();
     if (admitted[rank] < operations.size() && draw(random, 10) == 0) {
       const std::size_t next = admitted[rank];
       flow.admit(operations[next]->transfers[rank]);
@@ -192,8 +193,9 @@ void run_schedule(std::uint64_t seed) {
     } else if (asleep[rank] = std::nullopt; !flow.step()) {
       asleep[rank] = bell;
     }
-    while (const std::optional<std::uint64_t> name = flow.take_finished()) {
-      CHECK(*name == finished[rank]);
+    flow.check_invariants();
+    while (const std::optional<std::uint64_t> handle = flow.take_finished()) {
+      CHECK(*handle == finished[rank]);
       ++finished[rank];
     }
   }
@@ -213,7 +215,8 @@ TEST(every_schedule_ends_and_gives_the_sums_of_the_order_asked_for) {
 
 // Three ranks and one large sum, of which rank 1 does nothing from some moment on.
 TEST(of_a_chain_the_one_that_others_wait_for_is_named) {
-  const Memory memory(small_shape(3));
+  const tests::HeapGroup memory(small_shape(3));
+  tests::PromptHands hands(memory);
   std::vector<Flow> flows;
   std::vector<std::vector<float>> arrays(3, std::vector<float>(50'000, 1));
   std::uint64_t chunks = 0;
@@ -225,7 +228,7 @@ TEST(of_a_chain_the_one_that_others_wait_for_is_named) {
     transfer.dtype = DType::float32;
     transfer.op = Operator::sum;
     transfer.order = {2, 1, 0};
-    chunks = flows.emplace_back(memory, rank).admit(std::move(transfer)).count();
+    chunks = flows.emplace_back(memory, rank, hands, hands).admit(std::move(transfer)).count();
   }
   const auto run_all_but_1 = [&flows] {
     while (flows[0].step() || flows[2].step()) {
@@ -244,7 +247,7 @@ TEST(of_a_chain_the_one_that_others_wait_for_is_named) {
   }
   run_all_but_1();
   CHECK(named({1}));
-  while (memory.desk(1).contributed.load() < chunks) {
+  while (memory.words(1).contributed.load() < chunks) {
     CHECK(flows[1].step());
     run_all_but_1();
   }

@@ -165,13 +165,13 @@ TEST(a_server_without_room_that_is_not_the_home_has_the_home_asked) {
   const std::uint64_t handle = rank.submit("x");
   const Hash128 key = operation_key(world_group_id(2), "x", 0);
   const LinkId home = home_of(key, rank.config);
-  const Bytes full = wire::encode(wire::Failure{Status::error(Code::limit, "no room")});
+  const Bytes full = wire::encode(wire::Failure{Status::error(Code::limit, "no group")});
   CHECK(frame(rank.worker, 1 - home, {.type = Type::fail, .operation = 1}, full).ok());
   CHECK(rank.is_open(handle));
-  CHECK_EQ(rank.world.last_failure(home).message, "no room");
+  CHECK_EQ(rank.world.last_failure(home).message, "no group");
   CHECK(frame(rank.worker, home, {.type = Type::fail, .operation = 1}, full).ok());
-  CHECK_EQ(rank.status(handle).message, "allreduce no room");
-  // Only of room: all else is the home's to say.
+  CHECK_EQ(rank.status(handle).message, "allreduce no group");
+  // Only of group: all else is the home's to say.
   rank.submit("x");
   const Bytes other = wire::encode(wire::Failure{Status::error(Code::mismatch, "differ")});
   const LinkId second_home = home_of(operation_key(world_group_id(2), "x", 1), rank.config);
@@ -543,7 +543,7 @@ TEST(ranks_that_share_memory_have_the_same_limits) {
   do {
     first.at_next_call([&called] { ++called; });
     handles.push_back(first.submit("x", values));
-    // The room takes it in a thread of its own.
+    // The group takes it in a thread of its own.
     while (called < handles.size() && !first.done(handles.back())) {
       std::this_thread::yield();
     }
@@ -561,7 +561,7 @@ TEST(ranks_that_share_memory_have_the_same_limits) {
   for (std::size_t i = 0; i + 1 < handles.size(); ++i) {
     CHECK(first.wait(handles[i]).ok());
   }
-  // There is room again, but not for more names.
+  // There is group again, but not for more names.
   for (int name = 1; name < 30; ++name) {
     const std::string other = "name " + std::to_string(name);
     const std::uint64_t handle = first.submit(other, values);

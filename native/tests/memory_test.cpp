@@ -72,8 +72,8 @@ void refuse_memfd(bool with_the_flag, int code) {
 int makes_memory() {
   try {
     const Memory memory(small_shape(2));
-    memory.desk(1).written.store(7);
-    return memory.desk(1).written.load() == 7 ? 0 : 1;
+    memory.words(1).written.store(7);
+    return memory.words(1).written.load() == 7 ? 0 : 1;
   } catch (const std::exception&) {
     return 2;
   }
@@ -211,7 +211,7 @@ TEST(whoever_reads_along_a_process_reads_no_addresses_without_memory) {
     return done == 1;
   };
   for (const Memory* each : {memory.get(), other.get()}) {
-    const std::byte* const begin = reinterpret_cast<const std::byte*>(&each->desk(0));
+    const std::byte* const begin = reinterpret_cast<const std::byte*>(&each->words(0));
     std::size_t readable = 0;
     for (std::size_t at = 0; at < each->shape().bytes(); at += region_grain) {
       readable += can_read(begin + at) ? region_grain : 0;

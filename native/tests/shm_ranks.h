@@ -19,14 +19,20 @@
 #include <utility>
 #include <vector>
 
+#include "drivers/shm/bells.h"
 #include "drivers/shm/memory.h"
-#include "drivers/shm/room.h"
+#include "drivers/shm/shared_group.h"
 #include "protocol/keys.h"
 #include "tests/check.h"
 
 namespace shoal::shm_ranks {
 
 using namespace shoal::shm;
+using local::Chunks;
+using local::MailboxReader;
+using local::MailboxWriter;
+using local::Record;
+using local::RecordKind;
 
 // Few and small slots, so that they are used again and again.
 inline Shape small_shape(std::uint32_t ranks) {
@@ -68,24 +74,34 @@ inline std::vector<std::uint32_t> ranks_until(std::uint32_t count) {
   return ranks;
 }
 
-// One rank: a room, and what became of its handles. `ranks`: of the job, if it has another node too.
-class Rank final : public RoomWorld {
+// For what a test writes and reads by itself.
+class RealBells final : public local::Bells {
+ public:
+  explicit RealBells(const Memory& memory) : memory_(memory) {}
+  void ring(std::uint32_t rank, bool always) override { shm::ring(memory_.words(rank), always); }
+
+ private:
+  const Memory& memory_;
+};
+
+// One rank: its local group, and what became of its handles. `ranks`: of the job, if it has another node too.
+class Rank final : public GroupUser {
  public:
   Rank(std::shared_ptr<const Memory> memory, std::uint32_t rank, std::uint32_t ranks = 0,
        const JobConfig::Tables& tables = {})
       : rank_(rank),
-        room_(memory, with(tables, config_of(std::max(ranks, memory->shape().ranks), memory->shape().ranks)),
-              ranks_until(memory->shape().ranks), rank, ranks > memory->shape().ranks, *this) {
+        group_(0, memory, with(tables, config_of(std::max(ranks, memory->shape().ranks), memory->shape().ranks)),
+               ranks_until(memory->shape().ranks), rank, ranks > memory->shape().ranks, *this) {
     const std::uint32_t here = memory->shape().ranks;
     const std::vector<std::uint32_t> everyone = ranks_until(std::max(ranks, here));
-    std::optional<Uplink> uplink;
+    std::optional<local::Internode> internode;
     if (ranks > here) {
-      uplink = Uplink{1, ranks, std::max(here, ranks - here), weights_above};
+      internode = local::Internode{1, ranks, std::max(here, ranks - here), weights_above};
     }
-    room_.add_group(0, world_group_id(static_cast<std::uint32_t>(everyone.size())), everyone, uplink);
-    room_.start();
+    group_.add_group(0, world_group_id(static_cast<std::uint32_t>(everyone.size())), everyone, internode);
+    group_.start();
   }
-  ~Rank() override { room_.close(); }
+  ~Rank() override { group_.close(); }
 
   void sending(std::uint64_t) override {
     std::function<void()> next;
@@ -130,7 +146,7 @@ class Rank final : public RoomWorld {
     }
   }
   void fail_job(const Status&) override {}
-  void empty() override { left = true; }
+  void left(SharedGroup&) override { has_left = true; }
 
   std::uint64_t submit(const std::string& name, std::vector<float>& values, Operator op = Operator::sum,
                        Collective collective = Collective::all_reduce) {
@@ -153,7 +169,7 @@ class Rank final : public RoomWorld {
     submission.handle = ++last_;
     submission.timeout = timeout;
     const std::uint64_t handle = submission.handle;
-    room_.submit(std::move(submission));
+    group_.submit(std::move(submission));
     return handle;
   }
   // What a gather has brought.
@@ -170,7 +186,7 @@ class Rank final : public RoomWorld {
     return finished_.contains(handle);
   }
   Status wait(std::uint64_t handle) {
-    room_.wait([&] { return done(handle); }, std::chrono::seconds(30));
+    group_.wait([&] { return done(handle); }, std::chrono::seconds(30));
     return status(handle);
   }
   // Leaves the work to the attendant.
@@ -187,7 +203,7 @@ class Rank final : public RoomWorld {
     return finished_.at(handle);
   }
 
-  Room& room() { return room_; }
+  SharedGroup& group() { return group_; }
   std::uint32_t rank() const { return rank_; }
 
   // What is done when the next call has been written, and when the next operation is finished.
@@ -203,7 +219,7 @@ class Rank final : public RoomWorld {
   // What the network does with what is sent up, and as it grows.
   std::function<void(Submission)> network;
   std::function<void(std::uint64_t handle, Range range)> on_contributed;
-  std::atomic<bool> left{false};
+  std::atomic<bool> has_left{false};
   Time timeout = 60 * second;
 
  private:
@@ -214,7 +230,7 @@ class Rank final : public RoomWorld {
   std::function<void()> on_finish_;
   std::map<std::uint64_t, std::vector<std::byte>> outputs_;
   std::uint64_t last_ = 0;
-  Room room_;
+  SharedGroup group_;
 };
 
 // `in_all`: ranks of the job, if it has another node too.

@@ -17,10 +17,10 @@
 #include <thread>
 #include <vector>
 
-#include "drivers/shm/flow.h"
-#include "drivers/shm/mailbox.h"
 #include "drivers/shm/memory.h"
-#include "drivers/shm/room.h"
+#include "drivers/shm/shared_group.h"
+#include "protocol/local/flow.h"
+#include "protocol/local/mailbox.h"
 #include "tests/check.h"
 #include "tests/shm_ranks.h"
 
@@ -54,17 +54,18 @@ TEST(records_come_in_order_and_whole_however_often_the_ring_turns) {
   Shape shape = small_shape(2);
   shape.mailbox = 8 * 1024;
   const Memory memory(shape);
+  RealBells bells(memory);
   std::thread writer([&] {
-    MailboxWriter box(memory, 0);
+    MailboxWriter box(memory, 0, bells);
     for (std::size_t i = 0; i < 5000; ++i) {
       const std::vector<std::byte> body(i % 700, static_cast<std::byte>(i));
       const std::vector<std::byte> data(i * 7 % 1500, static_cast<std::byte>(i + 1));
-      while (!box.write({Kind::open, {}, body, data})) {
+      while (!box.write({RecordKind::open, {}, body, data})) {
         std::this_thread::yield();
       }
     }
   });
-  MailboxReader reader(memory, 1, 0);
+  MailboxReader reader(memory, 1, 0, bells);
   for (std::size_t i = 0; i < 5000; ++i) {
     std::optional<Record> record;
     while (!(record = reader.next())) {
@@ -85,25 +86,27 @@ TEST(a_full_mailbox_has_room_again_when_its_last_reader_is_gone) {
   Shape shape = small_shape(3);
   shape.mailbox = 8 * 1024;
   const Memory memory(shape);
-  MailboxWriter box(memory, 0);
+  RealBells bells(memory);
+  MailboxWriter box(memory, 0, bells);
   const std::vector<std::byte> body(1000);
-  while (box.write({Kind::open, {}, body, {}})) {
+  while (box.write({RecordKind::open, {}, body, {}})) {
   }
-  MailboxReader reader(memory, 1, 0);
+  MailboxReader reader(memory, 1, 0, bells);
   while (reader.next()) {
     reader.done();
   }
-  CHECK(!box.write({Kind::open, {}, body, {}}));
-  memory.desk(2).gone.store(1);
-  CHECK(box.write({Kind::open, {}, body, {}}));
+  CHECK(!box.write({RecordKind::open, {}, body, {}}));
+  memory.words(2).gone.store(1);
+  CHECK(box.write({RecordKind::open, {}, body, {}}));
 }
 
 TEST(a_damaged_record_is_refused) {
   const Memory memory(small_shape(2));
-  MailboxWriter writer(memory, 0);
-  CHECK(writer.write({Kind::leave, {}, {}, {}}));
+  RealBells bells(memory);
+  MailboxWriter writer(memory, 0, bells);
+  CHECK(writer.write({RecordKind::leave, {}, {}, {}}));
   std::memset(memory.mailbox(0), 0xff, 8);
-  MailboxReader reader(memory, 1, 0);
+  MailboxReader reader(memory, 1, 0, bells);
   bool refused = false;
   try {
     static_cast<void>(reader.next());
@@ -314,24 +317,24 @@ TEST(those_that_disagree_are_told_and_go_on) {
   });
 }
 
-// Others may still write what is about operations that have ended and been forgotten where the room broke first.
+// Others may still write what is about operations that have ended and been forgotten where the group broke first.
 TEST(a_room_that_is_broken_reads_on_and_says_goodbye) {
   on_ranks(3, small_shape(3), [](Rank& rank) {
     std::vector<float> values(50'000, 1);
     std::thread network([&rank] {
       std::this_thread::sleep_for(milliseconds(rank.rank() == 1 ? 0 : 200));
-      rank.room().fail_all(Status::error(Code::peer_lost, "somebody is lost"));
+      rank.group().fail_all(Status::error(Code::peer_lost, "somebody is lost"));
     });
     for (int i = 0; i < 50; ++i) {
       static_cast<void>(rank.wait(rank.submit("together", values)));
     }
     network.join();
-    rank.room().leave();
+    rank.group().leave();
     const auto begin = std::chrono::steady_clock::now();
-    while (!rank.left && std::chrono::steady_clock::now() - begin < std::chrono::seconds(5)) {
+    while (!rank.has_left && std::chrono::steady_clock::now() - begin < std::chrono::seconds(5)) {
       std::this_thread::sleep_for(milliseconds(1));
     }
-    CHECK(rank.left);
+    CHECK(rank.has_left);
   });
 }
 
@@ -340,8 +343,8 @@ TEST(an_operation_that_needs_who_has_left_fails_and_says_so) {
     std::vector<float> values(8000, 1);
     CHECK(rank.wait(rank.submit("together", values)).ok());
     if (rank.rank() == 1) {
-      rank.room().leave();
-      CHECK(rank.left);
+      rank.group().leave();
+      CHECK(rank.has_left);
       return;
     }
     const Status status = rank.wait(rank.submit("without", values));
@@ -367,16 +370,16 @@ TEST(goodbye_waits_for_what_is_open) {
       std::this_thread::sleep_for(milliseconds(200));
     }
     const std::uint64_t handle = rank.submit("last", values);
-    rank.room().leave();
+    rank.group().leave();
     if (rank.rank() == 0) {
       std::this_thread::sleep_for(milliseconds(50));
-      CHECK(!rank.left || rank.done(handle));
+      CHECK(!rank.has_left || rank.done(handle));
     }
     CHECK(rank.watch(handle).ok());
-    for (int i = 0; i < 1000 && !rank.left; ++i) {
+    for (int i = 0; i < 1000 && !rank.has_left; ++i) {
       std::this_thread::sleep_for(milliseconds(1));
     }
-    CHECK(rank.left);
+    CHECK(rank.has_left);
   });
 }
 
@@ -415,7 +418,7 @@ TEST(what_fails_from_outside_ends_all_that_is_open_and_all_that_comes) {
     const std::uint64_t handle = rank.submit("alone", values);
     std::thread losing([&] {
       std::this_thread::sleep_for(milliseconds(50));
-      rank.room().fail_all(Status::error(Code::peer_lost, "rank 1 is gone", 1));
+      rank.group().fail_all(Status::error(Code::peer_lost, "rank 1 is gone", 1));
     });
     CHECK(rank.wait(handle).code == Code::peer_lost);
     losing.join();
@@ -441,10 +444,11 @@ Hash128 key_of(std::uint64_t number) {
 
 // In a process of its own: records, whose bytes tell which they are, until it is killed.
 [[noreturn]] void write_until_killed(const Memory& memory) {
-  MailboxWriter box(memory, 1);
+  RealBells bells(memory);
+  MailboxWriter box(memory, 1, bells);
   for (std::size_t i = 0;; ++i) {
     const std::vector<std::byte> body(i * 13 % 5000, static_cast<std::byte>(i));
-    while (!box.write({Kind::open, key_of(i), body, {}})) {
+    while (!box.write({RecordKind::open, key_of(i), body, {}})) {
       std::this_thread::yield();
     }
   }
@@ -462,7 +466,8 @@ TEST(records_of_a_process_that_is_killed_are_whole_or_not_there) {
       write_until_killed(Memory(os::Descriptor(descriptor), small_shape(2)));
     }
     ::close(descriptor);
-    MailboxReader reader(memory, 0, 1);
+    RealBells bells(memory);
+    MailboxReader reader(memory, 0, 1, bells);
     std::size_t read = 0;
     const auto read_all = [&] {
       while (const std::optional<Record> record = reader.next()) {
@@ -510,7 +515,7 @@ TEST(a_process_that_is_killed_leaves_nothing_locked) {
         std::this_thread::sleep_for(wait);
         ::kill(children[chance() % 2], SIGKILL);
         std::this_thread::sleep_for(milliseconds(20));
-        rank.room().fail_all(Status::error(Code::peer_lost, "killed", 1));
+        rank.group().fail_all(Status::error(Code::peer_lost, "killed", 1));
         over = true;
       });
       Status status;

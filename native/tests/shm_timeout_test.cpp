@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "drivers/shm/mailbox.h"
 #include "drivers/shm/memory.h"
+#include "protocol/local/mailbox.h"
 #include "tests/check.h"
 #include "tests/shm_ranks.h"
 
@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 
 // What a rank has said, for ranks that are only written by a test.
 struct Said {
-  Kind kind;
+  RecordKind kind;
   Hash128 key;
   std::vector<std::byte> body;
   std::vector<std::byte> data;
@@ -33,7 +33,8 @@ struct Said {
 // What the writer has said to the reader that has not been read yet; waits for so much of it at least. (What a rank
 // submits is said by its thread if that is in the middle of a round.)
 std::vector<Said> said(const Memory& memory, std::uint32_t reader, std::uint32_t writer, std::size_t least = 0) {
-  MailboxReader mailbox(memory, reader, writer);
+  RealBells bells(memory);
+  MailboxReader mailbox(memory, reader, writer, bells);
   std::vector<Said> all;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   for (;;) {
@@ -60,7 +61,7 @@ template <class Done>
 bool work_until(Rank& rank, Done done, std::chrono::nanoseconds longest = std::chrono::seconds(10)) {
   const auto deadline = std::chrono::steady_clock::now() + longest;
   while (!done() && std::chrono::steady_clock::now() < deadline) {
-    rank.room().wait(done, microseconds(20));
+    rank.group().wait(done, microseconds(20));
   }
   return done();
 }
@@ -111,7 +112,7 @@ TEST(a_call_at_the_moment_of_a_timeout_is_in_time_for_all_ranks_or_for_none) {
       }
       const std::uint64_t handle = rank.submit("late", values);
       while (!rank.done(handle)) {  // and looks at the clock
-        rank.room().wait([&] { return rank.done(handle); }, std::chrono::microseconds(20));
+        rank.group().wait([&] { return rank.done(handle); }, std::chrono::microseconds(20));
       }
       const Status status = rank.status(handle);
       CHECK(status.ok() || status.code == Code::timeout);
@@ -140,16 +141,17 @@ TEST(what_all_have_called_is_not_begun_if_the_first_rank_has_withheld_it_meanwhi
     std::vector<float> others(4, 1);
     const std::uint64_t sum = rank.submit("sum", values);
     const Said call = said(*memory, 0, 3, 1).at(0);
-    MailboxWriter first(*memory, 0);
-    MailboxWriter second(*memory, 1);
-    MailboxWriter third(*memory, 2);
+    RealBells bells(*memory);
+    MailboxWriter first(*memory, 0, bells);
+    MailboxWriter second(*memory, 1, bells);
+    MailboxWriter third(*memory, 2, bells);
     rank.at_next_call([&] {
       CHECK(first.write(as_record(call)));
       CHECK(second.write(as_record(call)));
-      CHECK(second.write({Kind::leave, {}, {}, {}}));
+      CHECK(second.write({RecordKind::leave, {}, {}, {}}));
     });
     rank.at_next_finish([&] {
-      CHECK(first.write({Kind::withhold, call.key, {}, {}}));
+      CHECK(first.write({RecordKind::fail_pending, call.key, {}, {}}));
       CHECK(third.write(as_record(call)));
     });
     const std::uint64_t last = rank.submit("last", others);
@@ -157,7 +159,8 @@ TEST(what_all_have_called_is_not_begun_if_the_first_rank_has_withheld_it_meanwhi
     CHECK(rank.status(last).code == Code::peer_left);
     CHECK(!work_until(rank, [&] { return rank.done(sum); }, milliseconds(50)));
     const wire::Bytes why = wire::encode(wire::Failure{Status::error(Code::timeout, "late")});
-    CHECK(first.write(goes_on ? Record{Kind::go_on, call.key, {}, {}} : Record{Kind::failed, call.key, why, {}}));
+    CHECK(first.write(goes_on ? Record{RecordKind::go_on, call.key, {}, {}}
+                              : Record{RecordKind::failed, call.key, why, {}}));
     CHECK(work_until(rank, [&] { return rank.done(sum); }));
     CHECK(rank.status(sum).code == (goes_on ? Code::ok : Code::timeout));
     CHECK_EQ(values[0], goes_on ? 4.0F : 1.0F);
@@ -166,7 +169,8 @@ TEST(what_all_have_called_is_not_begun_if_the_first_rank_has_withheld_it_meanwhi
 
 // Two operations are withheld at once. When the one has failed, the other rank calls the other.
 TEST(the_first_rank_looks_who_has_called_what_it_has_withheld) {
-  const std::vector<Kind> at_once{Kind::withhold, Kind::withhold, Kind::failed, Kind::go_on};
+  const std::vector<RecordKind> at_once{RecordKind::fail_pending, RecordKind::fail_pending, RecordKind::failed,
+                                        RecordKind::go_on};
   bool withheld_both = false;
   for (int attempt = 0; attempt < 50 && !withheld_both; ++attempt) {
     const auto memory = std::make_shared<Memory>(small_shape(2));
@@ -175,7 +179,8 @@ TEST(the_first_rank_looks_who_has_called_what_it_has_withheld) {
     std::vector<float> values(4, 1);
     const std::array<std::uint64_t, 2> handles{rank.submit("one", values), rank.submit("two", values)};
     const std::vector<Said> calls = said(*memory, 1, 0, 2);
-    MailboxWriter other(*memory, 1);
+    RealBells bells(*memory);
+    MailboxWriter other(*memory, 1, bells);
     rank.at_next_finish([&] { CHECK(other.write(as_record(calls.at(rank.done(handles[0]) ? 1 : 0)))); });
     const bool too_slow = rank.done(handles[0]) || rank.done(handles[1]);  // before the test was ready
     std::this_thread::sleep_for(milliseconds(25));
@@ -188,7 +193,7 @@ TEST(the_first_rank_looks_who_has_called_what_it_has_withheld) {
     CHECK(codes[0] == Code::ok);
     CHECK(codes[1] == Code::timeout);
     CHECK_EQ(values[0], 2.0F);
-    std::vector<Kind> kinds;
+    std::vector<RecordKind> kinds;
     for (const Said& word : said(*memory, 1, 0)) {
       kinds.push_back(word.kind);
     }

@@ -12,7 +12,7 @@
 //   * a process that is killed at any instruction leaves a word that is 0 or decided;
 //   * there are as many as there is memory for them (limits::areas_bytes). What is full is full for all.
 //
-// The memory is there before the word says so. New memory is all zero, which is how a room's memory begins, so there is
+// The memory is there before the word says so. New memory is all zero, which is how its words begin, so there is
 // nothing to be initialised, and whoever comes later finds what others have done there already. Two who take the same
 // area at once do each other no harm: one may only lose pages of the other's that nobody has touched, when it fails,
 // and these are touched before the word is written. What is taken is not given back.
@@ -26,7 +26,7 @@
 
 namespace shoal::shm {
 
-// For the room of a group. `places`: of its members in the node, in the group's order. Null: there is none, as all
+// For a group. `places`: of its members in the node, in the group's order. Null: there is none, as all
 // members will find.
 std::shared_ptr<const Memory> memory_for_group(const std::shared_ptr<const Memory>& node, const Hash128& id,
                                                const std::vector<std::uint32_t>& places);

@@ -62,10 +62,4 @@ class Arena : public std::enable_shared_from_this<Arena> {
   Ranges detached_;           // guarded by mutex_
 };
 
-// Where an array lies in a region: what ranks tell each other.
-struct Place {
-  std::uint64_t input = 0;
-  std::uint64_t output = 0;
-};
-
 }  // namespace shoal::shm

@@ -5,7 +5,7 @@
 
 namespace shoal::shm {
 
-void Arrivals::expect(std::uint64_t name, const std::optional<Chunks>& chunks) {
+void Arrivals::expect(std::uint64_t handle, const std::optional<local::Chunks>& chunks) {
   Expected expected;
   if (chunks) {
     expected.chunks = *chunks;
@@ -14,12 +14,12 @@ void Arrivals::expect(std::uint64_t name, const std::optional<Chunks>& chunks) {
     }
   }
   const std::lock_guard lock(mutex_);
-  expected_[name] = std::move(expected);
+  expected_[handle] = std::move(expected);
 }
 
-bool Arrivals::received(std::uint64_t name, Range range) {
+bool Arrivals::received(std::uint64_t handle, Range range) {
   const std::lock_guard lock(mutex_);
-  const auto found = expected_.find(name);
+  const auto found = expected_.find(handle);
   if (found == expected_.end()) {
     return false;
   }
@@ -32,7 +32,7 @@ bool Arrivals::received(std::uint64_t name, Range range) {
     range.begin += bytes;
     expected.lacking[number] -= bytes;
     if (expected.lacking[number] == 0) {
-      arrived_.push_back({name, chunk, false, {}});
+      arrived_.push_back({handle, chunk, false, {}});
       any = true;
     }
   }
@@ -42,12 +42,12 @@ bool Arrivals::received(std::uint64_t name, Range range) {
   return any;
 }
 
-bool Arrivals::ended(std::uint64_t name, Status status) {
+bool Arrivals::ended(std::uint64_t handle, Status status) {
   const std::lock_guard lock(mutex_);
-  if (expected_.erase(name) == 0) {
+  if (expected_.erase(handle) == 0) {
     return false;
   }
-  arrived_.push_back({name, {}, true, std::move(status)});
+  arrived_.push_back({handle, {}, true, std::move(status)});
   any_.store(true);
   return true;
 }

@@ -15,32 +15,16 @@
 #include <vector>
 
 #include "base/limits.h"
-#include "drivers/shm/futex.h"
 #include "drivers/shm/pages.h"
 
 namespace shoal::shm {
 
 namespace {
 
-constexpr std::size_t slot_bytes = 256 * 1024;
-constexpr std::uint32_t slot_count = 2;
-constexpr std::uint32_t result_count = 4;
-constexpr std::size_t staging_bytes = 16 * 1024 * 1024;
-constexpr std::size_t page = 4096;
-
 // Of all regions: a quarter of what a process may have where addresses have 47 bits.
 constexpr std::size_t most_addresses = std::size_t{1} << 45U;
 
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
-
 std::size_t rounded_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
-
-std::size_t desks_bytes(const Shape& shape) { return rounded_up(shape.ranks * sizeof(Desk), page); }
-
-// Of those who own areas.
-std::size_t owners_bytes(const Shape& shape) {
-  return shape.areas > 0 ? rounded_up(shape.groups() * sizeof(std::uint64_t), page) : 0;
-}
 
 [[noreturn]] void fail(const char* what, int code = errno) {
   throw std::system_error(code, std::system_category(), what);
@@ -81,15 +65,6 @@ void make_accessible(std::byte* begin, std::size_t bytes) {
   if (::mprotect(begin, bytes, PROT_READ | PROT_WRITE) != 0) {
     fail("the node's shared memory cannot be made accessible");
   }
-}
-
-Shape shape_without_arrays(std::uint32_t ranks, bool alone) {
-  Shape shape;
-  shape.ranks = ranks;
-  shape.slots = slot_count;
-  shape.results = alone ? 0 : result_count;
-  shape.slot = std::min(slot_bytes, staging_bytes / (slot_count * ranks + shape.results) / page * page);
-  return shape;
 }
 
 // This one, and what there is instead where it is too much: without regions arrays lie elsewhere, with smaller areas
@@ -135,17 +110,8 @@ os::Descriptor make(const Shape& shape) {
 
 }  // namespace
 
-std::size_t Shape::bytes_in_use() const {
-  const std::size_t bytes = desks_bytes(*this) + ranks * mailbox + (std::size_t{slots} * ranks + results) * slot;
-  return rounded_up(bytes + owners_bytes(*this), region_grain);
-}
-
-std::size_t Shape::groups() const { return areas / shape_for_group(2).bytes_in_use(); }
-
-Shape shape_for_group(std::uint32_t ranks) { return shape_without_arrays(ranks, true); }
-
 Shape shape_for(std::uint32_t ranks, bool alone) {
-  Shape shape = shape_without_arrays(ranks, alone);
+  Shape shape = local::shape_without_arrays(ranks, alone);
   const std::size_t machine = machine_bytes();
   shape.areas = rounded_up(std::min(limits::areas_bytes, machine / 4), region_grain);
   // Ranks of a job have about as much to average each; twice that leaves room for what changes its place.
@@ -154,18 +120,17 @@ Shape shape_for(std::uint32_t ranks, bool alone) {
   return shape;
 }
 
-Memory::Memory(const Shape& shape) : shape_(shape), descriptor_(make(shape)) { map(); }
+Memory::Memory(const Shape& shape) : GroupMemory(nullptr, shape), descriptor_(make(shape)) { map(); }
 
-Memory::Memory(os::Descriptor descriptor, const Shape& shape) : shape_(shape), descriptor_(std::move(descriptor)) {
+Memory::Memory(os::Descriptor descriptor, const Shape& shape)
+    : GroupMemory(nullptr, shape), descriptor_(std::move(descriptor)) {
   map();
 }
 
 Memory::Memory(std::shared_ptr<const Memory> node, std::size_t area, const Shape& shape,
                std::vector<std::uint32_t> places)
-    : shape_(shape),
-      node_(std::move(node)),
-      places_(std::move(places)),
-      begin_(node_->begin_ + node_->shape_.bytes_in_use() + area) {
+    : GroupMemory(node->begin_ + node->shape_.bytes_in_use() + area, shape, node.get(), std::move(places)),
+      of_node_(std::move(node)) {
   make_accessible(begin_, shape_.bytes_in_use());
 }
 
@@ -214,26 +179,9 @@ void Memory::map() {
 
 // In a child there may be something else at these addresses.
 Memory::~Memory() {
-  if (node_ == nullptr && begin_ != nullptr && generation_ == os::fork_generation()) {
+  if (of_node_ == nullptr && begin_ != nullptr && generation_ == os::fork_generation()) {
     ::munmap(begin_, mapped_);
   }
-}
-
-Desk& Memory::desk(std::uint32_t rank) const { return reinterpret_cast<Desk*>(begin_)[rank]; }
-
-std::byte* Memory::mailbox(std::uint32_t rank) const { return begin_ + desks_bytes(shape_) + rank * shape_.mailbox; }
-
-std::byte* Memory::slot(std::uint64_t number, std::uint32_t rank) const {
-  const std::size_t slots_begin = desks_bytes(shape_) + shape_.ranks * shape_.mailbox;
-  return begin_ + slots_begin + ((number % shape_.slots) * shape_.ranks + rank) * shape_.slot;
-}
-
-std::byte* Memory::result(std::uint64_t number) const {
-  return slot(0, 0) + (std::size_t{shape_.slots} * shape_.ranks + number % shape_.results) * shape_.slot;
-}
-
-std::byte* Memory::region(std::uint32_t rank) const {
-  return begin_ + shape_.bytes_without_regions() + rank * shape_.region;
 }
 
 void Memory::open(std::uint32_t rank, std::size_t end) const {
@@ -248,45 +196,12 @@ void Memory::open(std::uint32_t rank, std::size_t end) const {
   }
 }
 
-bool Memory::is_gone(std::uint32_t rank) const {
-  return desk(rank).gone.load() != 0 || (has_left(rank) && desk(rank).here.load() == 0);
-}
-
-bool Memory::has_left(std::uint32_t rank) const {
-  return node_ != nullptr && node_->desk(places_[rank]).left.load() != 0;
-}
-
-std::atomic<std::uint64_t>& Memory::owner(std::size_t number) const {
-  std::byte* const owners = begin_ + shape_.bytes_in_use() - owners_bytes(shape_);
-  return reinterpret_cast<std::atomic<std::uint64_t>*>(owners)[number];
-}
-
 // Touched as well: what was reserved only, another rank's attempt that fails takes away again (areas.h).
 bool Memory::take(std::size_t area, const Shape& shape) const {
   const std::size_t bytes = shape.bytes_in_use();
   const std::size_t offset = shape_.bytes_in_use() + area;
   return area + bytes <= shape_.areas && reserve(descriptor_.number(), offset, bytes) == 0 &&
          ::mprotect(begin_ + offset, bytes, PROT_READ | PROT_WRITE) == 0 && populate(begin_ + offset, bytes) == 0;
-}
-
-// Sequentially consistent throughout: whoever goes to sleep says so before it looks at the bell again.
-void ring(Desk& desk, bool always) {
-  desk.bell.fetch_add(1);
-  if (desk.waiting.load() > 0) {
-    if (desk.asleep.load() > 0) {
-      wake(desk.bell, waiters);
-    }
-  } else if (desk.attendant_asleep.load() > 0 && (always || desk.open.load() > 0)) {
-    wake(desk.bell, attendants);
-  }
-}
-
-void ring_others(const Memory& memory, std::uint32_t rank) {
-  for (std::uint32_t other = 0; other < memory.shape().ranks; ++other) {
-    if (other != rank) {
-      ring(memory.desk(other));
-    }
-  }
 }
 
 }  // namespace shoal::shm

@@ -1,0 +1,169 @@
+#include "engine/router.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "protocol/collectives.h"
+
+namespace shoal::engine {
+
+namespace {
+
+// An operation of at most so many bytes is opened by the thread that submits it (docs/decisions/callers.md): what of it
+// travels at once takes less time to write than waking another thread. More would keep the program from its own work.
+constexpr std::size_t opened_by_caller = 64 * 1024;
+
+}  // namespace
+
+Router::Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Machines& machines,
+               tcp::Loop& loop, std::function<void(std::string)> warn)
+    : config_(config), rank_(rank), operations_(operations), machines_(machines), loop_(loop), warn_(std::move(warn)) {}
+
+Router::~Router() = default;
+
+void Router::share_memory(std::shared_ptr<const shm::Memory> memory) {
+  groups_ = std::make_unique<LocalGroups>(std::move(memory), config_, rank_, *this);
+  std::vector<std::uint32_t> everyone(config_.size());
+  std::iota(everyone.begin(), everyone.end(), 0U);
+  add_to_local_groups(0, everyone, "");
+}
+
+void Router::add_to_local_groups(std::uint32_t number, const std::vector<std::uint32_t>& ranks,
+                                 const std::string& name) {
+  groups_->add_group(number, machines_.worker().id_of(number), ranks, [&](std::vector<std::uint32_t> leaders) {
+    return machines_.worker().make_group_of_nodes(std::move(leaders), ranks, name);
+  });
+}
+
+void Router::start() {
+  if (groups_ != nullptr) {
+    groups_->start();
+  }
+}
+
+std::shared_ptr<std::byte> Router::allocate(std::size_t bytes) {
+  return groups_ == nullptr ? nullptr : groups_->node().allocate(bytes);
+}
+
+std::uint32_t Router::make_group(const std::vector<std::uint32_t>& ranks, const std::string& name) {
+  const std::uint32_t number = machines_.worker().make_group(ranks, name);
+  if (groups_ != nullptr) {
+    add_to_local_groups(number, ranks, name);
+  }
+  return number;
+}
+
+// --- What is submitted ---
+
+Router::Submitted Router::submit(Submission submission, bool passes) {
+  const std::shared_ptr<shm::SharedGroup> group = groups_ == nullptr ? nullptr : groups_->of(submission.group);
+  std::shared_ptr<Operation> operation = operations_.open(group, passes);
+  submission.handle = operation->handle();
+  if (is_gather(submission.collective)) {
+    operation->offer_output(std::exchange(submission.output, nullptr), std::exchange(submission.output_bytes, 0));
+  }
+  if (group == nullptr) {
+    const bool is_taken = to_worker(std::move(submission));
+    return {std::move(operation), true, is_taken};
+  }
+  group->submit(std::move(submission));
+  return {std::move(operation), false, true};
+}
+
+// False if the loop has ended: nobody will work on it.
+bool Router::to_worker(Submission submission) {
+  const bool small = std::max(submission.input_bytes, submission.output_bytes) <= opened_by_caller;
+  tcp::Loop::Task task = [this, submission = std::move(submission)]() mutable {
+    machines_.worker().submit(std::move(submission));
+  };
+  return small ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task));
+}
+
+// --- What local groups ask of the worker ---
+
+// They hear of the loop's end as of any other.
+void Router::hand_to_worker(Submission submission) {
+  const std::uint64_t handle = submission.handle;
+  if (!to_worker(std::move(submission))) {
+    end(handle, closed_status());
+  }
+}
+
+void Router::hand_over(Submission submission) {
+  // close() may have been first.
+  if (const std::shared_ptr<Operation> operation = operations_.find(submission.handle); operation != nullptr) {
+    operation->release();
+  }
+  hand_to_worker(std::move(submission));
+}
+
+void Router::send_up(Submission submission) {
+  submission.handle = local::internode_handle(submission.handle);
+  hand_to_worker(std::move(submission));
+}
+
+void Router::contributed(std::uint64_t handle, Range range) {
+  static_cast<void>(
+      loop_.post([this, handle, range] { machines_.worker().contributed(local::internode_handle(handle), range); }));
+}
+
+void Router::fail_job(const Status& why) {
+  static_cast<void>(loop_.post([this, why] { machines_.worker().abort(why.message); }));
+}
+
+void Router::left(shm::SharedGroup& group) {
+  if (groups_->note_left(group)) {
+    static_cast<void>(loop_.post([this] { machines_.worker().leave(); }));
+  }
+}
+
+// --- What the worker says ---
+
+void Router::received(std::uint64_t handle, Range range) { groups_->node().received(local::own_handle(handle), range); }
+
+void Router::end(std::uint64_t handle, Status status) {
+  if (local::is_internode(handle)) {
+    groups_->node().averaged(local::own_handle(handle), std::move(status));
+  } else {
+    operations_.finish(handle, std::move(status));
+  }
+}
+
+std::map<std::uint64_t, wire::Wait> Router::described(const std::vector<std::uint64_t>& handles) const {
+  return groups_ == nullptr ? std::map<std::uint64_t, wire::Wait>() : groups_->described(handles);
+}
+
+bool Router::has_called(const wire::Call& call) const { return groups_ != nullptr && groups_->has_called(call); }
+
+WorkerWorld::Failed Router::fail(const wire::Call& call, const Status& why) {
+  if (groups_ == nullptr) {
+    return {};
+  }
+  const auto [found, at_network] = groups_->fail(call, why);
+  return {found, at_network == 0 ? std::nullopt : std::optional(local::internode_handle(at_network))};
+}
+
+// --- The end ---
+
+void Router::fail(const std::function<Status(std::uint32_t group)>& loss_of) {
+  if (groups_ != nullptr) {
+    groups_->fail(loss_of);
+  }
+}
+
+void Router::leave() {
+  if (groups_ != nullptr) {
+    groups_->leave();
+  } else {
+    static_cast<void>(loop_.post([this] { machines_.worker().leave(); }));
+  }
+}
+
+void Router::close() {
+  if (groups_ != nullptr) {
+    groups_->close();
+  }
+}
+
+}  // namespace shoal::engine

@@ -1,0 +1,88 @@
+// Where an operation of this rank is carried out, and whose it is when something becomes of it: the local group's in
+// which the ranks of a machine meet, or the worker's. An all-reduce of several nodes is both: the local group's, and on
+// the first rank of the node, under an internode handle, the worker's.
+//
+// The only place that knows of both. What a local group asks of the worker is posted to the loop; what the worker says
+// of an internode operation is told to the machine's group at once. Every method may be called by any thread, unless it
+// says otherwise.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "drivers/shm/shared_group.h"
+#include "drivers/tcp/loop.h"
+#include "engine/local_groups.h"
+#include "engine/machines.h"
+#include "engine/open_operations.h"
+#include "protocol/machine.h"
+
+namespace shoal::engine {
+
+class Router final : public shm::GroupUser {
+ public:
+  // All of these must outlive it. `warn`: something that a person should read.
+  Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Machines& machines, tcp::Loop& loop,
+         std::function<void(std::string)> warn);
+  ~Router() override;
+
+  // Before start(): the ranks of this machine share this memory.
+  void share_memory(std::shared_ptr<const shm::Memory> memory);
+  void start();
+  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  // By the loop's thread.
+  std::uint32_t make_group(const std::vector<std::uint32_t>& ranks, const std::string& name);
+
+  // Opens an operation, chooses its handle and hands it to whoever carries it out.
+  struct Submitted {
+    std::shared_ptr<Operation> operation;
+    bool by_worker = false;
+    bool is_taken = false;  // not, if the loop has ended
+  };
+  Submitted submit(Submission submission, bool passes);
+
+  // What becomes of operations that the worker has: by its thread.
+  void sending(std::uint64_t handle) override { operations_.at(local::own_handle(handle))->note_sending(); }
+  std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
+    return operations_.at(handle)->allocate_output(block_bytes);
+  }
+  void received(std::uint64_t handle, Range range);
+  void end(std::uint64_t handle, Status status);
+  std::map<std::uint64_t, wire::Wait> described(const std::vector<std::uint64_t>& handles) const;
+  bool has_called(const wire::Call& call) const;
+  WorkerWorld::Failed fail(const wire::Call& call, const Status& why);
+
+  // Local groups of which something is lost, as `loss_of` says, fail.
+  void fail(const std::function<Status(std::uint32_t group)>& loss_of);
+  // Nothing is submitted any more: the worker leaves once the local groups have been left.
+  void leave();
+  void close();
+
+ private:
+  bool to_worker(Submission submission);
+  void hand_to_worker(Submission submission);
+  void add_to_local_groups(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name);
+
+  void finish(std::uint64_t handle, Status status) override { operations_.finish(handle, std::move(status)); }
+  void warn(std::string text) override { warn_(std::move(text)); }
+  void hand_over(Submission submission) override;
+  void send_up(Submission submission) override;
+  void contributed(std::uint64_t handle, Range range) override;
+  void fail_job(const Status& why) override;
+  void left(shm::SharedGroup& group) override;
+
+  const JobConfig& config_;
+  const std::uint32_t rank_;
+  OpenOperations& operations_;
+  Machines& machines_;
+  tcp::Loop& loop_;
+  const std::function<void(std::string)> warn_;
+  std::unique_ptr<LocalGroups> groups_;  // null: every rank is a node of its own
+};
+
+}  // namespace shoal::engine

@@ -1,0 +1,101 @@
+#include "protocol/call_registry.h"
+
+#include <utility>
+
+#include "base/invariant.h"
+#include "base/limits.h"
+#include "protocol/keys.h"
+
+namespace shoal {
+
+namespace {
+
+const std::string& name_or_unnamed(const std::string& name) {
+  static const std::string none = unnamed;
+  return name.empty() ? none : name;
+}
+
+}  // namespace
+
+Status limit_reached(const std::string& what, const char* limit, std::size_t allowed, const std::string& advice,
+                     std::uint32_t rank, const JobConfig& config) {
+  return Status::error(Code::limit,
+                       what + " take all the memory that they may on " + rank_text(rank, config) + ", " +
+                           bytes_text(allowed) + " (" + limit + "): " + advice,
+                       static_cast<std::int32_t>(rank));
+}
+
+CallRegistry::CallRegistry(const JobConfig& config, std::uint32_t rank) : config_(config), rank_(rank) {}
+
+Status CallRegistry::problem_with_name(const Hash128& group, const std::string& name) const {
+  if (std::string problem = shoal::problem_with_name(name); !problem.empty()) {
+    return Status::error(Code::failed_on_rank, std::move(problem), static_cast<std::int32_t>(rank_));
+  }
+  const std::size_t names = occurrences_.size();
+  const bool is_full = names * name_bytes >= config_.tables.names;
+  if (is_full && !occurrences_.contains(operation_key(group, name_or_unnamed(name), 0))) {
+    return limit_reached("the names of operations", "names_bytes", config_.tables.names,
+                         std::to_string(names) + " names were used; use the same names in every step", rank_, config_);
+  }
+  return {};
+}
+
+void CallRegistry::name_call(wire::Opening& opening, const Hash128& group, const Submission& submission) {
+  opening.name = name_or_unnamed(submission.name);
+  opening.group = group;
+  opening.occurrence =
+      submission.occurrence ? *submission.occurrence : occurrences_[operation_key(group, opening.name, 0)]++;
+  opening.key = operation_key(group, opening.name, opening.occurrence);
+}
+
+bool CallRegistry::has_called(const wire::Call& call) const {
+  const auto calls = occurrences_.find(operation_key(call.group, call.name, 0));
+  return calls != occurrences_.end() && calls->second > call.occurrence;
+}
+
+Status CallRegistry::problem_with(const Submission& submission, std::size_t open) const {
+  const auto here = static_cast<std::int32_t>(rank_);
+  if (submission.failure_code != Code::ok) {
+    return Status::error(submission.failure_code, submission.failure, submission.failure_rank);
+  }
+  if (!submission.failure.empty()) {
+    return Status::error(Code::failed_on_rank, submission.failure, here);
+  }
+  if (submission.shape.size() > limits::dimensions) {
+    return Status::error(Code::failed_on_rank,
+                         "arrays have at most " + std::to_string(limits::dimensions) + " dimensions", here);
+  }
+  if (open_bytes_ >= config_.tables.open) {
+    return limit_reached("the operations that are open", "open_bytes", config_.tables.open,
+                         std::to_string(open) + " are open; wait for some of them", rank_, config_);
+  }
+  return {};
+}
+
+void CallRegistry::add(std::size_t record) {
+  ++open_;
+  open_bytes_ += record;
+}
+
+void CallRegistry::remove(std::size_t record) {
+  --open_;
+  open_bytes_ -= record;
+}
+
+void CallRegistry::add_failed(std::size_t record) {
+  ++failed_;
+  failed_bytes_ += record;
+}
+
+void CallRegistry::remove_failed(std::size_t record) {
+  --failed_;
+  failed_bytes_ -= record;
+}
+
+void CallRegistry::check_invariants() const {
+  SHOAL_INVARIANT(occurrences_.empty() || (occurrences_.size() - 1) * name_bytes < config_.tables.names);
+  SHOAL_INVARIANT(open_ > 0 || open_bytes_ == 0);
+  SHOAL_INVARIANT(failed_ > 0 || failed_bytes_ == 0);
+}
+
+}  // namespace shoal

@@ -1,0 +1,73 @@
+// What a rank has called: how often each name was used in each group, and what the records of its open calls take.
+//
+// A call is checked here before it becomes an operation, by whichever machine carries it out: that of a worker, or that
+// of the ranks of one node. Names, occurrences and the limits on memory are a rank's own; no other rank knows of them.
+//
+//   (names - 1) · name_bytes < tables.names
+//   open = 0 → open_bytes = 0, failed = 0 → failed_bytes = 0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+
+#include "base/hash.h"
+#include "base/status.h"
+#include "protocol/job.h"
+#include "protocol/submission.h"
+#include "wire/opening.h"
+#include "wire/waits.h"
+
+namespace shoal {
+
+// "<what> take all the memory that they may on rank 3 (host), 256 MiB (<limit>): <advice>".
+Status limit_reached(const std::string& what, const char* limit, std::size_t allowed, const std::string& advice,
+                     std::uint32_t rank, const JobConfig& config);
+
+class CallRegistry {
+ public:
+  // What an entry of the table of names takes.
+  static constexpr std::size_t name_bytes = 64;
+
+  // `config` must outlive the registry.
+  CallRegistry(const JobConfig& config, std::uint32_t rank);
+
+  // Why no operation of this name can be called in the group; ok: one can. No other rank hears of it.
+  Status problem_with_name(const Hash128& group, const std::string& name) const;
+
+  // Says in the opening which call of which name this is, and counts it. One that the caller has numbered itself
+  // (Submission::occurrence) is not counted.
+  void name_call(wire::Opening& opening, const Hash128& group, const Submission& submission);
+  // Whether so many of that name were called here.
+  bool has_called(const wire::Call& call) const;
+
+  // Why the call fails on this rank before it begins, of which all members hear; ok: it does not. `open`: how many
+  // operations are open, for the message.
+  Status problem_with(const Submission& submission, std::size_t open) const;
+  // Whether the others can be told of one more that fails so.
+  bool has_room_for_failed() const { return failed_bytes_ < config_.tables.open; }
+
+  // Their records: of calls that are open, and of those that failed before they began.
+  void add(std::size_t record);
+  void remove(std::size_t record);
+  void add_failed(std::size_t record);
+  void remove_failed(std::size_t record);
+  std::size_t open() const { return open_; }
+  std::size_t failed() const { return failed_; }
+  std::size_t open_bytes() const { return open_bytes_; }
+  std::size_t failed_bytes() const { return failed_bytes_; }
+
+  void check_invariants() const;
+
+ private:
+  const JobConfig& config_;
+  const std::uint32_t rank_;
+  std::unordered_map<Hash128, std::uint32_t> occurrences_;  // by key of occurrence 0
+  std::size_t open_ = 0;
+  std::size_t open_bytes_ = 0;
+  std::size_t failed_ = 0;
+  std::size_t failed_bytes_ = 0;
+};
+
+}  // namespace shoal

@@ -1,0 +1,83 @@
+#include "protocol/local/block_chunks.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/limits.h"
+
+namespace shoal::local::block_chunks {
+
+namespace {
+
+Range slice_of(Range block, const Chunk& chunk) {
+  return {std::min(block.begin + chunk.begin, block.end), std::min(block.begin + chunk.begin + chunk.bytes, block.end)};
+}
+
+void move(std::byte* to, const std::byte* from, std::uint64_t bytes, Hands& hands) {
+  if (bytes > 0 && to != from) {
+    hands.copy(to, from, bytes);
+  }
+}
+
+// Where in a rank's slot that is what it has for `rank`.
+std::uint64_t place_of(const Transfer& transfer, std::uint32_t rank, const Shape& shape) {
+  return transfer.blocks->same ? 0 : rank * slice_bytes(transfer, shape);
+}
+
+}  // namespace
+
+std::uint64_t slice_bytes(const Transfer& transfer, const Shape& shape) {
+  const std::uint64_t share = shape.slot / shape.ranks / limits::shard_alignment * limits::shard_alignment;
+  return transfer.blocks->same ? shape.slot : share;
+}
+
+void contribute(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands) {
+  const Transfer& transfer = *chunk.transfer;
+  const Blocks& blocks = *transfer.blocks;
+  std::byte* const slot = memory.slot(chunk.number, own);
+  bool placed = false;
+  for (std::uint32_t rank = 0; rank < memory.ranks(); ++rank) {
+    const Range from = slice_of(blocks.outgoing[rank], chunk);
+    if (rank != own) {
+      if (!placed || !blocks.same) {
+        move(slot + place_of(transfer, rank, memory.shape()), transfer.input + from.begin, from.size(), hands);
+      }
+      placed = true;
+    } else if (!transfer.adds()) {
+      const Range to = slice_of(blocks.incoming[rank], chunk);
+      move(transfer.output + to.begin, transfer.input + from.begin, from.size(), hands);
+    }
+  }
+}
+
+void reduce(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands) {
+  const Transfer& transfer = *chunk.transfer;
+  const Range block = transfer.blocks->outgoing[own];
+  const Range slice = slice_of(block, chunk);
+  if (!transfer.adds() || slice.empty()) {
+    return;
+  }
+  const std::uint64_t place = place_of(transfer, own, memory.shape());
+  std::vector<const std::byte*> sources;
+  sources.reserve(transfer.order.size());
+  for (std::uint32_t rank : transfer.order) {
+    sources.push_back(rank == own ? transfer.input + slice.begin : memory.slot(chunk.number, rank) + place);
+  }
+  // The output may be that part of the input.
+  std::byte* const sum = memory.slot(chunk.number, own) + place;
+  hands.sum(sum, sources, slice.size() / size_of(transfer.dtype), transfer.dtype, transfer.op, transfer.divisor);
+  move(transfer.output + (slice.begin - block.begin), sum, slice.size(), hands);
+}
+
+void collect(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands) {
+  const Transfer& transfer = *chunk.transfer;
+  for (std::uint32_t rank = 0; rank < memory.ranks() && !transfer.adds(); ++rank) {
+    if (rank != own) {
+      const Range to = slice_of(transfer.blocks->incoming[rank], chunk);
+      move(transfer.output + to.begin, memory.slot(chunk.number, rank) + place_of(transfer, own, memory.shape()),
+           to.size(), hands);
+    }
+  }
+}
+
+}  // namespace shoal::local::block_chunks

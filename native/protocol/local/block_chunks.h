@@ -1,0 +1,23 @@
+// How chunks move in which ranks have different bytes for each other: a chunk is a slice of each block, and each slice
+// has its place in the slot of the rank that it comes from. So all ranks have something to do in every chunk, whoever
+// the blocks are for.
+//
+// Sums that are scattered take the first two steps of a chunk, copies the first and the last.
+#pragma once
+
+#include <cstdint>
+
+#include "protocol/local/group_memory.h"
+#include "protocol/local/transfer.h"
+#include "protocol/local/world.h"
+
+namespace shoal::local::block_chunks {
+
+// Of each block, in a chunk.
+std::uint64_t slice_bytes(const Transfer& transfer, const Shape& shape);
+
+void contribute(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands);
+void reduce(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands);
+void collect(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands);
+
+}  // namespace shoal::local::block_chunks

@@ -1,0 +1,261 @@
+#include "protocol/local/call_table.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "base/invariant.h"
+#include "protocol/agreement.h"
+
+namespace shoal::local {
+
+namespace {
+
+constexpr std::size_t most_inline = 16 * 1024;
+
+}  // namespace
+
+CallTable::CallTable(const GroupMemory& memory, const Members& members, std::uint32_t own, bool has_other_nodes,
+                     Outbox& outbox, World& world)
+    : memory_(memory),
+      members_(members),
+      own_(own),
+      has_other_nodes_(has_other_nodes),
+      inline_bytes_(std::min<std::size_t>(members.config().small, most_inline)),
+      outbox_(outbox),
+      world_(world),
+      registry_(members.config(), members.rank_of(own)) {}
+
+void CallTable::add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
+                          const std::optional<Internode>& internode) {
+  std::vector<std::uint32_t> here;
+  for (const std::uint32_t rank : ranks) {
+    if (const std::optional<std::uint32_t> place = members_.place_of(rank)) {
+      here.push_back(*place);
+    }
+  }
+  groups_[number] = std::make_unique<Group>(Group{number, id, std::move(here), internode});
+}
+
+const Group* CallTable::group_of(const Hash128& id) const {
+  const auto found =
+      std::find_if(groups_.begin(), groups_.end(), [&](const auto& group) { return group.second->id == id; });
+  return found == groups_.end() ? nullptr : found->second.get();
+}
+
+// --- This rank's calls ---
+
+// Nobody else hears of it.
+void CallTable::finish_at_once(const Submission& submission, Status why) {
+  world_.finish(submission.handle, std::move(why));
+}
+
+// As here and as encoded, with what is known of each rank's call; other ranks have the same of it.
+std::size_t CallTable::record_bytes(const Submission& submission) const {
+  constexpr std::size_t entries = 512;
+  const std::size_t listed = 8 * (submission.shape.size() + submission.splits.size());
+  return sizeof(Operation) + entries + members_.size() * Calls::bytes_per_rank() +
+         3 * (submission.name.size() + submission.failure.size() + listed);
+}
+
+void CallTable::call(Submission submission, Time now) {
+  const Group& group = *groups_.at(submission.group);
+  if (Status problem = registry_.problem_with_name(group.id, submission.name); !problem.ok()) {
+    return finish_at_once(submission, std::move(problem));
+  }
+  wire::Opening opening;
+  registry_.name_call(opening, group.id, submission);
+  Status problem = registry_.problem_with(submission, registry_.open());
+  if (!problem.ok() && !registry_.has_room_for_failed()) {
+    return finish_at_once(submission, std::move(problem));
+  }
+  Operation& operation = at(opening.key);
+  operation.called = true;
+  operation.group = &group;
+  operation.lateness.note_moved(now);
+  if (operation.averaging.verdict()) {
+    problem = *operation.averaging.verdict();
+  }
+  operation.record = record_bytes(submission);
+  if (problem.ok()) {
+    take_arguments(opening, submission);
+    opening.bytes = traits_of(submission.collective).has_root() ? submission.output_bytes : submission.input_bytes;
+    registry_.add(operation.record);
+  } else {
+    opening.failed = true;
+    opening.text = problem.message;
+    registry_.add_failed(operation.record);
+    operation.state = Operation::State::over;
+    world_.finish(submission.handle, std::move(problem));
+  }
+  operation.opening = std::move(opening);
+  operation.submission = std::move(submission);
+  operation.body = wire::encode(operation.opening);
+  unwritten_.push_back(operation.key);
+}
+
+// One that has ended here is written in any case, without its data: others wait for it, and its arrays are no longer
+// ours to read.
+Operation* CallTable::write_next(std::uint64_t round) {
+  if (unwritten_.empty()) {
+    return nullptr;
+  }
+  Operation& operation = *find(unwritten_.front());
+  const wire::Opening& opening = operation.opening;
+  const bool small = stays(opening.collective) && opening.bytes <= inline_bytes_;
+  const std::size_t most_eager = std::max<std::size_t>(members_.config().eager, inline_bytes_);
+  const bool inlined = operation.is_open() && small && eager_ + opening.bytes <= most_eager;
+  RecordKind kind = inlined ? RecordKind::open_with_data : RecordKind::open;
+  ConstBytes data;
+  if (inlined && opening.bytes > 0 && operation.contributes(own_)) {
+    data = {operation.submission.input, static_cast<std::size_t>(opening.bytes)};
+  }
+  std::optional<Place> place;
+  if (operation.is_open() && !small && traits_of(opening.collective).shares_results()) {
+    place = place_of(operation.submission);
+  }
+  if (place) {
+    kind = RecordKind::open_in_arena;
+    data = std::as_bytes(std::span(&*place, 1));
+  }
+  if (!outbox_.write({kind, operation.key, operation.body, data})) {
+    return nullptr;
+  }
+  unwritten_.pop_front();
+  operation.inlined = inlined;
+  eager_ += inlined ? opening.bytes : 0;
+  operation.written_in = round;
+  operation.calls.note_own(own_, inlined, place);
+  if (operation.is_open()) {
+    world_.sending(operation.submission.handle);
+  }
+  return &operation;
+}
+
+// Only the very same array, or two that are apart: what is written in one block must not be read in the next.
+std::optional<Place> CallTable::place_of(const Submission& submission) const {
+  const std::byte* const input = submission.input;
+  const std::byte* const output = submission.output;
+  const std::uint64_t bytes = submission.input_bytes;
+  const bool apart = input + bytes <= output || output + bytes <= input;
+  if ((input != output && !apart) || !world_.holds(input, bytes) || !world_.holds(output, bytes)) {
+    return std::nullopt;
+  }
+  const std::byte* const region = memory_.region(own_);
+  return Place{static_cast<std::uint64_t>(input - region), static_cast<std::uint64_t>(output - region)};
+}
+
+void CallTable::close(Operation& operation) {
+  operation.state = Operation::State::over;
+  eager_ -= operation.inlined ? operation.opening.bytes : 0;
+  operation.inlined = false;
+  registry_.remove(operation.record);
+}
+
+// --- All calls ---
+
+Operation& CallTable::hear(std::uint32_t rank, const Record& record, Time now) {
+  Operation& operation = at(record.key);
+  operation.lateness.note_moved(now);
+  operation.calls.hear(rank, record, operation.body);
+  return operation;
+}
+
+std::optional<Status> CallTable::objection(Operation& operation, std::uint32_t rank) const {
+  if (operation.calls.is_same(rank, operation.body)) {
+    return std::nullopt;
+  }
+  const wire::Opening theirs = operation.calls.opening_of(rank, operation.opening);
+  if (theirs.failed) {
+    return failed_before(theirs, members_.rank_of(rank), members_.config());
+  }
+  std::string what;
+  return agree(operation.opening, theirs, what) ? std::nullopt : std::optional(mismatch(operation));
+}
+
+// In the order of the group, as servers say it.
+Status CallTable::mismatch(const Operation& operation) const {
+  std::vector<wire::Opening> openings(members_.size());
+  std::vector<const wire::Opening*> known(members_.size());
+  std::vector<std::uint32_t> ranks;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const std::uint32_t place = operation.group->here[i];
+    ranks.push_back(members_.rank_of(place));
+    if (operation.calls.opened(place)) {
+      openings[i] = operation.calls.opening_of(place, operation.opening);
+      known[i] = &openings[i];
+    }
+  }
+  return Status::error(Code::mismatch, mismatch_text(known, ranks, members_.config()));
+}
+
+Operation& CallTable::at(const Hash128& key) {
+  std::unique_ptr<Operation>& entry = operations_[key];
+  if (entry == nullptr) {
+    entry = std::make_unique<Operation>(key, members_.size());
+  }
+  return *entry;
+}
+
+Operation* CallTable::find(const Hash128& key) const {
+  const auto found = operations_.find(key);
+  return found == operations_.end() ? nullptr : found->second.get();
+}
+
+void CallTable::erase(const Hash128& key) {
+  if (const Operation& operation = *find(key); operation.called && operation.opening.failed) {
+    registry_.remove_failed(operation.record);
+  }
+  operations_.erase(key);
+}
+
+std::vector<Operation*> CallTable::lacking(std::uint32_t rank) const {
+  std::vector<Operation*> found;
+  for (const auto& [key, operation] : operations_) {
+    if (operation->calls.opened(own_) && !operation->calls.opened(rank)) {
+      found.push_back(operation.get());
+    }
+  }
+  return found;
+}
+
+void CallTable::detach_arrays() {
+  for (const auto& [key, operation] : operations_) {
+    if (!operation->is_open() || !operation->calls.place_of(own_)) {
+      continue;
+    }
+    try {
+      world_.detach(operation->submission.output, operation->opening.bytes);
+    } catch (const std::exception& error) {
+      world_.warn("'" + operation->opening.name + "': " + error.what() +
+                  "; other ranks may still write into its output");
+    }
+  }
+}
+
+std::map<std::uint64_t, wire::Wait> CallTable::described(const std::vector<std::uint64_t>& handles) const {
+  std::map<std::uint64_t, wire::Wait> waits;
+  for (const auto& [key, operation] : operations_) {
+    const std::uint64_t handle = operation->submission.handle;
+    if (operation->is_open() && std::binary_search(handles.begin(), handles.end(), handle)) {
+      const wire::Opening& opening = operation->opening;
+      waits.emplace(handle, wire::Wait{{opening.group, opening.occurrence, opening.name}, opening.collective, {}});
+    }
+  }
+  return waits;
+}
+
+void CallTable::check_invariants() const {
+  registry_.check_invariants();
+  std::size_t open = 0;
+  std::size_t eager = 0;
+  for (const auto& [key, operation] : operations_) {
+    operation->check_invariants();
+    open += operation->is_open() ? 1 : 0;
+    eager += operation->inlined ? operation->opening.bytes : 0;
+  }
+  SHOAL_INVARIANT(open == registry_.open());
+  SHOAL_INVARIANT(eager == eager_);
+}
+
+}  // namespace shoal::local

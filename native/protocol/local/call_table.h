@@ -1,0 +1,98 @@
+// What the ranks of a group have called, matched by operation: this rank's calls on their way to the others, theirs as
+// they are read, and whether they agree.
+//
+//   open calls = operations that are open;   eager ≥ the bytes beside the openings of those
+//   an operation stays until all ranks have called it, or have left
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "protocol/call_registry.h"
+#include "protocol/job.h"
+#include "protocol/local/group_memory.h"
+#include "protocol/local/members.h"
+#include "protocol/local/operation.h"
+#include "protocol/local/outbox.h"
+#include "protocol/local/world.h"
+
+namespace shoal::local {
+
+class CallTable {
+ public:
+  using Operations = std::unordered_map<Hash128, std::unique_ptr<Operation>>;
+
+  // All of these must outlive it. `own`: this rank's place. `has_other_nodes`: what is called here goes on to them.
+  CallTable(const GroupMemory& memory, const Members& members, std::uint32_t own, bool has_other_nodes, Outbox& outbox,
+            World& world);
+
+  void add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
+                 const std::optional<Internode>& internode);
+  // The group with this id; null if this rank has not made it.
+  const Group* group_of(const Hash128& id) const;
+
+  // --- This rank's calls ---
+
+  // Opens an operation, or finishes it at once: with what stands against it, or with what the others know of it
+  // already.
+  void call(Submission submission, Time now);
+  bool all_written() const { return unwritten_.empty(); }
+  // The next call is written to the others, with its contribution if it is small. Null: there is none, or no room.
+  Operation* write_next(std::uint64_t round);
+  // It has ended here, or is the worker's now.
+  void close(Operation& operation);
+  // Nothing is written any more.
+  void drop_unwritten() { unwritten_.clear(); }
+  std::size_t open() const { return registry_.open(); }
+  bool has_called(const wire::Call& call) const { return registry_.has_called(call); }
+
+  // --- All calls ---
+
+  // What another rank has called.
+  Operation& hear(std::uint32_t rank, const Record& record, Time now);
+  // What stands against the operation, now that this rank and the other have called it.
+  std::optional<Status> objection(Operation& operation, std::uint32_t rank) const;
+
+  Operation& at(const Hash128& key);  // made if it is not there
+  Operation* find(const Hash128& key) const;
+  void erase(const Hash128& key);
+  // Operations that this rank has called and the other has not.
+  std::vector<Operation*> lacking(std::uint32_t rank) const;
+  // Nobody else writes into the arrays of this rank's open operations any more.
+  void detach_arrays();
+  const Operations& all() const { return operations_; }
+  // What operations are that are open, by handle; without their members. Of these handles, in rising order.
+  std::map<std::uint64_t, wire::Wait> described(const std::vector<std::uint64_t>& handles) const;
+
+  // Whether operations of this kind are carried out here, or left to the worker.
+  bool stays(Collective collective) const { return !has_other_nodes_ || traits_of(collective).shares_results(); }
+
+  void check_invariants() const;
+
+ private:
+  void finish_at_once(const Submission& submission, Status why);
+  std::size_t record_bytes(const Submission& submission) const;
+  std::optional<Place> place_of(const Submission& submission) const;
+  Status mismatch(const Operation& operation) const;
+
+  const GroupMemory& memory_;
+  const Members& members_;
+  const std::uint32_t own_;
+  const bool has_other_nodes_;
+  const std::size_t inline_bytes_;  // contributions of at most so many lie beside the opening
+  Outbox& outbox_;
+  World& world_;
+  CallRegistry registry_;
+  std::map<std::uint32_t, std::unique_ptr<Group>> groups_;  // by number; nobody forgets one
+  Operations operations_;
+  std::deque<Hash128> unwritten_;  // calls, in order
+  std::size_t eager_ = 0;          // bytes beside openings of operations that are open
+};
+
+}  // namespace shoal::local

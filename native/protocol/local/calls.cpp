@@ -1,0 +1,110 @@
+#include "protocol/local/calls.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "base/invariant.h"
+
+namespace shoal::local {
+
+namespace {
+
+bool equal(const wire::Bytes& a, ConstBytes b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
+}
+
+}  // namespace
+
+wire::Opening decoded_opening(ConstBytes body) {
+  wire::Opening opening;
+  std::size_t inline_offset = 0;
+  if (const Status status = wire::decode(body, opening, inline_offset); !status.ok()) {
+    throw std::runtime_error(status.message);
+  }
+  return opening;
+}
+
+Status decoded_status(ConstBytes body) {
+  wire::Failure failure;
+  if (const Status status = wire::decode(body, failure); !status.ok()) {
+    throw std::runtime_error(status.message);
+  }
+  return failure.status;
+}
+
+void Calls::note_own(std::uint32_t own, bool has_data, const std::optional<Place>& place) {
+  Call& call = calls_[own];
+  call.opened = call.same = true;
+  call.has_data = has_data;
+  call.place = place;
+  ++count_;
+}
+
+void Calls::hear(std::uint32_t rank, const Record& record, const wire::Bytes& own_body) {
+  Call& call = calls_[rank];
+  if (call.opened) {
+    throw std::runtime_error("a rank of this node has called the same operation twice");
+  }
+  call.opened = true;
+  ++count_;
+  call.has_data = record.kind == RecordKind::open_with_data;
+  if (record.kind != RecordKind::open_in_arena) {
+    call.data.assign(record.data.begin(), record.data.end());
+  } else if (record.data.size() == sizeof(Place)) {
+    std::memcpy(&call.place.emplace(), record.data.data(), sizeof(Place));
+  }
+  call.same = !own_body.empty() && equal(own_body, record.body);
+  if (!call.same) {
+    call.body.assign(record.body.begin(), record.body.end());
+  }
+}
+
+std::vector<std::uint32_t> Calls::missing() const {
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t rank = 0; rank < calls_.size(); ++rank) {
+    if (!calls_[rank].opened) {
+      ranks.push_back(rank);
+    }
+  }
+  return ranks;
+}
+
+bool Calls::is_same(std::uint32_t rank, const wire::Bytes& own_body) {
+  Call& call = calls_[rank];
+  if (!call.same && equal(own_body, call.body)) {
+    call.same = true;
+    call.body.clear();
+  }
+  return call.same;
+}
+
+wire::Opening Calls::opening_of(std::uint32_t rank, const wire::Opening& own) const {
+  return calls_[rank].same ? own : decoded_opening(calls_[rank].body);
+}
+
+std::optional<wire::Opening> Calls::any_other() const {
+  std::optional<wire::Opening> any;
+  for (const Call& call : calls_) {
+    if ((!any || any->failed) && !call.body.empty()) {
+      any = decoded_opening(call.body);
+    }
+  }
+  return any;
+}
+
+bool Calls::all_have_data() const {
+  return std::all_of(calls_.begin(), calls_.end(), [](const Call& call) { return call.has_data; });
+}
+
+void Calls::check_invariants() const {
+  std::size_t opened = 0;
+  for (const Call& call : calls_) {
+    opened += call.opened ? 1 : 0;
+    SHOAL_INVARIANT(call.opened || (!call.same && !call.has_data && call.body.empty()));
+    SHOAL_INVARIANT(!call.same || call.body.empty());
+  }
+  SHOAL_INVARIANT(opened == count_);
+}
+
+}  // namespace shoal::local

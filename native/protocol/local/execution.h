@@ -1,0 +1,91 @@
+// How operations that all ranks of a group have called are carried out in the memory that they share: small ones at
+// once, large ones chunk by chunk, and results that come back from other nodes part by part.
+//
+//   an operation is moving from the moment at which it flows or is sent up until forget()
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "protocol/local/delivery.h"
+#include "protocol/local/flow.h"
+#include "protocol/local/group_memory.h"
+#include "protocol/local/members.h"
+#include "protocol/local/operation.h"
+#include "protocol/local/outbox.h"
+#include "protocol/local/world.h"
+
+namespace shoal::local {
+
+class Execution {
+ public:
+  Execution(const GroupMemory& memory, const Members& members, std::uint32_t own, bool has_other_nodes, Outbox& outbox,
+            World& world);
+
+  // --- Beginning ---
+
+  // A small one, here and now. Not ok: there is no memory for what it brings.
+  Status finish_small(Operation& operation);
+  // A small one that goes on to other nodes: on the first rank, which sends up the node's sum.
+  void send_up_small(Operation& operation);
+  // A large one. The first rank decides on the order: `admit` is its word, at once on itself. Operations flow once
+  // their openings are all there. Not ok: there is no memory for what it brings.
+  void admit(const Hash128& key) { admitted_.push_back(key); }
+  bool is_admitted(const Hash128& key) const;
+  const std::deque<Hash128>& admitted() const { return admitted_; }
+  Status begin_next_admitted(Operation& operation);
+
+  // --- What comes back ---
+
+  void chunk_averaged(Operation& operation, Range chunk);
+  // Another rank: what the first rank says of a part of the result, which can be taken. Throws std::runtime_error for
+  // what cannot be.
+  void read_part(Operation& operation, ConstBytes body);
+  // Parts that have not been handed out never will be.
+  void drop_parts(Operation& operation);
+
+  // --- Steps ---
+
+  // One thing with one chunk. Whether there was one to be done.
+  bool step() { return flow_.step() || delivery_.step(); }
+  bool ready() const { return flow_.ready() || delivery_.ready(); }
+  // The next operation that is further than before: its flow is through, or a part of its result.
+  Operation* take_advanced();
+
+  // --- Its end ---
+
+  // Whether this operation flows, or will: this rank has to do its part, whatever comes of it.
+  bool flows(const Operation& operation) const {
+    return operation.state == Operation::State::flowing || is_admitted(operation.key);
+  }
+  Operation* moving(std::uint64_t handle) const;
+  void forget(std::uint64_t handle) { moving_.erase(handle); }
+
+  // The ranks that others wait for: in the flow, and to take results.
+  std::vector<std::uint32_t> late_in_flow() const { return flow_.late(); }
+  std::vector<std::uint32_t> late_in_delivery() const { return delivery_.late(); }
+
+  void check_invariants() const;
+
+ private:
+  bool is_first() const { return own_ == 0; }
+  Arrays arrays_of(const Operation& operation);
+  Status make_output(Operation& operation, const Blocks& blocks);
+  void add_part(Operation& operation, Range part);
+
+  const GroupMemory& memory_;
+  const Members& members_;
+  const std::uint32_t own_;
+  const bool has_other_nodes_;
+  Outbox& outbox_;
+  World& world_;
+  Flow flow_;
+  Delivery delivery_;
+  std::deque<Hash128> admitted_;                          // in order, and not flowing yet
+  std::unordered_map<std::uint64_t, Operation*> moving_;  // by handle
+};
+
+}  // namespace shoal::local

@@ -1,0 +1,102 @@
+// In which order the chunks of large operations move, and who may do what with a chunk: counters alone.
+//
+// Operations follow one another in the same order on every rank, so three counters a rank say all there is to know:
+//
+//   collected ≤ reduced ≤ contributed ≤ admitted,   contributed ≤ (the least of all ranks' collected) + slots
+//
+// A chunk moves in one of four ways: by shares (shares.h), as a chain (chain.h), straight (straight.h) or in blocks
+// (block_chunks.h). Where slots are used in another way than before, all of them are free for a moment. What goes
+// straight needs none: it counts as contributed at once, and is done when all have reduced their shares of all chunks.
+//
+// Each step does one thing with one chunk and then raises one counter of this rank: between two of them a rank may stop
+// or die, and the others find every count true.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "base/range.h"
+#include "protocol/local/chunks.h"
+#include "protocol/local/group_memory.h"
+#include "protocol/local/transfer.h"
+#include "protocol/local/world.h"
+
+namespace shoal::local {
+
+class Flow {
+ public:
+  Flow(const GroupMemory& memory, std::uint32_t own, Bells& bells, Hands& hands)
+      : memory_(memory), own_(own), bells_(bells), hands_(hands) {}
+
+  // The next operation, the same on every rank. Into which chunks it is cut.
+  Chunks admit(Transfer transfer);
+  // One step of one chunk, if there is one to be done. Whether there was.
+  bool step();
+  // Whether step() would do something.
+  bool ready() const;
+  // The next chunk of an operation for the network that is there: on the first rank.
+  struct Collected {
+    std::uint64_t handle;
+    Range range;
+  };
+  std::optional<Collected> take_collected();
+  // The handle of the next operation that is done here: nothing uses its arrays any more.
+  std::optional<std::uint64_t> take_finished();
+  // The ranks that others wait for.
+  std::vector<std::uint32_t> late() const;
+
+  void check_invariants() const;
+
+ private:
+  struct Admitted {
+    Transfer transfer;
+    std::uint64_t first = 0;  // the number of its first chunk
+    Chunks chunks;
+    bool chain = false;
+    // So many chunks must have been collected by all ranks before one of these may be in a slot.
+    std::uint64_t after = 0;
+
+    std::uint64_t end() const { return first + chunks.count(); }
+    // Whether a rank has something to do with each chunk that is reduced, and not with all of them at once.
+    bool collects_each(std::uint32_t rank) const { return !transfer.straight() || (transfer.up && rank == 0); }
+  };
+
+  const Admitted& admitted(std::uint64_t number) const;  // the operation that has this chunk
+  Chunk chunk(std::uint64_t number) const;
+  std::uint64_t chunk_bytes(const Transfer& transfer) const;
+  std::uint64_t slots_for(const Admitted& admitted) const;
+  bool has_slot(const Admitted& admitted, std::uint64_t number) const;
+  bool passes_chain() const;
+  bool can_reduce() const;
+  bool can_collect() const;
+  bool can_contribute() const;
+  void contribute_one();
+  void reduce_one();
+  void collect_one();
+  void finish_first();
+  std::vector<std::uint32_t> late_in_chain(const Admitted& whole) const;
+
+  std::uint64_t least(Counter RankWords::*counter) const;
+  void publish(Counter RankWords::*counter, std::uint64_t value);
+  void publish_contributed_to_chain(const Transfer& transfer);
+  void publish_collected(std::uint64_t step, std::uint64_t slots);
+  void ring_others();
+
+  const GroupMemory& memory_;
+  const std::uint32_t own_;
+  Bells& bells_;
+  Hands& hands_;
+  std::deque<Admitted> transfers_;
+  std::deque<Collected> for_network_;
+  std::deque<std::uint64_t> finished_;
+  bool chain_ = false;          // how slots were used last
+  std::uint64_t admitted_ = 0;  // chunks
+  std::uint64_t contributed_ = 0;
+  std::uint64_t reduced_ = 0;
+  std::uint64_t collected_ = 0;
+};
+
+}  // namespace shoal::local

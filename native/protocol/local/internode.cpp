@@ -1,0 +1,39 @@
+#include "protocol/local/internode.h"
+
+#include "protocol/keys.h"
+#include "protocol/local/local_mean.h"
+
+namespace shoal::local {
+
+Submission submission_up(const Submission& called, std::uint32_t occurrence, const Internode& internode) {
+  Submission up;
+  up.handle = called.handle;
+  up.collective = Collective::all_reduce;
+  up.group = internode.group;
+  up.name = called.name;
+  up.occurrence = occurrence;
+  up.op = called.op;
+  up.dtype = called.dtype;
+  up.shape = called.shape;
+  up.input = up.output = called.output;
+  up.input_bytes = up.output_bytes = called.output_bytes;
+  up.timeout = called.timeout + others_first;
+  up.divisor = local_mean_of(called.dtype, called.op, internode.ranks, internode.largest).rest;
+  return up;
+}
+
+Submission submission_failed(const wire::Opening& opening, Collective collective, std::uint32_t group,
+                             const Status& why) {
+  Submission failed;
+  failed.collective = collective;
+  failed.group = group;
+  failed.occurrence = opening.occurrence;
+  failed.name = opening.name == unnamed ? std::string() : opening.name;
+  failed.timeout = second;
+  failed.failure = why.message;
+  failed.failure_code = why.code;
+  failed.failure_rank = why.rank;
+  return failed;
+}
+
+}  // namespace shoal::local

@@ -1,0 +1,129 @@
+#include "protocol/local/mailbox.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "base/invariant.h"
+
+namespace shoal::local {
+
+namespace {
+
+constexpr std::size_t unit = 64;
+
+struct Head {
+  std::uint64_t bytes;  // of the whole record, a multiple of the unit
+  RecordKind kind;
+  std::uint32_t body;
+  std::uint32_t data;
+  std::uint32_t unused;
+  Hash128 key;
+};
+static_assert(sizeof(Head) <= unit);
+
+std::size_t aligned(std::size_t bytes) { return (bytes + unit - 1) / unit * unit; }
+
+void copy(std::byte* to, ConstBytes from) {
+  if (!from.empty()) {
+    std::memcpy(to, from.data(), from.size());
+  }
+}
+
+}  // namespace
+
+std::uint64_t MailboxWriter::slowest_reader() const {
+  std::uint64_t slowest = written_;
+  for (std::uint32_t rank = 0; rank < memory_.ranks(); ++rank) {
+    if (rank != own_ && !memory_.is_gone(rank)) {
+      slowest = std::min(slowest, memory_.words(rank).read[own_].load());
+    }
+  }
+  return slowest;
+}
+
+bool MailboxWriter::write(const Record& record) {
+  const std::size_t size = memory_.shape().mailbox;
+  const std::size_t bytes = unit + aligned(record.body.size()) + aligned(record.data.size());
+  const std::size_t at = written_ % size;
+  const std::size_t skipped = size - at < bytes ? size - at : 0;
+  const auto is_full = [&] { return written_ + skipped + bytes - slowest_reader() > size; };
+  RankWords& words = memory_.words(own_);
+  if (is_full()) {
+    if (blocked_) {
+      return false;
+    }
+    blocked_ = true;
+    words.blocked.store(1);
+    // A reader that went on before it could see this will not ring.
+    if (is_full()) {
+      for (std::uint32_t rank = 0; rank < memory_.ranks(); ++rank) {
+        if (rank != own_) {
+          bells_.ring(rank, true);
+        }
+      }
+      return false;
+    }
+  }
+  if (std::exchange(blocked_, false)) {
+    words.blocked.store(0);
+  }
+  std::byte* const begin = memory_.mailbox(own_);
+  if (skipped > 0) {
+    const Head skip{skipped, RecordKind::skip, 0, 0, 0, {}};
+    std::memcpy(begin + at, &skip, sizeof skip);
+  }
+  std::byte* const to = begin + (written_ + skipped) % size;
+  const Head head{bytes,
+                  record.kind,
+                  static_cast<std::uint32_t>(record.body.size()),
+                  static_cast<std::uint32_t>(record.data.size()),
+                  0,
+                  record.key};
+  std::memcpy(to, &head, sizeof head);
+  copy(to + unit, record.body);
+  copy(to + unit + aligned(record.body.size()), record.data);
+  written_ += skipped + bytes;
+  words.written.store(written_);
+  return true;
+}
+
+void MailboxWriter::check_invariants() const {
+  SHOAL_INVARIANT(memory_.words(own_).written.load() == written_);
+  SHOAL_INVARIANT(slowest_reader() <= written_ && written_ - slowest_reader() <= memory_.shape().mailbox);
+  SHOAL_INVARIANT((memory_.words(own_).blocked.load() != 0) == blocked_);
+}
+
+std::optional<Record> MailboxReader::next() {
+  const std::size_t size = memory_.shape().mailbox;
+  for (;;) {
+    if (memory_.words(writer_).written.load() == read_) {
+      return std::nullopt;
+    }
+    const std::size_t at = read_ % size;
+    const std::byte* const from = memory_.mailbox(writer_) + at;
+    Head head;
+    std::memcpy(&head, from, sizeof head);
+    const std::size_t needed = unit + aligned(head.body) + aligned(head.data);
+    if (head.bytes == 0 || head.bytes % unit != 0 || head.bytes > size - at ||
+        (head.kind != RecordKind::skip && head.bytes != needed)) {
+      throw std::runtime_error("the node's shared memory is damaged");
+    }
+    end_ = read_ + head.bytes;
+    if (head.kind != RecordKind::skip) {
+      return Record{head.kind, head.key, {from + unit, head.body}, {from + unit + aligned(head.body), head.data}};
+    }
+    done();
+  }
+}
+
+void MailboxReader::done() {
+  read_ = end_;
+  memory_.words(own_).read[writer_].store(read_);
+  if (memory_.words(writer_).blocked.load() != 0) {
+    bells_->ring(writer_, true);
+  }
+}
+
+}  // namespace shoal::local

@@ -1,0 +1,92 @@
+// What a rank says to all others of its group, in order: a ring of records that it alone writes and every other one
+// reads.
+//
+// A record counts once it is whole. One that finds no room waits with its writer until the slowest reader has gone on:
+//
+//   read by each reader ≤ written ≤ (the least read by a reader that is not gone) + size
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "base/hash.h"
+#include "protocol/local/group_memory.h"
+#include "protocol/local/world.h"
+
+namespace shoal::local {
+
+enum class RecordKind : std::uint32_t {
+  skip = 0,            // nothing: the rest of the ring is too short
+  open = 1,            // the rank has called an operation; the body is an opening of docs/protocol.md, section 6
+  open_with_data = 2,  // and here is its whole contribution
+  open_in_arena = 10,  // as open; the data says where the arrays lie in the rank's region (Place)
+  admit = 3,           // from the first rank: a large operation that all have opened is the next to flow
+  leave = 4,           // the rank calls nothing more
+  broken = 5,          // the rank can do nothing more in here; the body is a status
+  // From the first rank, of an operation that goes over the network:
+  part = 6,  // a part of the result is in the next slot for results, or lent (delivery.h); the body is its range
+  done = 7,  // it has ended well; the data is the result of a small one
+  // From the first rank, of any operation: it has failed; the body is a status, the data the collective if the other
+  // nodes have to hear of it from every rank.
+  failed = 8,
+  // From another rank: the operation's time is out there; the body is a status.
+  overdue = 9,
+  // From the first rank, of an operation whose time is out: nobody begins with it until the first rank has said that it
+  // has failed, or that it goes on (local_group.h).
+  fail_pending = 11,
+  go_on = 12,
+};
+
+using ConstBytes = std::span<const std::byte>;
+
+struct Record {
+  RecordKind kind = RecordKind::skip;
+  Hash128 key;  // of the operation
+  ConstBytes body;
+  ConstBytes data;
+};
+
+class MailboxWriter {
+ public:
+  MailboxWriter(const GroupMemory& memory, std::uint32_t own, Bells& bells)
+      : memory_(memory), own_(own), bells_(bells) {}
+
+  // False: there is no room now. The readers have been woken.
+  bool write(const Record& record);
+
+  void check_invariants() const;
+
+ private:
+  std::uint64_t slowest_reader() const;
+
+  const GroupMemory& memory_;
+  const std::uint32_t own_;
+  Bells& bells_;
+  std::uint64_t written_ = 0;
+  bool blocked_ = false;  // as the others see it
+};
+
+class MailboxReader {
+ public:
+  MailboxReader(const GroupMemory& memory, std::uint32_t own, std::uint32_t writer, Bells& bells)
+      : memory_(memory), own_(own), writer_(writer), bells_(&bells) {}
+
+  // Whether there is another record.
+  bool any() const { return memory_.words(writer_).written.load() != read_; }
+
+  // The next record, which stays where it is until done(). Throws std::runtime_error for what cannot be one.
+  std::optional<Record> next();
+  void done();
+
+ private:
+  const GroupMemory& memory_;
+  std::uint32_t own_;
+  std::uint32_t writer_;
+  Bells* bells_;
+  std::uint64_t read_ = 0;
+  std::uint64_t end_ = 0;  // of the record that next() gave
+};
+
+}  // namespace shoal::local

@@ -1,0 +1,51 @@
+// What a rank has to say to the others of its group, in order, until there is room for it in its mailbox.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+
+#include "protocol/local/mailbox.h"
+#include "wire/opening.h"
+
+namespace shoal::local {
+
+class Outbox {
+ public:
+  Outbox(const GroupMemory& memory, std::uint32_t own, Bells& bells) : writer_(memory, own, bells) {}
+
+  void say(RecordKind kind, const Hash128& key, wire::Bytes body = {}, ConstBytes data = {}) {
+    unsaid_.push_back({kind, key, std::move(body), wire::Bytes(data.begin(), data.end())});
+  }
+  bool empty() const { return unsaid_.empty(); }
+  // Writes the next, if there is one and room for it.
+  bool write_next();
+  // A record of which the outbox keeps no copy, once it is empty. False: there is no room now.
+  bool write(const Record& record) { return unsaid_.empty() && writer_.write(record); }
+
+  void check_invariants() const { writer_.check_invariants(); }
+
+ private:
+  struct Unsaid {
+    RecordKind kind;
+    Hash128 key;
+    wire::Bytes body;
+    wire::Bytes data;
+  };
+
+  MailboxWriter writer_;
+  std::deque<Unsaid> unsaid_;
+};
+
+inline bool Outbox::write_next() {
+  if (unsaid_.empty()) {
+    return false;
+  }
+  const Unsaid& next = unsaid_.front();
+  if (!writer_.write({next.kind, next.key, next.body, next.data})) {
+    return false;
+  }
+  unsaid_.pop_front();
+  return true;
+}
+
+}  // namespace shoal::local

@@ -1,0 +1,81 @@
+#include "protocol/local/plans.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "protocol/local/local_mean.h"
+
+namespace shoal::local {
+
+Blocks blocks_of(const Operation& operation, std::uint32_t own) {
+  const std::vector<std::uint32_t>& order = operation.group->here;
+  const std::size_t ranks = order.size();
+  const CollectiveTraits& traits = traits_of(operation.submission.collective);
+  Blocks blocks;
+  blocks.outgoing.resize(ranks);
+  blocks.incoming.resize(ranks);
+  blocks.origins.resize(ranks);
+  blocks.same = traits.same_blocks;
+  const auto own_place = static_cast<std::size_t>(std::find(order.begin(), order.end(), own) - order.begin());
+  std::uint64_t in = 0;
+  for (std::size_t place = 0; place < ranks; ++place) {
+    std::vector<Range> theirs;
+    try {
+      theirs = blocks_for_members(operation.calls.opening_of(order[place], operation.opening), place, ranks);
+    } catch (const std::invalid_argument& error) {
+      throw std::runtime_error(std::string("in the node's shared memory there is ") + error.what());
+    }
+    for (std::size_t to = 0; to < ranks; ++to) {
+      blocks.largest = std::max(blocks.largest, theirs[to].size());
+      if (place == own_place) {
+        blocks.outgoing[order[to]] = theirs[to];
+      }
+    }
+    // Sums come to where the output begins, whoever they come from.
+    const std::uint64_t begin = traits.gathers() ? in : 0;
+    blocks.incoming[order[place]] = {begin, begin + theirs[own_place].size()};
+    blocks.origins[order[place]] = theirs[own_place].begin;
+    in += theirs[own_place].size();
+  }
+  return blocks;
+}
+
+std::vector<std::uint64_t> incoming_sizes(const Operation& operation, const Blocks& blocks) {
+  std::vector<std::uint64_t> sizes;
+  for (const std::uint32_t rank : operation.group->here) {
+    sizes.push_back(blocks.incoming[rank].size());
+  }
+  return sizes;
+}
+
+Transfer reduction_of(const Operation& operation, std::uint32_t ranks) {
+  const Submission& s = operation.submission;
+  Transfer transfer;
+  transfer.handle = s.handle;
+  transfer.input = s.input;
+  transfer.output = s.output;
+  transfer.bytes = s.input_bytes;
+  transfer.dtype = s.dtype;
+  transfer.op = s.op;
+  transfer.order = operation.group->here;
+  transfer.divisor = ranks;
+  if (operation.group->internode) {
+    const Internode& internode = *operation.group->internode;
+    const LocalMean mean = local_mean_of(s.dtype, s.op, internode.ranks, internode.largest);
+    transfer.op = mean.op;
+    transfer.divisor = mean.divisor;
+    transfer.up = true;
+    if (transfer.bytes >= internode.shared_from) {
+      transfer.weights = internode.weights;
+    }
+  }
+  return transfer;
+}
+
+bool all_have_places(const Operation& operation) {
+  const std::vector<std::uint32_t>& ranks = operation.group->here;
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [&](std::uint32_t rank) { return operation.calls.place_of(rank).has_value(); });
+}
+
+}  // namespace shoal::local

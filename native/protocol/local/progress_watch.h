@@ -1,0 +1,53 @@
+// Which operations of a local group do not move, whom they wait for, and when somebody is told: in a warning after 10
+// s, then at doubling intervals, and in the error when an operation's time is out.
+//
+//   deadline ≤ the time at which the next open operation is late, or its time is out
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "protocol/local/call_table.h"
+#include "protocol/local/execution.h"
+#include "protocol/local/operation.h"
+#include "protocol/machine.h"
+
+namespace shoal::local {
+
+class ProgressWatch {
+ public:
+  ProgressWatch(const Members& members, std::uint32_t own, bool has_other_nodes)
+      : members_(members), own_(own), has_other_nodes_(has_other_nodes) {}
+
+  // One that the first rank has been told of: its word is waited for.
+  void watch_for_verdict(const Operation& operation) { check_by(moved(operation) + longest_wait(operation)); }
+  void begin_call(const Submission& submission, Time now) { check_by(now + std::min(submission.timeout, first_late)); }
+  // A step of a large operation was done: what is behind others waits for its turn, so their progress counts.
+  void note_flowed(Time now) { flowed_ = now; }
+  Time deadline() const { return next_check_; }
+
+  struct Findings {
+    std::vector<Operation*> timed_out;
+    std::optional<std::string> warning;
+  };
+  Findings look(const CallTable& calls, const Execution& execution, Time now);
+  // The error of one whose time is out.
+  Status timed_out(const Operation& operation, const Execution& execution, Time now) const;
+
+ private:
+  void check_by(Time when) { next_check_ = std::min(next_check_, when); }
+  std::string warning_of(const std::vector<const Operation*>& late, const Execution& execution, Time now) const;
+  std::string stall_text(const Operation& operation, const Execution& execution, Time now) const;
+  Time moved(const Operation& operation) const;
+  Time longest_wait(const Operation& operation) const;
+
+  const Members& members_;
+  const std::uint32_t own_;
+  const bool has_other_nodes_;
+  Time flowed_ = 0;
+  Time next_check_ = never;
+};
+
+}  // namespace shoal::local

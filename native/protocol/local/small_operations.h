@@ -1,0 +1,19 @@
+// Operations whose contributions all lie beside the openings: each rank has everything at once, and does its part
+// alone.
+#pragma once
+
+#include <cstdint>
+
+#include "protocol/local/operation.h"
+#include "protocol/local/transfer.h"
+#include "protocol/local/world.h"
+
+namespace shoal::local::small {
+
+// The sum of all contributions, in the group's order, into this rank's output.
+void reduce(const Operation& operation, std::uint32_t own, Operator op, double divisor, Hands& hands);
+
+// Everything else. The output is there.
+void move_blocks(const Operation& operation, const Blocks& blocks, std::uint32_t own, Hands& hands);
+
+}  // namespace shoal::local::small

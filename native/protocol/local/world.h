@@ -1,0 +1,77 @@
+// What a group of ranks of one machine asks of its driver.
+//
+// As with every machine (protocol/machine.h) an action may be carried out at once or later, but none calls the group
+// back from within the call. Copies and sums alone are always carried out at once: what follows from them is published
+// when they have returned.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/range.h"
+#include "base/status.h"
+#include "base/types.h"
+#include "protocol/local/chunks.h"
+#include "protocol/submission.h"
+
+namespace shoal::local {
+
+// --- Wake-ups ---
+
+class Bells {
+ public:
+  virtual ~Bells() = default;
+  // This rank of the group may go on: something has happened that its open operations may wait for. `always`: also if
+  // it has none.
+  virtual void ring(std::uint32_t rank, bool always) = 0;
+};
+
+// --- Work on memory ---
+
+class Hands {
+ public:
+  virtual ~Hands() = default;
+  virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  virtual void sum(std::byte* destination, std::span<const std::byte* const> sources, std::size_t count, DType dtype,
+                   Operator op, double divisor) = 0;
+};
+
+class World : public Bells, public Hands {
+ public:
+  // --- The application ---
+
+  // The call has been said to the others. For timelines.
+  virtual void sending(std::uint64_t handle) = 0;
+  virtual void finish(std::uint64_t handle, Status status) = 0;
+  // Memory for what a gather brings, by member of the group. Null: there is none.
+  virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;
+  virtual void warn(std::string text) = 0;
+
+  // --- Arrays in the memory that the ranks share (drivers/shm/arena.h) ---
+
+  // Whether these bytes are of this rank's region.
+  virtual bool holds(const std::byte* begin, std::uint64_t bytes) const = 0;
+  // This process can use another rank's region up to `end` from here on. Throws std::system_error.
+  virtual void reach(std::uint32_t rank, std::size_t end) = 0;
+  // The others reach these bytes here no more. Throws std::system_error.
+  virtual void detach(const std::byte* begin, std::uint64_t bytes) = 0;
+
+  // --- The worker of this rank, for what goes on to other nodes. In the order in which they come up. ---
+
+  // All ranks have called it with the same arguments: the rest is for the worker.
+  virtual void hand_over(Submission submission) = 0;
+  // On the first rank: an all-reduce among the nodes. What comes of it is told to the group under the same handle:
+  // LocalGroup::chunk_averaged for each of these chunks, if there are any, then LocalGroup::averaged.
+  virtual void send_up(Submission submission, const std::optional<Chunks>& chunks) = 0;
+  virtual void contributed(std::uint64_t handle, Range range) = 0;
+  // The group of a node among several has given up, so the job has to.
+  virtual void fail_job(const Status& why) = 0;
+  // leave() was called, nothing is open any more, and the others can read so.
+  virtual void empty() = 0;
+};
+
+}  // namespace shoal::local
