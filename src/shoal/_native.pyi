@@ -217,7 +217,7 @@ class Engine:
     def attach_server(self, index: int, socket: Socket | int) -> None:
         """This node's link to server ``index``."""
 
-    def attach_node(self, index: int, rank: int, socket: Socket | int) -> None:
+    def attach_worker(self, index: int, rank: int, socket: Socket | int) -> None:
         """At this process's co-located server ``index``: the link of node ``rank``."""
 
     def attach_peer(self, rank: int, socket: Socket | int) -> None:
