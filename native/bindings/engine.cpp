@@ -230,7 +230,7 @@ Handle submit(BoundEngine& bound, int collective, std::uint32_t group, std::stri
     submission.output = array.address();
     submission.output_bytes = array.bytes();
   }
-  return Handle(bound.submit(std::move(submission), std::move(input), std::move(output)), session.in_flight());
+  return Handle(bound.submit(std::move(submission), std::move(input), std::move(output)), bound.in_flight());
 }
 
 Handle submit_failed(BoundEngine& bound, std::uint32_t group, std::string name, std::string reason) {
@@ -239,7 +239,7 @@ Handle submit_failed(BoundEngine& bound, std::uint32_t group, std::string name, 
   submission.name = std::move(name);
   submission.timeout = 30 * second;
   submission.failure = reason.empty() ? std::string("failed before it began") : std::move(reason);
-  return Handle(bound.submit(std::move(submission), nb::none(), nb::none()), session.in_flight());
+  return Handle(bound.submit(std::move(submission), nb::none(), nb::none()), bound.in_flight());
 }
 
 // A peer may have said it: it need not be UTF-8.
@@ -260,7 +260,7 @@ void attach_returned(BoundEngine& bound, std::uint32_t index, std::uint32_t atte
 
 std::optional<std::tuple<std::string, std::int32_t, nb::str, std::uint32_t>> next_event(BoundEngine& bound,
                                                                                         double seconds) {
-  session.let_go();
+  bound.let_go();
   auto event = wait_in_slices(
       seconds, [&](std::chrono::nanoseconds longest) { return bound.engine().next_event(longest); },
       PyErr_CheckSignals);
@@ -275,7 +275,7 @@ void close(BoundEngine& bound) {
     const nb::gil_scoped_release released;
     bound.engine().close();
   }
-  session.let_go();
+  bound.let_go();
 }
 
 void abort(BoundEngine& bound, std::string reason) {
@@ -283,7 +283,7 @@ void abort(BoundEngine& bound, std::string reason) {
     const nb::gil_scoped_release released;
     bound.engine().abort(std::move(reason));
   }
-  session.let_go();
+  bound.let_go();
 }
 
 // Bytes that live until no array needs them.
