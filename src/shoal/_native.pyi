@@ -1,7 +1,7 @@
 """The native core as Python sees it.
 
 Bindings hold no logic: they convert, keep memory alive and release the GIL around everything that waits or copies.
-Numbers (dtypes, operators, collectives, statuses) are those of docs/protocol.md.
+Numbers (dtypes, operators, collectives, statuses) are those of docs/protocol/format.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def encode_header(
     credit: int,
     acknowledged: int,
 ) -> bytes:
-    """A frame header of 40 bytes with its check (docs/protocol.md, section 4)."""
+    """A frame header of 40 bytes with its check (docs/protocol/format.md, Frames)."""
 
 def hash128(data: bytes) -> bytes:
     """FNV-1a with 128 bits, little-endian: keys and group ids."""

@@ -1,12 +1,12 @@
 """What can go wrong, as users see it.
 
 Every message says what happened, on which rank and host, to which tensor, and what to do next. The native core reports
-a status, a rank and a text (docs/protocol.md, section 5); ``error_from_status`` makes the exception from them.
+a status, a rank and a text (docs/protocol/format.md, Numbers); ``error_from_status`` makes the exception from them.
 """
 
 from collections.abc import Sequence
 
-# Statuses of the native core: docs/protocol.md, section 5.
+# Statuses of the native core: docs/protocol/format.md, Numbers.
 OK = 0
 MISMATCH = 1
 PEER_LOST = 2
@@ -64,8 +64,8 @@ _BY_NAME: dict[str, type[ShoalError]] = {
 def error_from_status(code: int, rank: int, message: str, hosts: Sequence[str] = ()) -> ShoalError:
     """The exception for a native status.
 
-    ``code``: docs/protocol.md, section 5, not 0. ``rank``: the rank that it is about, -1 if none. ``hosts``: the host of
-    each rank, by rank. A code that this version does not know becomes a ShoalError that names it.
+    ``code``: docs/protocol/format.md, Numbers, not 0. ``rank``: the rank that it is about, -1 if none. ``hosts``: the
+    host of each rank, by rank. A code that this version does not know becomes a ShoalError that names it.
     """
     if code == OK:
         raise ValueError("status 0 is no error")

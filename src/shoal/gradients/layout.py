@@ -120,7 +120,7 @@ def fusion_bytes(total: int, servers: int) -> int:
 
 
 def shards(total: int, weights: Sequence[int]) -> tuple[Extent, ...]:
-    """The shard of each server in a buffer of ``total`` bytes: docs/protocol.md, section 7, "Where".
+    """The shard of each server in a buffer of ``total`` bytes: docs/protocol/lifecycle.md, "Where an operation lives".
 
     The same numbers as the native core's. ``weights``: by server; one of weight 0 gets nothing. Raises ValueError for a
     negative weight or if all are 0.

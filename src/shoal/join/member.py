@@ -1,4 +1,4 @@
-"""A node's side of joining, on every rank: docs/protocol.md, section 3.
+"""A node's side of joining, on every rank: docs/protocol/lifecycle.md, Joining.
 
 Reaches rank 0, says who it is, learns who else there is, connects to every server, and waits for ``go``. What comes out
 are authenticated sockets, plain facts, and the memory that the ranks of a node share.

@@ -1,4 +1,4 @@
-"""The coordinator's side of joining, on rank 0: docs/protocol.md, section 3, control link.
+"""The coordinator's side of joining, on rank 0: docs/protocol/lifecycle.md, Joining.
 
 Three phases, each a module: all ranks join (gather), their links are measured (measure), all connect to the servers
 (connect). Then rank 0 says ``go``. Whatever is wrong with one rank ends the attempt for all, and all hear why; ranks

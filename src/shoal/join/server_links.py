@@ -1,4 +1,4 @@
-"""A rank's links to the servers of its job: docs/protocol.md, section 3, server link."""
+"""A rank's links to the servers of its job: docs/protocol/format.md, Messages."""
 
 import asyncio
 import socket

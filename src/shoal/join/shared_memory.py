@@ -1,4 +1,4 @@
-"""How the ranks of one node come to share memory, while a job comes together: docs/protocol.md, section 3, "Inside".
+"""How the ranks of one node come to share memory, while a job comes together: docs/protocol/format.md, "Shared memory".
 
 The first rank of the node makes the memory, which has no name, and hands it to every other one over a Unix socket in the
 abstract namespace, which leaves nothing behind either. Who is not the same user, or cannot prove that it holds the job's

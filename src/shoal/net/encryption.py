@@ -1,7 +1,7 @@
-"""Encryption of a job's connections, SHOAL_TLS=psk: docs/protocol.md, section 2.
+"""Encryption of a job's connections, SHOAL_TLS=psk: docs/protocol/format.md, Encryption.
 
 TLS 1.3 with a key that both sides make from the job's secret, and a fresh X25519 exchange for each connection. What runs
-inside, the handshake of section 2 included, is what runs in the clear without it. The work is done by OpenSSL, found at run
+inside, the handshake included, is what runs in the clear without it. The work is done by OpenSSL, found at run
 time by the native core, which goes on with the same state when a connection is handed to it.
 """
 

@@ -1,4 +1,4 @@
-"""The handshake, byte by byte as in docs/protocol.md, section 2: who may talk, proven with the job's secret.
+"""The handshake, byte by byte as in docs/protocol/format.md, Handshake: who may talk, proven with the job's secret.
 
 Two state machines without I/O. Each is fed messages of exactly ``expects`` bytes and answers with the bytes to send:
 
@@ -273,7 +273,7 @@ class Server:
 
 
 def job_key(secret: bytes, incarnation: bytes) -> bytes:
-    """K of docs/protocol.md, section 2."""
+    """K of docs/protocol/format.md, Handshake."""
     return _hmac(secret, b"shoal key 1" + incarnation)
 
 

@@ -1,4 +1,4 @@
-"""The JSON messages that come before frames: docs/protocol.md, section 3.
+"""The JSON messages that come before frames: docs/protocol/format.md, Messages.
 
 A message is a length (u32, at most 1 MiB) and that many bytes of UTF-8: an object whose ``type`` is the message's name.
 What came off the network is checked field by field before it is used; unknown fields are ignored. No I/O here.
@@ -22,7 +22,7 @@ Fields = Mapping[str, Any]
 
 
 class MessageError(ShoalError):
-    """A message that is not as docs/protocol.md says. The text names the message and the field."""
+    """A message that is not as docs/protocol/format.md says. The text names the message and the field."""
 
 
 def pack(kind: str, fields: Fields) -> bytes:

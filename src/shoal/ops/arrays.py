@@ -22,7 +22,7 @@ import numpy.typing as npt
 from shoal import _native
 from shoal.ops.storages import is_whole, no_place, put, resizable_byte
 
-# The numbers of docs/protocol.md, section 4.
+# The numbers of docs/protocol/format.md, Numbers.
 DTYPES: dict[str, int] = {
     "float32": 1,
     "float64": 2,

@@ -14,7 +14,7 @@ from shoal.job.groups import Group
 from shoal.ops import arrays
 from shoal.ops.arrays import BOOL, DTYPE_NAMES, Operand
 
-# The numbers of docs/protocol.md, section 4.
+# The numbers of docs/protocol/format.md, Numbers.
 ALL_REDUCE, REDUCE_SCATTER, BROADCAST, ALL_GATHER, ALL_TO_ALL, BARRIER = 1, 2, 3, 4, 5, 6
 OPERATORS = {"sum": 1, "mean": 2, "min": 3, "max": 4, "product": 5}
 

@@ -1,8 +1,8 @@
 """The front of a dedicated server: lets nodes in and hands their connections to the native core.
 
 A caller that does not prove within a few seconds that it holds a secret is dropped. What a ``job`` message says is checked
-field by field before anything is made for it; docs/protocol.md, section 3. Any number of jobs, at once or one after
-another; nothing is kept of one that has ended but its incarnation. A job belongs to the secret that its first connection
+field by field before anything is made for it; docs/protocol/format.md, Messages. Any number of jobs, at once or one
+after another; nothing is kept of one that has ended but its incarnation. A job belongs to the secret that its first connection
 has proven: who holds another one can neither join nor end it.
 """
 

@@ -2,7 +2,7 @@
 
 The caller sends for a fixed time and then ends its direction; so does the other side, if it was asked to. Each counts what
 arrives in the later part of that time: an idle link lets a burst through first, and TCP starts slowly. At last the other
-side says what it has counted, in the last bytes of its direction. docs/protocol.md, section 3.
+side says what it has counted, in the last bytes of its direction. docs/protocol/format.md, Measuring.
 
 Python's threads with plain sockets and large buffers: they move a few GB/s. What is in flight is bounded, so that a switch
 with a shallow queue need not drop anything.

@@ -5,7 +5,7 @@ In a round every machine sends to one other and receives from one other. Nodes d
 shifts; then each dedicated server with a node, both ways at once, and again with another node. A machine's rate is its
 best: whoever it was measured with may have been the slower one. Those that still seem slow are measured once more, with
 one that is not. Where the processors could not fill the links, all that is known is that no link is slow.
-docs/protocol.md, section 3.
+docs/protocol/lifecycle.md, Joining.
 """
 
 import logging

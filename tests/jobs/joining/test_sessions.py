@@ -30,7 +30,7 @@ from shoal.errors import PeerLost, ShoalError
 from shoal.job.bootstrap import Session, join
 from shoal.server.front import Front
 
-# docs/protocol.md, section 4.
+# docs/protocol/format.md, Frames.
 ALL_GATHER, BARRIER, INT32 = 4, 6, 7
 
 

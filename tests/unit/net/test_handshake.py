@@ -1,4 +1,4 @@
-"""handshake.py: the bytes of docs/protocol.md, section 2, and who gets through."""
+"""handshake.py: the bytes of docs/protocol/format.md, Handshake, and who gets through."""
 
 import hashlib
 import hmac

@@ -10,7 +10,7 @@ from shoal.tuning.limits import KIB, in_flight, limits_for, most_of_smallest
 from shoal.tuning.measured import Network
 
 GIGABIT, FOUR_HUNDRED_MEGABIT = 119_600_000, 47_800_000
-# Of frames (docs/protocol.md), and of packets: Ethernet, IPv4, and TCP with timestamps at the usual MTU.
+# Of frames (docs/protocol/format.md), and of packets: Ethernet, IPv4, and TCP with timestamps at the usual MTU.
 FRAME_HEADER, PACKET_HEADERS, SEGMENT_PAYLOAD = 40, 66, 1448
 networks = st.builds(
     lambda rate, round_trip: Network((rate, rate), (), round_trip), st.integers(10**5, 2 * 10**10), st.floats(0, 0.1)
