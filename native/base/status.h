@@ -1,7 +1,7 @@
 // How things end: a code, the rank it is about, and a message for a person.
 //
 // Errors are values here; Python turns them into exceptions (src/shoal/errors.py). The numbers are those on the wire
-// (docs/protocol.md, section 5).
+// (docs/protocol/format.md, Numbers).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The words that every layer shares: element types, operators, collectives.
 //
-// The numbers are those on the wire (docs/protocol.md, sections 4 and 6) and never change.
+// The numbers are those on the wire (docs/protocol/format.md, Numbers) and never change.
 #pragma once
 
 #include <cstddef>

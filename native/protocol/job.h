@@ -1,4 +1,4 @@
-// What the coordinator decided at `init`, equal on every worker and server (docs/protocol.md, section 3).
+// What the coordinator decided at `init`, equal on every worker and server (docs/protocol/format.md, Messages).
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// How operations and groups are named on the wire, and where operations live: docs/protocol.md, sections 6 and 7.
+// How operations and groups are named on the wire, and where operations live: docs/protocol/format.md, Openings, and
+// docs/protocol/lifecycle.md, "Where an operation lives".
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Who gets which bytes of an operation: docs/protocol.md, section 7, "Where".
+// Who gets which bytes of an operation: docs/protocol/lifecycle.md, "Where an operation lives".
 #pragma once
 
 #include <cstddef>

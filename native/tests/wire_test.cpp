@@ -1,4 +1,4 @@
-// Frame headers and payloads against docs/protocol.md.
+// Frame headers and payloads against docs/protocol/format.md.
 #include <array>
 #include <cstring>
 #include <random>

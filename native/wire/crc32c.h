@@ -1,4 +1,4 @@
-// The check of a frame's header: docs/protocol.md, section 4.
+// The check of a frame's header: docs/protocol/format.md, Frames.
 #pragma once
 
 #include <cstddef>

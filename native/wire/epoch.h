@@ -1,5 +1,5 @@
-// What a change of epoch says: EPOCH, the ranges of a resumed ADMIT, HAVE, and RECONNECT and REACHED. docs/protocol.md,
-// sections 5 and 8.
+// What a change of epoch says: EPOCH, the ranges of a resumed ADMIT, HAVE, and RECONNECT and REACHED.
+// docs/protocol/format.md, "Other payloads".
 //
 // Decoding trusts nothing, as in opening.h.
 #pragma once

@@ -1,4 +1,4 @@
-// Frame headers: docs/protocol.md, sections 4 and 5, and nothing more.
+// Frame headers: docs/protocol/format.md, Frames and "Frame types", and nothing more.
 //
 // decode() checks everything that can be known from the 40 bytes alone; what depends on the state of a link or an
 // operation is the machines' to check.

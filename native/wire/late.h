@@ -1,4 +1,4 @@
-// LATE, a server's answer to ASK: docs/protocol.md, section 5.
+// LATE, a server's answer to ASK: docs/protocol/format.md, "Other payloads".
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// The payloads that are not elements: openings, failures, losses, sizes, groups. docs/protocol.md, sections 5 and 6.
+// The payloads that are not elements: openings, failures, losses, sizes, groups.
+// docs/protocol/format.md, Openings and "Other payloads".
 //
 // Decoding trusts nothing: every length is checked against the bytes that are there and against limits.h before it
 // is used, and a payload with bytes left over is refused.
@@ -41,7 +42,7 @@ struct Opening {
   std::string text;
   std::uint32_t inline_bytes = 0;
 
-  // Of an operation that was open in an epoch before: docs/protocol.md, section 8.
+  // Of an operation that was open in an epoch before: docs/protocol/recovery.md, "Opening again".
   bool finished = false;       // its handle is done on this rank, with this status if it failed
   Code code = Code::ok;        // why it failed for all; ok: it did not, or on this rank before it began
   std::int32_t rank = -1;      // that the failure is about

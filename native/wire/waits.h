@@ -1,5 +1,5 @@
-// What ranks wait for, and which of it others have called: WAITS, PROBE, CALLS and CIRCLE. docs/protocol.md, sections 5
-// and 8.
+// What ranks wait for, and which of it others have called: WAITS, PROBE, CALLS and CIRCLE.
+// docs/protocol/format.md, "Other payloads".
 //
 // Decoding trusts nothing, as in opening.h.
 #pragma once

@@ -1,6 +1,6 @@
 // One place decides: the coordinator says the same words in the same order to every worker, and workers take to the
 // servers what it said and nothing else. It declares those ranks lost that have not left, and no others; what has left
-// and is gone averages nothing any more. docs/protocol.md, section 8. (RECONNECT, which goes to rank 0's worker first,
+// and is gone averages nothing any more. docs/protocol/recovery.md. (RECONNECT, which goes to rank 0's worker first,
 // asks.)
 #pragma once
 

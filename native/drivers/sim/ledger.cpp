@@ -10,7 +10,7 @@ using wire::Type;
 
 namespace {
 
-// Where an opening says how much inline data follows it (docs/protocol.md, section 6).
+// Where an opening says how much inline data follows it (docs/protocol/format.md, Openings).
 constexpr std::size_t inline_length_at = 84;
 
 bool is_gather_opening(const Bytes& owned) {

@@ -1,5 +1,5 @@
 // Counts what is on every link and says when a machine goes beyond what it was granted, or has not got it back in the
-// end. docs/protocol.md, section 7: credit, eager data, the order of admission, acknowledgements.
+// end. docs/protocol/lifecycle.md: credit, eager data, the order of admission, acknowledgements.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// TLS 1.3 on a non-blocking stream socket, with a key that both sides hold: docs/protocol.md, section 2.
+// TLS 1.3 on a non-blocking stream socket, with a key that both sides hold: docs/protocol/format.md, Encryption.
 //
 // send() and receive() have the manners of sendmsg() and readv(), so that a link can use either. A Tls belongs to one
 // connection from its first byte to its last, and to one thread at a time.

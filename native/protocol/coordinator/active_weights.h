@@ -1,5 +1,5 @@
 // Who averages how much at present: the weights of the job while its servers are there, and those of who takes over
-// where they are not. docs/protocol.md, section 8.
+// where they are not. docs/protocol/recovery.md, Epochs.
 //
 // Promises: a server goes and comes back with all of its lanes; a lost one has no weight; and what is decided depends
 // on nothing but who is lost, who has left, and which dedicated servers have taken over before.

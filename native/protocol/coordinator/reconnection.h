@@ -1,5 +1,5 @@
 // How a dedicated server that was lost comes to be used again: when it is tried, and who has reached what there.
-// docs/protocol.md, section 8.
+// docs/protocol/recovery.md, Reconnection.
 //
 // An attempt asks rank 0 first, which alone finds out whether there is a server at all, and then all others; it
 // succeeds when every rank has reached the process that rank 0 has. Invariant: deadline() is a time while the server is

@@ -1,5 +1,5 @@
 // The coordinator's decisions about servers: who goes on when one is lost, and when a lost one is used again.
-// docs/protocol.md, section 8.
+// docs/protocol/recovery.md, Epochs.
 #include <utility>
 
 #include "protocol/coordinator/impl.h"

@@ -19,7 +19,7 @@ namespace shoal::local {
 
 enum class RecordKind : std::uint32_t {
   skip = 0,            // nothing: the rest of the ring is too short
-  open = 1,            // the rank has called an operation; the body is an opening of docs/protocol.md, section 6
+  open = 1,            // the rank has called an operation; the body is an opening of docs/protocol/format.md, Openings
   open_with_data = 2,  // and here is its whole contribution
   open_in_arena = 10,  // as open; the data says where the arrays lie in the rank's region (Place)
   admit = 3,           // from the first rank: a large operation that all have opened is the next to flow

@@ -1,4 +1,4 @@
-// Who has which results, and how a server goes on in a new epoch: docs/protocol.md, section 8, and
+// Who has which results, and how a server goes on in a new epoch: docs/protocol/recovery.md, and
 // docs/decisions/server-loss.md.
 //
 // With a new epoch a server forgets everything that it knew of operations: the workers open again what is not over for

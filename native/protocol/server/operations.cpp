@@ -1,4 +1,4 @@
-// The life of an operation on a server: docs/protocol.md, section 7.
+// The life of an operation on a server: docs/protocol/lifecycle.md.
 #include <algorithm>
 #include <cstring>
 #include <numeric>

@@ -1,4 +1,4 @@
-// What a server says to a worker that asks whom one of its operations waits for. docs/protocol.md, section 7, "Stalls".
+// What a server says to a worker that asks whom one of its operations waits for. docs/protocol/lifecycle.md, Stalls.
 #include <algorithm>
 #include <limits>
 

@@ -1,5 +1,5 @@
 // The server's machine for one job and one lane: matches openings, admits operations, sums segments in member order,
-// sends results, and keeps every worker within its credit. docs/protocol.md, section 7.
+// sends results, and keeps every worker within its credit. docs/protocol/lifecycle.md.
 //
 // Memory is bounded: for each worker at most `credit` bytes of contributions and `eager` bytes of inline data; for all,
 // what tables may take (limits::tables_bytes). Beyond that new operations fail, on all their members; beyond twice as

@@ -1,4 +1,4 @@
-// Blocks of all-gather and all-to-all, from worker to worker: docs/protocol.md, section 7.
+// Blocks of all-gather and all-to-all, from worker to worker: docs/protocol/lifecycle.md, Collectives.
 //
 // The receiver grants, the sender sends within what was granted, and the grants for a block add up to exactly its size.
 // No exchange waits for another.

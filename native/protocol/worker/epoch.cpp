@@ -1,4 +1,4 @@
-// How a worker goes on in a new epoch, after a server was lost or has come back: docs/protocol.md, section 8, and
+// How a worker goes on in a new epoch, after a server was lost or has come back: docs/protocol/recovery.md, and
 // docs/decisions/server-loss.md.
 //
 // It is a new beginning for everything that has no answer, and the worker holds all that is needed for it:

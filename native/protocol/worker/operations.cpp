@@ -1,5 +1,4 @@
-// A worker's operations: how they are opened and ended. How they are sent: sender.cpp. docs/protocol.md,
-// section 7.
+// A worker's operations: how they are opened and ended. How they are sent: sender.cpp. docs/protocol/lifecycle.md.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,6 +1,6 @@
 // What a worker does about operations that do not move: it asks the servers that have not answered whom they wait for,
 // gives them a second, and says what it has learnt: in a warning, and in the error of an operation whose time is out.
-// A server that says nothing in that second is itself what is waited for. docs/protocol.md, section 7, "Stalls".
+// A server that says nothing in that second is itself what is waited for. docs/protocol/lifecycle.md, Stalls.
 #include <algorithm>
 #include <utility>
 

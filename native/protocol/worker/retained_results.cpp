@@ -1,5 +1,5 @@
 // What a worker keeps of an operation until all members have what they get, so that it can be sent again when a server
-// is lost: docs/protocol.md, section 8, and docs/decisions/server-loss.md.
+// is lost: docs/protocol/recovery.md, "Opening again", and docs/decisions/server-loss.md.
 //
 // Of one whose handle is done: a copy of a small contribution, the results that others may lack, or only that it has
 // ended, and how. What all members have, servers say with HAVE and in the RESULTs of a large all-reduce.

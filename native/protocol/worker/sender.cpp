@@ -1,5 +1,5 @@
 // What a worker sends of its operations to servers, and when: with their openings, and within windows.
-// docs/protocol.md, section 7.
+// docs/protocol/lifecycle.md.
 #include <algorithm>
 #include <utility>
 

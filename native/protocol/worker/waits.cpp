@@ -1,7 +1,7 @@
 // What a worker says of those who use it: what they wait for, once nothing there can call anything before one of those
 // operations is done, and whether they have called what others wait for. The coordinator finds out whether ranks wait
 // for each other in a circle (coordinator/circles.h), and says so; then what can never be complete fails.
-// docs/protocol.md, section 8.
+// docs/protocol/lifecycle.md, Circles.
 #include <algorithm>
 #include <map>
 #include <utility>

@@ -1,6 +1,6 @@
 // The worker's machine: opens operations, sends contributions in every server's order and within its credit, puts
 // results where they belong, exchanges blocks with other workers, and ends every handle exactly once.
-// docs/protocol.md, sections 7 and 8.
+// docs/protocol/lifecycle.md and recovery.md.
 #pragma once
 
 #include <cstddef>
