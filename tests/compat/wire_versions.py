@@ -2,7 +2,7 @@
 
     python tests/compat/wire_versions.py PYTHON
 
-PYTHON: the interpreter of an environment with the other version (benchmarks/before_after.py makes one of an earlier commit, in
+PYTHON: the interpreter of an environment with the other version (benchmarks/micro/before_after.py makes one of an earlier commit, in
 build/before). Where the versions of the wire differ, each pair has to end with an error that names a version, within 30 s.
 """
 

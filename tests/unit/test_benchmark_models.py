@@ -12,7 +12,9 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def replay() -> dict[str, Any]:
-    return runpy.run_path(str(BENCHMARKS / "replay.py"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS / "lib")
+        return runpy.run_path(str(BENCHMARKS / "lib" / "replay.py"))
 
 
 def test_bert_large_has_398_variables_of_336_million_elements(replay: dict[str, Any]) -> None:
@@ -34,7 +36,9 @@ def test_scaling_leaves_every_variable_an_element(replay: dict[str, Any]) -> Non
 
 
 def test_the_recorded_backward_pass_has_every_gradient_once_and_ends_with_the_words(replay: dict[str, Any]) -> None:
-    gradients = json.loads((BENCHMARKS / "table1_overlap_trace.json").read_text(encoding="utf-8"))["gradients"]
+    gradients = json.loads((BENCHMARKS / "results" / "herring_table1_overlap_trace.json").read_text(encoding="utf-8"))[
+        "gradients"
+    ]
     recorded = sorted((gradient["name"], gradient["elements"]) for gradient in gradients)
     assert recorded == sorted((variable.name, variable.elements) for variable in replay["bert_large"]())
     parts = [gradient["part"] for gradient in gradients]

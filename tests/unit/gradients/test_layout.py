@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.gradients.layout import ALIGNMENT, MIB, Extent, Item, balanced_buffers, fusion_bytes, lay_out, shards
 
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "table3_balance.py"
+BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "papers" / "herring_table3_balance.py"
 
 elements = st.lists(st.integers(0, 5000), max_size=40)
 itemsizes = st.sampled_from([1, 2, 4, 8, 16])

@@ -1,0 +1,106 @@
+"""Averaging overlaps the backward pass: the timeline of one training step, as a figure.
+
+Runs a real job (3 ranks, 1 server, this machine) with SHOAL_TRACE and draws what rank 0 recorded of its last step: when
+gradients became ready, and for each fusion buffer when it was submitted, when its first byte was sent, and when its
+result was complete. Times are this machine's and say nothing about speed; the order is the point.
+
+    python benchmarks/training/overlap_trace.py [docs/figures/overlap.svg]
+"""
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any
+
+RANKS, SERVERS, STEPS, LAYERS, WIDTH = 3, 1, 4, 12, 512
+
+
+def train() -> None:
+    """One rank: a few steps of a plain network of 12 MiB of parameters, cut into buffers of 1 MiB."""
+    import torch
+
+    from shoal.torch import DistributedDataParallel
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    layers = [part for _ in range(LAYERS) for part in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh())]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), fusion_mb=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(2048, WIDTH)).square().mean().backward()
+        optimizer.step()
+
+
+def last_step(events: list[dict[str, Any]]) -> tuple[list[float], list[dict[str, float]]]:
+    """Times of gradients, and of each buffer its three moments, in milliseconds since the step's first gradient."""
+    opened: dict[int, dict[str, float]] = {}
+    names: dict[int, str] = {}
+    for event in events:
+        if event["ph"] in "bne":
+            opened.setdefault(event["id"], {})[event["args"]["event"]] = event["ts"]
+            names.setdefault(event["id"], str(event["args"].get("tensor", "")))
+    gradients = [event["ts"] for event in events if event["name"] == "gradient ready"]
+    in_step = 2 * LAYERS
+    gradients = gradients[-in_step:]
+    start = gradients[0]
+    buffers = [
+        {moment: (at - start) / 1000 for moment, at in moments.items()}
+        for number, moments in opened.items()
+        if ".buffer" in names[number] and moments["submit"] >= start
+    ]
+    return [(at - start) / 1000 for at in gradients], buffers
+
+
+def draw(gradients: list[float], buffers: list[dict[str, float]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "shoal"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4))
+    for row, buffer in enumerate(buffers):
+        sent = buffer.get("first byte sent", buffer["complete"])
+        axes.barh(row, sent - buffer["submit"], left=buffer["submit"], color="#c9d6e8")
+        axes.barh(row, buffer["complete"] - sent, left=sent, color="#33608c")
+    axes.plot(gradients, [-1] * len(gradients), "|", color="black", markersize=10)
+    axes.axvline(gradients[-1], color="black", linewidth=0.8, linestyle=":")
+    axes.set_yticks([-1, *range(len(buffers))], ["gradients", *(f"buffer {row}" for row in range(len(buffers)))])
+    axes.set_xlabel("ms since the first gradient of the step (dotted: the last gradient)")
+    axes.set_title("One step on rank 0. Light: submitted; dark: from the first byte sent to the result", fontsize=10)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main(path: Path) -> None:
+    from shoal.testing import Cluster
+
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {"SHOAL_TRACE": folder, "SHOAL_JOB": "overlap", "OMP_NUM_THREADS": "1"}
+        with Cluster(RANKS, servers=SERVERS, environment=environment) as cluster:
+            outcomes = cluster.start_script(__file__, "--rank").wait(180)
+            assert all(outcome.exit_code == 0 for outcome in outcomes), [outcome.describe() for outcome in outcomes]
+        timeline = next(Path(folder).glob("overlap-rank0-*.json"))
+        gradients, buffers = last_step(json.loads(timeline.read_text())["traceEvents"])
+    draw(gradients, buffers, path)
+    during = sum(buffer["complete"] < gradients[-1] for buffer in buffers)
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; {RANKS} ranks, {SERVERS} server"
+    )
+    print(f"{during} of {len(buffers)} buffers were complete before the last gradient was ready; figure: {path}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("figure", nargs="?", type=Path, default=Path("docs/figures/overlap.svg"))
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.rank:
+        train()
+    else:
+        main(asked.figure)
