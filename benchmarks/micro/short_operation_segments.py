@@ -1,7 +1,7 @@
 """Arrays of 64 KiB to 2 MiB, one at a time or many at once, on links that hardly let anything through for nothing.
 
 With dedicated servers a short operation is all beginning and end: contributions go while no result comes, then results
-come while no contribution goes. Smaller segments let both go at once (``least_segment``; decisions/windows.md). The
+come while no contribution goes. Smaller segments let both go at once (``least_segment``; docs/decisions/short-operations.md). The
 links of a lab that let 128 KiB through for nothing hide what is lost: so here they let 32 KiB through, and are so
 slow that one machine's cores can keep up with all hosts. Two parts have the usual links of 400 Mbit/s instead, where
 hosts share 2 cores: smaller segments cost what they cost there. Of operations that are open at once, one fills the

@@ -56,7 +56,7 @@ bool JobConfig::follows_reference(std::size_t server) const {
 // those are the largest, and windows are of more than a segment, own servers have three quarters of what weights would
 // give, in one piece where two would be small. A piece below half of the largest costs more processor than an even end
 // is worth; but only those that keep step can have more than their weight gives: others would run ahead.
-// docs/decisions/windows.md.
+// docs/decisions/followers.md.
 JobConfig::Cut JobConfig::cut_of(std::size_t server) const {
   if (!follows_reference(server)) {
     return {4, 1, 16};

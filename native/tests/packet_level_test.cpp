@@ -181,7 +181,7 @@ TEST(windows_that_do_not_fit_the_queue_lose_packets_and_time) {
   }
 }
 
-// The lab's links are token buckets; docs/decisions/simulation.md.
+// The lab's links are token buckets; docs/decisions/windows.md.
 TEST(one_segment_a_window_leaves_wires_idle_and_token_buckets_not) {
   Setup setup = even_setup(8, 8, host, 16 * kib, 16 * kib);
   CHECK(ratio(setup, ran(setup)) > 1.15);

@@ -25,7 +25,7 @@ constexpr Time longest_finish = second / 4;
 constexpr nanoseconds longest_sleep{second};
 
 // How often a thread that waits lets others run before it sleeps: what it waits for is mostly their next step, and
-// where ranks have a core each it is there before a sleeper would be woken (docs/decisions/inside-the-node.md).
+// where ranks have a core each it is there before a sleeper would be woken (docs/decisions/local-flows.md).
 constexpr int most_yields = 20;
 
 Time now() { return std::chrono::steady_clock::now().time_since_epoch() / nanoseconds(1); }

@@ -28,7 +28,7 @@ constexpr std::size_t bytes_of_a_turn = 1024 * 1024;
 // After a pause all links have much to send at once, and what one sends whole keeps the network from all others: their
 // answers, which clock everything that follows, would come late and together. So a link's first turns are short, and
 // what is answered in turn is sent in turn from then on, as long as processors keep up. Below this size, a frame of
-// 16 KiB and a part of the next, turns cost more than they gain. docs/decisions/windows.md.
+// 16 KiB and a part of the next, turns cost more than they gain. docs/decisions/order-of-sends.md.
 constexpr Time pause_before_short_turns = second / 500;
 constexpr int short_turns = 4;
 constexpr std::size_t bytes_of_a_short_turn = 17 * 1024;

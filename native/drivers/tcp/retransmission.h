@@ -4,7 +4,7 @@
 // A lost packet at the end of what was sent is known only by a timer, and everybody waits for what it carried. Between
 // machines of one room the kernel's least, 200 ms, is a thousand round trips. But the same time also tells the kernel
 // when a connection is idle, and one whose sender waits for answers then seems idle all the time: the kernel gives it
-// less and less of a window, and segments go out in pieces. docs/decisions/windows.md has both in figures.
+// less and less of a window, and segments go out in pieces. docs/decisions/lost-packets.md has both in figures.
 //
 // The option is Linux' own and new (6.18 has it). Older kernels keep their least.
 #pragma once

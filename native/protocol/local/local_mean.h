@@ -1,7 +1,7 @@
 // What a node adds up of an all-reduce that goes on to other nodes, and what is left for the servers to divide.
 //
 // A type whose sums are rounded goes up as the node's own mean, so that it does not overflow where the mean does not,
-// and is rounded once (docs/decisions/inside-the-node.md).
+// and is rounded once (docs/decisions/several-nodes.md).
 #pragma once
 
 #include <cstdint>

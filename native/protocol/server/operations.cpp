@@ -152,7 +152,7 @@ void Server::Impl::admit(Operation& operation) {
 
 // Where every server is in a worker, its port is a worker's, and what all send at once on an ADMIT meets there: each
 // hears it from the same server first. Results come one after the other. They come later too, and that costs more than
-// it brings where a round of segments is short. docs/decisions/windows.md
+// it brings where a round of segments is short. docs/decisions/order-of-sends.md
 bool Server::Impl::first_result_admits(const Operation& operation) const {
   for (std::uint32_t server = 0; server < config_.servers(); ++server) {
     if (config_.weights[server] > 0 && config_.server_ranks[server] < 0) {
