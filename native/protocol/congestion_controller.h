@@ -1,5 +1,6 @@
 // How much a job keeps on its way, and how firmly: grows while somebody else's traffic takes more than half of the
-// network and shrinks back, and shrinks where queues are too short for what `init` found. docs/decisions/changing-windows.md.
+// network and shrinks back, and shrinks where queues are too short for what `init` found.
+// docs/decisions/changing-windows.md.
 //
 // Between empty queues the windows that were found at `init` fill the wire, and more would only fill queues. Where
 // somebody else's flow keeps a queue full, a flow gets of the link what it has in that queue: so the windows grow until

@@ -1,11 +1,14 @@
-"""The limits of a job from its size and what was measured of its network.
+"""The limits of a job from its size and what was measured of its network. Five rules:
 
-Five rules. What all nodes may have in flight toward one port stays above what the wire holds and below what a switch's
-queue holds. That is two segments of every node, so that one is on its way while the other is answered. A segment is not so
-small that waking up for each costs more time than its bytes; where two of the smallest of all nodes are too many, a node has
-one. An operation has no more servers than are worth their frames. And where there are dedicated servers, operations of few
-segments have smaller ones, if links are so slow that processors have time for it. docs/decisions/windows.md and shards.md have
-figures.
+1. What all nodes may have in flight toward one port is twice what the wire holds, in 240 KiB to 4 MiB: above what the
+   wire needs, below what a switch's queue holds.
+2. That is two segments of every node, of at most 60 KiB: one is on its way while the other is answered.
+3. A port has at most 60,000 segments a second, since waking up for each costs a processor. Where two such segments of
+   every node are more than 768 KiB or a millisecond of the wire, a node has one.
+4. An operation has no more servers than leave each what a link moves in 10 µs.
+5. Beside dedicated servers, operations of few segments have smaller ones, down to 8 KiB or 65 µs of the wire.
+
+docs/decisions/windows.md, short-operations.md and shards.md have figures.
 """
 
 from collections.abc import Mapping
