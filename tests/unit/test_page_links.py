@@ -1,4 +1,5 @@
-"""The pages for people: every link leads to a page and a heading that are there, every path that they name is there."""
+"""The pages for people: every link leads to a page and a heading that are there, every path that they name is there, and
+so is every page that a source file names."""
 
 import re
 from collections.abc import Iterator
@@ -49,3 +50,19 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
 def test_lines_of_prose_are_not_too_long(page: Path) -> None:
     lines = (line for line in prose(page).splitlines() if not line.startswith(("|", "    ", "#", "![")))
     assert [line for line in lines if len(line) > WIDTH] == []
+
+
+def test_pages_that_sources_name_are_there() -> None:
+    sources = [
+        path
+        for folder in ("benchmarks", "examples", "native", "packaging", "src", "tests")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in {".h", ".cpp", ".py", ".pyi", ".sh"}
+    ]
+    missing = [
+        f"{path.relative_to(ROOT)}: {page}"
+        for path in sources
+        for page in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text())
+        if not (ROOT / page).exists()
+    ]
+    assert missing == []

@@ -3,8 +3,8 @@
 1. What all nodes may have in flight toward one port is twice what the wire holds, in 240 KiB to 4 MiB: above what the
    wire needs, below what a switch's queue holds.
 2. That is two segments of every node, of at most 60 KiB: one is on its way while the other is answered.
-3. A port has at most 60,000 segments a second, since waking up for each costs a processor. Where two such segments of every
-   node are more than 768 KiB and than a millisecond of the wire, a node has one.
+3. A port has at most 60,000 segments a second, since waking up for each costs a processor. Where two such segments of
+   every node are more than 768 KiB and than a millisecond of the wire, a node has one.
 4. An operation has no more servers than leave each what a link moves in 10 µs.
 5. Beside dedicated servers, operations of few segments have smaller ones, down to 8 KiB or 65 µs of the wire.
 
