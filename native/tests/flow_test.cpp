@@ -15,7 +15,7 @@
 
 #include "reduce/reduce.h"
 #include "tests/check.h"
-#include "tests/heap_group.h"
+#include "drivers/sim/heap_group.h"
 
 namespace {
 
@@ -146,8 +146,8 @@ std::unique_ptr<Operation> all_gather(Random& random, std::uint32_t ranks) {
 void run_schedule(std::uint64_t seed) {
   Random random(seed);
   const auto ranks = static_cast<std::uint32_t>(2 + draw(random, 4));
-  const tests::HeapGroup memory(small_shape(ranks));
-  tests::PromptHands hands(memory);
+  const sim::HeapGroup memory(small_shape(ranks));
+  sim::PromptHands hands(memory);
   std::vector<Flow> flows;
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     flows.emplace_back(memory, rank, hands, hands);
@@ -215,8 +215,8 @@ TEST(every_schedule_ends_and_gives_the_sums_of_the_order_asked_for) {
 
 // Three ranks and one large sum, of which rank 1 does nothing from some moment on.
 TEST(of_a_chain_the_one_that_others_wait_for_is_named) {
-  const tests::HeapGroup memory(small_shape(3));
-  tests::PromptHands hands(memory);
+  const sim::HeapGroup memory(small_shape(3));
+  sim::PromptHands hands(memory);
   std::vector<Flow> flows;
   std::vector<std::vector<float>> arrays(3, std::vector<float>(50'000, 1));
   std::uint64_t chunks = 0;

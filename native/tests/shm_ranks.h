@@ -133,7 +133,11 @@ class Rank final : public GroupUser {
     }
     return outputs_.try_emplace(handle, bytes).first->second.data();
   }
-  void hand_over(Submission submission) override { finish(submission.handle, Status::error(Code::ok, "handed over")); }
+  void hand_over(Submission submission) override {
+    if (submission.failure.empty()) {
+      finish(submission.handle, Status::error(Code::ok, "handed over"));
+    }
+  }
   void warn(std::string) override {}
   void send_up(Submission submission) override {
     if (network) {

@@ -141,7 +141,16 @@ void SharedGroup::take_submissions() {
 }
 
 void SharedGroup::take_arrivals() {
-  for (const Arrival& arrival : arrivals_.take()) {
+  if (!arrived_.load()) {
+    return;
+  }
+  std::vector<local::Arrival> arrivals;
+  {
+    const std::lock_guard lock(arriving_);
+    arrived_.store(false);
+    arrivals = arrivals_.take();
+  }
+  for (const local::Arrival& arrival : arrivals) {
     if (arrival.ended) {
       group_.averaged(arrival.handle, arrival.status);
     } else {
@@ -259,7 +268,8 @@ void SharedGroup::hand_over(Submission submission) {
 }
 
 void SharedGroup::send_up(Submission submission, const std::optional<local::Chunks>& chunks) {
-  if (submission.failure.empty()) {
+  {
+    const std::lock_guard lock(arriving_);
     arrivals_.expect(submission.handle, chunks);
   }
   run_later([this, submission = std::move(submission)]() mutable { user_.send_up(std::move(submission)); });
@@ -267,6 +277,10 @@ void SharedGroup::send_up(Submission submission, const std::optional<local::Chun
 
 void SharedGroup::contributed(std::uint64_t handle, Range range) {
   run_later([this, handle, range] { user_.contributed(handle, range); });
+}
+
+void SharedGroup::open_as_failed(Submission submission) {
+  run_later([this, submission = std::move(submission)]() mutable { user_.hand_over(std::move(submission)); });
 }
 
 void SharedGroup::fail_job(const Status& why) {
@@ -305,13 +319,25 @@ void SharedGroup::finish(std::uint64_t handle, Status status) {
 // --- From other threads ---
 
 void SharedGroup::received(std::uint64_t handle, Range range) {
-  if (arrivals_.received(handle, range)) {
+  bool any = false;
+  {
+    const std::lock_guard lock(arriving_);
+    any = arrivals_.received(handle, range);
+    arrived_.store(any || arrived_.load());
+  }
+  if (any) {
     shm::ring(words_);
   }
 }
 
 void SharedGroup::averaged(std::uint64_t handle, Status status) {
-  if (arrivals_.ended(handle, std::move(status))) {
+  bool any = false;
+  {
+    const std::lock_guard lock(arriving_);
+    any = arrivals_.ended(handle, std::move(status));
+    arrived_.store(any || arrived_.load());
+  }
+  if (any) {
     shm::ring(words_);
   }
 }

@@ -29,9 +29,9 @@
 #include "base/range.h"
 #include "base/status.h"
 #include "drivers/shm/arena.h"
-#include "drivers/shm/arrivals.h"
 #include "drivers/shm/memory.h"
 #include "protocol/job.h"
+#include "protocol/local/arrivals.h"
 #include "protocol/local/local_group.h"
 #include "wire/waits.h"
 
@@ -128,6 +128,7 @@ class SharedGroup final : private local::World {
   void hand_over(Submission submission) override;
   void send_up(Submission submission, const std::optional<local::Chunks>& chunks) override;
   void contributed(std::uint64_t handle, Range range) override;
+  void open_as_failed(Submission submission) override;
   void fail_job(const Status& why) override;
   void empty() override;
 
@@ -154,7 +155,10 @@ class SharedGroup final : private local::World {
 
   std::atomic<Time> wake_at_{never};   // for whoever sleeps: the group's deadline
   std::atomic<bool> can_work_{false};  // there was something to be done with a chunk when the last steps had been taken
-  Arrivals arrivals_;
+
+  std::mutex arriving_;
+  local::Arrivals arrivals_;          // guarded by arriving_
+  std::atomic<bool> arrived_{false};  // there are some to be taken
   std::atomic<bool> closing_{false};
   std::thread attendant_;
 };

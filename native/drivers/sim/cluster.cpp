@@ -43,12 +43,20 @@ class SimulatedNodeWorld final : public SeatWorld<WorkerWorld> {
 
   void sum(Sum sum) override { network_.sum(seat_, std::move(sum)); }
   void sending(std::uint64_t /*handle*/) override {}
-  void received(std::uint64_t handle, Range range) override { application_.on_received(rank_, handle, range); }
+  void received(std::uint64_t handle, Range range) override {
+    local::is_internode(handle) ? cluster_.local().received(rank_, handle, range)
+                                : application_.on_received(rank_, handle, range);
+  }
   void finish(std::uint64_t handle, Status status) override {
-    application_.on_finish(rank_, handle, std::move(status));
+    if (local::is_internode(handle)) {
+      cluster_.local().averaged(rank_, handle, std::move(status));
+    } else if (handle != 0) {  // which has failed among the ranks of a machine, and has ended there
+      application_.on_finish(rank_, handle, std::move(status));
+    }
   }
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
-    return application_.on_allocate(rank_, handle, block_bytes);
+    std::byte* const offered = cluster_.local().offered_output(rank_, handle, block_bytes);
+    return offered != nullptr ? offered : application_.on_allocate(rank_, handle, block_bytes);
   }
   void connect(std::uint32_t rank) override { cluster_.connect(rank_, rank); }
   void connect_server(std::uint32_t server, std::uint32_t attempt) override {
@@ -83,7 +91,7 @@ wire::ServerId id_of(ActorId process) {
 }  // namespace
 
 Cluster::Cluster(const Plan& plan, Network& network, Application& application, Observer& observer)
-    : plan_(plan), network_(network), observer_(observer) {
+    : plan_(plan), network_(network), observer_(observer), local_(plan, network, application) {
   make_nodes(application);
   make_servers();
   make_coordinator(application);
@@ -101,6 +109,35 @@ void Cluster::make_nodes(Application& application) {
     host.pool = std::make_unique<BufferPool>(kept_bytes);
     host.worker = std::make_unique<Worker>(plan_.config, rank, *host.world, *host.pool);
     host.seat->machine = host.worker.get();
+    local_.add_rank(rank, host.actor, [this, &host](const std::function<void(Worker&)>& what) {
+      if (host.worker != nullptr) {
+        network_.turn(*host.seat, [&](Machine&) { what(*host.worker); });
+      }
+    });
+    if (!plan_.config.leaders.empty()) {
+      local_.add_group(rank, plan_.groups.front(), 0, *host.worker);
+    }
+  }
+}
+
+std::uint32_t Cluster::make_group(std::uint32_t rank, const GroupPlan& group) {
+  Worker& worker = *workers_[rank].worker;
+  const std::uint32_t number = worker.make_group(group.ranks, group.name);
+  local_.add_group(rank, group, number, worker);
+  return number;
+}
+
+void Cluster::submit(std::uint32_t rank, Submission submission) {
+  WorkerHost& host = workers_[rank];
+  if (!local_.submit(rank, submission)) {
+    network_.turn(*host.seat, [&](Machine&) { host.worker->submit(std::move(submission)); });
+  }
+}
+
+void Cluster::leave(std::uint32_t rank) {
+  WorkerHost& host = workers_[rank];
+  if (!local_.leave(rank)) {
+    network_.turn(*host.seat, [&](Machine&) { host.worker->leave(); });
   }
 }
 
@@ -292,9 +329,10 @@ void Cluster::end_process(ActorId actor, bool gently) {
       host.server.reset();
     }
   }
-  for (WorkerHost& host : workers_) {
-    if (host.actor == actor) {
-      host.worker.reset();
+  for (std::uint32_t rank = 0; rank < workers_.size(); ++rank) {
+    if (workers_[rank].actor == actor) {
+      local_.end(rank, gently);
+      workers_[rank].worker.reset();
     }
   }
   if (coordinator_seat_->actor == actor) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "drivers/sim/local_ranks.h"
 #include "drivers/sim/network.h"
 #include "drivers/sim/workload.h"
 #include "protocol/coordinator/coordinator.h"
@@ -22,14 +23,9 @@
 namespace shoal::sim {
 
 // What the workers tell those who use them.
-class Application {
+class Application : public LocalUser {
  public:
-  virtual ~Application() = default;
   virtual void on_received(std::uint32_t rank, std::uint64_t handle, Range range) = 0;
-  virtual void on_finish(std::uint32_t rank, std::uint64_t handle, Status status) = 0;
-  virtual std::byte* on_allocate(std::uint32_t rank, std::uint64_t handle,
-                                 const std::vector<std::uint64_t>& block_bytes) = 0;
-  virtual void on_warning(std::uint32_t rank, const std::string& text) = 0;
   virtual void on_ended(std::uint32_t rank) = 0;
 };
 
@@ -63,6 +59,12 @@ class Cluster {
   std::size_t dedicated_processes() const { return dedicated_.size(); }
   ActorId dedicated_process(std::size_t index) const { return dedicated_[index]; }
 
+  // What the application does: a rank makes its groups, calls an operation, leaves.
+  std::uint32_t make_group(std::uint32_t rank, const GroupPlan& group);
+  void submit(std::uint32_t rank, Submission submission);
+  void leave(std::uint32_t rank);
+  LocalRanks& local() { return local_; }
+
   // Ends a process and destroys its machines.
   void end_process(ActorId actor, bool gently);
   // From now on nobody can connect to this rank's worker.
@@ -89,6 +91,7 @@ class Cluster {
   const Plan& plan_;
   Network& network_;
   Observer& observer_;
+  LocalRanks local_;
   std::vector<WorkerHost> workers_;
   std::deque<ServerHost> servers_;  // also those of before
   std::vector<ActorId> dedicated_;

@@ -1,5 +1,7 @@
 #include "drivers/sim/expected.h"
 
+#include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "drivers/sim/values.h"
@@ -43,9 +45,44 @@ const Bytes& Expected::reduced() {
     for (std::size_t i = 0; i < operation_.members.size(); ++i) {
       inputs.push_back(input(i));
     }
-    reduced_ = combine(inputs, operation_.members.front().dtype, operation_.members.front().op);
+    const MemberPlan& member = operation_.members.front();
+    const bool by_nodes = member.collective == Collective::all_reduce && plan_.is_local(operation_.group) &&
+                          inputs.size() == plan_.config.size();
+    reduced_ = by_nodes ? reduced_by_nodes(inputs)
+                        : combine(inputs, member.dtype, member.op, static_cast<double>(inputs.size()));
   }
   return *reduced_;
+}
+
+// Each node's ranks first, then the nodes, in the order in which they come in the group. The mean of a type whose sums
+// are rounded goes on as the node's own, by the ranks of the largest node.
+Bytes Expected::reduced_by_nodes(const std::vector<Bytes>& inputs) const {
+  const MemberPlan& member = operation_.members.front();
+  const std::vector<std::uint32_t>& ranks = plan_.members(operation_);
+  std::vector<std::uint32_t> leaders;
+  std::map<std::uint32_t, std::vector<Bytes>> by_node;
+  std::size_t largest = 0;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const std::uint32_t leader = plan_.config.leaders[ranks[i]];
+    std::vector<Bytes>& node = by_node[leader];
+    if (node.empty()) {
+      leaders.push_back(leader);
+    }
+    node.push_back(inputs[i]);
+    largest = std::max(largest, node.size());
+  }
+  const auto all = static_cast<double>(ranks.size());
+  if (leaders.size() == 1) {
+    return combine(inputs, member.dtype, member.op, all);
+  }
+  const bool is_mean = member.op == Operator::mean;
+  const bool rounds = is_mean && sums_widen(member.dtype);
+  const double here = rounds ? static_cast<double>(largest) : 1;
+  std::vector<Bytes> nodes;
+  for (const std::uint32_t leader : leaders) {
+    nodes.push_back(combine(by_node[leader], member.dtype, is_mean && !rounds ? Operator::sum : member.op, here));
+  }
+  return combine(nodes, member.dtype, member.op, all / here);
 }
 
 Bytes Expected::blocks(std::size_t member) {

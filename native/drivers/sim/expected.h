@@ -13,7 +13,8 @@ namespace shoal::sim {
 // The values of one operation, computed when they are first asked for.
 class Expected {
  public:
-  explicit Expected(const OperationPlan& operation) : operation_(operation), inputs_(operation.members.size()) {}
+  Expected(const Plan& plan, const OperationPlan& operation)
+      : plan_(plan), operation_(operation), inputs_(operation.members.size()) {}
 
   // The member's input, as the plan's seed gives it.
   const Bytes& input(std::size_t member);
@@ -22,8 +23,10 @@ class Expected {
 
  private:
   const Bytes& reduced();
+  Bytes reduced_by_nodes(const std::vector<Bytes>& inputs) const;
   Bytes blocks(std::size_t member);
 
+  const Plan& plan_;
   const OperationPlan& operation_;
   std::vector<std::optional<Bytes>> inputs_;  // by member
   std::optional<Bytes> reduced_;

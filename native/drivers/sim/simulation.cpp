@@ -34,7 +34,7 @@ Simulation::Simulation(const Plan& plan, std::uint64_t seed, std::ostream* trace
       submitted_(plan_.operations.size() * plan_.config.size()) {
   for (const OperationPlan& operation : plan_.operations) {
     work_.emplace_back(operation.members.size());
-    expected_.emplace_back(operation);
+    expected_.emplace_back(plan_, operation);
   }
 }
 
@@ -73,13 +73,13 @@ void Simulation::start(std::uint32_t rank) {
   Seat& seat = *cluster_.worker(rank).seat;
   seat.after = [this, rank] {
     cluster_.check_memory(cluster_.worker(rank));
+    cluster_.local().fail(rank, *cluster_.worker(rank).worker);
     note_goodbye(rank);
     exit_if_done(rank);
   };
   network_.turn(seat, [&](Machine&) {
     for (std::uint32_t group : plan_.ranks[rank].groups) {
-      life.groups[group] =
-          cluster_.worker(rank).worker->make_group(plan_.groups[group].ranks, plan_.groups[group].name);
+      life.groups[group] = cluster_.make_group(rank, plan_.groups[group]);
     }
   });
   go_on(rank);
@@ -130,7 +130,9 @@ void Simulation::submit(std::uint32_t rank, std::size_t number) {
   submission.failure = member.failure;
   const bool is_root = member.root == index;
   const bool no_input = member.collective == Collective::broadcast && member.no_input && !is_root;
-  const bool root_alone = member.collective == Collective::broadcast && is_root && !member.in_place;
+  // Among the ranks of a machine a root has an output, as the array API gives it one.
+  const bool root_alone =
+      member.collective == Collective::broadcast && is_root && !member.in_place && !plan_.is_local(operation.group);
   if (!no_input) {
     const bool inside = work.input == work.output && member.collective == Collective::all_gather;
     submission.input = work.input->data() + (inside ? own_offset(operation, index) : 0);
@@ -151,8 +153,7 @@ void Simulation::submit(std::uint32_t rank, std::size_t number) {
   submitted_[number * plan_.config.size() + rank] = true;
   ++lives_[rank].open;
   const bool streamed = submission.streamed;
-  network_.turn(*cluster_.worker(rank).seat,
-                [&](Machine&) { cluster_.worker(rank).worker->submit(std::move(submission)); });
+  cluster_.submit(rank, std::move(submission));
   if (streamed) {
     contribute_in_parts(rank, number);
   }
@@ -227,7 +228,7 @@ void Simulation::leave(std::uint32_t rank) {
   if (cluster_.worker(rank).worker != nullptr && !lives_[rank].aborted) {
     network_.trace("worker " + std::to_string(rank) + "  leaves");
     lives_[rank].leave_at = network_.now();
-    network_.turn(*cluster_.worker(rank).seat, [&](Machine&) { cluster_.worker(rank).worker->leave(); });
+    cluster_.leave(rank);
   }
 }
 
@@ -410,6 +411,16 @@ void Simulation::on_write(const End& to, std::span<const std::byte> memory) {
     violated(sim::describe(*to.other) + ": a payload is written to an array whose handle is done");
   }
 }
+
+void Simulation::on_local_access(std::uint32_t rank, std::span<const std::byte> memory) {
+  const Array* array = memory_.find(memory.data());
+  if (array != nullptr && array->given_back()) {
+    violated("rank " + std::to_string(rank) +
+             " reads or writes an array, for the ranks of its machine, whose handle is done");
+  }
+}
+
+void Simulation::on_death(std::uint32_t rank) { kill_rank(rank); }
 
 void Simulation::on_refused(const End& at, const Status& why) {
   if (!disturbed_) {

@@ -76,6 +76,8 @@ class Simulation final : public Observer, public Application {
                          const std::vector<std::uint64_t>& block_bytes) override;
   void on_warning(std::uint32_t rank, const std::string& text) override;
   void on_ended(std::uint32_t rank) override;
+  void on_local_access(std::uint32_t rank, std::span<const std::byte> memory) override;
+  void on_death(std::uint32_t rank) override;
 
  private:
   // One member's part in an operation, once submitted.

@@ -50,7 +50,9 @@ void Simulation::check_result(std::size_t number, std::size_t index, Work& work)
   }
   const Bytes right = expected_[number].result(index);
   if (work.result_bytes != right.size() || !std::equal(right.begin(), right.end(), work.result)) {
-    violated(what + "the result is wrong");
+    const auto wrong = std::mismatch(right.begin(), right.end(), work.result, work.result + work.result_bytes).first;
+    violated(what + "the result is wrong from byte " + std::to_string(wrong - right.begin()) + " on, of " +
+             std::to_string(work.result_bytes));
   }
   const bool told =
       work.told.contains({0, right.size()}) && std::equal(right.begin(), right.end(), work.received.begin());
@@ -167,6 +169,10 @@ void Simulation::check_ends() {
     }
     if (!lives_[rank].ended) {
       violated("rank " + std::to_string(rank) + " was not told that the job has ended");
+    }
+    if (cluster_.local().open_operations(rank) > 0) {
+      violated("rank " + std::to_string(rank) + " still has " + std::to_string(cluster_.local().open_operations(rank)) +
+               " operations among the ranks of its machine");
     }
     if (host.worker->open_operations() > 0 || host.pool->taken_bytes() > 0) {
       violated("worker " + std::to_string(rank) + " still has " + std::to_string(host.worker->open_operations()) +

@@ -14,6 +14,8 @@ void Simulation::strike(const Fault& fault) {
       return break_some_link(fault.target);
     case Kind::kill_rank:
       return kill_rank(rank);
+    case Kind::kill_in_a_copy:
+      return cluster_.local().die_in_a_copy(rank, static_cast<std::uint32_t>(fault.duration % 16));
     case Kind::kill_server:
       return kill_server(fault.target);
     case Kind::break_server:

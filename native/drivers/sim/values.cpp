@@ -15,7 +15,11 @@ namespace {
 
 float widen_bfloat16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 
+// All NaNs are one.
 std::uint16_t narrow_bfloat16(float value) {
+  if (std::isnan(value)) {
+    return 0x7fc0;
+  }
   const auto bits = std::bit_cast<std::uint32_t>(value);
   return static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
 }
@@ -23,14 +27,18 @@ std::uint16_t narrow_bfloat16(float value) {
 float widen_float16(std::uint16_t bits) {
   const int exponent = (bits >> 10) & 0x1f;
   const int mantissa = bits & 0x3ff;
+  const float beyond = mantissa == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
   const float magnitude = exponent == 0    ? std::ldexp(static_cast<float>(mantissa), -24)
-                          : exponent == 31 ? std::numeric_limits<float>::infinity()
+                          : exponent == 31 ? beyond
                                            : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
-// To nearest even; no NaN comes here.
+// To nearest even; all NaNs are one.
 std::uint16_t narrow_float16(float value) {
+  if (std::isnan(value)) {
+    return 0x7e00;
+  }
   const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const float magnitude = std::fabs(value);
   if (magnitude == 0) {
@@ -68,7 +76,7 @@ struct Plain {
   using Stored = Float;
   using Wide = Float;
   static Wide widen(Stored value) { return value; }
-  static Stored narrow(Wide value) { return value; }
+  static Stored narrow(Wide value) { return std::isnan(value) ? std::numeric_limits<Float>::quiet_NaN() : value; }
 };
 
 // Integers wrap: added and multiplied without a sign. `Stored` decides how they compare.
@@ -110,7 +118,7 @@ Wide apply(Wide a, Wide b, Operator op) {
 }
 
 template <class Type>
-Bytes combine_as(const std::vector<Bytes>& inputs, Operator op) {
+Bytes combine_as(const std::vector<Bytes>& inputs, Operator op, double divisor) {
   using Stored = typename Type::Stored;
   Bytes result(inputs.front().size());
   for (std::size_t at = 0; at + sizeof(Stored) <= result.size(); at += sizeof(Stored)) {
@@ -124,7 +132,7 @@ Bytes combine_as(const std::vector<Bytes>& inputs, Operator op) {
       sum = apply(sum, element(inputs[i]), op);
     }
     if (op == Operator::mean) {
-      sum = static_cast<decltype(sum)>(sum / static_cast<decltype(sum)>(inputs.size()));
+      sum = static_cast<decltype(sum)>(sum / static_cast<decltype(sum)>(divisor));
     }
     const Stored stored = Type::narrow(sum);
     std::memcpy(result.data() + at, &stored, sizeof stored);
@@ -174,32 +182,32 @@ void fill(std::span<std::byte> bytes, DType dtype, Operator op, bool rough, std:
   }
 }
 
-Bytes combine(const std::vector<Bytes>& inputs, DType dtype, Operator op) {
+Bytes combine(const std::vector<Bytes>& inputs, DType dtype, Operator op, double divisor) {
   switch (dtype) {
     case DType::float32:
-      return combine_as<Plain<float>>(inputs, op);
+      return combine_as<Plain<float>>(inputs, op, divisor);
     case DType::float64:
-      return combine_as<Plain<double>>(inputs, op);
+      return combine_as<Plain<double>>(inputs, op, divisor);
     case DType::float16:
-      return combine_as<Float16>(inputs, op);
+      return combine_as<Float16>(inputs, op, divisor);
     case DType::bfloat16:
-      return combine_as<Bfloat16>(inputs, op);
+      return combine_as<Bfloat16>(inputs, op, divisor);
     case DType::int8:
-      return combine_as<Wrapping<std::int8_t>>(inputs, op);
+      return combine_as<Wrapping<std::int8_t>>(inputs, op, divisor);
     case DType::int16:
-      return combine_as<Wrapping<std::int16_t>>(inputs, op);
+      return combine_as<Wrapping<std::int16_t>>(inputs, op, divisor);
     case DType::int32:
-      return combine_as<Wrapping<std::int32_t>>(inputs, op);
+      return combine_as<Wrapping<std::int32_t>>(inputs, op, divisor);
     case DType::int64:
-      return combine_as<Wrapping<std::int64_t>>(inputs, op);
+      return combine_as<Wrapping<std::int64_t>>(inputs, op, divisor);
     case DType::uint16:
-      return combine_as<Wrapping<std::uint16_t>>(inputs, op);
+      return combine_as<Wrapping<std::uint16_t>>(inputs, op, divisor);
     case DType::uint32:
-      return combine_as<Wrapping<std::uint32_t>>(inputs, op);
+      return combine_as<Wrapping<std::uint32_t>>(inputs, op, divisor);
     case DType::uint64:
-      return combine_as<Wrapping<std::uint64_t>>(inputs, op);
+      return combine_as<Wrapping<std::uint64_t>>(inputs, op, divisor);
     default:
-      return combine_as<Wrapping<std::uint8_t>>(inputs, op);
+      return combine_as<Wrapping<std::uint8_t>>(inputs, op, divisor);
   }
 }
 

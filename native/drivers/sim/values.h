@@ -17,6 +17,7 @@ namespace shoal::sim {
 void fill(std::span<std::byte> bytes, DType dtype, Operator op, bool rough, std::uint64_t seed);
 
 // The result of one operator over whole inputs of equal size, in their order; 16-bit types in float32, rounded once.
-Bytes combine(const std::vector<Bytes>& inputs, DType dtype, Operator op);
+// `divisor`: of a mean.
+Bytes combine(const std::vector<Bytes>& inputs, DType dtype, Operator op, double divisor);
 
 }  // namespace shoal::sim

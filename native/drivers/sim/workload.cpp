@@ -8,6 +8,7 @@
 
 #include "base/limits.h"
 #include "protocol/collectives.h"
+#include "protocol/local/operation.h"
 #include "protocol/worker/state.h"
 
 namespace shoal::sim {
@@ -130,11 +131,28 @@ void vary_members(Random& random, OperationPlan& operation) {
   }
 }
 
+// Whether a rank of the member's own machine calls the same: where nodes call different collectives, each as one, the
+// all-reduce is among the nodes and the other among the ranks, and nobody sees both.
+bool is_seen_by_neighbour(const Plan& plan, std::uint32_t group, std::size_t member) {
+  const std::vector<std::uint32_t>& ranks = plan.groups[group].ranks;
+  if (!plan.is_local(group) || ranks.size() < plan.config.size()) {
+    return true;
+  }
+  const std::uint32_t leader = plan.config.leaders[ranks[member]];
+  return std::count(plan.config.leaders.begin(), plan.config.leaders.end(), leader) > 1;
+}
+
 // Makes one or two members send something else.
-void spoil_agreement(Random& random, OperationPlan& operation) {
-  MemberPlan& odd = operation.members[random.below(operation.members.size())];
+void spoil_agreement(Random& random, const Plan& plan, OperationPlan& operation) {
+  const std::size_t spoiler = random.below(operation.members.size());
+  MemberPlan& odd = operation.members[spoiler];
+  const bool is_barrier = odd.collective == Collective::barrier;
+  if (is_barrier && !is_seen_by_neighbour(plan, operation.group, spoiler)) {
+    return;
+  }
   const bool two_roots = odd.collective == Collective::broadcast && operation.members.size() > 1;
-  switch (odd.collective == Collective::barrier ? 1 : random.below(5)) {
+  const std::uint64_t way = is_barrier ? 1 : random.below(5);
+  switch (way == 1 && !is_seen_by_neighbour(plan, operation.group, spoiler) ? 0 : way) {
     case 0:
       odd.shape.push_back(1);  // the same bytes in another shape
       break;
@@ -243,7 +261,7 @@ Fault::Kind random_survivable(Random& random) {
 
 Fault::Kind random_kind(Random& random) {
   using Kind = Fault::Kind;
-  return random.pick({Kind::break_link, Kind::break_server, Kind::kill_rank, Kind::kill_rank, Kind::kill_server,
+  return random.pick({Kind::break_link, Kind::break_server, Kind::kill_rank, Kind::kill_in_a_copy, Kind::kill_server,
                       Kind::freeze_rank, Kind::freeze_server, Kind::partition, Kind::partition, Kind::corrupt,
                       Kind::corrupt_elements, Kind::forge, Kind::refuse_connect, Kind::second_connection, Kind::abort});
 }
@@ -270,7 +288,8 @@ Fault random_fault(Random& random, const Plan& plan, Time span, bool survivable)
     // For ever, or so short that nobody may notice.
     const bool breaks = random.chance(survivable ? 0.2 : 0.4);
     fault.duration = breaks ? peer_timeout : std::min(fault.duration, peer_timeout - second);
-  } else if (fault.kind == Kind::kill_rank || fault.kind == Kind::abort || fault.kind == Kind::refuse_connect) {
+  } else if (fault.kind == Kind::kill_rank || fault.kind == Kind::kill_in_a_copy || fault.kind == Kind::abort ||
+             fault.kind == Kind::refuse_connect) {
     fault.target %= plan.config.size();
     if (random.chance(0.5)) {
       fault.target = without_server(plan, fault.target);
@@ -317,7 +336,7 @@ void add_operations(Random& random, Plan& plan) {
     const std::uint64_t trouble = alone || !random.chance(troubled) ? 3 : random.below(3);
     operation.name = random_name(random, static_cast<std::size_t>(i), trouble == 2);
     if (trouble == 0) {
-      spoil_agreement(random, operation);
+      spoil_agreement(random, plan, operation);
     } else if (trouble == 1) {
       fail_some(random, operation);
     } else if (trouble == 2) {
@@ -368,6 +387,9 @@ std::size_t record_of(const Plan& plan, const OperationPlan& operation) {
     submission.splits = member.splits;
     submission.failure = member.failure;
     most = std::max(most, worker::record_bytes(submission, plan.config.servers()));
+    if (plan.is_local(operation.group)) {
+      most = std::max(most, local::record_bytes(submission, plan.config.size()));
+    }
   }
   return most;
 }
@@ -419,6 +441,43 @@ bool Plan::holds_server(std::uint32_t rank) const {
     }
   }
   return false;
+}
+
+bool Plan::is_local(std::uint32_t group) const {
+  const std::vector<std::uint32_t>& sharing = groups[group].ranks;
+  if (config.leaders.empty() || sharing.size() < 2) {
+    return false;
+  }
+  const std::uint32_t leader = config.leaders[sharing.front()];
+  return sharing.size() == config.size() || std::all_of(sharing.begin(), sharing.end(), [&](std::uint32_t rank) {
+           return config.leaders[rank] == leader;
+         });
+}
+
+void share_machines(Random& random, Plan& plan, std::uint32_t most) {
+  JobConfig& config = plan.config;
+  config.leaders.clear();
+  while (config.leaders.size() < config.size()) {
+    const auto first = static_cast<std::uint32_t>(config.leaders.size());
+    const auto rest = static_cast<std::int64_t>(config.size() - first);
+    const auto count = random.between(1, std::min<std::int64_t>(most, rest));
+    config.leaders.insert(config.leaders.end(), static_cast<std::size_t>(count), first);
+  }
+  if (std::adjacent_find(config.leaders.begin(), config.leaders.end()) == config.leaders.end()) {
+    config.leaders.clear();  // every rank is a node of its own
+    return;
+  }
+  // Ranks of a machine have no servers but the first's.
+  for (std::size_t i = 0; i < config.weights.size(); ++i) {
+    const std::int32_t rank = config.server_ranks[i];
+    if (rank >= 0 && config.leaders[static_cast<std::size_t>(rank)] != static_cast<std::uint32_t>(rank)) {
+      config.weights[i] = 0;
+    }
+  }
+  if (std::accumulate(config.weights.begin(), config.weights.end(), std::uint64_t{0}) == 0) {
+    const auto own = std::find(config.server_ranks.begin(), config.server_ranks.end(), 0);
+    config.weights[static_cast<std::size_t>(own - config.server_ranks.begin())] = 1;
+  }
 }
 
 Plan empty_plan(const Shape& shape) {
@@ -473,7 +532,7 @@ OperationPlan random_operation(Random& random, const Plan& plan, std::uint32_t g
   }
   operation.members.assign(size, member);
   vary_members(random, operation);
-  if (member.collective == Collective::all_reduce && !plan.config.ring && size > 1) {
+  if (member.collective == Collective::all_reduce && !plan.config.ring && size > 1 && !plan.is_local(group)) {
     for (MemberPlan& one : operation.members) {
       one.streamed = one.in_place && random.chance(0.3);
     }
@@ -544,6 +603,9 @@ Plan random_plan(std::uint64_t seed, bool faults) {
     plan.config.weights[random.below(plan.config.weights.size())] = 1;
   }
   plan.config.standby = random.chance(0.4);
+  if (shape.ranks > 1 && !plan.config.ring && random.chance(0.5)) {
+    share_machines(random, plan, random.chance(0.5) ? shape.ranks : 3);
+  }
   plan.timing = random_timing(random);
   add_groups(random, plan);
   add_operations(random, plan);

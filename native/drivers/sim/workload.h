@@ -77,6 +77,7 @@ struct Fault {
     break_server,   // the link of one worker to one dedicated server
     break_standby,  // the link of one worker to a server in another's process that averages nothing yet
     kill_rank,
+    kill_in_a_copy,  // a rank that shares memory, in the middle of a copy or a sum
     kill_server,
     freeze_rank,
     freeze_server,
@@ -112,6 +113,8 @@ struct Plan {
     return groups[operation.group].ranks;
   }
   bool holds_server(std::uint32_t rank) const;
+  // Whether operations of this group are carried out by ranks that share memory, alone or with other nodes.
+  bool is_local(std::uint32_t group) const;
 };
 
 // Anything at all; `faults`: things may go wrong.
@@ -125,6 +128,8 @@ struct Shape {
 };
 // A job with the group of all ranks, small limits and nothing to do yet.
 Plan empty_plan(const Shape& shape);
+// So many ranks of each machine share memory, drawn for each.
+void share_machines(Random& random, Plan& plan, std::uint32_t most);
 // Nodes average nothing themselves (SHOAL_COLOCATED=never): a rank may die without taking a server with it.
 void leave_to_dedicated(Plan& plan);
 OperationPlan random_operation(Random& random, const Plan& plan, std::uint32_t group);

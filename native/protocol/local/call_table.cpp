@@ -50,14 +50,6 @@ void CallTable::finish_at_once(const Submission& submission, Status why) {
   world_.finish(submission.handle, std::move(why));
 }
 
-// As here and as encoded, with what is known of each rank's call; other ranks have the same of it.
-std::size_t CallTable::record_bytes(const Submission& submission) const {
-  constexpr std::size_t entries = 512;
-  const std::size_t listed = 8 * (submission.shape.size() + submission.splits.size());
-  return sizeof(Operation) + entries + members_.size() * Calls::bytes_per_rank() +
-         3 * (submission.name.size() + submission.failure.size() + listed);
-}
-
 void CallTable::call(Submission submission, Time now) {
   const Group& group = *groups_.at(submission.group);
   if (Status problem = registry_.problem_with_name(group.id, submission.name); !problem.ok()) {
@@ -76,7 +68,7 @@ void CallTable::call(Submission submission, Time now) {
   if (operation.averaging.verdict()) {
     problem = *operation.averaging.verdict();
   }
-  operation.record = record_bytes(submission);
+  operation.record = record_bytes(submission, members_.size());
   if (problem.ok()) {
     take_arguments(opening, submission);
     opening.bytes = traits_of(submission.collective).has_root() ? submission.output_bytes : submission.input_bytes;

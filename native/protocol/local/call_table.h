@@ -77,7 +77,6 @@ class CallTable {
 
  private:
   void finish_at_once(const Submission& submission, Status why);
-  std::size_t record_bytes(const Submission& submission) const;
   std::optional<Place> place_of(const Submission& submission) const;
   Status mismatch(const Operation& operation) const;
 

@@ -83,14 +83,14 @@ wire::Opening Calls::opening_of(std::uint32_t rank, const wire::Opening& own) co
   return calls_[rank].same ? own : decoded_opening(calls_[rank].body);
 }
 
-std::optional<wire::Opening> Calls::any_other() const {
-  std::optional<wire::Opening> any;
+std::vector<wire::Opening> Calls::others() const {
+  std::vector<wire::Opening> openings;
   for (const Call& call : calls_) {
-    if ((!any || any->failed) && !call.body.empty()) {
-      any = decoded_opening(call.body);
+    if (!call.body.empty()) {
+      openings.push_back(decoded_opening(call.body));
     }
   }
-  return any;
+  return openings;
 }
 
 bool Calls::all_have_data() const {

@@ -33,8 +33,8 @@ class Calls {
   // Whether this rank has called the same to the byte; what it has called, if that is not known to be so.
   bool is_same(std::uint32_t rank, const wire::Bytes& own_body);
   wire::Opening opening_of(std::uint32_t rank, const wire::Opening& own) const;
-  // What some rank has called that this one has not: the first that has not failed, or else the first.
-  std::optional<wire::Opening> any_other() const;
+  // What other ranks have called, but for what is known to be the same as this rank's.
+  std::vector<wire::Opening> others() const;
 
   bool all_have_data() const;
   const std::byte* data_of(std::uint32_t rank) const { return calls_[rank].data.data(); }

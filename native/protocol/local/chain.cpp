@@ -25,7 +25,7 @@ auto place_of(const Transfer& transfer, std::uint32_t rank) {
 
 // A sum is rounded once, at the end: what widens meanwhile has no room in a slot.
 bool suits(const Transfer& transfer, const Shape& shape) {
-  return !sums_widen(transfer.dtype) && !transfer.blocks && !transfer.straight() &&
+  return shape.ranks > 1 && !sums_widen(transfer.dtype) && !transfer.blocks && !transfer.straight() &&
          transfer.bytes >= least_chunks_per_rank * shape.ranks * shape.slot;
 }
 

@@ -76,6 +76,8 @@ Status Execution::begin_next_admitted(Operation& operation) {
       return problem;
     }
     transfer.output = operation.submission.output;
+  } else if (memory_.ranks() == 1) {
+    transfer.arrays = {{operation.submission.input}, {operation.submission.output}};
   } else if (all_have_places(operation)) {
     transfer.arrays = arrays_of(operation);
     operation.averaging.lend(transfer.up ? transfer.arrays.outputs.front() : nullptr);

@@ -22,10 +22,8 @@ Submission submission_up(const Submission& called, std::uint32_t occurrence, con
   return up;
 }
 
-Submission submission_failed(const wire::Opening& opening, Collective collective, std::uint32_t group,
-                             const Status& why) {
+Submission submission_failed(const wire::Opening& opening, std::uint32_t group, const Status& why) {
   Submission failed;
-  failed.collective = collective;
   failed.group = group;
   failed.occurrence = opening.occurrence;
   failed.name = opening.name == unnamed ? std::string() : opening.name;

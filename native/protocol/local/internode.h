@@ -37,7 +37,6 @@ struct Internode {
 Submission submission_up(const Submission& called, std::uint32_t occurrence, const Internode& internode);
 
 // Of one that has failed on this node, so that the others need not wait for it. `group`: in the worker.
-Submission submission_failed(const wire::Opening& opening, Collective collective, std::uint32_t group,
-                             const Status& why);
+Submission submission_failed(const wire::Opening& opening, std::uint32_t group, const Status& why);
 
 }  // namespace shoal::local

@@ -9,6 +9,14 @@
 
 namespace shoal::local {
 
+namespace {
+
+// Who on the other nodes waits for an operation that has failed here, as the first rank tells the others.
+constexpr std::uint8_t internode_waits = 1;
+constexpr std::uint8_t workers_wait = 2;
+
+}  // namespace
+
 LocalGroup::LocalGroup(const GroupMemory& memory, const JobConfig& config, std::vector<std::uint32_t> members,
                        std::uint32_t rank, bool has_other_nodes, World& world)
     : memory_(memory),
@@ -86,7 +94,7 @@ bool LocalGroup::write_next_call() {
     if (rank != own_ && operation.calls.opened(rank)) {
       judge(operation, rank);
     } else if (rank != own_ && left_[rank]) {
-      fail(operation, members_.left_status(operation.opening.name, rank));
+      fail_without(operation, rank);
     }
   }
   if (operation.opening.failed && has_other_nodes_) {
@@ -171,7 +179,7 @@ void LocalGroup::read_verdict(const Record& record) {
     default: {
       const Status why = decoded_status(record.body);
       if (!record.data.empty()) {
-        tell_worker(operation, static_cast<Collective>(record.data.front()), why);
+        tell_worker(operation, record.data, why);
       }
       return hear_verdict(operation, why, {});
     }
@@ -413,27 +421,37 @@ void LocalGroup::settle_dispute(Operation& operation) {
     return;
   }
   const std::optional<wire::Opening> opening = operation.any_opening();
-  if ((opening && !opening->failed) || operation.calls.all()) {
+  if ((opening && !opening->failed) || nobody_else_calls(operation)) {
     fail_everywhere(operation, *operation.averaging.disputed());
   }
 }
 
+bool LocalGroup::nobody_else_calls(const Operation& operation) const {
+  const std::vector<std::uint32_t> missing = operation.calls.missing();
+  return std::all_of(missing.begin(), missing.end(), [this](std::uint32_t rank) { return left_[rank]; });
+}
+
 // On the first rank.
 void LocalGroup::fail_everywhere(Operation& operation, const Status& why) {
-  const std::optional<wire::Opening> opening = operation.any_opening();
-  const bool is_known = opening && !opening->failed;
-  const Collective collective = is_known ? opening->collective : Collective::all_reduce;
-  const wire::Bytes what{static_cast<std::byte>(collective)};
-  outbox_.say(RecordKind::failed, operation.key, wire::encode(wire::Failure{why}), what);
-  tell_worker(operation, collective, why);
+  const bool goes_up = operation.may_be(true);
+  const bool is_handed_over = operation.may_be(false);
+  wire::Bytes waiting;
+  if (goes_up) {
+    waiting.push_back(std::byte{internode_waits});
+  }
+  if (is_handed_over) {
+    waiting.push_back(std::byte{workers_wait});
+  }
+  outbox_.say(RecordKind::failed, operation.key, wire::encode(wire::Failure{why}), waiting);
+  tell_worker(operation, waiting, why);
   operation.averaging.decide(why);
   if (operation.is_open()) {
     end(operation, why);
   }
 }
 
-// The other nodes wait for it: for the first rank in what goes up, for every rank in everything else.
-void LocalGroup::tell_worker(Operation& operation, Collective collective, const Status& why) {
+// The other nodes may wait for it: for the first rank in what goes up, for every rank in everything else.
+void LocalGroup::tell_worker(Operation& operation, ConstBytes waiting, const Status& why) {
   const std::optional<wire::Opening> opening = operation.any_opening();
   if (!operation.averaging.tell_network() || !opening) {
     return;
@@ -442,10 +460,12 @@ void LocalGroup::tell_worker(Operation& operation, Collective collective, const 
   if (group == nullptr) {
     return;
   }
-  if (!calls_.stays(collective)) {
-    world_.hand_over(submission_failed(*opening, collective, group->number, why));
-  } else if (is_first()) {
-    world_.send_up(submission_failed(*opening, collective, group->internode->group, why), std::nullopt);
+  for (const std::byte what : waiting) {
+    if (what == std::byte{workers_wait}) {
+      world_.open_as_failed(submission_failed(*opening, group->number, why));
+    } else if (is_first()) {
+      world_.open_as_failed(submission_failed(*opening, group->internode->group, why));
+    }
   }
 }
 
@@ -466,13 +486,21 @@ LocalGroup::Failed LocalGroup::fail_call(const wire::Call& call, const Status& w
 
 void LocalGroup::fail_those_who_need(std::uint32_t rank) {
   for (Operation* const operation : calls_.lacking(rank)) {
-    const Status why = members_.left_status(operation->opening.name, rank);
-    if (!decides() && rank == 0 && operation->is_open()) {
-      end(*operation, why);  // who would have said it
-    } else {
-      fail(*operation, why);
+    fail_without(*operation, rank);
+    if (operation->averaging.disputed()) {
+      settle_dispute(*operation);
     }
     forget_if_done(*operation);
+  }
+}
+
+// The rank has left, and has not called it.
+void LocalGroup::fail_without(Operation& operation, std::uint32_t rank) {
+  const Status why = members_.left_status(operation.opening.name, rank);
+  if (!decides() && rank == 0 && operation.is_open()) {
+    end(operation, why);  // who would have said it
+  } else {
+    fail(operation, why);
   }
 }
 
@@ -521,8 +549,21 @@ void LocalGroup::detach_arrays() {
   calls_.detach_arrays();
 }
 
+// Of what has failed here before it began the other nodes hear from the worker, once this node's ranks have agreed on
+// what it is: somebody who has called it too has to be there for that, and the first rank.
+bool LocalGroup::has_untold_failures() const {
+  if (!has_other_nodes_ || !broken_.ok() || left_[0]) {
+    return false;
+  }
+  const auto is_untold = [this](const auto& entry) {
+    const Operation& operation = *entry.second;
+    return operation.called && operation.opening.failed && !operation.averaging.is_network_told();
+  };
+  return std::any_of(calls_.all().begin(), calls_.all().end(), is_untold);
+}
+
 bool LocalGroup::say_goodbye_if_done() {
-  if (!leaving_ || is_empty_ || calls_.open() > 0 || !calls_.all_written()) {
+  if (!leaving_ || is_empty_ || calls_.open() > 0 || !calls_.all_written() || has_untold_failures()) {
     return false;
   }
   if (!std::exchange(said_goodbye_, true)) {
@@ -542,10 +583,13 @@ bool LocalGroup::say_goodbye_if_done() {
 // --- Time ---
 
 bool LocalGroup::check_time() {
-  if (watch_.deadline() > now_ || !broken_.ok()) {
+  if (watch_.deadline() > now_) {
     return false;
   }
   const ProgressWatch::Findings findings = watch_.look(calls_, execution_, now_);
+  if (!broken_.ok()) {
+    return true;  // what is open here waits for the worker alone
+  }
   for (Operation* const operation : findings.timed_out) {
     const Status why = watch_.timed_out(*operation, execution_, now_);
     if (!operation->gathers() || operation->overdue) {

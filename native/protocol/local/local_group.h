@@ -107,6 +107,7 @@ class LocalGroup {
 
   // Why everything fails; ok: it does not.
   const Status& broken() const { return broken_; }
+  std::size_t open_operations() const { return calls_.open(); }
   // What operations are that have been called and not finished or handed over, by handle; without their members. Of
   // these handles, in rising order.
   std::map<std::uint64_t, wire::Wait> described(const std::vector<std::uint64_t>& handles) const {
@@ -138,11 +139,13 @@ class LocalGroup {
   void end_if_through(Operation& operation);
   void fail(Operation& operation, const Status& why);
   void settle_dispute(Operation& operation);
+  bool nobody_else_calls(const Operation& operation) const;
   void fail_everywhere(Operation& operation, const Status& why);
-  void tell_worker(Operation& operation, Collective collective, const Status& why);
+  void tell_worker(Operation& operation, ConstBytes waiting, const Status& why);
   void end(Operation& operation, const Status& status);
   void forget_if_done(const Operation& operation);
   void fail_those_who_need(std::uint32_t rank);
+  void fail_without(Operation& operation, std::uint32_t rank);
 
   // Time.
   bool check_time();
@@ -150,6 +153,7 @@ class LocalGroup {
   void announce_failure(Operation& operation, const Status& why);
   bool settle_pending();
 
+  bool has_untold_failures() const;
   bool say_goodbye_if_done();
   void ring_others();
 

@@ -78,10 +78,16 @@ struct Operation {
   bool gathers() const { return state == State::gathering; }
   // What a rank of this group has called, if any has: this one's if it has.
   std::optional<wire::Opening> any_opening() const;
+  // Whether, as far as is known, it is one that is carried out here and goes up (`goes_up`), or one that is left to the
+  // workers: what ranks of this group have called is, or none has said what it is. Where there are other nodes.
+  bool may_be(bool goes_up) const;
   // Whether this rank's input counts. `own`: its place.
   bool contributes(std::uint32_t own) const;
 
   void check_invariants() const;
 };
+
+// What an operation takes of a rank's memory, without its arrays: what limits::open_bytes limits.
+std::size_t record_bytes(const Submission& submission, std::size_t ranks);
 
 }  // namespace shoal::local

@@ -68,6 +68,9 @@ class World : public Bells, public Hands {
   // LocalGroup::chunk_averaged for each of these chunks, if there are any, then LocalGroup::averaged.
   virtual void send_up(Submission submission, const std::optional<Chunks>& chunks) = 0;
   virtual void contributed(std::uint64_t handle, Range range) = 0;
+  // It has failed among the ranks of this node, and has ended for this rank: the other nodes are to hear of it. It has
+  // no handle.
+  virtual void open_as_failed(Submission submission) = 0;
   // The group of a node among several has given up, so the job has to.
   virtual void fail_job(const Status& why) = 0;
   // leave() was called, nothing is open any more, and the others can read so.

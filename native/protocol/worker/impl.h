@@ -69,6 +69,8 @@ class Worker::Impl {
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::vector<std::uint32_t> needed,
                            const std::string& name);
   const Hash128& id_of(std::uint32_t group) const { return groups_.at(group)->id; }
+  // Beside that of all ranks.
+  bool has_made_groups() const { return groups_.size() > 1; }
   void submit(Submission submission);
   void contributed(std::uint64_t handle, Range range);
   void set_window(const CongestionController::Setting& window);

@@ -10,6 +10,7 @@
 
 #include "base/limits.h"
 #include "protocol/collectives.h"
+#include "protocol/keys.h"
 #include "protocol/worker/impl.h"
 #include "wire/bytes.h"
 #include "wire/epoch.h"
@@ -39,7 +40,14 @@ std::uint32_t Worker::make_group(std::vector<std::uint32_t> ranks, const std::st
 }
 std::uint32_t Worker::make_group_of_nodes(std::vector<std::uint32_t> members, std::vector<std::uint32_t> needed,
                                           const std::string& name) {
-  return impl_->make_group(std::move(members), std::move(needed), name);
+  // Those after the first have names of their own kind: groups of all ranks in two orders may have the same first ranks
+  // in the same order, and so may a group of these ranks alone, and all of them may be made in any order.
+  std::string own_name = name;
+  if (impl_->has_made_groups()) {
+    const Hash128 order = group_id(needed, "", 0);
+    own_name.append(reinterpret_cast<const char*>(order.bytes.data()), order.bytes.size());
+  }
+  return impl_->make_group(std::move(members), std::move(needed), own_name);
 }
 void Worker::submit(Submission submission) { impl_->submit(std::move(submission)); }
 void Worker::contributed(std::uint64_t handle, Range range) { impl_->contributed(handle, range); }

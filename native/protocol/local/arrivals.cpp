@@ -1,11 +1,10 @@
-#include "drivers/shm/arrivals.h"
+#include "protocol/local/arrivals.h"
 
 #include <algorithm>
-#include <utility>
 
-namespace shoal::shm {
+namespace shoal::local {
 
-void Arrivals::expect(std::uint64_t handle, const std::optional<local::Chunks>& chunks) {
+void Arrivals::expect(std::uint64_t handle, const std::optional<Chunks>& chunks) {
   Expected expected;
   if (chunks) {
     expected.chunks = *chunks;
@@ -13,12 +12,10 @@ void Arrivals::expect(std::uint64_t handle, const std::optional<local::Chunks>& 
       expected.lacking.push_back(chunks->at(number).size());
     }
   }
-  const std::lock_guard lock(mutex_);
   expected_[handle] = std::move(expected);
 }
 
 bool Arrivals::received(std::uint64_t handle, Range range) {
-  const std::lock_guard lock(mutex_);
   const auto found = expected_.find(handle);
   if (found == expected_.end()) {
     return false;
@@ -36,29 +33,15 @@ bool Arrivals::received(std::uint64_t handle, Range range) {
       any = true;
     }
   }
-  if (any) {
-    any_.store(true);
-  }
   return any;
 }
 
 bool Arrivals::ended(std::uint64_t handle, Status status) {
-  const std::lock_guard lock(mutex_);
   if (expected_.erase(handle) == 0) {
     return false;
   }
   arrived_.push_back({handle, {}, true, std::move(status)});
-  any_.store(true);
   return true;
 }
 
-std::vector<Arrival> Arrivals::take() {
-  if (!any_.load()) {
-    return {};
-  }
-  const std::lock_guard lock(mutex_);
-  any_.store(false);
-  return std::exchange(arrived_, {});
-}
-
-}  // namespace shoal::shm
+}  // namespace shoal::local

@@ -1,4 +1,4 @@
-// The memory of a local group on the heap, and the work on it done at once: for tests in one thread.
+// The memory of a local group on the heap, and the work on it done at once: all ranks in one thread.
 #pragma once
 
 #include <cstddef>
@@ -6,12 +6,14 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "protocol/local/group_memory.h"
 #include "protocol/local/world.h"
 #include "reduce/reduce.h"
 
-namespace shoal::tests {
+namespace shoal::sim {
 
 class HeapMemory {
  public:
@@ -32,7 +34,10 @@ class HeapMemory {
 
 class HeapGroup : private HeapMemory, public local::GroupMemory {
  public:
-  explicit HeapGroup(const local::Shape& shape) : HeapMemory(shape.bytes()), GroupMemory(begin(), shape) {}
+  // `node`, `places`: as GroupMemory.
+  explicit HeapGroup(const local::Shape& shape, const local::GroupMemory* node = nullptr,
+                     std::vector<std::uint32_t> places = {})
+      : HeapMemory(shape.bytes()), GroupMemory(begin(), shape, node, std::move(places)) {}
 };
 
 // Bells count; nobody sleeps.
@@ -55,4 +60,4 @@ class PromptHands : public local::Bells, public local::Hands {
   const local::GroupMemory& memory_;
 };
 
-}  // namespace shoal::tests
+}  // namespace shoal::sim

@@ -1,0 +1,486 @@
+#include "drivers/sim/local_ranks.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "base/invariant.h"
+#include "protocol/collectives.h"
+#include "protocol/keys.h"
+#include "protocol/sharding.h"
+#include "reduce/reduce.h"
+
+namespace shoal::sim {
+
+namespace {
+
+// Whoever is not woken looks by itself after so long.
+constexpr Time longest_sleep = second;
+
+// Thrown where a rank dies; nothing catches it on its way out of the group.
+struct Death {};
+
+// Small, so that chunks and records take turns in them.
+local::Shape shape_for(std::uint32_t ranks, Random& random) {
+  local::Shape shape;
+  shape.ranks = ranks;
+  shape.mailbox = static_cast<std::size_t>(random.pick({8, 16, 64})) * 1024;
+  shape.slot = 64 * ranks * static_cast<std::size_t>(random.between(1, 4));
+  shape.slots = static_cast<std::uint32_t>(random.between(1, 3));
+  shape.results = static_cast<std::uint32_t>(random.between(1, 3));
+  return shape;
+}
+
+}  // namespace
+
+// One rank in one local group.
+class LocalRanks::Member final : private local::World {
+ public:
+  Member(LocalRanks& ranks, std::uint32_t rank, const HeapGroup& memory, std::vector<std::uint32_t> members,
+         bool has_other_nodes)
+      : ranks_(ranks),
+        rank_(rank),
+        place_(static_cast<std::uint32_t>(std::find(members.begin(), members.end(), rank) - members.begin())),
+        memory_(memory),
+        group_(memory, ranks.plan_.config, std::move(members), rank, has_other_nodes, *this) {}
+
+  local::LocalGroup& group() { return group_; }
+  std::uint32_t rank() const { return rank_; }
+  std::uint32_t place() const { return place_; }
+  const HeapGroup& memory() const { return memory_; }
+  std::uint32_t number = 0;  // in the worker, of the group that it was made for
+
+  void submit(Submission submission) {
+    memory_.words(place_).open.fetch_add(1);
+    submitted_.push_back(std::move(submission));
+    wake(0);
+  }
+  void received(std::uint64_t handle, Range range) {
+    if (arrivals_.received(handle, range)) {
+      ring_own();
+    }
+  }
+  void averaged(std::uint64_t handle, Status status) {
+    if (arrivals_.ended(handle, std::move(status))) {
+      ring_own();
+    }
+  }
+  void leave() {
+    group_.leave();
+    wake(0);
+  }
+
+  // As a driver that is told of a loss: what can still be finished is, as far as its time goes.
+  void fail_all(const Status& why) {
+    if (!group_.broken().ok()) {
+      return;
+    }
+    take_arrivals();
+    take_steps(ranks_.network_.random().between(0, 100));
+    take_arrivals();
+    group_.fail_all(why, true);
+    wake(0);
+  }
+
+  // It has something to do after so long.
+  void wake(Time after) {
+    if (awake_) {
+      return;
+    }
+    awake_ = true;
+    Network& network = ranks_.network_;
+    network.scheduler().at(network.now() + after, ranks_.hosts_[rank_].actor, [this] { act(false); });
+  }
+
+  void be_gone() {
+    group_.detach_arrays();
+    memory_.words(place_).gone.store(1);
+    for (std::uint32_t other = 0; other < memory_.ranks(); ++other) {
+      if (other != place_ && memory_.words(other).blocked.load() != 0) {
+        ring(other, true);
+      }
+    }
+    ring_all();
+  }
+
+ private:
+  // Some steps, then others have their turn.
+  void act(bool by_clock) {
+    awake_ = false;
+    Random& random = ranks_.network_.random();
+    take_arrivals();
+    const bool all = take_steps(random.chance(0.3) ? 1'000 : random.between(1, 8), by_clock);
+    if (!all) {
+      wake(random.chance(0.5) ? 0 : ranks_.network_.delay());
+    } else if (group_.deadline() != never) {
+      sleep_until(group_.deadline());
+    }
+  }
+
+  // Whether there was nothing more to do.
+  bool take_steps(std::int64_t most, bool by_clock = false) {
+    Network& network = ranks_.network_;
+    group_.on_time(network.now());
+    try {
+      while (!submitted_.empty()) {
+        group_.call(std::move(submitted_.front()));
+        submitted_.pop_front();
+      }
+      bool more = true;
+      by_clock_ = by_clock;
+      std::int64_t taken = 0;
+      for (; taken < most && more; ++taken) {
+        more = group_.step() || group_.work();
+        group_.check_invariants();
+      }
+      if (network.traced()) {
+        network.trace("rank " + std::to_string(rank_) + "  takes " + std::to_string(taken) + " steps in group " +
+                      std::to_string(number) + (more ? "" : ", then sleeps"));
+      }
+      by_clock_ = false;
+      ring_all();
+      return !more;
+    } catch (const Death&) {
+      rung_.clear();
+      awake_ = true;  // it never acts again
+      const std::uint32_t rank = rank_;
+      network.scheduler().at(network.now(), outside, [&user = ranks_.user_, rank] { user.on_death(rank); });
+    } catch (const InvariantViolated& violation) {
+      ranks_.user_.violated(name() + ": " + violation.what());
+    } catch (const std::exception& error) {
+      ranks_.user_.violated(name() + ": " + error.what());
+    }
+    return true;
+  }
+
+  void take_arrivals() {
+    for (const local::Arrival& arrival : arrivals_.take()) {
+      if (arrival.ended) {
+        group_.averaged(arrival.handle, arrival.status);
+      } else {
+        group_.chunk_averaged(arrival.handle, arrival.chunk);
+      }
+    }
+  }
+
+  void sleep_until(Time when) {
+    if (wakes_at_ == when) {
+      return;
+    }
+    wakes_at_ = when;
+    ranks_.network_.scheduler().at(when, ranks_.hosts_[rank_].actor, [this, when] {
+      if (!awake_ && wakes_at_ == when) {
+        wakes_at_ = never;
+        act(true);
+      }
+    });
+  }
+
+  std::string name() const { return "rank " + std::to_string(rank_) + " among the ranks of its machine"; }
+
+  // --- Bells: rung when the steps have been taken ---
+
+  void ring(std::uint32_t place, bool always) override { rung_.emplace_back(place, always); }
+  void ring_own() {
+    if (memory_.words(place_).open.load() > 0) {
+      wake(ranks_.network_.delay());
+    }
+  }
+  void ring_all() {
+    for (const auto& [place, always] : std::exchange(rung_, {})) {
+      memory_.words(place).bell.fetch_add(1);
+      if (ranks_.network_.traced()) {
+        ranks_.network_.trace("rank " + std::to_string(rank_) + "  rings place " + std::to_string(place) +
+                              (always ? ", whatever it does" : "") + " of '" + std::to_string(number) + "'");
+      }
+      Member* const other = ranks_.sharing_[&memory_][place];
+      if (other == nullptr) {
+        continue;
+      }
+      if (always || memory_.words(place).open.load() > 0) {
+        other->wake(ranks_.network_.random().chance(0.5) ? 0 : ranks_.network_.delay());
+      } else {
+        other->sleep_until(std::min(other->wakes_at_, ranks_.network_.now() + longest_sleep));
+      }
+    }
+  }
+
+  // --- Work ---
+
+  void note_access(const std::byte* begin, std::size_t bytes) { ranks_.user_.on_local_access(rank_, {begin, bytes}); }
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
+    if (bytes == 0) {
+      return;
+    }
+    note_access(to, bytes);
+    note_access(from, bytes);
+    std::memcpy(to, from, die_within(bytes));
+    die_if_due();
+  }
+  void sum(std::byte* destination, std::span<const std::byte* const> sources, std::size_t count, DType dtype,
+           Operator op, double divisor) override {
+    note_access(destination, count * size_of(dtype));
+    for (const std::byte* source : sources) {
+      note_access(source, count * size_of(dtype));
+    }
+    reduce(destination, sources, die_within(count), dtype, op, divisor);
+    die_if_due();
+  }
+  // How much of this is done, by one that may die meanwhile.
+  std::size_t die_within(std::size_t whole) {
+    std::optional<std::uint32_t>& dies_in = ranks_.hosts_[rank_].dies_in;
+    if (!dies_in || *dies_in > 0) {
+      dies_in = dies_in ? std::optional(*dies_in - 1) : std::nullopt;
+      return whole;
+    }
+    dies_ = true;
+    return ranks_.network_.random().below(whole + 1);
+  }
+  void die_if_due() const {
+    if (dies_) {
+      throw Death{};
+    }
+  }
+
+  // --- The application and the worker ---
+
+  void sending(std::uint64_t /*handle*/) override {}
+  void finish(std::uint64_t handle, Status status) override {
+    memory_.words(place_).open.fetch_sub(1);
+    if (by_clock_ && status.ok()) {
+      ranks_.user_.violated(name() + ": nobody woke it for operation " + std::to_string(handle) + ", which is done");
+    }
+    ranks_.user_.on_finish(rank_, handle, std::move(status));
+  }
+  std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
+    std::byte* const offered = ranks_.offered_output(rank_, handle, block_bytes);
+    return offered != nullptr ? offered : ranks_.user_.on_allocate(rank_, handle, block_bytes);
+  }
+  void warn(std::string text) override { ranks_.user_.on_warning(rank_, text); }
+  bool holds(const std::byte* /*begin*/, std::uint64_t /*bytes*/) const override { return false; }
+  void reach(std::uint32_t /*rank*/, std::size_t /*end*/) override {}
+  void detach(const std::byte* /*begin*/, std::uint64_t /*bytes*/) override {}
+
+  void hand_over(Submission submission) override {
+    memory_.words(place_).open.fetch_sub(1);
+    to_worker([submission = std::move(submission)](Worker& worker) { worker.submit(submission); });
+  }
+  void send_up(Submission submission, const std::optional<local::Chunks>& chunks) override {
+    arrivals_.expect(submission.handle, chunks);
+    submission.handle = local::internode_handle(submission.handle);
+    to_worker([submission = std::move(submission)](Worker& worker) { worker.submit(submission); });
+  }
+  void contributed(std::uint64_t handle, Range range) override {
+    to_worker([handle, range](Worker& worker) { worker.contributed(local::internode_handle(handle), range); });
+  }
+  void open_as_failed(Submission submission) override {
+    to_worker([submission = std::move(submission)](Worker& worker) { worker.submit(submission); });
+  }
+  void fail_job(const Status& why) override {
+    to_worker([why](Worker& worker) { worker.abort(why.message); });
+  }
+  void empty() override {
+    to_worker([this](Worker&) { ranks_.note_left(*this); });
+  }
+
+  // In order, each when it likes.
+  void to_worker(std::function<void(Worker&)> what) {
+    Network& network = ranks_.network_;
+    last_question_ = std::max(last_question_, network.now() + (network.random().chance(0.5) ? 0 : network.delay()));
+    Host& host = ranks_.hosts_[rank_];
+    network.scheduler().at(last_question_, host.actor, [&host, what = std::move(what)] { host.call_worker(what); });
+  }
+
+  LocalRanks& ranks_;
+  const std::uint32_t rank_;
+  const std::uint32_t place_;
+  const HeapGroup& memory_;
+  std::deque<Submission> submitted_;
+  local::Arrivals arrivals_;
+  std::vector<std::pair<std::uint32_t, bool>> rung_;
+  bool awake_ = false;  // it will act
+  bool by_clock_ = false;
+  bool dies_ = false;
+  Time wakes_at_ = never;
+  Time last_question_ = 0;
+  local::LocalGroup group_;
+};
+
+LocalRanks::LocalRanks(const Plan& plan, Network& network, LocalUser& user)
+    : plan_(plan), network_(network), user_(user), hosts_(plan.config.size()) {}
+
+LocalRanks::~LocalRanks() = default;
+
+// --- Making ---
+
+std::vector<std::uint32_t> LocalRanks::node_of(std::uint32_t rank) const {
+  return plan_.config.leaders.empty() ? std::vector<std::uint32_t>{rank} : plan_.config.node_of(rank);
+}
+
+void LocalRanks::add_rank(std::uint32_t rank, ActorId actor, CallWorker call_worker) {
+  Host& host = hosts_[rank];
+  host.actor = actor;
+  host.call_worker = std::move(call_worker);
+}
+
+const HeapGroup& LocalRanks::memory_for(const std::vector<std::uint32_t>& ranks, const Hash128& id, bool is_node) {
+  std::unique_ptr<HeapGroup>& memory = memories_[{id, *std::min_element(ranks.begin(), ranks.end())}];
+  if (memory == nullptr) {
+    const local::Shape shape = shape_for(static_cast<std::uint32_t>(ranks.size()), network_.random());
+    if (is_node) {
+      memory = std::make_unique<HeapGroup>(shape);
+    } else {
+      const std::vector<std::uint32_t> node = node_of(ranks.front());
+      std::vector<std::uint32_t> places;
+      for (const std::uint32_t rank : ranks) {
+        places.push_back(static_cast<std::uint32_t>(std::find(node.begin(), node.end(), rank) - node.begin()));
+      }
+      const Hash128 of_node = world_group_id(plan_.config.size());
+      memory = std::make_unique<HeapGroup>(shape, &memory_for(node, of_node, true), std::move(places));
+    }
+    sharing_[memory.get()].resize(ranks.size());
+  }
+  return *memory;
+}
+
+LocalRanks::Member& LocalRanks::member(std::uint32_t rank, const Hash128& id, const std::vector<std::uint32_t>& ranks,
+                                       bool is_node) {
+  Host& host = hosts_[rank];
+  const HeapGroup& memory = memory_for(ranks, id, is_node);
+  const bool has_other_nodes = is_node && ranks.size() < plan_.config.size();
+  Member& made = *host.members.emplace_back(std::make_unique<Member>(*this, rank, memory, ranks, has_other_nodes));
+  sharing_[&memory][made.place()] = &made;
+  return made;
+}
+
+void LocalRanks::add_group(std::uint32_t rank, const GroupPlan& group, std::uint32_t number, Worker& worker) {
+  const std::vector<std::uint32_t> node = node_of(rank);
+  const bool of_all = group.ranks.size() == plan_.config.size();
+  const auto is_here = [&node](std::uint32_t one) { return std::binary_search(node.begin(), node.end(), one); };
+  const bool is_local = of_all || std::all_of(group.ranks.begin(), group.ranks.end(), is_here);
+  Host& host = hosts_[rank];
+  if (plan_.config.leaders.empty() || group.ranks.size() < 2 || !is_local) {
+    return;
+  }
+  if (!of_all) {
+    Member& own = member(rank, worker.id_of(number), group.ranks, false);
+    own.number = number;
+    own.group().add_group(number, worker.id_of(number), group.ranks, std::nullopt);
+    host.by_group[number] = &own;
+    return;
+  }
+  if (host.members.empty()) {
+    member(rank, world_group_id(plan_.config.size()), node, true);
+  }
+  Member& own = *host.members.front();
+  std::vector<std::uint32_t> leaders;
+  std::map<std::uint32_t, std::uint32_t> sizes;
+  for (const std::uint32_t one : group.ranks) {
+    const std::uint32_t leader = plan_.config.leaders[one];
+    if (sizes[leader]++ == 0) {
+      leaders.push_back(leader);
+    }
+  }
+  std::optional<local::Internode> internode;
+  if (leaders.size() > 1) {
+    internode.emplace();
+    internode->ranks = plan_.config.size();
+    for (const auto& [leader, size] : sizes) {
+      internode->largest = std::max(internode->largest, size);
+    }
+    internode->weights = plan_.config.weights;
+    internode->shared_from = shared_from(plan_.config);
+    if (sizes.contains(rank)) {
+      internode->group = worker.make_group_of_nodes(std::move(leaders), group.ranks, group.name);
+    }
+  }
+  own.group().add_group(number, worker.id_of(number), group.ranks, internode);
+  host.by_group[number] = &own;
+}
+
+// --- Events ---
+
+bool LocalRanks::submit(std::uint32_t rank, Submission& submission) {
+  const auto found = hosts_[rank].by_group.find(submission.group);
+  if (found == hosts_[rank].by_group.end()) {
+    return false;
+  }
+  if (is_gather(submission.collective) && submission.output != nullptr) {
+    hosts_[rank].offered[submission.handle] = {std::exchange(submission.output, nullptr),
+                                               std::exchange(submission.output_bytes, 0)};
+  }
+  found->second->submit(std::move(submission));
+  return true;
+}
+
+std::byte* LocalRanks::offered_output(std::uint32_t rank, std::uint64_t handle,
+                                      const std::vector<std::uint64_t>& block_bytes) {
+  const auto found = hosts_[rank].offered.find(handle);
+  const auto bytes = std::accumulate(block_bytes.begin(), block_bytes.end(), std::uint64_t{0});
+  return found != hosts_[rank].offered.end() && found->second.size() == bytes ? found->second.data() : nullptr;
+}
+
+void LocalRanks::received(std::uint32_t rank, std::uint64_t handle, Range range) {
+  hosts_[rank].members.front()->received(local::own_handle(handle), range);
+}
+
+void LocalRanks::averaged(std::uint32_t rank, std::uint64_t handle, Status status) {
+  hosts_[rank].members.front()->averaged(local::own_handle(handle), std::move(status));
+}
+
+void LocalRanks::fail(std::uint32_t rank, const Worker& worker) {
+  for (const std::unique_ptr<Member>& member : hosts_[rank].members) {
+    if (const Status loss = worker.loss_of(member->number); !loss.ok()) {
+      member->fail_all(loss);
+    }
+  }
+}
+
+bool LocalRanks::leave(std::uint32_t rank) {
+  Host& host = hosts_[rank];
+  if (host.members.empty()) {
+    return false;
+  }
+  host.not_left = host.members.size();
+  for (std::size_t i = 1; i < host.members.size(); ++i) {
+    host.members[i]->leave();
+  }
+  if (host.members.size() == 1) {
+    host.members.front()->leave();
+  }
+  return true;
+}
+
+// The machine's own group is left last: who has left it calls nothing anywhere.
+void LocalRanks::note_left(Member& member) {
+  Host& host = hosts_[member.rank()];
+  if (--host.not_left == 1) {
+    host.members.front()->leave();
+  } else if (host.not_left == 0) {
+    host.call_worker([](Worker& worker) { worker.leave(); });
+  }
+}
+
+void LocalRanks::end(std::uint32_t rank, bool gently) {
+  Host& host = hosts_[rank];
+  for (const std::unique_ptr<Member>& member : host.members) {
+    if (gently) {
+      member->be_gone();
+    }
+    sharing_[&member->memory()][member->place()] = nullptr;
+  }
+  host.by_group.clear();
+  host.members.clear();
+}
+
+void LocalRanks::die_in_a_copy(std::uint32_t rank, std::uint32_t copies) { hosts_[rank].dies_in = copies; }
+
+std::size_t LocalRanks::open_operations(std::uint32_t rank) const {
+  std::size_t open = 0;
+  for (const std::unique_ptr<Member>& member : hosts_[rank].members) {
+    open += member->group().open_operations();
+  }
+  return open;
+}
+
+}  // namespace shoal::sim
