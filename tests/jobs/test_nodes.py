@@ -68,6 +68,37 @@ def test_arrays_that_not_all_servers_work_on() -> None:
     run_ranks(sums_of_middle_sizes, 8, nodes=2, servers=6, timeout=60)
 
 
+def sums_into_new_arrays() -> None:
+    shoal.init()
+    for elements in (1_000, 300_000, 2_000_000):
+        values = np.arange(elements, dtype=np.float32) % 1000
+        summed = shoal.allreduce(values + shoal.rank(), op="sum")
+        assert np.array_equal(summed, shoal.size() * values + sum(range(shoal.size())))
+    shoal.shutdown()
+
+
+def test_a_node_with_one_rank_beside_nodes_with_several_contributes_its_array() -> None:
+    run_ranks(sums_into_new_arrays, 3, nodes=2, timeout=60)
+
+
+def groups_in_the_other_order() -> None:
+    shoal.init()
+    orders = [[0, 1, 2, 3], [1, 0, 2, 3], [0, 2]]
+    backwards = shoal.rank() >= 2
+    groups = {}
+    for index in reversed(range(3)) if backwards else range(3):
+        if shoal.rank() in orders[index]:
+            groups[index] = shoal.Group(orders[index])
+    for index, group in groups.items():
+        summed = shoal.allreduce(np.full(70_000, 10.0**index, np.float32), op="sum", name="weight", group=group)
+        assert np.all(summed == len(orders[index]) * 10.0**index)
+    shoal.shutdown()
+
+
+def test_groups_of_all_ranks_are_told_apart_in_whatever_order_nodes_make_them() -> None:
+    run_ranks(groups_in_the_other_order, 4, nodes=2, timeout=60)
+
+
 def means_of_sixteen_bits() -> None:
     shoal.init()
     generator = np.random.default_rng(7)
