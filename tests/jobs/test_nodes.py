@@ -89,7 +89,7 @@ def groups_in_the_other_order() -> None:
     for index in reversed(range(3)) if backwards else range(3):
         if shoal.rank() in orders[index]:
             groups[index] = shoal.Group(orders[index])
-    for index, group in groups.items():
+    for index, group in sorted(groups.items()):
         summed = shoal.allreduce(np.full(70_000, 10.0**index, np.float32), op="sum", name="weight", group=group)
         assert np.all(summed == len(orders[index]) * 10.0**index)
     shoal.shutdown()
