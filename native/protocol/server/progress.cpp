@@ -1,58 +1,46 @@
-// What a server says to a worker that asks whom one of its operations waits for. docs/protocol/lifecycle.md, Stalls.
+#include "protocol/server/progress.h"
+
 #include <algorithm>
 #include <limits>
 
-#include "protocol/server/impl.h"
-#include "wire/late.h"
+#include "base/invariant.h"
 
-namespace shoal {
+namespace shoal::server {
 
 using wire::Late;
 
-void Server::Impl::receive_ask(std::uint32_t rank) {
-  const WorkerState& from = worker(rank);
-  const std::uint64_t number = from.header.operation;
-  Late late;
-  if (const std::optional<Place> at = place(rank, number)) {
-    add_late(*at->operation, late);
-  }
-  // A root waits until all others have been written to, which may be after the operation.
-  if (from.broadcasting.contains(number)) {
-    for (std::uint32_t other = 0; other < config_.size(); ++other) {
-      if (worker(other).unwritten > 0) {
-        add_late(other, Late::Why::does_not_read, late);
-      }
-    }
-  }
-  send(rank, {.type = wire::Type::late, .operation = number}, wire::encode(late));
+void Progress::hear_opening(std::uint32_t rank, const wire::Opening& opening) {
+  workers_[rank].last_opened = opening.collective;
+  workers_[rank].last_name = opening.name;
 }
 
-void Server::Impl::add_late(const Operation& operation, wire::Late& late) const {
-  const bool flowing = operation.state == Operation::State::flowing;
-  if (!flowing && operation.state != Operation::State::gathering) {
-    return;
-  }
-  for (std::size_t i = 0; i < operation.members.size(); ++i) {
-    const std::uint32_t rank = operation.group->ranks[i];
-    if (!flowing && !operation.members[i].opened) {
-      add_late(rank, Late::Why::not_opened, late);
-    } else if (flowing && operation.next_result < operation.segments &&
-               operation.contributes(i, operation.next_result) && operation.members[i].next <= operation.next_result) {
-      add_late(rank, Late::Why::owes_data, late);
+void Progress::add_late(const Operation& operation, Time now, Late& late) const {
+  for (std::size_t i = 0; i < operation.size(); ++i) {
+    const std::uint32_t rank = operation.rank(i);
+    if (operation.is(Operation::State::gathering) && !operation.member(i).opened) {
+      add_late(rank, Late::Why::not_opened, now, late);
+    } else if (operation.is(Operation::State::flowing) && operation.segments().holds_up(i)) {
+      add_late(rank, Late::Why::owes_data, now, late);
     }
   }
 }
 
-void Server::Impl::add_late(std::uint32_t rank, wire::Late::Why why, wire::Late& late) const {
+void Progress::add_late(std::uint32_t rank, Late::Why why, Time now, Late& late) const {
   ++late.count;
   if (late.members.size() == wire::late_members) {
     return;
   }
-  const WorkerState& of = workers_[rank];
-  const Time silent = (now_ - of.heard) / (second / 1000);
+  const Worker& of = workers_[rank];
+  const Time silent = (now - of.heard) / (second / 1000);
   late.members.push_back(
       {rank, why, of.last_opened, of.last_name,
        static_cast<std::uint32_t>(std::clamp<Time>(silent, 0, std::numeric_limits<std::uint32_t>::max()))});
 }
 
-}  // namespace shoal
+void Progress::check_invariants(Time now) const {
+  for (const Worker& worker : workers_) {
+    SHOAL_INVARIANT(worker.heard <= now);
+  }
+}
+
+}  // namespace shoal::server

@@ -1,0 +1,44 @@
+// Members are told that an operation is next in this server's order (ADMIT), or left to hear it from its first result.
+//
+//   Operations that wait for their first result to tell are flowing and have sent none, in the order of admission.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "protocol/server/links.h"
+#include "protocol/server/operation.h"
+#include "protocol/server/operation_table.h"
+#include "protocol/server/terms.h"
+
+namespace shoal::server {
+
+class Admission {
+ public:
+  Admission(const Terms& terms, const OperationTable& operations, Links& links);
+
+  // The next in order. Whoever owes nothing more than came with its opening hears nothing. `all_inlined`: every
+  // member's first segment has come.
+  void admit(const Operation& operation, bool all_inlined);
+  // The same of one of which some members have results: each is told which of the missing pieces it sends and which it
+  // is answered.
+  void resume(const Operation& operation, const std::vector<Piece>& pieces);
+  // Its first result says it to the members, or it is over.
+  void forget(const Operation& operation) { std::erase(untold_, operation.serial()); }
+
+  void begin_epoch() { untold_.clear(); }
+
+  void check_invariants() const;
+
+ private:
+  bool first_result_tells(const Operation& operation) const;
+  void tell_untold();
+  void tell(const Operation& operation);
+
+  const Terms& terms_;
+  const OperationTable& operations_;
+  Links& links_;
+  std::vector<std::uint64_t> untold_;  // serials
+};
+
+}  // namespace shoal::server

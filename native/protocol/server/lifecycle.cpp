@@ -1,0 +1,512 @@
+#include "protocol/server/lifecycle.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/invariant.h"
+#include "protocol/agreement.h"
+#include "protocol/collectives.h"
+#include "protocol/server/missing_pieces.h"
+
+namespace shoal::server {
+
+using wire::Header;
+using wire::Type;
+
+namespace {
+
+// How long the home waits for the other openings once two disagree, so that the message can name them all.
+constexpr Time conflict_wait = second * 3 / 10;
+
+Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
+
+}  // namespace
+
+Lifecycle::Lifecycle(const Terms& terms, const Epochs& epochs, const Groups& groups, const Absence& absence,
+                     Links& links, Credit& credit, ServerWorld& world, BufferPool& pool)
+    : terms_(terms),
+      epochs_(epochs),
+      absence_(absence),
+      links_(links),
+      credit_(credit),
+      operations_(terms, groups),
+      receipts_(terms, links),
+      results_(terms, links, credit, receipts_),
+      admission_(terms, operations_, links),
+      flow_(epochs, operations_, admission_, results_, world),
+      transfers_(terms, links, credit, receipts_, results_, pool) {}
+
+// --- What workers say ---
+
+Status Lifecycle::open(const Group& group, std::size_t index, std::uint64_t number, wire::Opening opening,
+                       Contribution inline_data, Time now) {
+  const std::uint32_t rank = group.ranks[index];
+  const bool carried = !epochs_.has_reopened(rank);
+  // Inputs that go through the home again count for nothing.
+  const std::uint32_t eager = carried && is_gather(opening.collective) ? 0 : opening.inline_bytes;
+  if (!credit_.covers_eager(rank, eager)) {
+    return refused("inline data of '" + opening.name + "' is beyond the eager limit of " +
+                   std::to_string(terms_.config().eager));
+  }
+  if (!operations_.has_room(opening, carried)) {
+    return operations_.too_much();
+  }
+  Operation& operation = operations_.find_or_make(opening, group);
+  if (&operation.group() != &group) {
+    return refused("OPEN of '" + opening.name + "' in another group than the key says");
+  }
+  if (operation.member(index).opened) {
+    return refused("opens '" + opening.name + "' twice");
+  }
+  const bool failed = opening.failed;
+  credit_.spend_eager(rank, eager);
+  operations_.open(operation, index, number, std::move(opening), std::move(inline_data), eager);
+  // What was open before there was too little room goes on.
+  if (operations_.is_full() && operation.opened() == 1 && !carried && !failed) {
+    refuse(operation, index);
+  } else {
+    opened(operation, index, now);
+  }
+  return {};
+}
+
+Status Lifecycle::check_data(std::uint32_t rank, const Header& header) {
+  const auto at = operations_.find(rank, header.operation);
+  if (!at) {
+    return refused("DATA for operation " + std::to_string(header.operation) + ", which is not open");
+  }
+  if (!credit_.covers(rank, header.length)) {
+    return refused("DATA of " + std::to_string(header.length) + " bytes is beyond the credit of " +
+                   std::to_string(credit_.granted(rank)));
+  }
+  const Operation& operation = *at->operation;
+  const JobConfig& config = terms_.config();
+  if (operation.is(State::failed) && header.length <= std::max(config.segment, config.small)) {
+    return {};  // was on its way, and is thrown away
+  }
+  // One of an epoch before may be sent by a member that has its result.
+  const Segments& segments = operation.segments();
+  if (!operation.is(State::flowing) || (!operation.is_contributor(at->member) && !segments.is_resumed())) {
+    return refused("DATA for '" + operation.name() + "', which was not asked for");
+  }
+  if (header.dtype != operation.attributes().dtype) {
+    return refused(std::string("DATA in ") + name_of(header.dtype) + " for '" + operation.name() + "'");
+  }
+  const Range owed = segments.owed(at->member);
+  if (header.offset != owed.begin || header.length != owed.size() || header.length == 0) {
+    return refused("DATA for '" + operation.name() + "' is not the next segment");
+  }
+  return {};
+}
+
+void Lifecycle::contribute(std::uint32_t rank, const Header& header, Buffer payload) {
+  const auto at = operations_.find(rank, header.operation);
+  const std::uint32_t bytes = header.length;
+  if (!at || at->operation->is(State::failed)) {
+    payload = Buffer();
+    links_.grant(rank, credit_.give_back(rank, bytes));
+    return;
+  }
+  credit_.spend(rank, bytes);
+  Contribution contribution{std::move(payload), nullptr, bytes};
+  contribution.data = contribution.buffer.data();
+  const std::uint64_t number = at->operation->segments().advance(at->member);
+  if (flow_.contribute(*at->operation, number, at->member, std::move(contribution))) {
+    end_flow(*at->operation);
+  }
+}
+
+void Lifecycle::ask_to_fail(std::uint32_t rank, std::uint64_t number, Status why) {
+  const auto at = operations_.find(rank, number);
+  // Of one that has ended in the meantime the worker hears; and only a home is asked.
+  if (at && !at->operation->is(State::failed) && at->operation->is_home()) {
+    fail(*at->operation, std::move(why));
+  }
+}
+
+void Lifecycle::drop(std::uint32_t rank, std::uint64_t number, bool well) {
+  const auto at = operations_.find(rank, number);
+  if (!at) {
+    return;  // it ended here before the worker heard of the failure
+  }
+  Operation& operation = *at->operation;
+  const bool goes_on = operation.is(State::gathering) || operation.is(State::flowing);
+  if (goes_on && well) {
+    operation.end(at->member);  // what it lacked was not all that is missing
+    return;
+  }
+  drop(operation, at->member);
+  if (goes_on) {
+    fail(operation, {});  // decided elsewhere: by its home, or by the coordinator, whose word every member hears
+  } else {
+    remove_if_done(operation);
+  }
+}
+
+// --- What becomes of workers ---
+
+// What it contributed stays: the coordinator decides, and the workers drop what cannot be finished.
+void Lifecycle::lose(std::uint32_t rank) {
+  receipts_.lose(rank);
+  const auto concerns = [rank](const Operation& operation) { return operation.group().index_of(rank).has_value(); };
+  for (std::uint64_t serial : operations_.find_all(concerns)) {
+    Operation& operation = *operations_.find(serial);
+    const std::size_t index = *operation.group().index_of(rank);
+    if (operation.member(index).opened && !operation.member(index).dropped) {
+      drop(operation, index);
+    }
+    remove_if_done(operation);
+  }
+}
+
+// What it is a member of and has not opened fails; what others open from now on fails too.
+void Lifecycle::be_absent(std::uint32_t rank) {
+  const auto concerns = [rank](const Operation& operation) {
+    const std::optional<std::size_t> index = operation.group().index_of(rank);
+    return index && !operation.member(*index).opened;
+  };
+  for (std::uint64_t serial : operations_.find_all(concerns)) {
+    Operation& operation = *operations_.find(serial);
+    if (operation.is(State::failed)) {
+      remove_if_done(operation);
+    } else if (operation.is_home() && !all_complete(operation)) {
+      fail(operation, absence_.status(operation.name(), rank));
+    }
+  }
+  settle_what_all_have();
+}
+
+void Lifecycle::settle_what_all_have() {
+  if (epochs_.number() == 0) {
+    return;
+  }
+  const auto has_reopened = [this](std::uint32_t rank) {
+    return links_.has_left(rank) || absence_.is_absent(rank) ||
+           (epochs_.is_current(rank) && epochs_.has_reopened(rank) && !links_.is_lost(rank));
+  };
+  std::vector<std::uint64_t> serials = operations_.find_all([&](const Operation& operation) {
+    const std::vector<std::uint32_t>& ranks = operation.group().ranks;
+    return operation.is(State::gathering) && all_complete(operation) &&
+           std::all_of(ranks.begin(), ranks.end(), has_reopened);
+  });
+  std::sort(serials.begin(), serials.end());
+  for (std::uint64_t serial : serials) {
+    settle(*operations_.find(serial));
+  }
+}
+
+void Lifecycle::begin_epoch() {
+  operations_.clear();
+  receipts_.begin_epoch();
+  results_.begin_epoch();
+  admission_.begin_epoch();
+  transfers_.begin_epoch(epochs_.number());
+}
+
+void Lifecycle::summed(Token token) {
+  if (Operation* ended = flow_.summed(token)) {
+    end_flow(*ended);
+  }
+}
+
+void Lifecycle::on_time(Time now) {
+  while (Operation* due = operations_.next_due(now)) {
+    fail_for_conflict(*due);
+  }
+}
+
+// --- Beginnings ---
+
+void Lifecycle::opened(Operation& operation, std::size_t index, Time now) {
+  const wire::Opening& opening = operation.member(index).opening;
+  if (operation.is(State::failed)) {
+    operation.take_inline_data(index);
+    if (opening.finished) {
+      release_finished(operation);
+      remove_if_done(operation);
+    } else if (operation.tells_failure()) {
+      tell_failure(operation, index);
+    }
+    return;
+  }
+  if (opening.code != Code::ok) {
+    fail(operation, Status::error(opening.code, opening.text, opening.rank));
+    return;
+  }
+  if (opening.failed) {
+    fail(operation, failed_before(opening, operation.rank(index), terms_.config()));
+    return;
+  }
+  // Where all have what they get, nobody needs anyone.
+  const bool needs_all = operation.is_home() && !all_complete(operation);
+  for (std::size_t i = 0; needs_all && i < operation.size(); ++i) {
+    if (!operation.member(i).opened && absence_.is_absent(operation.rank(i))) {
+      fail(operation, absence_.status(operation.name(), operation.rank(i)));
+      return;
+    }
+  }
+  // Any other opening will do: had they differed among themselves, the conflict would be known.
+  const auto other = std::find_if(operation.members().begin(), operation.members().end(),
+                                  [&](const Member& member) { return member.opened && &member.opening != &opening; });
+  std::string what;
+  if (other != operation.members().end() && !agree(other->opening, opening, what)) {
+    if (!operation.has_conflict() && operation.is_home()) {
+      operations_.set_alarm(operation, now + conflict_wait);
+    }
+    operation.note_conflict();
+  }
+  if (operation.opened() < operation.size()) {
+    return;
+  }
+  if (!operation.has_conflict()) {
+    admit(operation);
+  } else if (operation.is_home()) {
+    fail_for_conflict(operation);
+  }
+}
+
+// Only a home decides that an operation fails, so others ask for that, by way of the worker that has opened it.
+void Lifecycle::refuse(Operation& operation, std::size_t index) {
+  Status why = operations_.too_much();
+  why.message = "'" + operation.name() + "': " + why.message;
+  if (operation.is_home()) {
+    fail(operation, std::move(why));
+    return;
+  }
+  operation.note_conflict();  // not to be admitted
+  links_.send(operation.rank(index), {.type = Type::fail, .operation = operation.member(index).number},
+              wire::encode(wire::Failure{std::move(why)}));
+}
+
+void Lifecycle::admit(Operation& operation) {
+  operations_.set_alarm(operation, never);
+  const wire::Opening& attributes = operation.attributes();
+  const std::uint64_t serial = operation.serial();
+  if (terms_.is_transferred(attributes)) {
+    receipts_.begin(operation);
+    if (transfers_.start(operation)) {
+      remove(operation);
+    } else {
+      operation.transfer();
+      release_finished(operation);
+      remove_if_done(operation);
+    }
+    receipts_.end(serial);
+    return;
+  }
+  if (terms_.is_small(attributes) && all_complete(operation)) {
+    settle(operation);
+    return;
+  }
+  receipts_.begin(operation);
+  const Range shard = terms_.shard_of(attributes);
+  const std::uint32_t segment = terms_.segment_of(attributes, shard);
+  if (!terms_.is_small(attributes) && operation.has_results()) {
+    resume(operation, shard, segment);
+    return;
+  }
+  operation.flow(Segments(attributes, operation.size(), shard, segment));
+  start(operation);
+}
+
+void Lifecycle::start(Operation& operation) {
+  Segments& segments = operation.segments();
+  if (segments.range(0).empty()) {
+    flow_.finish(operation, 0, Segment{segments.range(0), {}, 0});
+    end_flow(operation);
+    return;
+  }
+  std::vector<std::size_t> inlined;
+  for (std::size_t i = 0; i < operation.size(); ++i) {
+    if (!operation.is_contributor(i)) {
+      operation.take_inline_data(i);
+    } else if (operation.member(i).opening.inline_bytes > 0) {
+      segments.advance(i);
+      inlined.push_back(i);
+    }
+  }
+  admission_.admit(operation, inlined.size() == operation.size());
+  bool ended = false;
+  for (std::size_t i : inlined) {
+    ended = flow_.contribute(operation, 0, i, operation.take_inline_data(i));
+  }
+  if (ended) {
+    end_flow(operation);
+  }
+}
+
+// Asks for what is missing, from those who have it where there is one.
+void Lifecycle::resume(Operation& operation, Range shard, std::uint32_t segment) {
+  const std::vector<Piece> pieces = missing_pieces(operation, shard);
+  operation.flow(Segments(operation.attributes(), operation.size(), pieces, segment));
+  operation.discard_inline_data();
+  for (std::size_t i = 0; i < operation.size(); ++i) {
+    credit_.answer(operation.rank(i), 0, operation.take_eager(i));
+  }
+  admission_.resume(operation, pieces);
+  Segments& segments = operation.segments();
+  for (std::uint64_t number = 0; number < segments.count(); ++number) {
+    if (segments.is_idle(number)) {
+      flow_.finish(operation, number, Segment{segments.range(number), {}, 0});
+    }
+  }
+  if (segments.all_answered()) {
+    end_flow(operation);
+  }
+}
+
+void Lifecycle::settle(Operation& operation) {
+  operations_.set_alarm(operation, never);
+  for (std::size_t i = 0; i < operation.size(); ++i) {
+    if (operation.member(i).opened) {
+      links_.tell_settled(operation.rank(i), operation.member(i).number, true);
+    }
+  }
+  if (!terms_.is_transferred(operation.attributes())) {
+    remove(operation);
+    return;
+  }
+  // Blocks may still go from worker to worker, and one of them may fail it.
+  operation.transfer();
+  operation.discard_inline_data();
+  release_finished(operation);
+  remove_if_done(operation);
+}
+
+bool Lifecycle::all_complete(const Operation& operation) const {
+  return std::all_of(operation.members().begin(), operation.members().end(),
+                     [this](const Member& member) { return !member.opened || terms_.is_complete(member.opening); });
+}
+
+// --- Ends ---
+
+// The home of an operation that is cut into shards is kept until all are done with it: a member may yet report that it
+// failed.
+void Lifecycle::end_flow(Operation& operation) {
+  const std::uint64_t serial = operation.serial();
+  if (operation.is_home() && !terms_.is_small(operation.attributes())) {
+    operation.close();
+    release_finished(operation);
+    remove_if_done(operation);
+  } else {
+    remove(operation);
+  }
+  receipts_.end(serial);
+}
+
+void Lifecycle::fail(Operation& operation, Status why) {
+  release(operation);
+  operations_.set_alarm(operation, never);
+  operation.fail(std::move(why));
+  receipts_.forget(operation.serial());
+  release_finished(operation);
+  for (std::size_t i = 0; operation.tells_failure() && i < operation.size(); ++i) {
+    if (operation.member(i).opened && !operation.member(i).dropped) {
+      tell_failure(operation, i);
+    }
+  }
+  remove_if_done(operation);
+}
+
+void Lifecycle::fail_for_conflict(Operation& operation) {
+  fail(operation, Status::error(Code::mismatch, operation.mismatch_text(terms_.config())));
+}
+
+void Lifecycle::tell_failure(Operation& operation, std::size_t index) {
+  const std::uint32_t rank = operation.rank(index);
+  credit_.answer(rank, 0, operation.take_eager(index));
+  links_.send(rank, {.type = Type::fail, .operation = operation.member(index).number},
+              wire::encode(wire::Failure{operation.failure()}));
+}
+
+void Lifecycle::release_finished(Operation& operation) {
+  for (std::size_t i = 0; i < operation.size(); ++i) {
+    const Member& member = operation.member(i);
+    if (!member.opened || member.dropped || !(member.opening.finished || member.ended)) {
+      continue;
+    }
+    drop(operation, i);
+    if (operation.is(State::failed) && !member.opening.failed) {
+      links_.tell_settled(operation.rank(i), member.number, false);
+    }
+  }
+}
+
+void Lifecycle::release(Operation& operation) {
+  flow_.release(operation);
+  operation.discard_inline_data();
+}
+
+void Lifecycle::drop(Operation& operation, std::size_t index) {
+  operations_.drop(operation, index);
+  credit_.answer(operation.rank(index), 0, operation.take_eager(index));
+}
+
+// Whoever has opened it has dropped it, and of a tombstone nobody may come who has not.
+void Lifecycle::remove_if_done(Operation& operation) {
+  const bool tombstone = operation.is_home() && operation.is(State::failed);
+  for (std::size_t i = 0; i < operation.size(); ++i) {
+    const Member& member = operation.member(i);
+    const std::uint32_t rank = operation.rank(i);
+    const bool may_come = tombstone && !links_.has_left(rank) && !links_.is_lost(rank);
+    if (member.opened ? !member.dropped : may_come) {
+      return;
+    }
+  }
+  remove(operation);
+}
+
+void Lifecycle::remove(Operation& operation) {
+  release(operation);
+  for (std::size_t i = 0; i < operation.size(); ++i) {
+    if (operation.member(i).opened && !operation.member(i).dropped) {
+      drop(operation, i);
+    }
+  }
+  if (operation.is(State::failed) && operation.is_home()) {
+    // One whose link broke may open it again elsewhere: the others must then know of it.
+    const std::vector<std::uint32_t>& ranks = operation.group().ranks;
+    const bool all_know = std::none_of(ranks.begin(), ranks.end(), [this](std::uint32_t rank) {
+      return links_.is_lost(rank) && !links_.has_left(rank);
+    });
+    for (std::size_t i = 0; all_know && i < operation.size(); ++i) {
+      if (operation.member(i).opened) {
+        links_.tell_settled(operation.rank(i), operation.member(i).number, false);
+      }
+    }
+  }
+  operations_.remove(operation);
+}
+
+void Lifecycle::check_invariants() const {
+  operations_.check_invariants();
+  receipts_.check_invariants();
+  results_.check_invariants();
+  admission_.check_invariants();
+  flow_.check_invariants();
+  transfers_.check_invariants(epochs_.number());
+
+  std::vector<std::uint64_t> outstanding(terms_.ranks());
+  std::vector<std::uint64_t> eager(terms_.ranks());
+  flow_.add_summing(outstanding);
+  results_.add_unanswered(outstanding);
+  std::vector<std::uint64_t> of_members;
+  operations_.for_each([&](const Operation& operation) {
+    of_members.assign(operation.size(), 0);
+    operation.segments().add_credit(of_members);
+    for (std::size_t i = 0; i < operation.size(); ++i) {
+      outstanding[operation.rank(i)] += of_members[i];
+      eager[operation.rank(i)] += operation.member(i).eager;
+    }
+    SHOAL_INVARIANT(!operation.is(State::flowing) || receipts_.has(operation.serial()));
+    SHOAL_INVARIANT(!operation.is(State::failed) || !receipts_.has(operation.serial()));
+  });
+  for (std::uint32_t rank = 0; rank < terms_.ranks(); ++rank) {
+    SHOAL_INVARIANT(outstanding[rank] == credit_.outstanding(rank));
+    SHOAL_INVARIANT(eager[rank] == credit_.eager(rank));
+  }
+}
+
+}  // namespace shoal::server

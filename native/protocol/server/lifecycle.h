@@ -1,0 +1,108 @@
+// The life of operations on a server, from the first opening until nobody needs to know of them: docs/protocol.md,
+// sections 7 and 8. The only part that lets operations begin, fail and end; what it decides, its parts carry out.
+//
+//   For each worker, DATA without an answer = contributions to segments + what is being summed + what a root waits for;
+//   inline data without an answer = that of its operations. Admitted operations have a receipt until all have their
+//   results; failed ones have none.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "protocol/machine.h"
+#include "protocol/server/absence.h"
+#include "protocol/server/admission.h"
+#include "protocol/server/block_transfers.h"
+#include "protocol/server/credit.h"
+#include "protocol/server/epochs.h"
+#include "protocol/server/flow.h"
+#include "protocol/server/groups.h"
+#include "protocol/server/links.h"
+#include "protocol/server/operation.h"
+#include "protocol/server/operation_table.h"
+#include "protocol/server/receipts.h"
+#include "protocol/server/results.h"
+#include "protocol/server/terms.h"
+#include "wire/late.h"
+
+namespace shoal::server {
+
+class Lifecycle {
+ public:
+  Lifecycle(const Terms& terms, const Epochs& epochs, const Groups& groups, const Absence& absence, Links& links,
+            Credit& credit, ServerWorld& world, BufferPool& pool);
+
+  // What workers say of operations. Numbers are theirs; those that are not known any more have ended here.
+  Status open(const Group& group, std::size_t index, std::uint64_t number, wire::Opening opening,
+              Contribution inline_data, Time now);
+  Status check_data(std::uint32_t rank, const wire::Header& header);
+  void contribute(std::uint32_t rank, const wire::Header& header, Buffer payload);
+  void ask_to_fail(std::uint32_t rank, std::uint64_t number, Status why);
+  // `well`: the member's handle is done, and it may yet send what others lack.
+  void drop(std::uint32_t rank, std::uint64_t number, bool well);
+
+  // What becomes of workers. lose(): the link broke. be_absent(): the worker opens nothing more.
+  void lose(std::uint32_t rank);
+  void be_absent(std::uint32_t rank);
+  // Members forget an operation when they know that all have its results. So when all of an operation's members have
+  // opened again what was open there, and none of those who have opened it lacks anything, it is over for the rest. A
+  // member whose link broke may lack it nevertheless, and open it at another server in the next epoch.
+  void settle_what_all_have();
+  // Everything that was known of operations is forgotten: workers open again what is not over for all.
+  void begin_epoch();
+
+  void summed(Token token);
+  void written(Token token) { results_.written(token); }
+  void on_time(Time now);
+  Time deadline() const { return operations_.deadline(); }
+
+  OperationTable& operations() { return operations_; }
+  const OperationTable& operations() const { return operations_; }
+  Receipts& receipts() { return receipts_; }
+  const Results& results() const { return results_; }
+
+  void check_invariants() const;
+
+ private:
+  using State = Operation::State;
+
+  // Beginnings.
+  void opened(Operation& operation, std::size_t index, Time now);
+  // There is no room for an operation: it fails, on all its members.
+  void refuse(Operation& operation, std::size_t index);
+  void admit(Operation& operation);
+  void start(Operation& operation);
+  void resume(Operation& operation, Range shard, std::uint32_t segment);
+  // Nobody lacks anything of it.
+  void settle(Operation& operation);
+  bool all_complete(const Operation& operation) const;
+
+  // Ends. The operation may be gone after each of these.
+  void end_flow(Operation& operation);
+  void fail(Operation& operation, Status why);
+  void fail_for_conflict(Operation& operation);
+  void remove_if_done(Operation& operation);
+  void remove(Operation& operation);
+
+  void tell_failure(Operation& operation, std::size_t index);
+  // Members whose handles were done before say nothing more of it.
+  void release_finished(Operation& operation);
+  // What has come and is not answered.
+  void release(Operation& operation);
+  // The member's number is forgotten.
+  void drop(Operation& operation, std::size_t index);
+
+  const Terms& terms_;
+  const Epochs& epochs_;
+  const Absence& absence_;
+  Links& links_;
+  Credit& credit_;
+  OperationTable operations_;
+  Receipts receipts_;
+  Results results_;
+  Admission admission_;
+  Flow flow_;
+  BlockTransfers transfers_;
+};
+
+}  // namespace shoal::server

@@ -1,0 +1,19 @@
+// Which openings can be at a server, as far as the opening itself tells (docs/protocol.md, section 6).
+#pragma once
+
+#include <cstddef>
+
+#include "base/status.h"
+#include "protocol/server/terms.h"
+#include "wire/opening.h"
+
+namespace shoal::server {
+
+// `members`: of its group. `carried`: the worker may open what was open in an epoch before, which alone says how far it
+// has come.
+Status check_opening(const wire::Opening& opening, std::size_t members, bool carried, const Terms& terms);
+
+// The longest OPEN.
+std::size_t opening_limit(bool carried, const Terms& terms);
+
+}  // namespace shoal::server

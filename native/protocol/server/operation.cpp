@@ -1,0 +1,86 @@
+#include "protocol/server/operation.h"
+
+#include <algorithm>
+
+#include "base/invariant.h"
+#include "protocol/agreement.h"
+#include "protocol/collectives.h"
+
+namespace shoal::server {
+
+Operation::Operation(std::uint64_t serial, const Hash128& key, const Group& group, bool is_home)
+    : serial_(serial), key_(key), group_(group), is_home_(is_home), members_(group.ranks.size()) {}
+
+const wire::Opening& Operation::attributes() const {
+  const auto first = std::find_if(members_.begin(), members_.end(), [](const Member& one) { return one.opened; });
+  return first->opening;
+}
+
+bool Operation::is_contributor(std::size_t index) const {
+  return contributes(attributes().collective, index, attributes().root);
+}
+
+Range Operation::wanted(std::size_t index) const { return received_by(attributes(), members_.size(), index); }
+
+bool Operation::lacks(std::size_t index, std::uint64_t number) const {
+  return segments_.is_resumed() ? segments_.receives(index, number) : !members_[index].opening.finished;
+}
+
+bool Operation::has_results() const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const Member& one) { return one.opening.finished || !one.opening.have.empty(); });
+}
+
+std::string Operation::mismatch_text(const JobConfig& config) const {
+  std::vector<const wire::Opening*> openings;
+  for (const Member& member : members_) {
+    openings.push_back(member.opened ? &member.opening : nullptr);
+  }
+  return shoal::mismatch_text(openings, group_.ranks, config);
+}
+
+void Operation::open(std::size_t index, std::uint64_t number, wire::Opening opening, Contribution inline_data,
+                     std::uint32_t eager) {
+  Member& member = members_[index];
+  member.opened = true;
+  member.number = number;
+  member.inlined = opening.inline_bytes == opening.bytes;
+  member.inline_data = std::move(inline_data);
+  member.eager = eager;
+  member.opening = std::move(opening);
+  ++opened_;
+}
+
+void Operation::discard_inline_data() {
+  for (Member& member : members_) {
+    member.inline_data = Contribution{};
+  }
+}
+
+void Operation::flow(Segments segments) {
+  state_ = State::flowing;
+  segments_ = std::move(segments);
+}
+
+void Operation::fail(Status why) {
+  state_ = State::failed;
+  failure_ = std::move(why);
+}
+
+void Operation::check_invariants() const {
+  std::size_t opened = 0;
+  for (const Member& member : members_) {
+    opened += member.opened ? 1 : 0;
+    SHOAL_INVARIANT(member.opened || (!member.dropped && !member.ended && member.eager == 0));
+    SHOAL_INVARIANT(!member.dropped || member.eager == 0);
+    SHOAL_INVARIANT(!member.inline_data.buffer || is(State::gathering));
+  }
+  SHOAL_INVARIANT(opened == opened_);
+  SHOAL_INVARIANT(opened > 0);
+  SHOAL_INVARIANT(!is(State::flowing) || opened == members_.size());
+  SHOAL_INVARIANT(is(State::failed) || failure_.ok());
+  SHOAL_INVARIANT(is(State::flowing) != segments_.all_answered() || is(State::failed));
+  segments_.check_invariants();
+}
+
+}  // namespace shoal::server

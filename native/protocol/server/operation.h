@@ -1,0 +1,121 @@
+// One operation on a server: what its members have said of it, and how far it has come.
+//
+// Its life: gathering → flowing (→ closing) → gone, gathering → transferring → gone, or → failed → gone.
+//
+// How an operation is known:
+//   key     the same everywhere: a hash of its group, name and occurrence;
+//   number  a worker's own, in the frames of that worker's link;
+//   serial  this server's own, never used twice.
+// (The application's handle for it never leaves the worker.)
+//
+//   opened() = members that have opened it; who has dropped it has opened it;
+//   a state after gathering, other than failed, is reached when all have opened it or who has is complete;
+//   inline data is held while gathering alone; segments are gathered and summed while flowing alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/hash.h"
+#include "base/status.h"
+#include "protocol/job.h"
+#include "protocol/server/groups.h"
+#include "protocol/server/segments.h"
+#include "wire/opening.h"
+
+namespace shoal::server {
+
+struct Member {
+  bool opened = false;
+  bool dropped = false;      // it has told us to forget it, or its link is gone
+  bool ended = false;        // its handle is done, and it may yet send what others lack
+  std::uint64_t number = 0;  // the worker's own
+  wire::Opening opening;     // without inline data
+  Contribution inline_data;  // until the operation is admitted
+  bool inlined = false;      // its whole contribution to the operation came with the opening
+  std::uint32_t eager = 0;   // bytes of inline data that it has no answer to
+};
+
+class Operation {
+ public:
+  enum class State {
+    gathering,     // not all members have opened it
+    flowing,       // admitted: segments come and go
+    closing,       // at the home, all results sent: waits for the members to be done at the other servers
+    transferring,  // at the home: the blocks go from worker to worker
+    failed,        // at the home: a tombstone; elsewhere: waits for the members to drop it
+  };
+
+  // `is_home`: this server decides whether it fails.
+  Operation(std::uint64_t serial, const Hash128& key, const Group& group, bool is_home);
+
+  std::uint64_t serial() const { return serial_; }
+  const Hash128& key() const { return key_; }
+  const Group& group() const { return group_; }
+  bool is_home() const { return is_home_; }
+  State state() const { return state_; }
+  bool is(State state) const { return state_ == state; }
+
+  // By index in the group.
+  const std::vector<Member>& members() const { return members_; }
+  const Member& member(std::size_t index) const { return members_[index]; }
+  std::size_t size() const { return members_.size(); }
+  std::uint32_t rank(std::size_t index) const { return group_.ranks[index]; }
+  std::size_t opened() const { return opened_; }
+  // Of the first member that has opened it, which there is.
+  const wire::Opening& attributes() const;
+  const std::string& name() const { return attributes().name; }
+  bool is_contributor(std::size_t index) const;
+  // What the member gets of the result.
+  Range wanted(std::size_t index) const;
+  // Whether it lacks the result of this segment.
+  bool lacks(std::size_t index, std::uint64_t number) const;
+  // Whether members have results from an epoch before.
+  bool has_results() const;
+  // What every member sent, and who has not called yet: the text of a Mismatch.
+  std::string mismatch_text(const JobConfig& config) const;
+
+  void open(std::size_t index, std::uint64_t number, wire::Opening opening, Contribution inline_data,
+            std::uint32_t eager);
+  // The member's handle is done.
+  void end(std::size_t index) { members_[index].ended = true; }
+  void drop(std::size_t index) { members_[index].dropped = true; }
+  Contribution take_inline_data(std::size_t index) { return std::exchange(members_[index].inline_data, {}); }
+  void discard_inline_data();
+  // Bytes of inline data that are answered now.
+  std::uint32_t take_eager(std::size_t index) { return std::exchange(members_[index].eager, 0); }
+
+  // Openings differ: it cannot be admitted.
+  bool has_conflict() const { return has_conflict_; }
+  void note_conflict() { has_conflict_ = true; }
+
+  void flow(Segments segments);
+  Segments& segments() { return segments_; }
+  const Segments& segments() const { return segments_; }
+  void close() { state_ = State::closing; }
+  void transfer() { state_ = State::transferring; }
+  // `why` ok: others say why.
+  void fail(Status why);
+  const Status& failure() const { return failure_; }
+  // Whether the members hear from here that it has failed.
+  bool tells_failure() const { return is_home_ && !failure_.ok(); }
+
+  void check_invariants() const;
+
+ private:
+  std::uint64_t serial_;
+  Hash128 key_;
+  const Group& group_;
+  bool is_home_;
+  State state_ = State::gathering;
+  std::vector<Member> members_;
+  std::size_t opened_ = 0;
+  bool has_conflict_ = false;
+  Status failure_;
+  Segments segments_;
+};
+
+}  // namespace shoal::server

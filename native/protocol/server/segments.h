@@ -1,0 +1,122 @@
+// How a server's shard of one operation is averaged: cut into segments, each gathered from its contributors, summed,
+// and answered in order. Where members have results from an epoch before, only the pieces that somebody lacks are cut.
+//
+// A segment is gathered (contributions come), then summed elsewhere (take() … finish()), then answered:
+//
+//   next_result() <= number of every segment that is gathered or waits for one before it < count();
+//   a gathered segment has at least one contribution and not all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/range.h"
+#include "wire/opening.h"
+
+namespace shoal::server {
+
+// One member's part of a segment, in memory of the server's.
+struct Contribution {
+  Buffer buffer;
+  const std::byte* data = nullptr;  // inside buffer
+  std::uint32_t credit = 0;         // bytes of credit it was sent under; 0 for inline data
+};
+
+struct Segment {
+  Range range;
+  std::vector<Contribution> contributions;  // by member; none: there is nothing to sum
+  std::size_t arrived = 0;
+};
+
+// A piece of a shard that some members lack, alike for all: who lacks it, and who has it where one can help another
+// out.
+struct Piece {
+  Range range;
+  std::optional<std::size_t> source;  // the member that has the result; none: nobody has, so it is summed as ever
+  bool needs_data = true;             // not if all have their bytes of it, and some only do not know that it is over
+  std::vector<bool> receives;         // by member: it has no answer
+};
+
+class Segments {
+ public:
+  // None.
+  Segments() = default;
+  // Of a shard, from its start. `attributes`: any member's opening.
+  Segments(const wire::Opening& attributes, std::size_t members, Range shard, std::uint32_t segment);
+  // Of the pieces that are missing of it.
+  Segments(const wire::Opening& attributes, std::size_t members, const std::vector<Piece>& pieces,
+           std::uint32_t segment);
+
+  std::uint64_t count() const { return count_; }
+  std::uint32_t segment_bytes() const { return segment_; }
+  bool is_resumed() const { return resumed_; }
+  Range range(std::uint64_t number) const;
+  // Whether nobody sends anything for the segment, though somebody is answered.
+  bool is_idle(std::uint64_t number) const { return resumed_ && !pieces_[number].needs_data; }
+  // Whether the member's DATA is a part of the segment; how many members' is.
+  bool contributes(std::size_t member, std::uint64_t number) const;
+  std::size_t contributors(std::uint64_t number) const;
+  // Whether the member is sent a result for the segment, with or without bytes.
+  bool is_answered(std::size_t member, std::uint64_t number) const;
+  // Of missing pieces: whether the member lacks it.
+  bool receives(std::size_t member, std::uint64_t number) const { return pieces_[number].receives[member]; }
+
+  // What the member sends next: the segment's number, and its place. owes(): there is one.
+  bool owes(std::size_t member) const { return member < next_.size() && next_[member] < count_; }
+  Range owed(std::size_t member) const { return owes(member) ? range(next_[member]) : Range{}; }
+  // Whether results cannot go on before the member has sent what it owes.
+  bool holds_up(std::size_t member) const;
+  // Its next contribution has come: the number of the segment that it is for.
+  std::uint64_t advance(std::size_t member);
+
+  // True: the segment is complete, and to be taken.
+  bool add(std::uint64_t number, std::size_t member, Contribution contribution);
+  Segment take(std::uint64_t number);
+  // The segment is summed. Those before it may not be: take_result() as long as has_result().
+  void finish(std::uint64_t number, Segment segment) { summed_.emplace(number, std::move(segment)); }
+  bool has_result() const { return !summed_.empty() && summed_.begin()->first == next_result_; }
+  std::uint64_t next_result() const { return next_result_; }
+  Segment take_result();
+  // The next one in order, straight away: as finish() and take_result().
+  void pass_result() { ++next_result_; }
+  bool all_answered() const { return next_result_ == count_; }
+
+  // How many of the member's results all members have, when they have these many segments.
+  std::uint64_t settled_for(std::size_t member, std::uint64_t segments);
+
+  // Nothing more is answered: the contributions that were not.
+  std::vector<Segment> take_all();
+
+  // Adds the credit of all contributions here to that of their members.
+  void add_credit(std::vector<std::uint64_t>& by_member) const;
+  void check_invariants() const;
+
+ private:
+  // The first segment from `number` on that the member contributes to.
+  std::uint64_t next_of(std::size_t member, std::uint64_t number) const;
+  void find_first();
+  // Whether the segment is the result of one member, or nobody's.
+  bool is_handed_on(std::uint64_t number) const;
+
+  Collective collective_ = Collective::none;
+  std::uint32_t root_ = 0;
+  std::size_t members_ = 0;
+  Range shard_;
+  std::uint32_t segment_ = 0;  // bytes
+  std::uint64_t count_ = 0;
+  bool resumed_ = false;
+  std::vector<Piece> pieces_;  // then the segments, by number
+
+  std::vector<std::uint64_t> next_;            // by member: the segment that its next DATA is for
+  std::map<std::uint64_t, Segment> gathered_;  // by number
+  std::map<std::uint64_t, Segment> summed_;    // but one before them is not
+  std::uint64_t next_result_ = 0;
+  std::uint64_t settled_ = 0;               // segments that are counted in settled_for_
+  std::vector<std::uint64_t> settled_for_;  // by member, of missing pieces: how many of these answer it
+};
+
+}  // namespace shoal::server
