@@ -492,12 +492,9 @@ void Lifecycle::check_invariants() const {
   std::vector<std::uint64_t> eager(terms_.ranks());
   flow_.add_summing(outstanding);
   results_.add_unanswered(outstanding);
-  std::vector<std::uint64_t> of_members;
   operations_.for_each([&](const Operation& operation) {
-    of_members.assign(operation.size(), 0);
-    operation.segments().add_credit(of_members);
+    operation.segments().add_credit(operation.group().ranks, outstanding);
     for (std::size_t i = 0; i < operation.size(); ++i) {
-      outstanding[operation.rank(i)] += of_members[i];
       eager[operation.rank(i)] += operation.member(i).eager;
     }
     SHOAL_INVARIANT(!operation.is(State::flowing) || receipts_.has(operation.serial()));

@@ -4,8 +4,8 @@
 // An operation has room from the beginning for an opening of each of its members like the first, so what is open can
 // always become complete, which alone makes room again.
 //
-//   bytes() = groups + the records of all operations; each operation has one key, and a number of each member that has
-//   opened and not dropped it; an alarm is of an operation whose openings differ.
+//   bytes() = groups + the records of all operations; there are as many keys as operations, and of each worker as many
+//   numbers as operations that it has opened and not dropped; an alarm is of an operation whose openings differ.
 #pragma once
 
 #include <cstddef>

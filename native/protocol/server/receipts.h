@@ -2,8 +2,8 @@
 // they have the last. A receipt outlives its operation.
 //
 //   acknowledged <= sent (modulo 2^32); a worker whose link stands has sent − acknowledged results on their way;
-//   awaited results of a receipt = sum of those missing by segment, where it counts them; of those on their way to a
-//   worker none is missing from it; and a receipt that has ended and awaits none is gone.
+//   the results that a receipt awaits = the sum of those by segment, where it counts them, of which the first that it
+//   keeps has some; and a receipt that has ended and awaits none is gone.
 #pragma once
 
 #include <cstddef>

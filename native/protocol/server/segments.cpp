@@ -135,11 +135,11 @@ std::vector<Segment> Segments::take_all() {
   return all;
 }
 
-void Segments::add_credit(std::vector<std::uint64_t>& by_member) const {
+void Segments::add_credit(const std::vector<std::uint32_t>& ranks, std::vector<std::uint64_t>& by_rank) const {
   for (const auto* segments : {&gathered_, &summed_}) {
     for (const auto& [number, segment] : *segments) {
       for (std::size_t i = 0; i < segment.contributions.size(); ++i) {
-        by_member[i] += segment.contributions[i].credit;
+        by_rank[ranks[i]] += segment.contributions[i].credit;
       }
     }
   }

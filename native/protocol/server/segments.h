@@ -91,8 +91,8 @@ class Segments {
   // Nothing more is answered: the contributions that were not.
   std::vector<Segment> take_all();
 
-  // Adds the credit of all contributions here to that of their members.
-  void add_credit(std::vector<std::uint64_t>& by_member) const;
+  // Adds the credit of all contributions here to that of their members' ranks.
+  void add_credit(const std::vector<std::uint32_t>& ranks, std::vector<std::uint64_t>& by_rank) const;
   void check_invariants() const;
 
  private:
