@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/invariant.h"
+
 namespace shoal {
 
 bool ActiveWeights::averages(std::uint32_t server) const {
@@ -82,6 +84,15 @@ std::string ActiveWeights::why_no_other() const {
                          "reach each other; then start the job again"
                        : "SHOAL_COLOCATED=never keeps ranks from averaging in its place. See that server's log, then "
                          "start the job again, with more servers or without SHOAL_COLOCATED=never";
+}
+
+void ActiveWeights::check_invariants() const {
+  SHOAL_INVARIANT(weights_.size() == config_.servers());
+  for (std::uint32_t i = 0; i < config_.servers(); ++i) {
+    SHOAL_INVARIANT(is_lost(i) == is_lost(config_.first_lane(i)));
+    SHOAL_INVARIANT(!is_lost(i) || weights_[i] == 0);
+    SHOAL_INVARIANT(weights_[i] <= 1 || weights_[i] == config_.weights[i]);
+  }
 }
 
 }  // namespace shoal

@@ -1,8 +1,10 @@
 // Who averages how much at present: the weights of the job while its servers are there, and those of who takes over
 // where they are not. docs/protocol/recovery.md, Epochs.
 //
-// Promises: a server goes and comes back with all of its lanes; a lost one has no weight; and what is decided depends
-// on nothing but who is lost, who has left, and which dedicated servers have taken over before.
+// What is decided depends on nothing but who is lost, who has left, and which dedicated servers have taken over before.
+//
+//   A server is lost with all of its lanes, or not at all; a lost one has no weight; any other has none, that of
+//   `welcome`, or 1 where it has taken over.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +26,7 @@ class ActiveWeights {
   // Whether any lane of the server does.
   bool averages(std::uint32_t server) const;
   bool nobody_averages() const;
+  bool is_lost(std::uint32_t server) const { return lost_.count(server) > 0; }
 
   void lose(std::uint32_t server);
   void bring_back(std::uint32_t server);
@@ -35,6 +38,9 @@ class ActiveWeights {
   std::string dedicated_left() const;
   // The rest of "server s is lost, and there is no other: ".
   std::string why_no_other() const;
+
+  // After decide().
+  void check_invariants() const;
 
  private:
   bool is_dedicated(std::uint32_t server) const { return config_.server_ranks[server] < 0; }

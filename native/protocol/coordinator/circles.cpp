@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/invariant.h"
+
 namespace shoal {
 
 using wire::Type;
@@ -248,6 +250,17 @@ void Circles::tell(std::uint32_t rank, const std::vector<const wire::Call*>& cal
     bytes += more;
   }
   messages.push_back({rank, Type::circle, wire::encode(circle)});
+}
+
+void Circles::check_invariants() const {
+  std::size_t kept = 0;
+  for (const auto& [rank, blocked] : blocked_) {
+    kept += blocked.bytes;
+    SHOAL_INVARIANT(rank < config_.size());
+    SHOAL_INVARIANT(blocked.called.empty() || blocked.called.size() == blocked.asked.size());
+  }
+  SHOAL_INVARIANT(kept == kept_ && has_room(0));
+  SHOAL_INVARIANT((look_at_ != never ? 1 : 0) + (ask_at_ != never ? 1 : 0) + (until_ != never ? 1 : 0) <= 1);
 }
 
 }  // namespace shoal

@@ -15,6 +15,9 @@
 // That all but a few of many ranks wait is what happens in every step, so it must cost little: they are looked at a few
 // times a second at most, however many say something, in as many steps as there are waits and members (standstill.h);
 // and each rank is asked, and told, of operations of its own groups alone.
+//
+//   What is kept = the sum of what blocked ranks wait for <= the job's `waits` table; at most one of these is awaited:
+//   the next look, the next question, the end of a question; who is asked has answered of all or of nothing.
 #pragma once
 
 #include <algorithm>
@@ -55,8 +58,11 @@ class Circles {
   Messages on_time(Time now);
   Time deadline() const { return std::min({until_, ask_at_, look_at_}); }
 
+  bool is_blocked(std::uint32_t rank) const { return blocked_.count(rank) > 0; }
+
   // What all of it has cost until now: for tests.
   std::uint64_t steps() const { return steps_; }
+  void check_invariants() const;
 
  private:
   struct Blocked {

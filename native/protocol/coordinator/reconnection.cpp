@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/invariant.h"
+
 namespace shoal {
 
 namespace {
@@ -80,5 +82,14 @@ void Reconnection::succeed(Time now) {
 }
 
 bool Reconnection::is_first_ambiguity() { return !std::exchange(ambiguity_said_, true); }
+
+void Reconnection::check_invariants() const {
+  const bool goes_on = state_ == State::waited_for || state_ == State::tried;
+  SHOAL_INVARIANT(goes_on == (deadline_ != never));
+  SHOAL_INVARIANT(state_ != State::tried || attempt_ > 0);
+  SHOAL_INVARIANT(reached_.size() <= ranks_);
+  SHOAL_INVARIANT(reached_.empty() || reached_.count(0) > 0);
+  SHOAL_INVARIANT(pause_ <= longest_pause && penalty_ <= longest_penalty);
+}
 
 }  // namespace shoal

@@ -2,8 +2,10 @@
 // docs/protocol/recovery.md, Reconnection.
 //
 // An attempt asks rank 0 first, which alone finds out whether there is a server at all, and then all others; it
-// succeeds when every rank has reached the process that rank 0 has. Invariant: deadline() is a time while the server is
-// waited for and while it is tried, so no attempt stays without an end.
+// succeeds when every rank has reached the process that rank 0 has.
+//
+//   deadline() is a time exactly while the server is waited for or tried, so no attempt stays without an end; an
+//   attempt has a number; others have reached the server only after rank 0 has.
 #pragma once
 
 #include <cstdint>
@@ -49,6 +51,8 @@ class Reconnection {
   void succeed(Time now);
   // The first time that it is called since it was lost.
   bool is_first_ambiguity();
+
+  void check_invariants() const;
 
  private:
   enum class State { waited_for, tried, back, resting };

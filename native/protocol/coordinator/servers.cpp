@@ -1,9 +1,10 @@
-// The coordinator's decisions about servers: who goes on when one is lost, and when a lost one is used again.
-// docs/protocol/recovery.md, Epochs.
-#include <utility>
+#include "protocol/coordinator/servers.h"
 
-#include "protocol/coordinator/impl.h"
-#include "wire/epoch.h"
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/invariant.h"
 
 namespace shoal {
 
@@ -11,57 +12,66 @@ using wire::Type;
 
 namespace {
 
-Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
+// A server that is lost so soon after it came back is tried less often. Each time costs a peer timeout, so that must
+// not be a large part of it.
+constexpr Time shortest_probation = 60 * second;
+constexpr Time peer_timeouts_of_probation = 4;
+
+Time probation_of(const JobConfig& config) {
+  return std::max(shortest_probation, peer_timeouts_of_probation * config.peer_timeout * second);
+}
 
 }  // namespace
 
+Servers::Servers(const JobConfig& config, Members& members, CoordinatorWorld& world)
+    : config_(config), members_(members), world_(world), active_weights_(config) {}
+
 // --- Losses ---
 
-void Coordinator::Impl::hear_server_report(std::uint32_t by, const wire::Loss& loss) {
-  const auto known = reconnections_.find(loss.index);
+void Servers::hear_break(std::uint32_t server, std::uint32_t by, const std::string& why, Time now) {
+  const auto known = reconnections_.find(server);
   if (known != reconnections_.end() && known->second.is_lost()) {
-    known->second.hear_of_break(by, now_);
+    known->second.hear_of_break(by, now);
   } else {
-    lose_server(loss.index, "server " + config_.server_names[loss.index] + cannot_reach(by, loss));
+    lose(server, "server " + config_.server_names[server] + why, now);
   }
 }
 
-// A rank that has left still serves, if its server averages, until all have left.
-void Coordinator::Impl::lose_what_it_serves(std::uint32_t rank, const std::string& text) {
+void Servers::lose_of_rank(std::uint32_t rank, const std::string& why, Time now) {
   for (std::uint32_t i = 0; i < config_.servers(); ++i) {
     if (config_.server_ranks[i] == static_cast<std::int32_t>(rank) && active_weights_.averages(i)) {
-      return lose_server(i, "server " + config_.server_names[i] + text);
+      return lose(i, "server " + config_.server_names[i] + why, now);
     }
   }
 }
 
-// A server goes with all of its lanes, and the others share what it averaged.
-void Coordinator::Impl::lose_server(std::uint32_t index, const std::string& text) {
-  if (ended_) {
+void Servers::lose(std::uint32_t server, const std::string& text, Time now) {
+  if (members_.has_ended()) {
     return;
   }
-  const bool in_use = active_weights_.averages(index);
-  active_weights_.lose(index);
-  const std::int32_t holder = config_.server_ranks[index];
+  const bool in_use = active_weights_.averages(server);
+  active_weights_.lose(server);
+  const std::int32_t holder = config_.server_ranks[server];
   if (holder < 0) {
-    reconnections_.try_emplace(index, config_.size(), probation_).first->second.lose(now_);
+    reconnections_.try_emplace(server, config_.size(), probation_of(config_)).first->second.lose(now);
   }
   if (in_use) {
-    go_on_without(index, text);
-  } else if (holder >= 0 && is_there(static_cast<std::uint32_t>(holder))) {
+    go_on_without(server, text);
+  } else if (holder >= 0 && members_.is_there(static_cast<std::uint32_t>(holder))) {
     world_.warn(text +
                 ". It averages nothing, but it will not be there if no dedicated server is left; see whether a "
                 "firewall is between them (SHOAL_PORT_RANGE says which ports are used)");
   }
 }
 
-void Coordinator::Impl::go_on_without(std::uint32_t index, const std::string& text) {
+void Servers::go_on_without(std::uint32_t server, const std::string& text) {
   const std::vector<std::uint32_t> before = active_weights_.weights();
-  decide_shares();
+  decide();
   if (active_weights_.nobody_averages()) {
     broken_ = true;
-    announce({wire::Loss::Kind::server, index,
-              Status::error(Code::peer_lost, text + ", and there is no other: " + active_weights_.why_no_other())});
+    const Status why =
+        Status::error(Code::peer_lost, text + ", and there is no other: " + active_weights_.why_no_other());
+    members_.tell_all(Type::lost, wire::encode(wire::Loss{wire::Loss::Kind::server, server, why}));
     return;
   }
   // Who averaged nothing before.
@@ -75,53 +85,68 @@ void Coordinator::Impl::go_on_without(std::uint32_t index, const std::string& te
                  "; see that server's log");
 }
 
-bool Coordinator::Impl::decide_shares() {
-  return active_weights_.decide([this](std::uint32_t rank) { return is_there(rank); });
+bool Servers::decide() {
+  return active_weights_.decide([this](std::uint32_t rank) { return members_.is_there(rank); });
 }
 
-void Coordinator::Impl::announce_epoch(std::string text) {
+void Servers::announce_epoch(std::string text) {
   ++epoch_;
-  tell_all(Type::epoch, epoch_, wire::encode(wire::Epoch{active_weights_.weights(), std::move(text)}));
+  members_.tell_all(Type::epoch, wire::encode(wire::Epoch{active_weights_.weights(), std::move(text)}), epoch_);
 }
 
 // --- Servers that come back ---
 
-// Only while every rank is there: a server that starts anew cannot know who has left.
-void Coordinator::Impl::try_again(std::uint32_t server, Reconnection& reconnection) {
-  if (broken_ || !all_are_there()) {
+void Servers::on_time(Time now) {
+  for (auto& [server, reconnection] : reconnections_) {
+    if (reconnection.deadline() > now) {
+      continue;
+    }
+    if (reconnection.is_tried()) {
+      reconnection.give_up(now);
+    } else {
+      try_again(server, reconnection, now);
+    }
+  }
+}
+
+Time Servers::deadline() const {
+  Time first = never;
+  for (const auto& [server, reconnection] : reconnections_) {
+    first = std::min(first, reconnection.deadline());
+  }
+  return first;
+}
+
+void Servers::try_again(std::uint32_t server, Reconnection& reconnection, Time now) {
+  if (broken_ || !members_.all_are_there()) {
     reconnection.rest();
     return;
   }
-  reconnection.begin_attempt(now_);
+  reconnection.begin_attempt(now);
   ask_to_reach(0, server, reconnection);
 }
 
-Status Coordinator::Impl::hear_reached(const LinkState& from) {
-  wire::Reached reached;
-  if (Status status = wire::decode(from.payload, reached); !status.ok()) {
-    return status;
-  }
+Status Servers::hear_reached(std::uint32_t rank, const wire::Reached& reached, bool unreachable, Time now) {
   const std::uint32_t server = reached.attempt.server;
   const auto found = reconnections_.find(server);
   if (found == reconnections_.end() || reached.attempt.number > found->second.attempt()) {
-    return refused("REACHED of a server that was not to be tried");
+    return Status::error(Code::protocol, "REACHED of a server that was not to be tried");
   }
   Reconnection& reconnection = found->second;
-  const bool unreachable = (from.header.flags & wire::flag_unreachable) != 0;
-  switch (reconnection.hear(from.rank, reached, unreachable, now_)) {
+  switch (reconnection.hear(rank, reached, unreachable, now)) {
     case Reconnection::Answer::first:
-      for (std::uint32_t rank = 1; rank < config_.size(); ++rank) {
-        ask_to_reach(rank, server, reconnection);
+      for (std::uint32_t other = 1; other < config_.size(); ++other) {
+        ask_to_reach(other, server, reconnection);
       }
       break;
     case Reconnection::Answer::ambiguous:
       if (reconnection.is_first_ambiguity()) {
-        say_ambiguous(server, from.rank);
+        warn_of_ambiguity(server, rank);
       }
       break;
     case Reconnection::Answer::all:
-      if (all_are_there()) {
-        bring_back(server, reconnection);
+      if (members_.all_are_there()) {
+        bring_back(server, reconnection, now);
       } else {
         reconnection.rest();
       }
@@ -132,25 +157,36 @@ Status Coordinator::Impl::hear_reached(const LinkState& from) {
   return {};
 }
 
-void Coordinator::Impl::ask_to_reach(std::uint32_t rank, std::uint32_t server, const Reconnection& reconnection) {
-  tell(members_[rank], Type::reconnect, 0, wire::encode(wire::Attempt{server, reconnection.attempt()}));
+void Servers::ask_to_reach(std::uint32_t rank, std::uint32_t server, const Reconnection& reconnection) {
+  members_.tell(rank, Type::reconnect, wire::encode(wire::Attempt{server, reconnection.attempt()}));
 }
 
 // Were it used, ranks would wait for each other at different processes.
-void Coordinator::Impl::say_ambiguous(std::uint32_t server, std::uint32_t rank) {
+void Servers::warn_of_ambiguity(std::uint32_t server, std::uint32_t rank) {
   world_.warn("server " + config_.server_names[server] + " is not used again: " + ranks_text({0, rank}, config_) +
               " reach different processes there, so it is a balancer of load or a name with several machines: name "
               "each server by itself in SHOAL_SERVERS. It is tried further");
 }
 
-void Coordinator::Impl::bring_back(std::uint32_t server, Reconnection& reconnection) {
-  reconnection.succeed(now_);
+void Servers::bring_back(std::uint32_t server, Reconnection& reconnection, Time now) {
+  reconnection.succeed(now);
   active_weights_.bring_back(server);
-  if (decide_shares()) {
+  if (decide()) {
     announce_epoch(
         "server " + config_.server_names[server] +
         " is used again: every rank has reached it; dedicated servers left: " + active_weights_.dedicated_left());
   }  // else it is only there again for when others are lost
+}
+
+void Servers::check_invariants() const {
+  active_weights_.check_invariants();
+  for (const auto& [server, reconnection] : reconnections_) {
+    reconnection.check_invariants();
+    SHOAL_INVARIANT(config_.server_ranks[server] < 0);
+    SHOAL_INVARIANT(server == config_.first_lane(server));
+    SHOAL_INVARIANT(reconnection.is_lost() == active_weights_.is_lost(server));
+  }
+  SHOAL_INVARIANT(broken_ == active_weights_.nobody_averages());
 }
 
 }  // namespace shoal

@@ -1,0 +1,57 @@
+// Who is in the job, and the control links of their workers.
+//
+//   A link that is known is its member's, and the other way round; who is there has neither left nor been lost; once
+//   nobody is there, all who still have a link have been told that the job has ended.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "protocol/machine.h"
+
+namespace shoal {
+
+class Members {
+ public:
+  Members(std::uint32_t ranks, CoordinatorWorld& world) : world_(world), members_(ranks) {}
+
+  void attach(LinkId link, std::uint32_t rank);
+  std::uint32_t rank_of(LinkId link) const { return ranks_.at(link); }
+  // It has broken.
+  void detach(LinkId link);
+
+  void leave(std::uint32_t rank) { members_[rank].left = true; }
+  // False: it was lost before.
+  bool lose(std::uint32_t rank);
+  bool has_left(std::uint32_t rank) const { return members_[rank].left; }
+  bool is_lost(std::uint32_t rank) const { return members_[rank].lost; }
+  bool is_there(std::uint32_t rank) const { return !members_[rank].left && !members_[rank].lost; }
+  bool all_are_there() const;
+
+  void tell(std::uint32_t rank, wire::Type type, wire::Bytes bytes, std::uint32_t epoch = 0);
+  void tell_all(wire::Type type, const wire::Bytes& bytes, std::uint32_t epoch = 0);
+
+  // Tells everybody, once, when nobody is there any more.
+  void end_if_all_gone();
+  bool has_ended() const { return ended_; }
+
+  void check_invariants() const;
+
+ private:
+  struct Member {
+    std::optional<LinkId> link;
+    bool left = false;
+    bool lost = false;
+  };
+
+  bool all_are_gone() const;
+
+  CoordinatorWorld& world_;
+  std::vector<Member> members_;  // by rank
+  std::unordered_map<LinkId, std::uint32_t> ranks_;
+  bool ended_ = false;
+};
+
+}  // namespace shoal

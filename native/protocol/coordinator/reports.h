@@ -1,0 +1,36 @@
+// Losses that workers have reported, until the rank that one is about, or that holds the server, has had time for a
+// word of its own: it may have left, or have a better reason.
+//
+//   Each thing is reported once, whoever does it first; deadline() is a time while a report waits.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "protocol/machine.h"
+
+namespace shoal {
+
+struct Report {
+  std::uint32_t by = 0;
+  wire::Loss loss;
+};
+
+class Reports {
+ public:
+  void add(Report report, Time now);
+  // One that has waited long enough.
+  std::optional<Report> next(Time now);
+  Time deadline() const { return waiting_.empty() ? never : waiting_.begin()->first; }
+
+  void check_invariants() const;
+
+ private:
+  std::multimap<Time, Report> waiting_;
+  std::set<std::pair<wire::Loss::Kind, std::uint32_t>> reported_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,61 @@
+// The coordinator's decisions about servers: who goes on when one is lost, and when a lost one is used again.
+// docs/protocol.md, section 8. Who averages how much is reckoned in active_weights.h, how a lost server comes back in
+// reconnection.h.
+//
+//   A dedicated server that was ever lost has a reconnection, which says that it is lost exactly while its weights do;
+//   once no server averages the job is broken, and stays so.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "protocol/coordinator/active_weights.h"
+#include "protocol/coordinator/members.h"
+#include "protocol/coordinator/reconnection.h"
+#include "protocol/job.h"
+#include "protocol/machine.h"
+#include "wire/epoch.h"
+
+namespace shoal {
+
+class Servers {
+ public:
+  Servers(const JobConfig& config, Members& members, CoordinatorWorld& world);
+
+  // A worker's link to the dedicated server has broken. `why`: what follows the server's name in messages.
+  void hear_break(std::uint32_t server, std::uint32_t by, const std::string& why, Time now);
+  // A server goes with all of its lanes, and the others share what it averaged. `text` begins with its name.
+  void lose(std::uint32_t server, const std::string& text, Time now);
+  // The rank's process is gone, which averaged for the others though the rank had left. `why` as above.
+  void lose_of_rank(std::uint32_t rank, const std::string& why, Time now);
+  // What a worker says of an attempt to reach a lost server.
+  Status hear_reached(std::uint32_t rank, const wire::Reached& reached, bool unreachable, Time now);
+
+  void on_time(Time now);
+  Time deadline() const;
+
+  void check_invariants() const;
+
+ private:
+  void go_on_without(std::uint32_t server, const std::string& text);
+  // Whether any weight has changed.
+  bool decide();
+  void announce_epoch(std::string text);
+
+  // Only while every rank is there: a server that starts anew cannot know who has left.
+  void try_again(std::uint32_t server, Reconnection& reconnection, Time now);
+  void ask_to_reach(std::uint32_t rank, std::uint32_t server, const Reconnection& reconnection);
+  void warn_of_ambiguity(std::uint32_t server, std::uint32_t rank);
+  void bring_back(std::uint32_t server, Reconnection& reconnection, Time now);
+
+  const JobConfig& config_;
+  Members& members_;
+  CoordinatorWorld& world_;
+  ActiveWeights active_weights_;
+  std::map<std::uint32_t, Reconnection> reconnections_;  // by the index of the server's first lane
+  std::uint32_t epoch_ = 0;
+  bool broken_ = false;
+};
+
+}  // namespace shoal
