@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/invariant.h"
 #include "protocol/collectives.h"
 #include "protocol/keys.h"
 
@@ -152,6 +153,24 @@ std::vector<const wire::Wait*> Standstill::waited_for() const {
     }
   }
   return waits;
+}
+
+void Standstill::check_invariants() const {
+  std::vector<std::uint32_t> left(groups_.size());
+  for (const Rank& rank : ranks_) {
+    for (std::uint32_t group : rank.groups) {
+      left[group] += rank.stuck && rank.lacked ? 1 : 0;
+    }
+  }
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    SHOAL_INVARIANT(groups_[group].left == left[group]);
+  }
+  for (const Rank& rank : ranks_) {
+    for (std::uint32_t call : rank.waits) {
+      SHOAL_INVARIANT(!rank.stuck || calls_[call].called < groups_[calls_[call].group].left);
+    }
+  }
+  SHOAL_INVARIANT(std::is_sorted(stuck_.begin(), stuck_.end()));
 }
 
 // --- For people ---

@@ -3,6 +3,9 @@
 //
 // It takes as many steps as there are waits, calls that were made of them, and members of their groups, each counted
 // once; not a product of any of these.
+//
+//   After stuck(): who is stuck waits for nothing that all of those left have called who may be lacked, and of these
+//   are as many left in each group as are stuck.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +40,8 @@ class Standstill {
   std::string describe() const;
 
   std::uint64_t steps() const { return steps_; }
+  // After stuck().
+  void check_invariants() const;
 
  private:
   struct Rank {
