@@ -3,7 +3,13 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
 #include "bindings/bindings.h"
+#include "drivers/common/connection.h"
 #include "drivers/tcp/dedicated.h"
 
 namespace shoal::python {
@@ -14,10 +20,14 @@ using namespace nb::literals;
 using tcp::DedicatedServer;
 
 void attach(DedicatedServer& server, const nb::bytes& incarnation, std::uint32_t index, std::uint32_t attempt,
-            std::uint32_t rank, tcp::Socket&& socket, const JobConfig& config) {
+            std::uint32_t rank, Connection&& connection, const JobConfig& config) {
   const std::string key = text_of(incarnation);
+  const auto socket = connection.take<tcp::Socket>();
+  if (socket == nullptr) {
+    throw std::invalid_argument("this connection was handed over before");
+  }
   const nb::gil_scoped_release released;
-  server.attach(key, index, attempt, rank, std::move(socket), config);
+  server.attach(key, index, attempt, rank, std::move(*socket), config);
 }
 
 // Empty, or what to tell the job.

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "bindings/bindings.h"
+#include "drivers/common/connection.h"
 #include "drivers/tcp/socket.h"
 
 namespace shoal::python {
@@ -100,8 +101,8 @@ nb::bytes greeting(const TlsInPython& self) {
   return nb::bytes(self.tls->greeting().data(), self.tls->greeting().size());
 }
 
-void make_socket(Socket* place, int fd, const TlsInPython* tls) {
-  new (place) Socket(fd, tls == nullptr ? nullptr : tls->tls);
+void make_socket(Connection* place, int fd, const TlsInPython* tls) {
+  new (place) Connection(Socket(fd, tls == nullptr ? nullptr : tls->tls));
 }
 
 }  // namespace
@@ -117,8 +118,8 @@ void bind_tls(nb::module_& module) {
       .def("greeting", &greeting)
       .def("why", [](const TlsInPython& self) { return self.tls->why(); });
 
-  nb::class_<Socket>(module, "Socket").def("__init__", &make_socket, "fd"_a, "tls"_a.none() = nb::none());
-  nb::implicitly_convertible<int, Socket>();
+  nb::class_<Connection>(module, "Socket").def("__init__", &make_socket, "fd"_a, "tls"_a.none() = nb::none());
+  nb::implicitly_convertible<int, Connection>();
 }
 
 }  // namespace shoal::python

@@ -26,7 +26,6 @@ using std::chrono::milliseconds;
 using tcp::LinkOptions;
 using tcp::Loop;
 using tcp::OnLoop;
-using tcp::Socket;
 
 // What is on its way when the links are closed (a goodbye, the reason of an abort) is given so long to arrive.
 constexpr milliseconds farewell{10'000};
@@ -357,25 +356,27 @@ std::map<std::string, std::uint64_t> Engine::Impl::statistics() const {
 Engine::Engine(std::uint32_t rank, JobConfig config) : impl_(std::make_unique<Impl>(rank, std::move(config))) {}
 Engine::~Engine() = default;
 
-void Engine::attach_coordinator(Socket&& socket) { impl_->machines().attach_coordinator(std::move(socket)); }
-void Engine::attach_control(std::uint32_t rank, Socket&& socket) {
-  impl_->machines().attach_control(rank, std::move(socket));
+void Engine::attach_coordinator(Connection&& connection) {
+  impl_->machines().attach_coordinator(std::move(connection));
 }
-void Engine::attach_server(std::uint32_t index, Socket&& socket) {
-  impl_->machines().attach_server(index, std::move(socket));
+void Engine::attach_control(std::uint32_t rank, Connection&& connection) {
+  impl_->machines().attach_control(rank, std::move(connection));
 }
-void Engine::attach_worker(std::uint32_t index, std::uint32_t rank, Socket&& socket) {
-  impl_->machines().attach_worker(index, rank, std::move(socket));
+void Engine::attach_server(std::uint32_t index, Connection&& connection) {
+  impl_->machines().attach_server(index, std::move(connection));
 }
-void Engine::attach_peer(std::uint32_t rank, Socket&& socket) {
-  impl_->machines().attach_peer(rank, std::move(socket));
+void Engine::attach_worker(std::uint32_t index, std::uint32_t rank, Connection&& connection) {
+  impl_->machines().attach_worker(index, rank, std::move(connection));
+}
+void Engine::attach_peer(std::uint32_t rank, Connection&& connection) {
+  impl_->machines().attach_peer(rank, std::move(connection));
 }
 void Engine::peer_unreachable(std::uint32_t rank, std::string why) {
   impl_->machines().peer_unreachable(rank, std::move(why));
 }
 void Engine::attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process,
-                             Socket&& socket) {
-  impl_->machines().attach_returned(index, attempt, process, std::move(socket));
+                             Connection&& connection) {
+  impl_->machines().attach_returned(index, attempt, process, std::move(connection));
 }
 void Engine::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
   impl_->machines().server_unreachable(server, attempt);

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "drivers/common/connection.h"
 #include "drivers/shm/memory.h"
-#include "drivers/tcp/socket.h"
 #include "engine/operation.h"
 #include "os/fork_guard.h"
 #include "protocol/job.h"
@@ -36,16 +36,17 @@ class Engine {
   Engine(std::uint32_t rank, JobConfig config);
   ~Engine();
 
-  // Sockets are connected, authenticated and non-blocking, owned by the engine from here on, also when it throws
+  // Connections are made and authenticated, and owned by the engine from here on, also when it throws
   // (std::invalid_argument: no such server, rank or machine here).
-  void attach_coordinator(tcp::Socket&& socket);
-  void attach_control(std::uint32_t rank, tcp::Socket&& socket);
-  void attach_server(std::uint32_t index, tcp::Socket&& socket);
-  void attach_worker(std::uint32_t index, std::uint32_t rank, tcp::Socket&& socket);
-  void attach_peer(std::uint32_t rank, tcp::Socket&& socket);
+  void attach_coordinator(Connection&& connection);
+  void attach_control(std::uint32_t rank, Connection&& connection);
+  void attach_server(std::uint32_t index, Connection&& connection);
+  void attach_worker(std::uint32_t index, std::uint32_t rank, Connection&& connection);
+  void attach_peer(std::uint32_t rank, Connection&& connection);
   void peer_unreachable(std::uint32_t rank, std::string why);
   // What came of the event connect_server: a link for each lane, all of them to this process, or none.
-  void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process, tcp::Socket&& socket);
+  void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process,
+                       Connection&& connection);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
   // Before start(): the ranks of this worker share this memory, for operations of groups of theirs, and of all ranks if
   // there is no other worker; else for all-reduces of all ranks.

@@ -8,7 +8,6 @@
 namespace shoal::engine {
 
 using tcp::HostedServer;
-using tcp::Socket;
 
 Machines::Machines(std::uint32_t rank, const JobConfig& config, tcp::Loop& loop, WorkerOnLoop& worker_world,
                    CoordinatorOnLoop& coordinator_world)
@@ -46,39 +45,36 @@ void Machines::check_server(std::uint32_t index) const {
   }
 }
 
-void Machines::attach_coordinator(Socket socket) {
-  loop_.call(
-      [&] { worker_->attach_coordinator(loop_.add_socket(*worker_, std::move(socket), loop_.control_options())); });
+void Machines::attach_coordinator(Connection connection) {
+  loop_.call([&] { worker_->attach_coordinator(loop_.add_control_link(*worker_, std::move(connection))); });
 }
 
-void Machines::attach_control(std::uint32_t rank, Socket socket) {
+void Machines::attach_control(std::uint32_t rank, Connection connection) {
   check_rank(rank);
   if (coordinator_ == nullptr) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + " is not the coordinator: rank 0 is");
   }
-  loop_.call([&] {
-    coordinator_->attach_worker(loop_.add_socket(*coordinator_, std::move(socket), loop_.control_options()), rank);
-  });
+  loop_.call([&] { coordinator_->attach_worker(loop_.add_control_link(*coordinator_, std::move(connection)), rank); });
 }
 
-void Machines::attach_server(std::uint32_t index, Socket socket) {
+void Machines::attach_server(std::uint32_t index, Connection connection) {
   check_server(index);
-  loop_.call([&] { worker_->attach_server(loop_.add_socket(*worker_, std::move(socket)), index); });
+  loop_.call([&] { worker_->attach_server(loop_.add_link(*worker_, std::move(connection)), index); });
 }
 
-void Machines::attach_worker(std::uint32_t index, std::uint32_t rank, Socket socket) {
+void Machines::attach_worker(std::uint32_t index, std::uint32_t rank, Connection connection) {
   check_rank(rank);
   const auto server = servers_.find(index);
   if (server == servers_.end()) {
     throw std::invalid_argument("rank " + std::to_string(rank_) + " holds no server " + std::to_string(index));
   }
   Server& machine = server->second->machine;
-  loop_.call([&] { machine.attach_worker(loop_.add_socket(machine, std::move(socket)), rank); });
+  loop_.call([&] { machine.attach_worker(loop_.add_link(machine, std::move(connection)), rank); });
 }
 
-void Machines::attach_peer(std::uint32_t rank, Socket socket) {
+void Machines::attach_peer(std::uint32_t rank, Connection connection) {
   check_rank(rank);
-  loop_.call([&] { worker_->attach_peer(loop_.add_socket(*worker_, std::move(socket)), rank); });
+  loop_.call([&] { worker_->attach_peer(loop_.add_link(*worker_, std::move(connection)), rank); });
 }
 
 void Machines::peer_unreachable(std::uint32_t rank, std::string why) {
@@ -87,9 +83,10 @@ void Machines::peer_unreachable(std::uint32_t rank, std::string why) {
 }
 
 void Machines::attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process,
-                               Socket socket) {
+                               Connection connection) {
   check_server(index);
-  loop_.call([&] { worker_->attach_returned(loop_.add_socket(*worker_, std::move(socket)), index, attempt, process); });
+  loop_.call(
+      [&] { worker_->attach_returned(loop_.add_link(*worker_, std::move(connection)), index, attempt, process); });
 }
 
 void Machines::server_unreachable(std::uint32_t server, std::uint32_t attempt) {

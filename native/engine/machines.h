@@ -1,8 +1,8 @@
 // The state machines of one rank (protocol/machine.h) and how they are connected: its worker, the servers that it holds
 // and, on rank 0, the coordinator, all on one loop.
 //
-// Sockets are owned from here on, also where a method throws: std::invalid_argument if there is no such server, rank or
-// machine here, std::runtime_error once the loop has ended. Those that attach, or say that somebody is
+// Connections are owned from here on, also where a method throws: std::invalid_argument if there is no such server,
+// rank or machine here, std::runtime_error once the loop has ended. Those that attach, or say that somebody is
 // unreachable, may be called by any thread; the others say by whom.
 #pragma once
 
@@ -13,9 +13,9 @@
 #include <string>
 
 #include "base/buffer.h"
+#include "drivers/common/connection.h"
 #include "drivers/tcp/hosted_server.h"
 #include "drivers/tcp/loop.h"
-#include "drivers/tcp/socket.h"
 #include "protocol/coordinator/coordinator.h"
 #include "protocol/job.h"
 #include "protocol/worker/worker.h"
@@ -31,13 +31,14 @@ class Machines {
   Machines(std::uint32_t rank, const JobConfig& config, tcp::Loop& loop, WorkerOnLoop& worker_world,
            CoordinatorOnLoop& coordinator_world);
 
-  void attach_coordinator(tcp::Socket socket);
-  void attach_control(std::uint32_t rank, tcp::Socket socket);
-  void attach_server(std::uint32_t index, tcp::Socket socket);
-  void attach_worker(std::uint32_t index, std::uint32_t rank, tcp::Socket socket);
-  void attach_peer(std::uint32_t rank, tcp::Socket socket);
+  void attach_coordinator(Connection connection);
+  void attach_control(std::uint32_t rank, Connection connection);
+  void attach_server(std::uint32_t index, Connection connection);
+  void attach_worker(std::uint32_t index, std::uint32_t rank, Connection connection);
+  void attach_peer(std::uint32_t rank, Connection connection);
   void peer_unreachable(std::uint32_t rank, std::string why);
-  void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process, tcp::Socket socket);
+  void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process,
+                       Connection connection);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
 
   // Before the loop starts: to each other, in memory.

@@ -610,6 +610,9 @@ class Job {
   // --- What must hold ---
 
   void check() const {
+    for (const Machine* machine : machines_) {
+      machine->check_invariants();
+    }
     // Per worker and server: a window, what came with openings, and the openings; outputs of gathers that go through
     // their home come on top.
     require(pool_.taken_bytes() <= std::size_t{8} * 1024 * 1024, "buffers stay within their limits");

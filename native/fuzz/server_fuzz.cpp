@@ -417,6 +417,7 @@ class Job final : public ServerWorld {
   // --- What must hold ---
 
   void check() const {
+    server_.check_invariants();
     for (const Worker& worker : workers_) {
       require(!worker.connected || worker.credit <= static_cast<std::int64_t>(most_credit_),
               "a worker never has more credit than the largest window");

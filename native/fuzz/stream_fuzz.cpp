@@ -144,6 +144,7 @@ class Site : public Receiver {
       }
     }
     gone_.clear();
+    machine().check_invariants();
     check();
   }
 

@@ -30,6 +30,7 @@ using namespace shoal;
 using engine::Engine;
 using engine::Operation;
 using tcp::DedicatedServer;
+using tcp::Socket;
 
 constexpr std::chrono::seconds patience{60};
 
@@ -81,8 +82,8 @@ struct Job {
   void connect() {
     for (std::uint32_t rank = 1; rank < size(); ++rank) {
       const auto [worker, coordinator] = connection();
-      engines[0]->attach_control(rank, coordinator);
-      engines[rank]->attach_coordinator(worker);
+      engines[0]->attach_control(rank, Socket(coordinator));
+      engines[rank]->attach_coordinator(Socket(worker));
     }
     for (std::uint32_t index = 0; index < config.servers(); ++index) {
       const std::int32_t holder = config.server_ranks[index];
@@ -91,9 +92,9 @@ struct Job {
           continue;
         }
         const auto [worker, server] = connection();
-        engines[rank]->attach_server(index, worker);
+        engines[rank]->attach_server(index, Socket(worker));
         if (holder >= 0) {
-          engines[static_cast<std::size_t>(holder)]->attach_worker(index, rank, server);
+          engines[static_cast<std::size_t>(holder)]->attach_worker(index, rank, Socket(server));
         } else {
           servers.attach("job", index, 0, rank, server, config);
         }
@@ -119,8 +120,8 @@ struct Job {
         while (const auto event = engines[rank]->next_event(std::chrono::milliseconds(1))) {
           if (event->kind == "connect") {
             const auto [near, far] = connection();
-            engines[rank]->attach_peer(static_cast<std::uint32_t>(event->index), near);
-            engines[static_cast<std::size_t>(event->index)]->attach_peer(rank, far);
+            engines[rank]->attach_peer(static_cast<std::uint32_t>(event->index), Socket(near));
+            engines[static_cast<std::size_t>(event->index)]->attach_peer(rank, Socket(far));
           } else if (event->kind == "ended") {
             ++ended;
           }

@@ -1,4 +1,3 @@
-// The thread, its rounds and tasks, and the actions of machines. Links are in loop_links.cpp.
 #include "drivers/tcp/loop.h"
 
 #include <pthread.h>
@@ -9,11 +8,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <system_error>
 
-#include "reduce/reduce.h"
+#include "drivers/common/checked.h"
 
 namespace shoal::tcp {
 
@@ -32,9 +30,6 @@ constexpr std::size_t follow_ups_of_caller = 64;
 
 // The thread looks this often even if nothing happens, so that whoever sets a deadline beyond need not wake it.
 constexpr Time longest_sleep = second;
-
-// With so much queued, a link is flushed at once, so that the network works while the machines do.
-constexpr std::size_t flush_early_bytes = 128 * 1024;
 
 int checked(int result, const char* what) {
   if (result < 0) {
@@ -57,11 +52,6 @@ Loop::Loop(LinkOptions options)
 }
 
 Loop::~Loop() { stop(); }
-
-Time Loop::now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // --- The thread and its tasks ---
 
@@ -157,14 +147,14 @@ void Loop::run_rounds() {
       std::rethrow_exception(failure_);
     }
     begin_round();
-    look_at_links();
+    sockets_.look();
     for (int i = 0; i < count; ++i) {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       if (event.data.u32 == wake_up_id) {
         std::uint64_t ignored = 0;
         static_cast<void>(!::read(wake_up_.number(), &ignored, sizeof ignored));
       } else {
-        handle_socket(event.data.u32, event.events);
+        sockets_.handle(event.data.u32, event.events);
       }
     }
     finish_round(follow_ups_per_round);
@@ -175,7 +165,7 @@ void Loop::run_rounds() {
 int Loop::prepare_to_wait() {
   constexpr Time millisecond = second / 1000;
   const Time time = now();
-  const Time until = sockets_.empty() ? when_to_run() : std::min(when_to_run(), next_look_);
+  const Time until = std::min(when_to_run(), sockets_.next_look());
   const Time wait = std::clamp<Time>(until - time, 0, longest_sleep);
   sleeps_until_ = time + wait;
   const std::lock_guard lock(mutex_);
@@ -185,20 +175,21 @@ int Loop::prepare_to_wait() {
 
 // 0: at once.
 Time Loop::when_to_run() const {
-  if (!sent_.empty() || !follow_ups_.empty() || !to_flush_.empty() || stopping_) {
+  if (!follow_ups_.empty() || stopping_) {
     return 0;
   }
-  Time earliest = never;
+  Time earliest = sockets_.deadline();
   for (const Machine* machine : machines_) {
     earliest = std::min(earliest, machine->deadline());
   }
-  return backlogged_.empty() ? earliest : std::min(earliest, next_push_);
+  return earliest;
 }
 
 void Loop::begin_round() {
   const Time time = now();
   for (Machine* machine : machines_) {
     machine->on_time(time);
+    check_after_event(*machine);
   }
   {
     const std::lock_guard lock(mutex_);
@@ -212,11 +203,12 @@ void Loop::begin_round() {
 
 void Loop::finish_round(std::size_t most_follow_ups) {
   carry_out_follow_ups(most_follow_ups);
-  flush_listed();
+  sockets_.flush_listed();
   // Most often, that what was queued is sent: no reason for another round.
   carry_out_follow_ups(most_follow_ups);
-  push_backlog();
-  closed_.clear();
+  sockets_.push_backlog();
+  sockets_.end_round();
+  check();
   links_.store(sockets_.size() + memory_.size(), std::memory_order_relaxed);
   if (after_round) {
     after_round();
@@ -272,129 +264,98 @@ void Loop::add(Machine& machine) {
 }
 
 void Loop::remove(Machine& machine) {
-  for (auto end = sockets_.begin(); end != sockets_.end();) {
-    end = end->second.machine == &machine ? drop_socket(end) : std::next(end);
-  }
-  std::vector<LinkId> in_memory;
-  for (const auto& [link, end] : memory_) {
-    if (end.machine == &machine) {
-      in_memory.push_back(link);
-    }
-  }
-  std::for_each(in_memory.begin(), in_memory.end(), [this](LinkId link) { drop_memory(link); });
-  std::erase_if(follow_ups_, [&](const FollowUp& next) {
-    if (next.machine == &machine) {
-      give_back(next);
-    }
-    return next.machine == &machine;
-  });
-  std::erase_if(sent_, [&](const auto& next) { return next.first == &machine; });
+  sockets_.forget(machine);
+  memory_.forget(machine);
+  follow_ups_.forget(machine);
   std::erase(machines_, &machine);
 }
 
-LinkId Loop::add_socket(Machine& machine, Socket socket, const LinkOptions& options) {
-  const LinkId id = ++last_link_;
-  auto link = std::make_unique<Link>(id, std::move(socket), options);
-  wait_for(*link, false, EPOLL_CTL_ADD);
-  look_within(options.peer_timeout_seconds, now());
-  const bool holds_bytes = link->holds_bytes();
-  sockets_.emplace(id, SocketEnd{&machine, std::move(link)});
-  if (holds_bytes) {
-    follow_ups_.push_back({FollowUp::Kind::read, &machine, id});
+LinkId Loop::add_link(Machine& machine, Connection connection, const LinkOptions& options) {
+  if (const auto socket = connection.take<Socket>()) {
+    return add_socket(machine, std::move(*socket), options);
   }
-  return id;
+  throw std::invalid_argument("this driver does not know that kind of connection");
+}
+
+LinkId Loop::add_socket(Machine& machine, Socket socket, const LinkOptions& options) {
+  const LinkId link = ++last_link_;
+  sockets_.add(link, machine, std::move(socket), options);
+  return link;
 }
 
 std::pair<LinkId, LinkId> Loop::add_pair(Machine& first, Machine& second) {
   const LinkId a = ++last_link_;
   const LinkId b = ++last_link_;
-  memory_[a] = {&first, b};
-  memory_[b] = {&second, a};
+  memory_.add(a, first, b, second);
   return {a, b};
 }
 
-std::size_t Loop::links_of(const Machine& machine) const {
-  const auto is_its = [&](const auto& entry) { return entry.second.machine == &machine; };
-  return static_cast<std::size_t>(std::count_if(sockets_.begin(), sockets_.end(), is_its) +
-                                  std::count_if(memory_.begin(), memory_.end(), is_its));
-}
-
-std::size_t Loop::undelivered_bytes() const {
-  std::size_t bytes = 0;
-  for (const auto& [id, end] : sockets_) {
-    bytes += end.link->queued_bytes() + static_cast<std::size_t>(end.link->unacknowledged_bytes());
-  }
-  return bytes;
-}
-
-// --- Actions ---
+// --- Actions, and what follows from them ---
 
 void Loop::send(Machine& machine, LinkId link, const wire::Header& header, Bytes owned,
                 std::span<const std::byte> borrowed, Token token) {
-  if (const auto end = sockets_.find(link); end != sockets_.end()) {
-    end->second.link->queue(header, std::move(owned), borrowed, token);
-    list(*end->second.link);
-    if (end->second.link->queued_bytes() >= flush_early_bytes && !end->second.link->waits_for_room) {
-      flush(end->second);
-    }
-  } else if (memory_.contains(link)) {
-    if (!borrowed.empty()) {
-      lend(token);
-    }
-    follow_ups_.push_back({FollowUp::Kind::deliver, &machine, link, token, header, std::move(owned), borrowed});
+  if (Sockets::End* const end = sockets_.find(link)) {
+    sockets_.send(*end, header, std::move(owned), borrowed, token);
+  } else if (memory_.has(link)) {
+    memory_.send(machine, link, header, std::move(owned), borrowed, token);
   } else {
-    tokens_return(&machine, {token});
+    follow_ups_.add_sent(machine, token);
   }
 }
 
 void Loop::detach(Machine& machine, Token token) {
-  for (auto& [id, end] : sockets_) {
-    if (end.machine == &machine) {
-      end.link->detach(token);
-    }
-  }
-  // There may be very many.
-  if (!lent_.contains(token)) {
-    return;
-  }
-  for (FollowUp& next : follow_ups_) {
-    if (next.kind == FollowUp::Kind::deliver && next.machine == &machine && next.token == token) {
-      give_back(next);
-      next.owned.insert(next.owned.end(), next.borrowed.begin(), next.borrowed.end());
-      next.borrowed = {};
-    }
-  }
+  sockets_.detach(machine, token);
+  memory_.detach(machine, token);
 }
 
 void Loop::close(LinkId link) {
-  if (const auto end = sockets_.find(link); end != sockets_.end()) {
-    drop_socket(end);
-  } else {
-    drop_memory(link);
+  if (!sockets_.close(link)) {
+    memory_.close(link);
   }
-}
-
-void Loop::compete(LinkId link, bool on) {
-  // Links in memory have nobody beside them.
-  if (const auto end = sockets_.find(link); end != sockets_.end()) {
-    end->second.link->compete(on);
-  }
-}
-
-std::uint64_t Loop::retransmissions(LinkId link) const {
-  const auto end = sockets_.find(link);
-  return end == sockets_.end() ? 0 : end->second.link->retransmissions();
 }
 
 void Loop::sum(Machine& machine, const Sum& sum) {
-  reduce(sum.destination, sum.sources, sum.count, sum.dtype, sum.op, sum.divisor);
-  follow_ups_.push_back({FollowUp::Kind::summed, &machine, 0, sum.token});
+  shoal::carry_out(sum);
+  follow_ups_.add_summed(machine, sum.token);
+}
+
+void Loop::carry_out_follow_ups(std::size_t most) {
+  for (std::size_t count = 0; count < most && !follow_ups_.empty(); ++count) {
+    carry_out(follow_ups_.take());
+  }
+}
+
+void Loop::carry_out(const FollowUp& next) {
+  switch (next.kind) {
+    case FollowUp::Kind::sent:
+      next.machine->on_sent(next.token);
+      check_after_event(*next.machine);
+      break;
+    case FollowUp::Kind::summed:
+      next.machine->on_summed(next.token);
+      check_after_event(*next.machine);
+      break;
+    case FollowUp::Kind::memory:
+      memory_.carry_out_next();
+      break;
+    case FollowUp::Kind::read:
+      sockets_.receive(next.link);
+      break;
+  }
+}
+
+void Loop::check() const {
+#ifdef SHOAL_CHECKED
+  memory_.check_invariants();
+  sockets_.check_invariants();
+#endif
 }
 
 // --- Counters ---
 
 Loop::Counters Loop::counters() const {
-  return {traffic_.bytes_sent.load(std::memory_order_relaxed), traffic_.bytes_received.load(std::memory_order_relaxed),
+  const LinkCounters& traffic = sockets_.traffic();
+  return {traffic.bytes_sent.load(std::memory_order_relaxed), traffic.bytes_received.load(std::memory_order_relaxed),
           links_.load(std::memory_order_relaxed)};
 }
 

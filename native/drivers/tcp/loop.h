@@ -3,14 +3,17 @@
 //
 // A round, in order: the time, tasks, what arrived on sockets, follow-ups (sums, sent tokens, links in memory), and
 // what is to be written. Nothing that a machine asks for calls it back from within its own call: what follows from
-// an action waits in `follow_ups_` until the machine has returned.
+// an action is a follow-up (drivers/common/follow_ups.h), which waits until the machine has returned.
 //
 // Another thread that has a task for a loop that sleeps does such a round itself (do_or_post()), without asking which
 // sockets have something: docs/decisions/callers.md. So the machines belong to whoever holds `running_`.
 //
-// A link belongs to one machine and has one of two forms: a socket, or one end of a pair in memory, for machines of one
-// process. Both keep the contract in protocol/machine.h. Tokens always come back, also for frames that were thrown
-// away.
+// A link belongs to one machine and has one of two forms: a socket (sockets.h), or one end of a pair in memory, for
+// machines of one process (drivers/common/memory_links.h). Both keep the contract in protocol/machine.h. Tokens always
+// come back, also for frames that were thrown away.
+//
+//   No link is both a socket and in memory; while the thread sleeps, nothing is to be done before sleeps_until_ that it
+//   is not woken for.
 //
 // Threads: post(), do_or_post(), call() and counters() may be called by any; everything else from within a round, or by
 // any one thread while the loop does not run.
@@ -18,7 +21,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <future>
@@ -28,18 +30,23 @@
 #include <string>
 #include <thread>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "drivers/common/connection.h"
+#include "drivers/common/follow_ups.h"
+#include "drivers/common/memory_links.h"
+#include "drivers/common/sums.h"
+#include "drivers/tcp/clock.h"
 #include "drivers/tcp/link.h"
 #include "drivers/tcp/socket.h"
+#include "drivers/tcp/sockets.h"
 #include "os/descriptor.h"
 #include "protocol/machine.h"
 
 namespace shoal::tcp {
 
-class Loop final : private Receiver {
+class Loop final {
  public:
   using Task = std::function<void()>;
 
@@ -53,7 +60,7 @@ class Loop final : private Receiver {
   explicit Loop(LinkOptions options = {});
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
-  ~Loop() override;
+  ~Loop();
 
   void start();
   // Runs the tasks posted so far, then ends the thread. May be called again.
@@ -74,25 +81,33 @@ class Loop final : private Receiver {
   // Closes the machine's links without telling it, and forgets it. Not from within a machine's call.
   void remove(Machine& machine);
 
-  // Throws std::system_error when the kernel cannot watch it; then there is no link, and the socket is closed.
+  // Takes over a connection of a kind that it knows: a tcp::Socket. Throws std::invalid_argument for others,
+  // std::system_error when the kernel cannot watch it; then there is no link, and the connection is closed.
+  LinkId add_link(Machine& machine, Connection connection) {
+    return add_link(machine, std::move(connection), options_);
+  }
+  LinkId add_link(Machine& machine, Connection connection, const LinkOptions& options);
+  // The same of a link on which the liveness of the other host is judged.
+  LinkId add_control_link(Machine& machine, Connection connection) {
+    return add_link(machine, std::move(connection), {options_.peer_timeout_seconds, true});
+  }
   LinkId add_socket(Machine& machine, Socket socket) { return add_socket(machine, std::move(socket), options_); }
   LinkId add_socket(Machine& machine, Socket socket, const LinkOptions& options);
-  // Options for a link on which the liveness of the other host is judged.
-  LinkOptions control_options() const { return {options_.peer_timeout_seconds, true}; }
   // The ends belong to the first and the second machine.
   std::pair<LinkId, LinkId> add_pair(Machine& first, Machine& second);
-  std::size_t links_of(const Machine& machine) const;
+  std::size_t links_of(const Machine& machine) const { return sockets_.count(machine) + memory_.count(machine); }
   // Rises whenever a link goes: tells when it is worth asking links_of().
-  std::uint64_t links_gone() const { return links_gone_; }
+  std::uint64_t links_gone() const { return sockets_.gone() + memory_.gone(); }
   // Bytes that were not handed to the kernel yet, or that the peers' kernels have not acknowledged.
-  std::size_t undelivered_bytes() const;
+  std::size_t undelivered_bytes() const { return sockets_.undelivered_bytes(); }
 
   void send(Machine& machine, LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte> borrowed,
             Token token);
   void detach(Machine& machine, Token token);
   void close(LinkId link);
-  void compete(LinkId link, bool on);
-  std::uint64_t retransmissions(LinkId link) const;
+  // Links in memory have nobody beside them.
+  void compete(LinkId link, bool on) { sockets_.compete(link, on); }
+  std::uint64_t retransmissions(LinkId link) const { return sockets_.retransmissions(link); }
   void sum(Machine& machine, const Sum& sum);
 
   // Called at the end of every round, by the thread that did it. Set before start().
@@ -101,32 +116,9 @@ class Loop final : private Receiver {
   std::function<void(const std::string& why)> on_failure;
 
   Counters counters() const;
-  static Time now();
+  static Time now() { return tcp::now(); }
 
  private:
-  struct SocketEnd {
-    Machine* machine;
-    std::unique_ptr<Link> link;
-  };
-  struct MemoryEnd {
-    Machine* machine;
-    LinkId other;
-  };
-  struct FollowUp {
-    enum class Kind { summed, deliver, other_end_closed, read };
-    Kind kind;
-    Machine* machine;  // whose event it is; of a delivery: the sender
-    LinkId link = 0;   // of a delivery: the sender's end
-    Token token = 0;
-    wire::Header header{};
-    Bytes owned{};
-    std::span<const std::byte> borrowed{};
-  };
-
-  Placement frame_begins(LinkId link, const wire::Header& header) override;
-  Buffer spare(std::size_t bytes) override;
-  Status frame_ends(LinkId link) override;
-
   void run();
   void run_rounds();
   void end(bool failed);
@@ -136,25 +128,9 @@ class Loop final : private Receiver {
   void do_now(const Task& task);
   Time when_to_run() const;
   void wake_if_asleep();
-  void handle_socket(LinkId link, std::uint32_t events);
-  void receive(LinkId link);
   void carry_out_follow_ups(std::size_t most);
-  void carry_out(FollowUp& next);
-  void deliver(FollowUp& frame);
-  void lend(Token token) { ++lent_[token]; }
-  void give_back(const FollowUp& frame);
-  void flush_listed();
-  void flush(SocketEnd& end);
-  void list(Link& link);
-  void push_backlog();
-  void look_at_links();
-  void look_within(int peer_timeout_seconds, Time time);
-  void lose_socket(LinkId link, Status why);  // by value: it may be the link's own
-  void lose_memory(LinkId link, const Status& why);
-  std::unordered_map<LinkId, SocketEnd>::iterator drop_socket(std::unordered_map<LinkId, SocketEnd>::iterator end);
-  void drop_memory(LinkId link);
-  void tokens_return(Machine* machine, const std::vector<Token>& tokens);
-  void wait_for(Link& link, bool room, int operation);
+  void carry_out(const FollowUp& next);
+  void check() const;
   void wake();
 
   const LinkOptions options_;
@@ -178,21 +154,11 @@ class Loop final : private Receiver {
   std::exception_ptr failure_;  // of a round that another thread did; ends the loop
   std::vector<Task> tasks_at_hand_;
   std::vector<Machine*> machines_;
-  std::unordered_map<LinkId, SocketEnd> sockets_;
-  std::unordered_map<LinkId, MemoryEnd> memory_;
-  std::vector<std::unique_ptr<Link>> closed_;  // until the end of the round: one of them may be on the stack
-  std::deque<FollowUp> follow_ups_;
-  std::deque<std::pair<Machine*, Token>> sent_;  // before all follow-ups
-  std::unordered_map<Token, std::size_t> lent_;  // of follow-ups: how many have bytes that are not theirs
-  std::vector<LinkId> to_flush_;
-  std::vector<LinkId> backlogged_;  // links whose bytes the kernel has taken and not sent
-  Time next_push_ = 0;
-  Time next_look_ = never;  // for links whose other host is silent
   LinkId last_link_ = 0;
-  std::uint64_t links_gone_ = 0;
-  Machine* receiving_ = nullptr;  // whose socket is being read
+  FollowUps follow_ups_;
+  MemoryLinks memory_{follow_ups_};
+  Sockets sockets_{epoll_.number(), follow_ups_};
 
-  LinkCounters traffic_;
   std::atomic<std::uint64_t> links_{0};
 };
 

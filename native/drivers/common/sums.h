@@ -1,0 +1,13 @@
+// Carries out what a machine wants to be summed.
+#pragma once
+
+#include "protocol/machine.h"
+#include "reduce/reduce.h"
+
+namespace shoal {
+
+inline void carry_out(const Sum& sum) {
+  reduce(sum.destination, sum.sources, sum.count, sum.dtype, sum.op, sum.divisor);
+}
+
+}  // namespace shoal
