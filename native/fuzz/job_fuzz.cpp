@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include "drivers/common/sums.h"
 #include "fuzz/damage.h"
 #include "fuzz/input.h"
 #include "protocol/coordinator/coordinator.h"
 #include "protocol/server/server.h"
 #include "protocol/worker/worker.h"
-#include "reduce/reduce.h"
 
 using namespace shoal;
 using fuzz::Frame;
@@ -553,7 +553,7 @@ class Job {
     const auto place = sums_.begin() + static_cast<std::ptrdiff_t>(which % sums_.size());
     const auto [actor, sum] = std::move(*place);
     sums_.erase(place);
-    reduce(sum.destination, sum.sources, sum.count, sum.dtype, sum.op, sum.divisor);
+    carry_out(sum);
     machines_[actor]->on_summed(sum.token);
   }
 

@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "base/limits.h"
+#include "drivers/common/sums.h"
 #include "fuzz/damage.h"
 #include "fuzz/input.h"
 #include "protocol/collectives.h"
 #include "protocol/keys.h"
 #include "protocol/server/server.h"
 #include "protocol/sharding.h"
-#include "reduce/reduce.h"
 #include "wire/crc32c.h"
 
 using namespace shoal;
@@ -386,7 +386,7 @@ class Job final : public ServerWorld {
     const auto place = sums_.begin() + static_cast<std::ptrdiff_t>(which % sums_.size());
     const Sum sum = std::move(*place);
     sums_.erase(place);
-    reduce(sum.destination, sum.sources, sum.count, sum.dtype, sum.op, sum.divisor);
+    carry_out(sum);
     server_.on_summed(sum.token);
   }
 

@@ -13,13 +13,13 @@
 #include <set>
 #include <utility>
 
+#include "drivers/common/sums.h"
 #include "drivers/tcp/link.h"
 #include "fuzz/damage.h"
 #include "fuzz/input.h"
 #include "protocol/coordinator/coordinator.h"
 #include "protocol/server/server.h"
 #include "protocol/worker/worker.h"
-#include "reduce/reduce.h"
 
 using namespace shoal;
 using fuzz::Frame;
@@ -138,7 +138,7 @@ class Site : public Receiver {
       while (!sums_.empty()) {
         const Sum sum = std::move(sums_.front());
         sums_.pop_front();
-        reduce(sum.destination, sum.sources, sum.count, sum.dtype, sum.op, sum.divisor);
+        carry_out(sum);
         machine().on_summed(sum.token);
         more = true;
       }

@@ -1,8 +1,7 @@
 // Ranks that will open nothing more here: they have left, or their link broke and nobody has said for a minute what
 // became of them.
 //
-//   A rank is either waited for or absent for a reason, never both because of its link: once it has left, it is absent
-//   at once. deadline() is the first time of those that are waited for.
+//   No rank is waited for and absent; deadline() is the earliest time until which one is waited for.
 #pragma once
 
 #include <cstdint>

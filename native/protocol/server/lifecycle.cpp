@@ -17,9 +17,6 @@ using wire::Type;
 
 namespace {
 
-// How long the home waits for the other openings once two disagree, so that the message can name them all.
-constexpr Time conflict_wait = second * 3 / 10;
-
 Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
 
 }  // namespace
@@ -36,7 +33,8 @@ Lifecycle::Lifecycle(const Terms& terms, const Epochs& epochs, const Groups& gro
       results_(terms, links, credit, receipts_),
       admission_(terms, operations_, links),
       flow_(epochs, operations_, admission_, results_, world),
-      transfers_(terms, links, credit, receipts_, results_, pool) {}
+      transfers_(terms, links, credit, receipts_, results_, pool),
+      endings_(terms, operations_, links, credit, receipts_, flow_) {}
 
 // --- What workers say ---
 
@@ -114,22 +112,22 @@ void Lifecycle::contribute(std::uint32_t rank, const Header& header, Buffer payl
   contribution.data = contribution.buffer.data();
   const std::uint64_t number = at->operation->segments().advance(at->member);
   if (flow_.contribute(*at->operation, number, at->member, std::move(contribution))) {
-    end_flow(*at->operation);
+    endings_.end_flow(*at->operation);
   }
 }
 
 void Lifecycle::ask_to_fail(std::uint32_t rank, std::uint64_t number, Status why) {
   const auto at = operations_.find(rank, number);
-  // Of one that has ended in the meantime the worker hears; and only a home is asked.
+  // If it has ended in the meantime the worker will hear so. Only a home is asked.
   if (at && !at->operation->is(State::failed) && at->operation->is_home()) {
-    fail(*at->operation, std::move(why));
+    endings_.fail(*at->operation, std::move(why));
   }
 }
 
 void Lifecycle::drop(std::uint32_t rank, std::uint64_t number, bool well) {
   const auto at = operations_.find(rank, number);
   if (!at) {
-    return;  // it ended here before the worker heard of the failure
+    return;  // it ended here before the worker heard that it failed
   }
   Operation& operation = *at->operation;
   const bool goes_on = operation.is(State::gathering) || operation.is(State::flowing);
@@ -137,11 +135,12 @@ void Lifecycle::drop(std::uint32_t rank, std::uint64_t number, bool well) {
     operation.end(at->member);  // what it lacked was not all that is missing
     return;
   }
-  drop(operation, at->member);
+  endings_.drop(operation, at->member);
   if (goes_on) {
-    fail(operation, {});  // decided elsewhere: by its home, or by the coordinator, whose word every member hears
+    // Decided elsewhere: by its home, or by the coordinator, whose word every member hears.
+    endings_.fail(operation, {});
   } else {
-    remove_if_done(operation);
+    endings_.remove_if_done(operation);
   }
 }
 
@@ -155,9 +154,9 @@ void Lifecycle::lose(std::uint32_t rank) {
     Operation& operation = *operations_.find(serial);
     const std::size_t index = *operation.group().index_of(rank);
     if (operation.member(index).opened && !operation.member(index).dropped) {
-      drop(operation, index);
+      endings_.drop(operation, index);
     }
-    remove_if_done(operation);
+    endings_.remove_if_done(operation);
   }
 }
 
@@ -170,9 +169,9 @@ void Lifecycle::be_absent(std::uint32_t rank) {
   for (std::uint64_t serial : operations_.find_all(concerns)) {
     Operation& operation = *operations_.find(serial);
     if (operation.is(State::failed)) {
-      remove_if_done(operation);
+      endings_.remove_if_done(operation);
     } else if (operation.is_home() && !all_complete(operation)) {
-      fail(operation, absence_.status(operation.name(), rank));
+      endings_.fail(operation, absence_.status(operation.name(), rank));
     }
   }
   settle_what_all_have();
@@ -203,17 +202,12 @@ void Lifecycle::begin_epoch() {
   results_.begin_epoch();
   admission_.begin_epoch();
   transfers_.begin_epoch(epochs_.number());
+  endings_.begin_epoch();
 }
 
 void Lifecycle::summed(Token token) {
   if (Operation* ended = flow_.summed(token)) {
-    end_flow(*ended);
-  }
-}
-
-void Lifecycle::on_time(Time now) {
-  while (Operation* due = operations_.next_due(now)) {
-    fail_for_conflict(*due);
+    endings_.end_flow(*ended);
   }
 }
 
@@ -224,36 +218,36 @@ void Lifecycle::opened(Operation& operation, std::size_t index, Time now) {
   if (operation.is(State::failed)) {
     operation.take_inline_data(index);
     if (opening.finished) {
-      release_finished(operation);
-      remove_if_done(operation);
+      endings_.drop_finished(operation);
+      endings_.remove_if_done(operation);
     } else if (operation.tells_failure()) {
-      tell_failure(operation, index);
+      endings_.tell_failure(operation, index);
     }
     return;
   }
   if (opening.code != Code::ok) {
-    fail(operation, Status::error(opening.code, opening.text, opening.rank));
+    endings_.fail(operation, Status::error(opening.code, opening.text, opening.rank));
     return;
   }
   if (opening.failed) {
-    fail(operation, failed_before(opening, operation.rank(index), terms_.config()));
+    endings_.fail(operation, failed_before(opening, operation.rank(index), terms_.config()));
     return;
   }
-  // Where all have what they get, nobody needs anyone.
+  // Where every member that has opened it is complete, nobody needs those who are absent.
   const bool needs_all = operation.is_home() && !all_complete(operation);
   for (std::size_t i = 0; needs_all && i < operation.size(); ++i) {
     if (!operation.member(i).opened && absence_.is_absent(operation.rank(i))) {
-      fail(operation, absence_.status(operation.name(), operation.rank(i)));
+      endings_.fail(operation, absence_.status(operation.name(), operation.rank(i)));
       return;
     }
   }
-  // Any other opening will do: had they differed among themselves, the conflict would be known.
+  // Compared with one other opening: had the others differed among themselves, the conflict would be known.
   const auto other = std::find_if(operation.members().begin(), operation.members().end(),
                                   [&](const Member& member) { return member.opened && &member.opening != &opening; });
   std::string what;
   if (other != operation.members().end() && !agree(other->opening, opening, what)) {
     if (!operation.has_conflict() && operation.is_home()) {
-      operations_.set_alarm(operation, now + conflict_wait);
+      endings_.fail_soon(operation, now);
     }
     operation.note_conflict();
   }
@@ -263,7 +257,7 @@ void Lifecycle::opened(Operation& operation, std::size_t index, Time now) {
   if (!operation.has_conflict()) {
     admit(operation);
   } else if (operation.is_home()) {
-    fail_for_conflict(operation);
+    endings_.fail_for_conflict(operation);
   }
 }
 
@@ -272,7 +266,7 @@ void Lifecycle::refuse(Operation& operation, std::size_t index) {
   Status why = operations_.too_much();
   why.message = "'" + operation.name() + "': " + why.message;
   if (operation.is_home()) {
-    fail(operation, std::move(why));
+    endings_.fail(operation, std::move(why));
     return;
   }
   operation.note_conflict();  // not to be admitted
@@ -281,17 +275,16 @@ void Lifecycle::refuse(Operation& operation, std::size_t index) {
 }
 
 void Lifecycle::admit(Operation& operation) {
-  operations_.set_alarm(operation, never);
   const wire::Opening& attributes = operation.attributes();
   const std::uint64_t serial = operation.serial();
   if (terms_.is_transferred(attributes)) {
     receipts_.begin(operation);
     if (transfers_.start(operation)) {
-      remove(operation);
+      endings_.remove(operation);
     } else {
       operation.transfer();
-      release_finished(operation);
-      remove_if_done(operation);
+      endings_.drop_finished(operation);
+      endings_.remove_if_done(operation);
     }
     receipts_.end(serial);
     return;
@@ -315,7 +308,7 @@ void Lifecycle::start(Operation& operation) {
   Segments& segments = operation.segments();
   if (segments.range(0).empty()) {
     flow_.finish(operation, 0, Segment{segments.range(0), {}, 0});
-    end_flow(operation);
+    endings_.end_flow(operation);
     return;
   }
   std::vector<std::size_t> inlined;
@@ -333,7 +326,7 @@ void Lifecycle::start(Operation& operation) {
     ended = flow_.contribute(operation, 0, i, operation.take_inline_data(i));
   }
   if (ended) {
-    end_flow(operation);
+    endings_.end_flow(operation);
   }
 }
 
@@ -353,131 +346,31 @@ void Lifecycle::resume(Operation& operation, Range shard, std::uint32_t segment)
     }
   }
   if (segments.all_answered()) {
-    end_flow(operation);
+    endings_.end_flow(operation);
   }
 }
 
 void Lifecycle::settle(Operation& operation) {
-  operations_.set_alarm(operation, never);
+  endings_.fail_not(operation);
   for (std::size_t i = 0; i < operation.size(); ++i) {
     if (operation.member(i).opened) {
       links_.tell_settled(operation.rank(i), operation.member(i).number, true);
     }
   }
   if (!terms_.is_transferred(operation.attributes())) {
-    remove(operation);
+    endings_.remove(operation);
     return;
   }
   // Blocks may still go from worker to worker, and one of them may fail it.
   operation.transfer();
   operation.discard_inline_data();
-  release_finished(operation);
-  remove_if_done(operation);
+  endings_.drop_finished(operation);
+  endings_.remove_if_done(operation);
 }
 
 bool Lifecycle::all_complete(const Operation& operation) const {
   return std::all_of(operation.members().begin(), operation.members().end(),
                      [this](const Member& member) { return !member.opened || terms_.is_complete(member.opening); });
-}
-
-// --- Ends ---
-
-// The home of an operation that is cut into shards is kept until all are done with it: a member may yet report that it
-// failed.
-void Lifecycle::end_flow(Operation& operation) {
-  const std::uint64_t serial = operation.serial();
-  if (operation.is_home() && !terms_.is_small(operation.attributes())) {
-    operation.close();
-    release_finished(operation);
-    remove_if_done(operation);
-  } else {
-    remove(operation);
-  }
-  receipts_.end(serial);
-}
-
-void Lifecycle::fail(Operation& operation, Status why) {
-  release(operation);
-  operations_.set_alarm(operation, never);
-  operation.fail(std::move(why));
-  receipts_.forget(operation.serial());
-  release_finished(operation);
-  for (std::size_t i = 0; operation.tells_failure() && i < operation.size(); ++i) {
-    if (operation.member(i).opened && !operation.member(i).dropped) {
-      tell_failure(operation, i);
-    }
-  }
-  remove_if_done(operation);
-}
-
-void Lifecycle::fail_for_conflict(Operation& operation) {
-  fail(operation, Status::error(Code::mismatch, operation.mismatch_text(terms_.config())));
-}
-
-void Lifecycle::tell_failure(Operation& operation, std::size_t index) {
-  const std::uint32_t rank = operation.rank(index);
-  credit_.answer(rank, 0, operation.take_eager(index));
-  links_.send(rank, {.type = Type::fail, .operation = operation.member(index).number},
-              wire::encode(wire::Failure{operation.failure()}));
-}
-
-void Lifecycle::release_finished(Operation& operation) {
-  for (std::size_t i = 0; i < operation.size(); ++i) {
-    const Member& member = operation.member(i);
-    if (!member.opened || member.dropped || !(member.opening.finished || member.ended)) {
-      continue;
-    }
-    drop(operation, i);
-    if (operation.is(State::failed) && !member.opening.failed) {
-      links_.tell_settled(operation.rank(i), member.number, false);
-    }
-  }
-}
-
-void Lifecycle::release(Operation& operation) {
-  flow_.release(operation);
-  operation.discard_inline_data();
-}
-
-void Lifecycle::drop(Operation& operation, std::size_t index) {
-  operations_.drop(operation, index);
-  credit_.answer(operation.rank(index), 0, operation.take_eager(index));
-}
-
-// Whoever has opened it has dropped it, and of a tombstone nobody may come who has not.
-void Lifecycle::remove_if_done(Operation& operation) {
-  const bool tombstone = operation.is_home() && operation.is(State::failed);
-  for (std::size_t i = 0; i < operation.size(); ++i) {
-    const Member& member = operation.member(i);
-    const std::uint32_t rank = operation.rank(i);
-    const bool may_come = tombstone && !links_.has_left(rank) && !links_.is_lost(rank);
-    if (member.opened ? !member.dropped : may_come) {
-      return;
-    }
-  }
-  remove(operation);
-}
-
-void Lifecycle::remove(Operation& operation) {
-  release(operation);
-  for (std::size_t i = 0; i < operation.size(); ++i) {
-    if (operation.member(i).opened && !operation.member(i).dropped) {
-      drop(operation, i);
-    }
-  }
-  if (operation.is(State::failed) && operation.is_home()) {
-    // One whose link broke may open it again elsewhere: the others must then know of it.
-    const std::vector<std::uint32_t>& ranks = operation.group().ranks;
-    const bool all_know = std::none_of(ranks.begin(), ranks.end(), [this](std::uint32_t rank) {
-      return links_.is_lost(rank) && !links_.has_left(rank);
-    });
-    for (std::size_t i = 0; all_know && i < operation.size(); ++i) {
-      if (operation.member(i).opened) {
-        links_.tell_settled(operation.rank(i), operation.member(i).number, false);
-      }
-    }
-  }
-  operations_.remove(operation);
 }
 
 void Lifecycle::check_invariants() const {
@@ -487,6 +380,7 @@ void Lifecycle::check_invariants() const {
   admission_.check_invariants();
   flow_.check_invariants();
   transfers_.check_invariants(epochs_.number());
+  endings_.check_invariants();
 
   std::vector<std::uint64_t> outstanding(terms_.ranks());
   std::vector<std::uint64_t> eager(terms_.ranks());

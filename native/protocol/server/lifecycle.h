@@ -1,5 +1,6 @@
 // The life of operations on a server, from the first opening until nobody needs to know of them: docs/protocol.md,
-// sections 7 and 8. The only part that lets operations begin, fail and end; what it decides, its parts carry out.
+// sections 7 and 8. It matches openings and decides when an operation is admitted, resumed or settled; how one ends is
+// in endings.h, and what has been decided its other parts carry out.
 //
 //   For each worker, DATA without an answer = contributions to segments + what is being summed + what a root waits for;
 //   inline data without an answer = that of its operations. Admitted operations have a receipt until all have their
@@ -14,6 +15,7 @@
 #include "protocol/server/admission.h"
 #include "protocol/server/block_transfers.h"
 #include "protocol/server/credit.h"
+#include "protocol/server/endings.h"
 #include "protocol/server/epochs.h"
 #include "protocol/server/flow.h"
 #include "protocol/server/groups.h"
@@ -53,8 +55,8 @@ class Lifecycle {
 
   void summed(Token token);
   void written(Token token) { results_.written(token); }
-  void on_time(Time now);
-  Time deadline() const { return operations_.deadline(); }
+  void on_time(Time now) { endings_.on_time(now); }
+  Time deadline() const { return endings_.deadline(); }
 
   OperationTable& operations() { return operations_; }
   const OperationTable& operations() const { return operations_; }
@@ -66,7 +68,6 @@ class Lifecycle {
  private:
   using State = Operation::State;
 
-  // Beginnings.
   void opened(Operation& operation, std::size_t index, Time now);
   // There is no room for an operation: it fails, on all its members.
   void refuse(Operation& operation, std::size_t index);
@@ -76,21 +77,6 @@ class Lifecycle {
   // Nobody lacks anything of it.
   void settle(Operation& operation);
   bool all_complete(const Operation& operation) const;
-
-  // Ends. The operation may be gone after each of these.
-  void end_flow(Operation& operation);
-  void fail(Operation& operation, Status why);
-  void fail_for_conflict(Operation& operation);
-  void remove_if_done(Operation& operation);
-  void remove(Operation& operation);
-
-  void tell_failure(Operation& operation, std::size_t index);
-  // Members whose handles were done before say nothing more of it.
-  void release_finished(Operation& operation);
-  // What has come and is not answered.
-  void release(Operation& operation);
-  // The member's number is forgotten.
-  void drop(Operation& operation, std::size_t index);
 
   const Terms& terms_;
   const Epochs& epochs_;
@@ -103,6 +89,7 @@ class Lifecycle {
   Admission admission_;
   Flow flow_;
   BlockTransfers transfers_;
+  Endings endings_;
 };
 
 }  // namespace shoal::server

@@ -74,7 +74,6 @@ void OperationTable::drop(Operation& operation, std::size_t index) {
 }
 
 void OperationTable::remove(Operation& operation) {
-  set_alarm(operation, never);
   records_ -= entry(operation).record;
   kept_ = std::min(kept_, bytes());
   serials_.erase(operation.key());
@@ -84,31 +83,10 @@ void OperationTable::remove(Operation& operation) {
 void OperationTable::clear() {
   entries_.clear();
   serials_.clear();
-  alarms_.clear();
   records_ = 0;
   for (auto& of_worker : numbers_) {
     of_worker.clear();
   }
-}
-
-void OperationTable::set_alarm(Operation& operation, Time when) {
-  Entry& of = entry(operation);
-  if (of.alarm != never) {
-    alarms_.erase({of.alarm, operation.serial()});
-  }
-  of.alarm = when;
-  if (when != never) {
-    alarms_.insert({when, operation.serial()});
-  }
-}
-
-Operation* OperationTable::next_due(Time now) {
-  if (deadline() > now) {
-    return nullptr;
-  }
-  Operation& operation = entries_.at(alarms_.begin()->second).operation;
-  set_alarm(operation, never);
-  return &operation;
 }
 
 bool OperationTable::is_overfull(std::size_t times) const {
@@ -139,14 +117,11 @@ void OperationTable::limit(std::size_t bytes_allowed) {
 
 void OperationTable::check_invariants() const {
   std::size_t records = 0;
-  std::size_t alarms = 0;
   std::vector<std::size_t> open(numbers_.size());  // by rank
   for (const auto& [serial, entry] : entries_) {
     const Operation& operation = entry.operation;
     operation.check_invariants();
     records += entry.record;
-    alarms += entry.alarm == never ? 0 : 1;
-    SHOAL_INVARIANT(entry.alarm == never || operation.has_conflict());
     SHOAL_INVARIANT(operation.serial() == serial && serial < next_serial_);
     for (std::size_t i = 0; i < operation.size(); ++i) {
       const Member& member = operation.member(i);
@@ -157,7 +132,6 @@ void OperationTable::check_invariants() const {
     SHOAL_INVARIANT(numbers_[rank].size() == open[rank]);
   }
   SHOAL_INVARIANT(records == records_);
-  SHOAL_INVARIANT(alarms == alarms_.size());
   SHOAL_INVARIANT(serials_.size() == entries_.size());
 }
 

@@ -5,13 +5,12 @@
 // always become complete, which alone makes room again.
 //
 //   bytes() = groups + the records of all operations; there are as many keys as operations, and of each worker as many
-//   numbers as operations that it has opened and not dropped; an alarm is of an operation whose openings differ.
+//   numbers as operations that it has opened and not dropped.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -29,7 +28,6 @@ class OperationTable {
     Operation operation;
     std::size_t record = 0;    // bytes that it counts for
     std::size_t reserved = 0;  // of these, for the opening of each member
-    Time alarm = never;
   };
   using Entries = std::unordered_map<std::uint64_t, Entry>;
 
@@ -60,12 +58,6 @@ class OperationTable {
   void remove(Operation& operation);
   void clear();
 
-  // When the operation is to be looked at; never: not any more.
-  void set_alarm(Operation& operation, Time when);
-  // One whose time has come, and is then without an alarm; null: none.
-  Operation* next_due(Time now);
-  Time deadline() const { return alarms_.empty() ? never : alarms_.begin()->first; }
-
   // What all of it takes, groups included.
   std::size_t bytes() const { return groups_.bytes() + records_; }
   // Whether new operations fail.
@@ -94,7 +86,6 @@ class OperationTable {
   std::unordered_map<Hash128, std::uint64_t> serials_;                     // by key
   std::vector<std::unordered_map<std::uint64_t, std::uint64_t>> numbers_;  // by rank: its number → serial
   std::uint64_t next_serial_ = 1;
-  std::set<std::pair<Time, std::uint64_t>> alarms_;
   std::size_t records_ = 0;  // bytes
   std::size_t limit_;        // bytes, with groups
   std::size_t kept_ = 0;     // what there was when the limit was lowered, as far as it is still there

@@ -1,9 +1,9 @@
 // Which results of an operation its members have: from the first RESULT or SIZES that is sent until all have said that
 // they have the last. A receipt outlives its operation.
 //
-//   acknowledged <= sent (modulo 2^32); a worker whose link stands has sent − acknowledged results on their way;
-//   the results that a receipt awaits = the sum of those by segment, where it counts them, of which the first that it
-//   keeps has some; and a receipt that has ended and awaits none is gone.
+//   acknowledged <= sent (modulo 2^32); a worker whose link stands has sent − acknowledged results on their way.
+//   Where a receipt counts by segment: awaited = sum of missing, and missing.front() > 0.
+//   A receipt that has ended and awaits nothing is gone.
 #pragma once
 
 #include <cstddef>

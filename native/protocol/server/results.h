@@ -1,8 +1,8 @@
 // Results on their way to the members: the memory behind their frames until the network has it all, and the root of a
 // broadcast, which is answered when a segment has been written to all others.
 //
-//   A result in flight has unwritten frames, or answers a root and waits for one before it; those that a root waits for
-//   are in flight, in the order of segments.
+//   A result in flight has unwritten frames, or its root's answer waits for that of a segment before it.
+//   The segments that a root waits for are in flight, ascending, and the first has unwritten frames.
 #pragma once
 
 #include <cstddef>

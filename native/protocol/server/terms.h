@@ -42,7 +42,7 @@ class Terms {
   std::uint32_t segment_of(const wire::Opening& opening, Range shard) const;
   // Bytes of inline data that may come with the opening.
   std::uint32_t inline_of(const wire::Opening& opening) const;
-  // Whether the member that says this has everything that it gets from here, and knows that others have opened it too.
+  // Whether the member that says this has everything that it gets from here. (It then knows that all have opened it.)
   bool is_complete(const wire::Opening& opening) const;
 
   void begin_epoch(const std::vector<std::uint32_t>& weights);
