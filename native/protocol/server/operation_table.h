@@ -41,6 +41,8 @@ class OperationTable {
   };
   std::optional<Place> find(std::uint32_t rank, std::uint64_t number);
   bool has_number(std::uint32_t rank, std::uint64_t number) const { return numbers_[rank].count(number) > 0; }
+  // How many operations the worker has opened and not dropped.
+  std::size_t open_of(std::uint32_t rank) const { return numbers_[rank].size(); }
   // Null: it is gone.
   Operation* find(std::uint64_t serial);
   const Operation& at(std::uint64_t serial) const { return entries_.at(serial).operation; }

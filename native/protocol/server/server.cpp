@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/invariant.h"
 #include "base/limits.h"
 #include "protocol/server/openings.h"
 #include "wire/epoch.h"
@@ -314,6 +315,11 @@ void Server::check_invariants() const {
   links_.check_invariants();
   credit_.check_invariants();
   lifecycle_.check_invariants();
+  for (std::uint32_t rank = 0; rank < terms_.ranks(); ++rank) {
+    SHOAL_INVARIANT(!links_.has_left(rank) || absence_.is_absent(rank));
+    SHOAL_INVARIANT(!links_.is_lost(rank) || lifecycle_.operations().open_of(rank) == 0);
+    SHOAL_INVARIANT(epochs_.is_current(rank) || lifecycle_.operations().open_of(rank) == 0);
+  }
 }
 
 }  // namespace shoal

@@ -4,6 +4,8 @@
 // It puts its parts together: a frame is checked by those who know what may come, and told to those whom it concerns.
 // What becomes of operations is decided in one of them (lifecycle.h).
 //
+//   Who has left is absent; a worker whose link broke, or that has not begun this epoch, has no operation open here.
+//
 // Memory is bounded: for each worker at most `credit` bytes of contributions and `eager` bytes of inline data; for all,
 // what tables may take (limits::tables_bytes). Beyond that new operations fail, on all their members; beyond twice as
 // much, the link of the worker that opens another one ends. What is open has its room, also where the limit is lowered.
