@@ -201,7 +201,7 @@ class Handle {
   std::uint64_t generation_;
 };
 
-Handle submit(BoundEngine& session, int collective, std::uint32_t group, std::string name, int op, int dtype,
+Handle submit(BoundEngine& bound, int collective, std::uint32_t group, std::string name, int op, int dtype,
               std::vector<std::int64_t> shape, std::vector<std::int64_t> splits, std::uint32_t root, nb::object input,
               nb::object output, double timeout) {
   Submission submission;
@@ -230,16 +230,16 @@ Handle submit(BoundEngine& session, int collective, std::uint32_t group, std::st
     submission.output = array.address();
     submission.output_bytes = array.bytes();
   }
-  return Handle(session.submit(std::move(submission), std::move(input), std::move(output)), session.in_flight());
+  return Handle(bound.submit(std::move(submission), std::move(input), std::move(output)), bound.in_flight());
 }
 
-Handle submit_failed(BoundEngine& session, std::uint32_t group, std::string name, std::string reason) {
+Handle submit_failed(BoundEngine& bound, std::uint32_t group, std::string name, std::string reason) {
   Submission submission;
   submission.group = group;
   submission.name = std::move(name);
   submission.timeout = 30 * second;
   submission.failure = reason.empty() ? std::string("failed before it began") : std::move(reason);
-  return Handle(session.submit(std::move(submission), nb::none(), nb::none()), session.in_flight());
+  return Handle(bound.submit(std::move(submission), nb::none(), nb::none()), bound.in_flight());
 }
 
 // A peer may have said it: it need not be UTF-8.
@@ -247,7 +247,7 @@ nb::str text_of(const std::string& text) {
   return nb::steal<nb::str>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
-void attach_returned(BoundEngine& session, std::uint32_t index, std::uint32_t attempt, const nb::bytes& process,
+void attach_returned(BoundEngine& bound, std::uint32_t index, std::uint32_t attempt, const nb::bytes& process,
                      Connection&& socket) {
   wire::ServerId id{};
   if (process.size() != id.size()) {
@@ -255,14 +255,14 @@ void attach_returned(BoundEngine& session, std::uint32_t index, std::uint32_t at
   }
   std::memcpy(id.data(), process.c_str(), id.size());
   const nb::gil_scoped_release released;
-  session.engine().attach_returned(index, attempt, id, std::move(socket));
+  bound.engine().attach_returned(index, attempt, id, std::move(socket));
 }
 
-std::optional<std::tuple<std::string, std::int32_t, nb::str, std::uint32_t>> next_event(BoundEngine& session,
+std::optional<std::tuple<std::string, std::int32_t, nb::str, std::uint32_t>> next_event(BoundEngine& bound,
                                                                                         double seconds) {
-  session.let_go();
+  bound.let_go();
   auto event = wait_in_slices(
-      seconds, [&](std::chrono::nanoseconds longest) { return session.engine().next_event(longest); },
+      seconds, [&](std::chrono::nanoseconds longest) { return bound.engine().next_event(longest); },
       PyErr_CheckSignals);
   if (!event.has_value()) {
     return std::nullopt;
@@ -270,28 +270,28 @@ std::optional<std::tuple<std::string, std::int32_t, nb::str, std::uint32_t>> nex
   return std::tuple(std::move(event->kind), event->index, text_of(event->text), event->attempt);
 }
 
-void close(BoundEngine& session) {
+void close(BoundEngine& bound) {
   {
     const nb::gil_scoped_release released;
-    session.engine().close();
+    bound.engine().close();
   }
-  session.let_go();
+  bound.let_go();
 }
 
-void abort(BoundEngine& session, std::string reason) {
+void abort(BoundEngine& bound, std::string reason) {
   {
     const nb::gil_scoped_release released;
-    session.engine().abort(std::move(reason));
+    bound.engine().abort(std::move(reason));
   }
-  session.let_go();
+  bound.let_go();
 }
 
 // Bytes that live until no array needs them.
-std::optional<nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>> allocate(BoundEngine& session, std::size_t bytes) {
+std::optional<nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>> allocate(BoundEngine& bound, std::size_t bytes) {
   std::shared_ptr<std::byte> memory;
   {
     const nb::gil_scoped_release released;
-    memory = session.engine().allocate(bytes);
+    memory = bound.engine().allocate(bytes);
   }
   if (memory == nullptr) {
     return std::nullopt;
@@ -304,9 +304,9 @@ std::optional<nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>> allocate(BoundE
 // A method of the native engine that may wait for its thread.
 template <class Result, class... Arguments>
 auto without_gil(Result (engine::Engine::*method)(Arguments...)) {
-  return [method](BoundEngine& session, Arguments... arguments) {
+  return [method](BoundEngine& bound, Arguments... arguments) {
     const nb::gil_scoped_release released;
-    return (session.engine().*method)(std::move(arguments)...);
+    return (bound.engine().*method)(std::move(arguments)...);
   };
 }
 
@@ -389,8 +389,8 @@ void bind_engine(nb::module_& module) {
       .def("server_unreachable", without_gil(&engine::Engine::server_unreachable), "server"_a, "attempt"_a)
       .def(
           "share_memory",
-          [](BoundEngine& session, std::shared_ptr<shm::Memory> memory) {
-            session.engine().share_memory(std::move(memory));
+          [](BoundEngine& bound, std::shared_ptr<shm::Memory> memory) {
+            bound.engine().share_memory(std::move(memory));
           },
           "memory"_a)
       .def("start", without_gil(&engine::Engine::start))
@@ -402,16 +402,16 @@ void bind_engine(nb::module_& module) {
       .def("submit_failed", &submit_failed, "group"_a, "name"_a, "reason"_a)
       .def("next_event", &next_event, "seconds"_a)
       .def("leave", without_gil(&engine::Engine::leave))
-      .def("left", [](BoundEngine& session) { return session.engine().left(); })
-      .def("serves", [](BoundEngine& session) { return session.engine().serves(); })
-      .def("has_losses", [](BoundEngine& session) { return session.engine().has_losses(); })
+      .def("left", [](BoundEngine& bound) { return bound.engine().left(); })
+      .def("serves", [](BoundEngine& bound) { return bound.engine().serves(); })
+      .def("has_losses", [](BoundEngine& bound) { return bound.engine().has_losses(); })
       .def(
-          "loss_of_rank", [](BoundEngine& session, std::uint32_t rank) { return session.engine().loss_of_rank(rank); },
+          "loss_of_rank", [](BoundEngine& bound, std::uint32_t rank) { return bound.engine().loss_of_rank(rank); },
           "rank"_a)
       .def("abort", &abort, "reason"_a)
       .def("close", &close)
       .def("finish_at_exit", &finish_at_exit, "reason"_a)
-      .def("statistics", [](BoundEngine& session) { return session.engine().statistics(); });
+      .def("statistics", [](BoundEngine& bound) { return bound.engine().statistics(); });
 }
 
 }  // namespace shoal::python

@@ -1,5 +1,5 @@
 // The coordinator's machine, on rank 0's worker: the one place that decides who is in the job and which servers average
-// how much. It hears of departures and losses on the control links and tells every worker. docs/protocol.md, section 8.
+// how much. It hears of departures and losses on the control links and tells every worker. docs/protocol/recovery.md.
 //
 // It puts its parts together, and decides about ranks; about servers its servers do, and about ranks that wait for each
 // other its circles.

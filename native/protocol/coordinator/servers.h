@@ -1,5 +1,5 @@
 // The coordinator's decisions about servers: who goes on when one is lost, and when a lost one is used again.
-// docs/protocol.md, section 8. Who averages how much is reckoned in active_weights.h, how a lost server comes back in
+// docs/protocol/recovery.md. Who averages how much is reckoned in active_weights.h, how a lost server comes back in
 // reconnection.h.
 //
 //   A dedicated server that was ever lost has a reconnection, which says that it is lost exactly while its weights do;

@@ -1,5 +1,5 @@
 // How operations end on a server: they have been answered, have failed, or nobody needs to know of them any more; and
-// who is told that they have failed. docs/protocol.md, section 7, "The end" and "Failure".
+// who is told that they have failed. docs/protocol/lifecycle.md, "The end" and "Failure".
 //
 //   Who waits to fail (openings differ, and others are still to come) is known, is a home's, has openings that differ,
 //   and has an alarm; deadline() is the first of these.

@@ -1,4 +1,4 @@
-// Which epoch it is at this server and at each worker (docs/protocol.md, section 8).
+// Which epoch it is at this server and at each worker (docs/protocol/recovery.md).
 //
 //   said(rank) <= number(); a worker that has said nothing since the first epoch has nothing to open again.
 #pragma once

@@ -1,6 +1,6 @@
-// The life of operations on a server, from the first opening until nobody needs to know of them: docs/protocol.md,
-// sections 7 and 8. It matches openings and decides when an operation is admitted, resumed or settled; how one ends is
-// in endings.h, and what has been decided its other parts carry out.
+// The life of operations on a server, from the first opening until nobody needs to know of them:
+// docs/protocol/lifecycle.md and recovery.md. It matches openings and decides when an operation is admitted, resumed or
+// settled; how one ends is in endings.h, and what has been decided its other parts carry out.
 //
 //   For each worker, DATA without an answer = contributions to segments + what is being summed + what a root waits for;
 //   inline data without an answer = that of its operations. Admitted operations have a receipt until all have their

@@ -1,5 +1,5 @@
-// What is missing of an operation's shard where some members have results from an epoch before. docs/protocol.md,
-// section 8, and docs/decisions/server-loss.md.
+// What is missing of an operation's shard where some members have results from an epoch before.
+// docs/protocol/recovery.md, and docs/decisions/server-loss.md.
 #pragma once
 
 #include <vector>

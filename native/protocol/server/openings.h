@@ -1,4 +1,4 @@
-// Which openings can be at a server, as far as the opening itself tells (docs/protocol.md, section 6).
+// Which openings can be at a server, as far as the opening itself tells (docs/protocol/format.md, Openings).
 #pragma once
 
 #include <cstddef>

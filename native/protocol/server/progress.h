@@ -1,4 +1,4 @@
-// Whom an operation waits for, for workers that ask (docs/protocol.md, section 7, "Stalls").
+// Whom an operation waits for, for workers that ask (docs/protocol/lifecycle.md, Stalls).
 //
 //   heard(rank) <= the present time.
 #pragma once
