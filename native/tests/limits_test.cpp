@@ -12,7 +12,7 @@
 #include "frames.h"
 #include "protocol/keys.h"
 #include "protocol/server/server.h"
-#include "protocol/worker/state.h"
+#include "protocol/worker/operation.h"
 #include "protocol/worker/worker.h"
 #include "shm_ranks.h"
 #include "worlds.h"

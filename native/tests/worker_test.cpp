@@ -198,6 +198,29 @@ TEST(an_answer_to_what_was_not_written_yet_leaves_no_frame_that_borrows_the_arra
   }
 }
 
+TEST(a_copy_of_a_small_input_is_not_given_back_while_a_frame_borrows_it) {
+  TwoServers job;
+  std::vector<std::byte> array(64);
+  job.worker.submit(all_reduce(array));
+  const LinkId home = job.world.queue.back().link;
+  const LinkId other = server_link + (home == server_link ? 1 : 0);
+  const wire::Header result{.type = Type::result, .flags = wire::flag_last, .dtype = DType::uint8, .operation = 1};
+  CHECK(job.arrives(home, {.type = Type::admit, .operation = 1}, {}).ok());
+  job.worker.on_sent(1);
+  CHECK(job.arrives(home, result, Bytes(array.size())).ok());
+  CHECK(job.world.finished.contains(7));
+  job.world.queue.clear();
+  // The home is lost, and another member may not have its result: the next one asks for this rank's input again.
+  CHECK(job.loses(home).ok());
+  CHECK(job.arrives(other, {.type = Type::admit, .epoch = 1, .operation = 1}, {}).ok());
+  CHECK_EQ(job.world.data_sent_to(other), 1);
+  CHECK_EQ(job.world.queue.back().borrowed.size(), array.size());
+  job.worker.abort("the loss is NaN");
+  for (const World::Queued& frame : job.world.queue) {
+    CHECK(frame.borrowed.empty());
+  }
+}
+
 TEST(a_first_result_without_admit_says_the_same) {
   Job job(4096);
   std::vector<std::byte> array(std::size_t{4} * 4096);

@@ -9,7 +9,7 @@
 #include "base/limits.h"
 #include "protocol/collectives.h"
 #include "protocol/local/operation.h"
-#include "protocol/worker/state.h"
+#include "protocol/worker/operation.h"
 
 namespace shoal::sim {
 

@@ -1,502 +1,541 @@
-// A worker's operations: how they are opened and ended. How they are sent: sender.cpp. docs/protocol/lifecycle.md.
+#include "protocol/worker/operations.h"
+
 #include <algorithm>
-#include <cmath>
+#include <cstddef>
 #include <cstring>
-#include <limits>
+#include <optional>
 #include <utility>
 
-#include "base/limits.h"
-#include "protocol/agreement.h"
+#include "base/invariant.h"
 #include "protocol/collectives.h"
-#include "protocol/keys.h"
-#include "protocol/worker/impl.h"
 
-namespace shoal {
+namespace shoal::worker {
 
-using wire::Header;
 using wire::Type;
 
-namespace {
+Operations::Operations(const Environment& environment, const Groups& groups, const Losses& losses, Links& links,
+                       ServerFrames& frames, Goodbye& goodbye)
+    : environment_(environment),
+      losses_(losses),
+      frames_(frames),
+      goodbye_(goodbye),
+      submissions_(environment, groups, losses, goodbye, table_),
+      sender_(environment, table_, frames),
+      transfers_(environment, table_, links),
+      window_(environment, links, frames),
+      progress_(environment, table_, links, frames) {}
 
-// What an entry takes beside what it says of itself: its place in a table.
-constexpr std::size_t group_overhead = 160;
-constexpr std::size_t name_overhead = 64;
+// --- Submission ---
 
-std::uint64_t rows_of(const Submission& submission) {
-  return submission.shape.empty() ? 0 : static_cast<std::uint64_t>(submission.shape[0]);
-}
-
-}  // namespace
-
-namespace worker {
-
-std::optional<std::size_t> Group::index_of(std::uint32_t rank) const {
-  const auto found = std::find(ranks.begin(), ranks.end(), rank);
-  if (found == ranks.end()) {
-    return std::nullopt;
+void Operations::submit(Submission submission) {
+  std::unique_ptr<Operation> made = submissions_.take(std::move(submission));
+  if (made == nullptr) {
+    return;
   }
-  return static_cast<std::size_t>(found - ranks.begin());
-}
-
-bool Group::needs(std::uint32_t rank) const { return std::find(needed.begin(), needed.end(), rank) != needed.end(); }
-
-bool Operation::gathers() const { return is_gather(submission.collective); }
-
-bool Operation::contributes() const { return shoal::contributes(submission.collective, group->own, submission.root); }
-
-bool Operation::waits_for_others(const JobConfig& config) const {
-  using Receivers = CollectiveTraits::Receivers;
-  const Receivers receivers = traits_of(submission.collective).receivers;
-  const bool gives_alone = receivers == Receivers::all_but_root && contributes();
-  return bytes > config.small && (receivers == Receivers::chunks || gives_alone);
-}
-
-bool Operation::shares_results(const JobConfig& config) const {
-  return traits_of(submission.collective).shares_results() && bytes > config.small && !config.ring;
-}
-
-Cursor Part::next_to_send() const {
-  Cursor at = sent;
-  while (at.run < runs.size() && (!runs[at.run].sends || at.offset >= runs[at.run].range.end)) {
-    ++at.run;
+  Operation& operation = table_.open(std::move(made));
+  sender_.plan(operation);
+  submissions_.count(operation);
+  if (!operation.failed_here()) {
+    progress_.watch(operation);
   }
-  if (at.run < runs.size()) {
-    at.offset = std::max(at.offset, runs[at.run].range.begin);
-  }
-  return at;
+  sender_.open(operation, false);
 }
 
-Cursor Part::next_to_answer() const {
-  Cursor at = answered;
-  while (at.run + 1 < runs.size() && at.offset >= runs[at.run].range.end) {
-    ++at.run;
+void Operations::contributed(std::uint64_t handle, Range range) {
+  Operation* operation = table_.find_streamed(handle);
+  if (operation == nullptr) {
+    return;
   }
-  if (at.run < runs.size()) {
-    at.offset = std::max(at.offset, runs[at.run].range.begin);
+  operation->add_contributed(range);
+  operation->watch().move(environment_.now());
+  for (const Part& part : operation->parts()) {
+    if (!intersection(part.shard(), range).empty()) {
+      sender_.send_on(part.server());
+    }
   }
-  return at;
 }
 
-Range Part::segment_at(const Cursor& cursor) const {
-  if (cursor.run >= runs.size()) {
+// --- What servers say ---
+
+Status Operations::receive_from_server(std::uint32_t server, Frame& frame) {
+  const wire::Header& header = frame.header;
+  if (!sender_.add_credit(server, header.credit)) {
+    return refused("more credit than there can be");
+  }
+  if (header.type == Type::result || header.type == Type::sizes) {
+    frames_.count_result(server);
+    progress_.note_result(server);
+  }
+  // Frames for operations that have ended count for their credit only.
+  Status status;
+  switch (header.type) {
+    case Type::sizes:
+      return receive_sizes(server, frame);
+    case Type::have:
+      return receive_have(server, frame);
+    case Type::late:
+      status = progress_.receive_late(server, frame);
+      break;
+    case Type::fail:
+      status = receive_failure(server, frame);
+      break;
+    case Type::admit:
+      status = receive_admit(server, frame);
+      break;
+    case Type::result:
+      status = receive_result(server, frame);
+      break;
+    default:
+      break;
+  }
+  sender_.send_on(server);
+  return status;
+}
+
+void Operations::admit(Operation& operation, Part& part) {
+  sender_.admit(operation, part);
+  if (window_.measures() && !operation.is_measured() && !operation.is_finished() && !operation.is_small()) {
+    operation.set_measured(true);
+    window_.begin_measuring();
+  }
+}
+
+Status Operations::receive_result(std::uint32_t server, Frame& frame) {
+  Operation* found = table_.find_going_on(frame.header.operation);
+  if (found == nullptr || found->failed_here()) {
     return {};
   }
-  return {cursor.offset, std::min(cursor.offset + segment, runs[cursor.run].range.end)};
-}
-
-std::uint64_t Part::segments_sent() const {
-  std::uint64_t segments = 0;
-  for (std::size_t run = 0; run < runs.size() && run <= sent.run; ++run) {
-    const Range& range = runs[run].range;
-    const std::uint64_t end = run < sent.run ? range.end : sent.offset;
-    segments += (end - range.begin + segment - 1) / segment;
+  Operation& operation = *found;
+  const Submission& s = operation.submission();
+  const wire::Header& header = frame.header;
+  operation.watch().move(environment_.now());
+  Part& part = operation.part_of(server);
+  const Range segment = sender_.answered(operation, part);
+  if (!part.is_admitted() && operation.needs_admission() && !part.all_sent()) {
+    admit(operation, part);  // no ADMIT has said it
   }
-  return segments;
-}
-
-std::uint64_t Operation::least_sent() const {
-  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
-  for (const Part& part : parts) {
-    if (!part.all_sent()) {
-      least = std::min(least, part.segments_sent());
-    }
+  if (operation.is_small()) {
+    operation.keep_input(environment_.pool());
   }
-  return least;
-}
-
-double Operation::step() const {
-  double least = 1;
-  for (const Part& part : parts) {
-    const Range next = part.segment_at(part.next_to_send());
-    if (part.is_reference && !next.empty() && has(next)) {
-      least = std::min(least, static_cast<double>(part.bytes_sent()) / static_cast<double>(part.shard.size()));
-    }
+  if (header.length > 0) {
+    // The first moment at which the result replaces the contribution: it is whole.
+    std::memcpy(s.output + (header.offset - operation.wanted().begin), frame.payload.data(), header.length);
   }
-  return least;
-}
-
-bool Operation::in_step(const Part& part) const {
-  return !part.follows_reference ||
-         static_cast<double>(part.bytes_sent()) <= step() * static_cast<double>(part.shard.size()) + part.stagger;
-}
-
-Part& Operation::part_of(std::uint32_t server) {
-  return *std::lower_bound(parts.begin(), parts.end(), server,
-                           [](const Part& part, std::uint32_t index) { return part.server < index; });
-}
-
-// The texts and lists are there twice: as submitted, and in the opening. Four entries in tables lead to it.
-std::size_t record_bytes(const Submission& submission, std::size_t servers) {
-  constexpr std::size_t entry = 64;
-  const std::size_t listed = 8 * (submission.shape.size() + submission.splits.size());
-  return sizeof(Operation) + 4 * entry + servers * (sizeof(Part) + sizeof(wire::Run)) +
-         2 * (submission.name.size() + submission.failure.size() + listed);
-}
-
-bool Operation::done(const JobConfig& config) const {
-  const bool waits = waits_for_others(config);
-  return !failed_here && std::all_of(parts.begin(), parts.end(),
-                                     [waits](const Part& part) { return part.done && (part.settled || !waits); });
-}
-
-}  // namespace worker
-
-std::uint32_t Worker::Impl::make_group(std::vector<std::uint32_t> ranks, std::vector<std::uint32_t> needed,
-                                       const std::string& name) {
-  auto group = std::make_unique<Group>();
-  // Group 0 has the id that every server knows.
-  const bool world = groups_.empty();
-  const std::uint64_t made = world ? 0 : ++made_[group_id(ranks, name, 0)];
-  group->id = group_id(ranks, name, made);
-  groups_bytes_ += group_overhead + sizeof(std::uint32_t) * (ranks.size() + needed.size());
-  group->too_many = groups_bytes_ > config_.tables.groups && !world;
-  if (!group->too_many) {
-    group->ranks = std::move(ranks);
-    group->needed = std::move(needed);
-    group->own = group->index_of(rank_).value_or(0);
+  if (operation.shares_results() && !operation.is_finished()) {
+    part.results().add(segment, std::move(frame.payload), header.acknowledged);
   }
-  groups_.push_back(std::move(group));
-  return static_cast<std::uint32_t>(groups_.size() - 1);
-}
-
-Status Worker::Impl::problem_with(const Submission& submission) const {
-  const auto wrong = [](std::string what) { return Status::error(Code::failed_on_rank, std::move(what)); };
-  if (leaving_ && broken_.ok()) {
-    return Status::error(Code::cancelled, "this rank has left the job (shoal.shutdown() was called)");
+  if (s.streamed && header.length > 0) {
+    environment_.world().received(s.handle, segment);
   }
-  if (Status loss = loss_of(submission.group); !loss.ok()) {
-    return loss;
+  if (operation.is_measured()) {
+    window_.answered(segment.size());
   }
-  if (submission.group >= groups_.size()) {
-    return wrong("there is no group " + std::to_string(submission.group));
+  part.finish_if_last((header.flags & wire::flag_last) != 0);
+  // By a handle of somebody's, which ends when it is known that all have it.
+  const bool is_waited_for = part.is_done() && !operation.is_small() && s.collective != Collective::all_reduce;
+  if (!operation.is_finished()) {
+    end_if_done(operation);
   }
-  if (std::string problem = problem_with_name(submission.name); !problem.empty()) {
-    return wrong(std::move(problem));
-  }
-  if (groups_[submission.group]->too_many) {
-    return too_much("the groups", "groups_bytes", config_.tables.groups, "make groups once and keep them");
-  }
-  if (occurrences_.size() * name_overhead >= config_.tables.names) {
-    const std::string name = submission.name.empty() ? unnamed : submission.name;
-    if (!occurrences_.contains(operation_key(groups_[submission.group]->id, name, 0))) {
-      return too_much("the names of operations", "names_bytes", config_.tables.names,
-                      std::to_string(occurrences_.size()) + " names were used; use the same names in every step");
-    }
+  if (is_waited_for) {
+    frames_.acknowledge(environment_.now());
   }
   return {};
 }
 
-Status Worker::Impl::too_much(const char* what, const char* limit, std::size_t allowed,
-                              const std::string& advice) const {
-  return Status::error(Code::limit,
-                       std::string(what) + " take all the memory that they may on " + rank_text(rank_, config_) + ", " +
-                           bytes_text(allowed) + " (" + limit + "): " + advice,
-                       static_cast<std::int32_t>(rank_));
-}
-
-void Worker::Impl::submit(Submission submission) {
-  if (Status problem = problem_with(submission); !problem.ok()) {
-    world_.finish(submission.handle, std::move(problem));
-    return;
+// What the server lacks of an operation from an epoch before, and what this worker lacks of it.
+Status Operations::receive_admit(std::uint32_t server, const Frame& frame) {
+  Operation* operation = table_.find_going_on(frame.header.operation);
+  if (operation == nullptr || operation->failed_here()) {
+    return {};
   }
-  Group& group = *groups_[submission.group];
-  if (group.ranks.size() == 1) {
-    finish_alone(submission);
-    return;
+  Part& part = operation->part_of(server);
+  operation->watch().move(environment_.now());
+  admit(*operation, part);
+  if ((frame.header.flags & wire::flag_resumed) == 0) {
+    return {};
   }
-  auto made = std::make_unique<Operation>();
-  Operation& operation = *made;
-  operation.number = next_number_++;
-  operation.group = &group;
-  operation.submission = std::move(submission);
-  operation.progress = now_;
-
-  wire::Opening& opening = operation.opening;
-  opening.name = operation.submission.name.empty() ? unnamed : operation.submission.name;
-  opening.group = group.id;
-  opening.occurrence = operation.submission.occurrence ? *operation.submission.occurrence
-                                                       : occurrences_[operation_key(group.id, opening.name, 0)]++;
-  opening.key = operation_key(group.id, opening.name, opening.occurrence);
-
-  Submission& s = operation.submission;
-  Status failure;
-  if (s.failure_code != Code::ok) {
-    failure = Status::error(s.failure_code, s.failure, s.failure_rank);
-    opening.code = s.failure_code;
-    opening.rank = s.failure_rank;
-  } else if (!s.failure.empty()) {
-    failure = Status::error(Code::failed_on_rank, s.failure, static_cast<std::int32_t>(rank_));
-  } else if (s.shape.size() > limits::dimensions) {
-    failure =
-        Status::error(Code::failed_on_rank, "arrays have at most " + std::to_string(limits::dimensions) + " dimensions",
-                      static_cast<std::int32_t>(rank_));
-  } else if (open_bytes_ - failed_bytes_ >= config_.tables.open) {
-    failure = too_much("the operations that are open", "open_bytes", config_.tables.open,
-                       std::to_string(operations_.size()) + " are open; wait for some of them");
+  std::vector<wire::Run> runs;
+  if (Status status = wire::decode(frame.bytes(), part.shard(), runs); !status.ok()) {
+    return status;
   }
-  if (!failure.ok()) {
-    // The others are told through the home, if there is room for that.
-    operation.failed_here = true;
-    opening.failed = true;
-    opening.text = failure.message;
-    world_.finish(s.handle, std::move(failure));
-    if (failed_bytes_ >= config_.tables.open) {
-      return;
-    }
-  } else {
-    take_arguments(opening, s);
-    check_again(operation, now_ + std::min(s.timeout, first_late));
-  }
-  if (s.streamed && !operation.failed_here) {
-    streamed_.emplace(s.handle, operation.number);
-  }
-  operations_.emplace(operation.number, std::move(made));
-  measure(operation);
-  plan(operation);
-  operation.record = worker::record_bytes(s, operation.parts.size());
-  open_bytes_ += operation.record;
-  failed_bytes_ += operation.failed_here ? operation.record : 0;
-  open(operation);
-}
-
-void Worker::Impl::contributed(std::uint64_t handle, Range range) {
-  const auto number = streamed_.find(handle);
-  if (number == streamed_.end()) {
-    return;
-  }
-  Operation& operation = *find(number->second);
-  operation.contributed.add(range);
-  operation.progress = now_;
-  for (std::size_t i = 0; i < operation.parts.size(); ++i) {
-    const Part& part = operation.parts[i];
-    if (!intersection(part.shard, range).empty()) {
-      pump(part.server);
-    }
-  }
-}
-
-void Worker::Impl::finish_alone(const Submission& submission) {
-  if (!submission.failure.empty()) {
-    world_.finish(submission.handle,
-                  Status::error(Code::failed_on_rank, submission.failure, static_cast<std::int32_t>(rank_)));
-    return;
-  }
-  std::byte* output = submission.output;
-  if (output == nullptr && is_gather(submission.collective)) {
-    output = world_.allocate_output(submission.handle, {submission.input_bytes});
-    if (output == nullptr && submission.input_bytes > 0) {
-      world_.finish(submission.handle,
-                    Status::error(Code::failed_on_rank,
-                                  "there is no memory for the " + std::to_string(submission.input_bytes) +
-                                      " bytes that " + rank_text(rank_, config_) + " receives",
-                                  static_cast<std::int32_t>(rank_)));
-      return;
-    }
-  }
-  // A broadcast's root may have no output.
-  if (output != nullptr && output != submission.input && submission.input_bytes > 0) {
-    std::memmove(output, submission.input, submission.input_bytes);
-  }
-  world_.finish(submission.handle, {});
-}
-
-// How large it is, and what of the result is wanted.
-void Worker::Impl::measure(Operation& operation) {
-  const Submission& s = operation.submission;
-  const bool receives_only = traits_of(s.collective).has_root() && !operation.contributes();
-  operation.bytes = operation.failed_here ? 0 : receives_only ? s.output_bytes : s.input_bytes;
-  operation.opening.bytes = operation.bytes;
-  operation.wanted = received_by(s.collective, operation.bytes, rows_of(s), operation.group->ranks.size(),
-                                 operation.group->own, s.root);
-}
-
-// Which servers work on it.
-void Worker::Impl::plan(Operation& operation) {
-  operation.home = home_of(operation.opening.key, config_);
-  const bool sends = operation.contributes();
-  const auto add = [&](std::uint32_t server, Range shard) {
-    Part& part = operation.parts.emplace_back();
-    part.server = server;
-    part.shard = shard;
-    part.segment = config_.segment_for(servers_[server].window, operation.bytes, shard.size());
-    part.is_reference = servers_[server].is_reference;
-    part.runs.push_back({shard, sends, true});
-    part.sent = part.answered = {0, shard.begin};
-  };
-  if (operation.gathers() || takes_ring(operation) || operation.opening.failed) {
-    add(operation.home, {0, operation.bytes});
-    return;
-  }
-  const std::vector<Share> shares = shares_of(operation.bytes, operation.home, config_);
-  operation.parts.reserve(shares.size());
-  for (const Share& share : shares) {
-    add(share.server, share.shard);
-  }
-  follow_reference(operation);
-}
-
-// Short operations are all beginning and end, where a server that waits for another only loses time.
-void Worker::Impl::follow_reference(Operation& operation) {
-  operation.follows_reference = false;
-  const bool is_short = std::any_of(operation.parts.begin(), operation.parts.end(), [this](const Part& part) {
-    return part.is_reference && has_smaller_segments(part);
+  const bool possible = std::all_of(runs.begin(), runs.end(), [operation](const wire::Run& run) {
+    return (operation->contributes() || !run.sends) && (operation->lacks(run.range) || !run.receives);
   });
-  for (Part& part : operation.parts) {
-    part.follows_reference = servers_[part.server].follows_reference && !is_short;
-    operation.follows_reference = operation.follows_reference || part.follows_reference;
-    // Multiples of the golden ratio are spread evenly, however servers and ranks are numbered.
-    constexpr double golden_ratio = 0.6180339887498949;
-    double whole = 0;
-    part.stagger = static_cast<std::uint32_t>(std::modf(golden_ratio * (part.server + rank_), &whole) * part.segment);
+  if (!possible) {
+    return refused("ADMIT of '" + operation->name() + "' with ranges that this rank cannot send or has");
+  }
+  sender_.answered_inline(part);
+  part.resume(std::move(runs));
+  sender_.send_followers(*operation, server);
+  if (part.is_done() && !operation->is_finished()) {
+    end_if_done(*operation);
+  }
+  return {};
+}
+
+Status Operations::receive_failure(std::uint32_t server, const Frame& frame) {
+  Operation* operation = table_.find_going_on(frame.header.operation);
+  if (operation == nullptr || operation->is_finished()) {
+    return {};
+  }
+  wire::Failure failure;
+  if (Status status = wire::decode(frame.bytes(), failure); !status.ok()) {
+    return status;
+  }
+  if (server != operation->home() && failure.status.code == Code::limit) {
+    // It has no room for it. That it fails is the home's to say, to all.
+    ask_home_to_fail(*operation, failure.status);
+    return {};
+  }
+  if (server != operation->home()) {
+    return refused("FAIL of '" + operation->name() + "' from a server that is not its home");
+  }
+  operation->set_failure(failure.status);
+  failure.status.message = std::string(name_of(operation->submission().collective)) + " " + failure.status.message;
+  end(*operation, std::move(failure.status));
+  return {};
+}
+
+Status Operations::receive_sizes(std::uint32_t server, const Frame& frame) {
+  std::optional<Status> problem;
+  if (Status status = transfers_.receive_sizes(server, frame, problem); !status.ok()) {
+    return status;
+  }
+  Operation* operation = table_.find(frame.header.operation);
+  if (operation == nullptr || operation->failed_here()) {
+    return {};
+  }
+  if (problem) {
+    ask_home_to_fail(*operation, *problem);
+    problem->message = std::string(name_of(operation->submission().collective)) + " " + problem->message;
+    end(*operation, std::move(*problem));
+    return {};
+  }
+  sender_.answered_inline(operation->only_part());
+  end_if_transferred(*operation);
+  return {};
+}
+
+Status Operations::receive_have(std::uint32_t server, const Frame& frame) {
+  std::vector<std::uint64_t> numbers;
+  if (Status status = wire::decode_numbers(frame.bytes(), numbers); !status.ok()) {
+    return status;
+  }
+  for (const std::uint64_t number : numbers) {
+    Operation* operation = table_.find_any(number);
+    if (operation == nullptr || (operation->failed_here() && !operation->is_finished())) {
+      continue;
+    }
+    if (!operation->has_part(server)) {
+      return refused("HAVE of '" + operation->name() + "' from a server that has no part in it");
+    }
+    if (!operation->has_result_of(operation->part_of(server))) {
+      return refused("HAVE of '" + operation->name() + "', whose result has not come");
+    }
+    settle(*operation, server);
+  }
+  return {};
+}
+
+// All members have what they get from this server.
+void Operations::settle(Operation& operation, std::uint32_t server) {
+  operation.settle(server);
+  sender_.send_followers(operation, server);
+  if (operation.is_finished()) {
+    if (operation.all_settled()) {
+      forget(operation.number());
+    }
+    return;
+  }
+  operation.watch().move(environment_.now());
+  if (operation.needs_admission()) {
+    operation.part_of(server).finish();
+    end_if_done(operation);
   }
 }
 
-bool Worker::Impl::takes_ring(const Operation& operation) const {
-  return shoal::takes_ring(config_, operation.submission.collective, operation.bytes);
+// --- What other workers say ---
+
+Status Operations::receive_from_peer(std::uint32_t rank, Frame& frame) {
+  Operation* operation = transfers_.find(frame.header.operation);
+  Status status = transfers_.receive(rank, frame);
+  if (status.ok() && operation != nullptr) {
+    end_if_transferred(*operation);
+  }
+  return status;
 }
 
-void Worker::Impl::open(Operation& operation) {
-  // Nodes visit servers in an order rotated by their rank.
-  const std::size_t count = operation.parts.size();
-  for (std::size_t i = 0; i < count; ++i) {
-    Part& part = operation.parts[(i + rank_) % count];
-    announce(part.server, operation.submission.group);
-    const std::span<const std::byte> data = take_inline(operation, part);
-    operation.opening.inline_bytes = static_cast<std::uint32_t>(data.size());
-    send_to_server(part.server, {.type = Type::open, .operation = operation.number}, wire::encode(operation.opening),
-                   data, data.empty() ? 0 : operation.number);
+// The coordinator would have declared the rank lost if it had not left. What it sent before it left has not come, and
+// never will.
+bool Operations::fail_those_that_lack(std::uint32_t rank) {
+  const std::vector<Operation*> lacking = transfers_.lacking(rank);
+  for (const Operation* operation : lacking) {
+    ask_home_to_fail(
+        *operation,
+        Status::error(Code::peer_lost,
+                      "'" + operation->name() + "' needs what " + rank_text(rank, environment_.config()) +
+                          " sent: its connection to " + environment_.own_name() + " ended before all of it had come",
+                      static_cast<std::int32_t>(rank)));
+  }
+  return !lacking.empty();
+}
+
+// --- What the driver has done ---
+
+void Operations::sent(Token number) {
+  Operation* operation = table_.find_any(number);
+  if (operation != nullptr && operation->count_sent() && !operation->is_finished()) {
+    end_if_transferred(*operation);
   }
 }
 
-void Worker::Impl::answered_part(Part& part) {
-  servers_[part.server].unanswered -= std::exchange(part.unanswered, 0);
-  answered_eager(part);
+void Operations::summed(Token token) {
+  Operation& operation = transfers_.end_sum(token);
+  if (operation.ends_later()) {
+    if (operation.ring()->sums() == 0) {
+      end(operation, *operation.ends_later());
+    }
+    return;
+  }
+  transfers_.proceed(operation);
+  end_if_transferred(operation);
 }
 
-void Worker::Impl::answered_eager(Part& part) { servers_[part.server].eager -= std::exchange(part.eager, 0); }
+void Operations::on_time() {
+  const bool asked = progress_.asks();
+  while (Operation* due = progress_.take_due()) {
+    if (std::optional<Status> why = progress_.check(*due)) {
+      end(*due, std::move(*why));
+    }
+  }
+  progress_.end_checks(asked);
+}
 
-void Worker::Impl::end_if_done(Operation& operation) {
-  if (operation.done(config_)) {
+// --- Ends ---
+
+void Operations::end_if_done(Operation& operation) {
+  if (operation.is_done()) {
     end(operation, {});
   }
 }
 
-void Worker::Impl::end(Operation& operation, Status status) {
-  const std::uint64_t number = operation.number;
-  const bool failed = !status.ok();
-  if (failed && operation.failure.ok()) {
-    operation.failure = status;
+void Operations::end_if_transferred(Operation& operation) {
+  if (operation.is_transferred()) {
+    operation.only_part().finish();
+    end_if_done(operation);
   }
-  const bool summing = operation.ring && std::any_of(operation.ring->pieces.begin(), operation.ring->pieces.end(),
-                                                     [](const worker::Ring::Piece& piece) { return !piece.done; });
-  if (summing) {
-    if (!operation.ending) {
-      operation.ending = std::move(status);
-    }
+}
+
+// Ends the handle, and forgets the operation or keeps what others may need of it.
+void Operations::end(Operation& operation, Status status) {
+  if (!status.ok() && operation.failure().ok()) {
+    operation.set_failure(status);
+  }
+  if (operation.ring() && operation.ring()->sums() > 0) {
+    operation.end_later(std::move(status));
     return;
   }
-  if (status.ok()) {
-    // As a rule all of it has left, or there would be no results; but that a server has what it answers is its word.
-    detach(operation);
-    // The home keeps what others may still fail.
-    if (operation.gathers() ? !operation.exchange.through_home : operation.bytes > config_.small) {
-      drop_soon(operation.home, number);
-    }
-  } else {
-    detach(operation);
-    for (const Part& part : operation.parts) {
-      send_to_server(part.server, {.type = Type::drop, .operation = number});
-    }
-  }
-  for (Part& part : operation.parts) {
-    answered_part(part);
-  }
-  check_again(operation, never);
-  if (operation.submission.streamed) {
-    streamed_.erase(operation.submission.handle);
-  }
-  if (unsized(operation)) {
-    sized();
-  }
-  if (operation.controlled && --controlled_ == 0) {
-    congestion_.pause(now_);
-  }
-  if (operation.exchange.id != 0) {
-    exchanges_.erase(operation.exchange.id);
-  }
-  open_bytes_ -= operation.record;
-  if (operation.failed_here) {
-    failed_bytes_ -= operation.record;
-  } else {
-    world_.finish(operation.submission.handle, std::move(status));
-  }
+  close(operation, status);
   std::vector<std::uint32_t> servers;
-  for (const Part& part : operation.parts) {
-    if (failed && broken_.ok()) {
-      servers.push_back(part.server);
+  if (!status.ok() && !losses_.job_has_ended()) {
+    for (const Part& part : operation.parts()) {
+      servers.push_back(part.server());
     }
   }
-  keep_finished(std::move(operations_.extract(number).mapped()));
+  std::unique_ptr<Operation> ended = table_.close(operation.number());
+  if (!ended->failed_here()) {
+    environment_.world().finish(ended->handle(), std::move(status));
+  }
+  keep_if_needed(std::move(ended));
   // What it held of the windows is free without a word from the servers.
-  for (std::uint32_t server : servers) {
-    pump(server);
+  for (const std::uint32_t server : servers) {
+    sender_.send_on(server);
   }
   say_goodbye_if_done();
 }
 
-void Worker::Impl::check_again(Operation& operation, Time when) {
-  if (operation.check_at != never) {
-    checks_.erase({operation.check_at, operation.number});
+// Nothing of it is sent, asked or counted any more.
+void Operations::close(Operation& operation, const Status& status) {
+  // As a rule all of it has left, or there would be no results; but that a server has what it answers is its word.
+  detach(operation);
+  if (!status.ok()) {
+    for (const Part& part : operation.parts()) {
+      frames_.send(part.server(), {.type = Type::drop, .operation = operation.number()});
+    }
+  } else if (operation.gathers() ? !operation.transfer().goes_through_home() : !operation.is_small()) {
+    // The home keeps what others may still fail.
+    frames_.drop_soon(operation.home(), operation.number());
   }
-  operation.check_at = when;
-  if (when != never) {
-    checks_.insert({when, operation.number});
+  for (Part& part : operation.parts()) {
+    sender_.answered_all(part);
+  }
+  progress_.forget(operation);
+  transfers_.end(operation);
+  if (operation.is_measured()) {
+    window_.end_measuring();
+  }
+  submissions_.discount(operation);
+}
+
+// The others may lack its result, and hear that it has failed.
+void Operations::keep_if_needed(std::unique_ptr<Operation> operation) {
+  const bool all_have_it = operation->failure().ok() && operation->all_settled();
+  if (all_have_it || losses_.job_has_ended() || goodbye_.is_said() || losses_.concern(operation->group())) {
+    return;
+  }
+  operation->finish();
+  table_.keep_finished(std::move(operation));
+}
+
+void Operations::give_up(std::uint64_t number, const std::string& stall, const Status& why) {
+  Operation& operation = *table_.find(number);
+  operation.watch().explain(stall);
+  progress_.ask_home_to_fail(operation, why);
+}
+
+void Operations::end_those_with(std::uint32_t rank, const Status& why) {
+  const auto concerned = [rank](const Operation& operation) { return operation.group().needs(rank); };
+  for (const std::uint64_t number : table_.open_where(concerned)) {
+    end(*table_.find(number), why);
+  }
+  forget_finished(table_.finished_where(concerned));
+}
+
+void Operations::end_all(const Status& why) {
+  for (const std::uint64_t number : table_.open_where([](const Operation&) { return true; })) {
+    end(*table_.find(number), why);
+  }
+  forget_finished();
+}
+
+void Operations::forget_finished() {
+  forget_finished(table_.finished_where([](const Operation&) { return true; }));
+}
+
+// Without waiting for those who may need them.
+void Operations::forget_finished(const std::vector<std::uint64_t>& numbers) {
+  for (const std::uint64_t number : numbers) {
+    const Operation* operation = table_.find_finished(number);
+    if (operation == nullptr) {
+      continue;  // forgotten with the goodbye that the one before allowed
+    }
+    if (operation->is_reopened() && operation->failure().ok() && !losses_.job_has_ended()) {
+      tell_those_who_lack(*operation);
+    }
+    forget(number);
   }
 }
 
-void Worker::Impl::send_to_server(std::uint32_t server, Header header, wire::Bytes owned,
-                                  std::span<const std::byte> borrowed, Token token) {
-  worker::ServerLink& to = servers_[server];
-  if (!to.link) {
-    return;
+// Whoever lacks its result would wait in vain.
+void Operations::tell_those_who_lack(const Operation& operation) {
+  ask_home_to_fail(operation, Status::error(Code::peer_left,
+                                            "'" + operation.name() + "' had ended on " + environment_.own_name() +
+                                                ", which has left, when a server was lost before others had its result",
+                                            environment_.own_rank()));
+  for (const Part& part : operation.parts()) {
+    frames_.send(part.server(), {.type = Type::drop, .operation = operation.number()});
   }
-  tell_ended(server);
-  header.length = static_cast<std::uint32_t>(owned.size() + borrowed.size());
-  header.epoch = epoch_;
-  header.acknowledged = to.acknowledged = to.results;
-  if (Operation* borrower = borrowed.empty() ? nullptr : find(token)) {
-    ++borrower->unsent;
+}
+
+void Operations::forget(std::uint64_t number) {
+  const std::unique_ptr<Operation> operation = table_.forget_finished(number);
+  detach(*operation);
+  for (Part& part : operation->parts()) {
+    sender_.answered_all(part);
   }
-  world_.send(*to.link, header, std::move(owned), borrowed, token);
+  say_goodbye_if_done();
+}
+
+void Operations::ask_home_to_fail(const Operation& operation, const Status& why) {
+  frames_.send(operation.home(), {.type = Type::fail, .operation = operation.number()},
+               wire::encode(wire::Failure{why}));
 }
 
 // To look for frames takes the longer the more is on its way.
-void Worker::Impl::detach(const Operation& operation) {
-  if (operation.unsent > 0) {
-    world_.detach(operation.number);
+void Operations::detach(const Operation& operation) const {
+  if (operation.unsent() > 0) {
+    environment_.world().detach(operation.number());
   }
 }
 
-std::string Worker::Impl::describe(const Operation& operation) const {
-  return std::string(name_of(operation.submission.collective)) + " '" + operation.name() + "'";
+void Operations::leave() {
+  goodbye_.begin();
+  frames_.acknowledge(environment_.now());
+  say_goodbye_if_done();
 }
 
-Worker::Impl::Operation* Worker::Impl::find(std::uint64_t number) {
-  const auto found = operations_.find(number);
-  return found == operations_.end() ? nullptr : found->second.get();
-}
-
-Worker::Impl::Operation* Worker::Impl::find_any(std::uint64_t number) {
-  if (Operation* operation = find(number)) {
-    return operation;
+void Operations::say_goodbye_if_done() {
+  if (!goodbye_.is_leaving() || goodbye_.is_said() || !table_.nothing_is_open()) {
+    return;
   }
-  const auto found = finished_.find(number);
-  return found == finished_.end() ? nullptr : found->second.get();
+  // Others may need it to end theirs, if a server is lost now.
+  if (table_.others_need_some()) {
+    if (goodbye_.wait_for_others()) {
+      frames_.acknowledge(environment_.now());
+    }
+    return;
+  }
+  goodbye_.begin_saying();
+  forget_finished();
+  goodbye_.say();
 }
 
-Worker::Impl::Operation* Worker::Impl::find_going_on(std::uint64_t number) {
-  Operation* operation = find_any(number);
-  return operation == nullptr || (operation->finished && !operation->failure.ok()) ? nullptr : operation;
+// --- A new epoch ---
+//
+// It is a new beginning for everything that has no answer, and the worker holds all that is needed for it:
+//   * the arrays of operations whose handles are open: what was answered is a result there, the rest a contribution;
+//   * of operations whose handles are done, what was kept (retained_results.h).
+
+std::vector<std::uint64_t> Operations::suspend() {
+  progress_.begin_epoch();
+  const auto all = [](const Operation&) { return true; };
+  std::vector<std::uint64_t> numbers = table_.open_where(all);
+  const std::vector<std::uint64_t> finished = table_.finished_where(all);
+  numbers.insert(numbers.end(), finished.begin(), finished.end());
+  std::sort(numbers.begin(), numbers.end());
+  for (const std::uint64_t number : numbers) {
+    // Frames that are still on their way to the network need its arrays no more.
+    detach(*table_.find_any(number));
+    table_.find_any(number)->suspend();
+  }
+  return numbers;
 }
 
-}  // namespace shoal
+void Operations::close_server(std::uint32_t server) {
+  sender_.close(server);
+  progress_.forget_server(server);
+}
+
+void Operations::reopen(const std::vector<std::uint64_t>& numbers) {
+  transfers_.begin_epoch();
+  for (const std::uint64_t number : numbers) {
+    Operation& operation = *table_.find_any(number);
+    operation.begin_again();
+    transfers_.note_reopened(operation);
+    sender_.plan(operation);
+    sender_.open(operation, true);
+    if (!operation.is_finished()) {
+      progress_.restart(operation);
+    }
+  }
+}
+
+void Operations::check_invariants() const {
+  constexpr std::size_t on_average = 2;
+  if (++unchecked_ * on_average < table_.open_count() + table_.finished_count()) {
+    return;
+  }
+  unchecked_ = 0;
+  submissions_.check_invariants();
+  table_.check_invariants();
+  sender_.check_invariants();
+  transfers_.check_invariants();
+  window_.check_invariants();
+  progress_.check_invariants();
+  std::size_t measured = 0;
+  table_.visit_open([&](const Operation& operation) { measured += operation.is_measured() ? 1 : 0; });
+  SHOAL_INVARIANT(measured == window_.measured());
+  SHOAL_INVARIANT(!goodbye_.is_said() || table_.finished_count() == 0);
+}
+
+}  // namespace shoal::worker

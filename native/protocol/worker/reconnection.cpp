@@ -1,74 +1,61 @@
-// A worker's side of a dedicated server's reconnection (reconnection.h): it connects anew when the coordinator asks,
-// and says what it has reached. Nothing is sent on the new links until the epoch that gives the server a weight.
+#include "protocol/worker/reconnection.h"
+
 #include <algorithm>
-#include <utility>
+#include <string>
 
-#include "protocol/worker/impl.h"
-#include "wire/epoch.h"
+#include "base/invariant.h"
 
-namespace shoal {
+namespace shoal::worker {
 
 using wire::Type;
-using worker::refused;
 
-// It may be another process by now, or one that has not heard of several epochs: what connected this worker with it is
-// gone.
-Status Worker::Impl::receive_reconnect(const LinkState& link) {
-  wire::Attempt attempt;
-  const wire::ConstBytes payload(link.payload.data(), link.payload.size());
-  if (Status status = wire::decode(payload, attempt); !status.ok()) {
+Reconnection::Reconnection(const Environment& environment, Links& links)
+    : environment_(environment), links_(links), attempts_(environment.config().servers()) {}
+
+Status Reconnection::decode(const Frame& frame, wire::Attempt& attempt) const {
+  if (Status status = wire::decode(frame.bytes(), attempt); !status.ok()) {
     return status;
   }
-  const bool lost = attempt.server < config_.servers() && config_.server_ranks[attempt.server] < 0 &&
-                    config_.weights[attempt.server] == 0 && config_.first_lane(attempt.server) == attempt.server;
-  if (!lost) {
-    return refused("RECONNECT to server " + std::to_string(attempt.server) + ", which is not a lost one");
-  }
-  if (goodbye_said_) {
-    return {};
-  }
-  for (std::uint32_t lane : config_.lanes_of(attempt.server)) {
-    close_server(lane);
-    servers_[lane].attempt = attempt.number;
-  }
-  world_.connect_server(attempt.server, attempt.number);
-  return {};
+  const JobConfig& config = environment_.config();
+  const bool is_lost = attempt.server < config.servers() && config.server_ranks[attempt.server] < 0 &&
+                       config.weights[attempt.server] == 0 && config.first_lane(attempt.server) == attempt.server;
+  return is_lost ? Status{}
+                 : refused("RECONNECT to server " + std::to_string(attempt.server) + ", which is not a lost one");
 }
 
-void Worker::Impl::attach_returned(LinkId link, std::uint32_t index, std::uint32_t attempt,
-                                   const wire::ServerId& process) {
-  worker::ServerLink& server = servers_[index];
-  if (server.attempt != attempt || server.link || goodbye_said_) {
-    world_.close(link);  // too late
+void Reconnection::begin(const wire::Attempt& attempt) {
+  for (const std::uint32_t lane : environment_.config().lanes_of(attempt.server)) {
+    attempts_[lane] = attempt.number;
+  }
+  environment_.world().connect_server(attempt.server, attempt.number);
+}
+
+void Reconnection::attach(LinkId link, std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process) {
+  if (attempts_[index] != attempt || links_.server(index)) {
+    environment_.world().close(link);
     return;
   }
-  attach_server(link, index);
-  const std::vector<std::uint32_t> lanes = config_.lanes_of(index);
-  if (std::all_of(lanes.begin(), lanes.end(), [this](std::uint32_t lane) { return servers_[lane].link.has_value(); })) {
-    tell_reached({{lanes.front(), attempt}, process}, 0);
+  links_.attach_server(link, index);
+  const std::vector<std::uint32_t> lanes = environment_.config().lanes_of(index);
+  if (std::all_of(lanes.begin(), lanes.end(), [this](std::uint32_t lane) { return links_.server(lane).has_value(); })) {
+    tell({{lanes.front(), attempt}, process}, 0);
   }
 }
 
-void Worker::Impl::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
-  if (servers_[server].attempt != attempt) {
-    return;
+void Reconnection::give_up(std::uint32_t server) { tell({{server, attempts_[server]}, {}}, wire::flag_unreachable); }
+
+void Reconnection::tell(const wire::Reached& reached, std::uint8_t flags) {
+  for (const std::uint32_t lane : environment_.config().lanes_of(reached.attempt.server)) {
+    attempts_[lane] = 0;
   }
-  for (std::uint32_t lane : config_.lanes_of(server)) {
-    close_server(lane);
-  }
-  tell_reached({{server, attempt}, {}}, wire::flag_unreachable);
+  links_.tell_coordinator(Type::reached, wire::encode(reached), flags);
 }
 
-void Worker::Impl::tell_reached(const wire::Reached& reached, std::uint8_t flags) {
-  for (std::uint32_t lane : config_.lanes_of(reached.attempt.server)) {
-    servers_[lane].attempt = 0;
-  }
-  if (coordinator_ && !goodbye_said_) {
-    wire::Bytes bytes = wire::encode(reached);
-    const wire::Header header{
-        .type = Type::reached, .flags = flags, .length = static_cast<std::uint32_t>(bytes.size())};
-    world_.send(*coordinator_, header, std::move(bytes), {}, 0);
+void Reconnection::check_invariants() const {
+  const JobConfig& config = environment_.config();
+  for (std::uint32_t server = 0; server < attempts_.size(); ++server) {
+    SHOAL_INVARIANT(attempts_[server] == 0 || attempts_[server] == attempts_[config.first_lane(server)]);
   }
 }
 
-}  // namespace shoal
+}  // namespace shoal::worker

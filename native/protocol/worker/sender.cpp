@@ -1,175 +1,266 @@
-// What a worker sends of its operations to servers, and when: with their openings, and within windows.
-// docs/protocol/lifecycle.md.
+#include "protocol/worker/sender.h"
+
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
-#include "protocol/worker/impl.h"
+#include "base/invariant.h"
+#include "protocol/keys.h"
+#include "protocol/sharding.h"
 
-namespace shoal {
+namespace shoal::worker {
 
 using wire::Header;
 using wire::Type;
 
-std::span<const std::byte> Worker::Impl::take_inline(Operation& operation, Part& part) {
-  const bool admitted_later = !operation.gathers() && !takes_ring(operation);
-  if (operation.opening.failed || !operation.contributes() || !(admitted_later || operation.bytes <= config_.small)) {
+Sender::Sender(const Environment& environment, const OperationTable& operations, ServerFrames& frames)
+    : environment_(environment), operations_(operations), frames_(frames), servers_(environment.config().servers()) {
+  for (std::uint32_t server = 0; server < servers_.size(); ++server) {
+    restart(server);
+  }
+}
+
+void Sender::restart(std::uint32_t server) {
+  const JobConfig& config = environment_.config();
+  Server begun;
+  begun.window = config.window_of(server);
+  begun.credit = begun.window.credit;
+  begun.most_credit = config.credit_of(server, config.most_credit());
+  begun.is_reference = config.is_reference(server);
+  begun.follows_reference = config.follows_reference(server);
+  servers_[server] = std::move(begun);
+}
+
+// --- Openings ---
+
+void Sender::plan(Operation& operation) const {
+  const JobConfig& config = environment_.config();
+  const std::uint32_t home = home_of(operation.opening().key, config);
+  std::vector<Part> parts;
+  const auto add = [&](std::uint32_t server, Range shard) {
+    const std::uint32_t segment = config.segment_for(servers_[server].window, operation.bytes(), shard.size());
+    parts.emplace_back(server, shard, segment, operation.contributes()).set_reference(servers_[server].is_reference);
+  };
+  if (!operation.needs_admission() || operation.opening().failed) {
+    add(home, {0, operation.bytes()});
+  } else {
+    const std::vector<Share> shares = shares_of(operation.bytes(), home, config);
+    parts.reserve(shares.size());
+    for (const Share& share : shares) {
+      add(share.server, share.shard);
+    }
+    follow_reference(parts);
+  }
+  operation.plan(home, std::move(parts));
+}
+
+// Short operations are all beginning and end, where a server that waits for another only loses time.
+void Sender::follow_reference(std::vector<Part>& parts) const {
+  const bool is_short = std::any_of(parts.begin(), parts.end(), [this](const Part& part) {
+    return part.is_reference() && has_smaller_segments(part);
+  });
+  for (Part& part : parts) {
+    // Multiples of the golden ratio are spread evenly, however servers and ranks are numbered.
+    constexpr double golden_ratio = 0.6180339887498949;
+    double whole = 0;
+    const double fraction = std::modf(golden_ratio * (part.server() + environment_.rank()), &whole);
+    part.follow_reference(servers_[part.server()].follows_reference && !is_short,
+                          static_cast<std::uint32_t>(fraction * part.segment()));
+  }
+}
+
+void Sender::open(Operation& operation, bool again) {
+  // Workers visit servers in an order rotated by their rank.
+  std::vector<Part>& parts = operation.parts();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    Part& part = parts[(i + environment_.rank()) % parts.size()];
+    frames_.announce(part.server(), operation.submission().group, operation.group());
+    const std::span<const std::byte> data = take_inline(operation, part, again);
+    operation.opening().inline_bytes = static_cast<std::uint32_t>(data.size());
+    const Header header{.type = Type::open, .operation = operation.number()};
+    const bool sent = frames_.send(part.server(), header, wire::encode(operation.opening()), data,
+                                   data.empty() ? 0 : operation.number());
+    if (sent && !data.empty()) {
+      operation.count_unsent();
+    }
+  }
+}
+
+// The bytes that travel with the opening, which count from now on.
+std::span<const std::byte> Sender::take_inline(Operation& operation, Part& part, bool again) {
+  const bool may_travel = operation.needs_admission() || operation.is_small();
+  if (operation.opening().failed || !operation.contributes() || !may_travel) {
     return {};
   }
-  worker::ServerLink& server = servers_[part.server];
-  if (reopening_ && operation.gathers()) {
+  const std::byte* input = operation.submission().input;
+  if (again && operation.gathers()) {
     // Counts for nothing: what went through the home before must do so again.
-    const bool wanted = operation.bytes <= config_.small && operation.opening.exchange == 0;
-    return {operation.submission.input, wanted ? static_cast<std::size_t>(operation.bytes) : 0};
+    const bool wanted = operation.is_small() && operation.opening().exchange == 0;
+    return {input, wanted ? static_cast<std::size_t>(operation.bytes()) : 0};
   }
-  const std::uint32_t bytes = config_.inline_of(part.shard.size(), part.segment);
-  if (!operation.has({part.shard.begin, part.shard.begin + bytes})) {
+  const JobConfig& config = environment_.config();
+  Server& server = servers_[part.server()];
+  const Range& shard = part.shard();
+  const std::uint32_t bytes = config.inline_of(shard.size(), part.segment());
+  if (!operation.has_contribution({shard.begin, shard.begin + bytes})) {
     return {};
   }
-  const bool answered_before = operation.opening.finished || !operation.have.empty();
-  if (answered_before || bytes == 0 || server.eager + bytes > config_.eager) {
+  const bool answered_before = operation.opening().finished || operation.has_answers();
+  if (answered_before || bytes == 0 || server.eager + bytes > config.eager) {
     return {};
   }
   // A part of a shard only saves a round trip, of which there is none to save behind other operations.
-  if (bytes < part.shard.size() && (server.unanswered > 0 || server.eager > 0)) {
+  if (bytes < shard.size() && (server.unanswered > 0 || server.eager > 0)) {
     return {};
   }
-  const std::byte* data = operation.submission.input + part.shard.begin;
-  part.eager = bytes;
-  part.sent.offset += bytes;
+  part.send_inline(bytes);
   server.eager += bytes;
   note_sending(operation);
-  return {data, bytes};
+  return {input + shard.begin, bytes};
 }
 
-void Worker::Impl::announce(std::uint32_t server, std::uint32_t group) {
-  if (group == 0 || !servers_[server].announced.insert(group).second) {
-    return;
-  }
-  const Group& members = *groups_[group];
-  send_to_server(server, {.type = Type::group}, wire::encode(wire::GroupMembers{members.id, members.ranks}));
+// --- Segments ---
+
+void Sender::admit(Operation& operation, Part& part) {
+  part.admit();
+  servers_[part.server()].admitted.push_back(operation.number());
 }
 
 // What came with openings takes of the window too, so that not more than a window is on its way. But where nothing else
 // is, one segment may always be sent, so that operations that wait for their last member hold nothing up.
-bool Worker::Impl::may_send(const worker::ServerLink& link, std::uint64_t length) {
-  const auto least = static_cast<std::int64_t>(std::min<std::uint64_t>(length, link.window.segment));
-  const auto wanted = static_cast<std::int64_t>(link.unanswered == 0 ? 0 : length + link.eager);
-  return link.credit >= std::max(least, wanted);
+bool Sender::Server::may_send(std::uint64_t length) const {
+  const auto least = static_cast<std::int64_t>(std::min<std::uint64_t>(length, window.segment));
+  const auto wanted = static_cast<std::int64_t>(unanswered == 0 ? 0 : length + eager);
+  return credit >= std::max(least, wanted);
 }
 
 // Of smaller segments no more are on their way than a window has of its own, and more than one only where no other
 // server waits for as many: what one link sends at once keeps the worker's wire from the others.
-bool Worker::Impl::has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const {
-  const worker::ServerLink& link = servers_[part.server];
-  const std::uint64_t on_its_way = part.unanswered + part.eager;
-  if (!has_smaller_segments(part) || on_its_way == 0) {
+bool Sender::has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const {
+  const Server& server = servers_[part.server()];
+  if (!has_smaller_segments(part) || part.on_its_way() == 0) {
     return false;
   }
-  const auto window = static_cast<std::uint64_t>(std::max<std::int64_t>(link.credit, 0)) + link.unanswered;
-  const std::uint64_t segments = std::max<std::uint64_t>(window / link.window.segment, 1);
-  return on_its_way + length > segments * part.segment || part.segments_sent() > operation.least_sent();
+  const auto window = static_cast<std::uint64_t>(std::max<std::int64_t>(server.credit, 0)) + server.unanswered;
+  const std::uint64_t segments = std::max<std::uint64_t>(window / server.window.segment, 1);
+  return part.on_its_way() + length > segments * part.segment() ||
+         part.segments_sent() > operation.least_segments_sent();
 }
 
-bool Worker::Impl::has_smaller_segments(const Part& part) const {
-  return part.segment < servers_[part.server].window.segment;
+bool Sender::has_smaller_segments(const Part& part) const {
+  return part.segment() < servers_[part.server()].window.segment;
 }
 
-// Spends credit on admitted operations, in the server's order.
-void Worker::Impl::pump(std::uint32_t server) {
-  worker::ServerLink& link = servers_[server];
-  while (!link.admitted.empty()) {
+void Sender::send_on(std::uint32_t server) {
+  Server& to = servers_[server];
+  while (!to.admitted.empty()) {
     // One that has failed sends nothing more: its arrays are not the worker's any longer.
-    Operation* operation = find_going_on(link.admitted.front());
+    Operation* operation = operations_.find_going_on(to.admitted.front());
     if (operation == nullptr || operation->part_of(server).all_sent()) {
-      link.admitted.pop_front();
+      to.admitted.pop_front();
       continue;
     }
     Part& part = operation->part_of(server);
     const Cursor at = part.next_to_send();
     const Range segment = part.segment_at(at);
     const std::uint64_t length = segment.size();
-    if (!operation->has(segment) || !may_send(link, length) || !operation->in_step(part) ||
+    if (!operation->has_contribution(segment) || !to.may_send(length) || !operation->in_step(part) ||
         has_enough_on_its_way(*operation, part, length)) {
       return;
     }
-    const std::uint64_t least_sent = has_smaller_segments(part) ? operation->least_sent() : 0;
-    const bool paces = part.is_reference && operation->follows_reference;
-    const double step = paces ? operation->step() : 1;
-    link.credit -= static_cast<std::int64_t>(length);
-    link.unanswered += length;
-    part.unanswered += length;
-    part.sent = {at.run, segment.end};
-    const Header header{.type = Type::data,
-                        .dtype = operation->submission.dtype,
-                        .operation = operation->number,
-                        .offset = segment.begin};
-    wire::Bytes copied;
-    const std::span<const std::byte> data = contribution(*operation, segment, copied);
-    note_sending(*operation);
-    send_to_server(server, header, std::move(copied), data, data.empty() ? 0 : operation->number);
+    const std::uint64_t least_sent = has_smaller_segments(part) ? operation->least_segments_sent() : 0;
+    const bool is_followed = part.is_reference() && operation->follows_reference();
+    const double step = is_followed ? operation->reference_fraction() : 1;
+    send_segment(*operation, part, at, segment);
     // Others' next ones may have waited for this one.
-    const bool least_rose = has_smaller_segments(part) && operation->least_sent() > least_sent;
-    const bool step_rose = paces && operation->step() > step;
-    for (const Part& other : operation->parts) {
-      if (least_rose || (step_rose && other.follows_reference)) {
-        pump(other.server);
+    const bool least_rose = has_smaller_segments(part) && operation->least_segments_sent() > least_sent;
+    const bool step_rose = is_followed && operation->reference_fraction() > step;
+    for (const Part& other : operation->parts()) {
+      if (least_rose || (step_rose && other.follows_reference())) {
+        send_on(other.server());
       }
     }
   }
 }
 
-// This server is owed less than before, or nothing: those that keep step with it may have waited for that.
-void Worker::Impl::pump_others(const Operation& operation, std::uint32_t server) {
-  for (const Part& part : operation.parts) {
-    if (part.follows_reference && part.server != server) {
-      pump(part.server);
+void Sender::send_segment(Operation& operation, Part& part, const Cursor& at, Range segment) {
+  Server& to = servers_[part.server()];
+  to.credit -= static_cast<std::int64_t>(segment.size());
+  to.unanswered += segment.size();
+  part.send(at, segment);
+  const Header header{.type = Type::data,
+                      .dtype = operation.submission().dtype,
+                      .operation = operation.number(),
+                      .offset = segment.begin};
+  wire::Bytes copied;
+  const std::span<const std::byte> data = operation.contribution(segment, copied);
+  note_sending(operation);
+  const bool sent = frames_.send(part.server(), header, std::move(copied), data, data.empty() ? 0 : operation.number());
+  if (sent && !data.empty()) {
+    operation.count_unsent();
+  }
+}
+
+void Sender::send_followers(const Operation& operation, std::uint32_t server) {
+  for (const Part& part : operation.parts()) {
+    if (part.follows_reference() && part.server() != server) {
+      send_on(part.server());
     }
   }
 }
 
-void Worker::Impl::admitted(Operation& operation, Part& part) {
-  part.admitted = true;
-  servers_[part.server].admitted.push_back(operation.number);
-  if (rank_ != 0 || operation.controlled || operation.finished || operation.bytes <= config_.small) {
-    return;
-  }
-  operation.controlled = true;
-  if (controlled_++ == 0) {
-    congestion_.begin(now_);
+void Sender::note_sending(Operation& operation) const {
+  if (operation.begins_to_send()) {
+    environment_.world().sending(operation.handle());
   }
 }
 
-std::uint64_t Worker::Impl::retransmissions() const {
-  std::uint64_t sum = 0;
-  for (const worker::ServerLink& server : servers_) {
-    sum += server.link ? world_.retransmissions(*server.link) : 0;
+// --- Answers ---
+
+bool Sender::add_credit(std::uint32_t server, std::uint32_t bytes) {
+  Server& from = servers_[server];
+  if (from.credit + std::int64_t{bytes} > from.most_credit) {
+    return false;
   }
-  return sum;
+  from.credit += bytes;
+  return true;
 }
 
-void Worker::Impl::begin_window(std::uint32_t server) {
-  worker::ServerLink& link = servers_[server];
-  link.window = config_.window_of(server);
-  link.credit = link.window.credit;
-  link.most_credit = config_.credit_of(server, config_.most_credit());
-  link.is_reference = config_.is_reference(server);
-  link.follows_reference = config_.follows_reference(server);
+Range Sender::answered(Operation& operation, Part& part) {
+  if (operation.gathers()) {
+    answered_inline(part);
+    return part.next_answer();
+  }
+  const Part::Answered answered = part.answer_next();
+  servers_[part.server()].unanswered -= answered.bytes;
+  answered_inline(part);
+  return answered.segment;
 }
 
-void Worker::Impl::set_window(const CongestionController::Setting& window) {
-  window_ = window;
-  const std::uint8_t flags = window.competing ? wire::flag_competing : 0;
-  for (std::uint32_t server = 0; server < config_.servers(); ++server) {
-    if (config_.weights[server] > 0) {
-      send_to_server(server, {.type = Type::window, .flags = flags, .credit = window.credit});
+void Sender::answered_inline(Part& part) { servers_[part.server()].eager -= part.answer_inline(); }
+
+void Sender::answered_all(Part& part) {
+  servers_[part.server()].unanswered -= part.answer_all();
+  answered_inline(part);
+}
+
+void Sender::check_invariants() const {
+  std::vector<std::uint64_t> eager(servers_.size());
+  std::vector<std::uint64_t> unanswered(servers_.size());
+  operations_.visit_all([&](const Operation& operation) {
+    for (const Part& part : operation.parts()) {
+      eager[part.server()] += part.eager();
+      unanswered[part.server()] += part.unanswered();
+    }
+  });
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    SHOAL_INVARIANT(servers_[server].credit <= servers_[server].most_credit);
+    SHOAL_INVARIANT(servers_[server].eager == eager[server]);
+    SHOAL_INVARIANT(servers_[server].unanswered == unanswered[server]);
+    for (const std::uint64_t number : servers_[server].admitted) {
+      SHOAL_INVARIANT(operations_.was_given(number));
     }
   }
 }
 
-void Worker::Impl::note_sending(Operation& operation) {
-  if (!std::exchange(operation.sending, true) && !operation.finished) {
-    world_.sending(operation.submission.handle);
-  }
-}
-
-}  // namespace shoal
+}  // namespace shoal::worker

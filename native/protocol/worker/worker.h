@@ -1,12 +1,25 @@
-// The worker's machine: opens operations, sends contributions in every server's order and within its credit, puts
-// results where they belong, exchanges blocks with other workers, and ends every handle exactly once.
-// docs/protocol/lifecycle.md and recovery.md.
+// The worker's machine: one rank's part of the protocol. It opens operations, sends contributions in every server's
+// order and within its credit, puts results where they belong, moves blocks to and from other workers, and ends every
+// handle exactly once. docs/protocol/lifecycle.md and recovery.md.
+//
+// Worker puts its parts together and turns events into calls of them. Each knows only those above it:
+//
+//   environment      the job in this epoch, this rank, the time, the world
+//   groups           groups of ranks
+//   part, block_transfer, ring, retained_results, stall_watch   the state of one operation, which
+//   operation, operation_table                                  has them, and of all
+//   links, server_frames       which link is what; what is said to each server, with its acknowledgements
+//   sender, job_window         windows: what is sent when; how large they are
+//   transfers                  what goes from worker to worker
+//   progress, stall_reasons    what does not move, and why
+//   losses, goodbye            what is lost; how this rank leaves
+//   submissions                how calls become operations
+//   operations                 the lives of operations
+//   waits, reconnection        what those who use this worker wait for; servers that come back
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +31,15 @@
 #include "protocol/job.h"
 #include "protocol/machine.h"
 #include "protocol/submission.h"
+#include "protocol/worker/environment.h"
+#include "protocol/worker/goodbye.h"
+#include "protocol/worker/groups.h"
+#include "protocol/worker/links.h"
+#include "protocol/worker/losses.h"
+#include "protocol/worker/operations.h"
+#include "protocol/worker/reconnection.h"
+#include "protocol/worker/server_frames.h"
+#include "protocol/worker/waits.h"
 #include "wire/epoch.h"
 
 namespace shoal {
@@ -25,7 +47,8 @@ namespace shoal {
 class Worker final : public Machine {
  public:
   Worker(const JobConfig& config, std::uint32_t rank, WorkerWorld& world, BufferPool& pool);
-  ~Worker() override;
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
 
   void attach_server(LinkId link, std::uint32_t index);
   void attach_coordinator(LinkId link);
@@ -42,53 +65,77 @@ class Worker final : public Machine {
   std::uint32_t make_group_of_nodes(std::vector<std::uint32_t> members, std::vector<std::uint32_t> needed,
                                     const std::string& name);
   // What keys of the group's operations are made from.
-  const Hash128& id_of(std::uint32_t group) const;
+  const Hash128& id_of(std::uint32_t group) const { return groups_.at(group).id; }
 
   // The handle is finished exactly once: within this call if the submission is refused, has failed or needs no one
   // else.
-  void submit(Submission submission);
-  // These bytes of an operation in parts are there. Nothing happens if it has ended.
-  void contributed(std::uint64_t handle, Range range);
+  void submit(Submission submission) { operations_.submit(std::move(submission)); }
+  // These bytes of a streamed operation are there. Nothing happens if it has ended.
+  void contributed(std::uint64_t handle, Range range) { operations_.contributed(handle, range); }
 
   // The job's credit from now on, from the one of the configuration to most_credit(), and whether its links compete
   // (machine.h). Of rank 0's worker only, while an operation is open there: for tests; in a job it is the worker itself
   // that decides (congestion_controller.h).
-  void set_window(const CongestionController::Setting& window);
+  void set_window(const CongestionController::Setting& window) { operations_.set_window(window); }
 
   // Says goodbye as soon as no operation is open; nothing may be submitted after it.
-  void leave();
+  void leave() { operations_.leave(); }
   // Goodbye has been said and handed to the network.
-  bool left() const;
+  bool left() const { return goodbye_.has_left(); }
   // Whether the server in this process averages at present, so that others need it after this rank has left.
   bool serves() const;
   // From now on WorkerWorld::waiting() is asked every second, and ranks that wait for each other in a circle hear of
   // it.
-  void watch_waits();
+  void watch_waits() { waits_.watch(); }
   // This rank ends with an error: everyone is told, every handle ends.
   void abort(const std::string& reason);
 
   // Why operations of this group cannot work any more; ok: nothing that they need is known to be lost. What was lost
   // first counts: what ended after it may have ended because of it.
-  Status loss_of(std::uint32_t group) const;
+  Status loss_of(std::uint32_t group) const { return losses_.of(groups_.find(group)); }
   // Ranks that are lost, in the order of their loss, and what ended the job: ok if nothing has. One that has left is
   // none of them.
-  const std::vector<std::pair<std::uint32_t, Status>>& lost() const;
-  const Status& end_of_job() const;
+  const std::vector<std::pair<std::uint32_t, Status>>& lost() const { return losses_.ranks(); }
+  const Status& end_of_job() const { return losses_.end_of_job(); }
 
   Placement on_header(LinkId link, const wire::Header& header) override;
-  Buffer spare(std::size_t bytes) override;
+  Buffer spare(std::size_t bytes) override { return environment_.pool().take(bytes); }
   Status on_payload(LinkId link) override;
   void on_sent(Token token) override;
-  void on_summed(Token token) override;
+  void on_summed(Token token) override { operations_.summed(token); }
   void on_lost(LinkId link, const Status& why) override;
   void on_time(Time now) override;
   Time deadline() const override;
+  void check_invariants() const override;
 
-  std::size_t open_operations() const;
+  std::size_t open_operations() const { return operations_.table().open_count(); }
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  Status receive_from_server(std::uint32_t server, worker::Frame& frame);
+  Status receive_from_coordinator(const worker::Frame& frame);
+  Status receive_loss(const worker::Frame& frame);
+  Status receive_epoch(const worker::Frame& frame);
+  Status receive_reconnect(const worker::Frame& frame);
+  Status receive_circle(const worker::Frame& frame);
+  void begin_epoch(std::uint32_t number, const std::vector<std::uint32_t>& weights);
+  void tell_servers(std::uint8_t flags, const wire::Bytes& epoch);
+  void close_server(std::uint32_t server);
+  void give_up_server(std::uint32_t server);
+  void report(wire::Loss::Kind kind, std::uint32_t index, const std::string& why) const;
+  void lose_rank(std::uint32_t rank, const Status& why);
+  void lose_coordinator(const std::string& why);
+  void end_job(const Status& why);
+  bool holds_server(std::uint32_t rank) const;
+
+  worker::Environment environment_;
+  worker::Groups groups_;
+  worker::Links links_;
+  worker::ServerFrames frames_;
+  worker::Losses losses_;
+  worker::Goodbye goodbye_;
+  worker::Operations operations_;
+  worker::Waits waits_;
+  worker::Reconnection reconnection_;
 };
 
 }  // namespace shoal

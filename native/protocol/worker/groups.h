@@ -1,0 +1,60 @@
+// The groups of ranks that were made on this rank. Nobody forgets one, so what they take is limited.
+//
+//   group 0 has all ranks
+//   bytes ≥ the sum of what is known of each; a group has no members exactly if there was no room for it
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/hash.h"
+#include "protocol/worker/environment.h"
+
+namespace shoal::worker {
+
+struct Group {
+  Hash128 id;
+  std::vector<std::uint32_t> ranks;
+  std::vector<std::uint32_t> needed;  // whose loss ends it: the members, and those that they speak for
+  std::size_t own = 0;                // this rank's index
+  bool too_many = false;              // there was no room for it; its members are not known
+
+  std::size_t size() const { return ranks.size(); }
+  std::optional<std::size_t> index_of(std::uint32_t rank) const;
+  bool needs(std::uint32_t rank) const;
+  // The member so far behind this rank in the group, which is a circle here.
+  std::uint32_t member_after(std::size_t distance) const { return ranks[(own + distance) % ranks.size()]; }
+};
+
+class Groups {
+ public:
+  // With the group of all ranks.
+  explicit Groups(const Environment& environment);
+
+  // Returns its number.
+  std::uint32_t make(std::vector<std::uint32_t> ranks, std::vector<std::uint32_t> needed, const std::string& name);
+  // Of the first ranks of nodes, who speak for the others that are `needed`. Those after the group of all ranks have
+  // names of their own kind: groups of all ranks in two orders may have the same first ranks in the same order, and so
+  // may a group of these ranks alone, and all of them may be made in any order.
+  std::uint32_t make_of_nodes(std::vector<std::uint32_t> leaders, std::vector<std::uint32_t> needed,
+                              const std::string& name);
+  // Null: there is no such group.
+  const Group* find(std::uint32_t number) const;
+  const Group* find(const Hash128& id) const;
+  const Group& at(std::uint32_t number) const { return *groups_.at(number); }
+
+  void check_invariants() const;
+
+ private:
+  const Environment& environment_;
+  std::vector<std::unique_ptr<const Group>> groups_;       // by number
+  std::unordered_map<Hash128, std::uint64_t> times_made_;  // by id of the first with these ranks and this name
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace shoal::worker

@@ -1,0 +1,49 @@
+// The credit of the whole job: what rank 0's worker, which alone decides it, has told the servers last, and what it
+// measures for that. On other ranks nothing is ever measured.
+//
+//   credit of what was told ≤ JobConfig::most_credit(); measured > 0 only on rank 0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "protocol/congestion_controller.h"
+#include "protocol/worker/environment.h"
+#include "protocol/worker/links.h"
+#include "protocol/worker/server_frames.h"
+
+namespace shoal::worker {
+
+class JobWindow {
+ public:
+  JobWindow(const Environment& environment, const Links& links, ServerFrames& frames);
+
+  // Tells the servers that share the work.
+  void set(const CongestionController::Setting& setting);
+  // Says the same to those of a new epoch, if anything was ever said.
+  void tell_again();
+
+  // Whether this rank measures operations; of those that are not small.
+  bool measures() const { return environment_.rank() == 0; }
+  // An operation is measured from now on; not any more.
+  void begin_measuring();
+  void end_measuring();
+  // So many bytes of one that is measured were answered.
+  void answered(std::uint64_t bytes);
+
+  void check_invariants() const;
+  std::size_t measured() const { return measured_; }
+
+ private:
+  std::uint64_t retransmissions() const;
+
+  const Environment& environment_;
+  const Links& links_;
+  ServerFrames& frames_;
+  CongestionController congestion_;
+  std::size_t measured_ = 0;                           // operations
+  std::optional<CongestionController::Setting> told_;  // none: the servers have what `init` found
+};
+
+}  // namespace shoal::worker

@@ -1,0 +1,115 @@
+// The lives of a worker's operations: they are submitted, opened, answered and ended, kept for others that may lack
+// their results, and opened again in a new epoch. docs/protocol/lifecycle.md and recovery.md.
+//
+// Its parts know how each of that is done, and own what they need for it. This class decides what comes next.
+//
+//   measured = the open operations by which the job's window is measured
+//   nothing is kept for others once the goodbye is said
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "protocol/worker/environment.h"
+#include "protocol/worker/goodbye.h"
+#include "protocol/worker/groups.h"
+#include "protocol/worker/job_window.h"
+#include "protocol/worker/losses.h"
+#include "protocol/worker/operation_table.h"
+#include "protocol/worker/progress.h"
+#include "protocol/worker/sender.h"
+#include "protocol/worker/server_frames.h"
+#include "protocol/worker/submissions.h"
+#include "protocol/worker/transfers.h"
+
+namespace shoal::worker {
+
+class Operations {
+ public:
+  Operations(const Environment& environment, const Groups& groups, const Losses& losses, Links& links,
+             ServerFrames& frames, Goodbye& goodbye);
+
+  // What the application does.
+  void submit(Submission submission);
+  void contributed(std::uint64_t handle, Range range);
+  void leave();
+
+  // What servers of this epoch say. An error refuses the frame.
+  Status receive_from_server(std::uint32_t server, Frame& frame);
+
+  // What other workers say, and links to them.
+  Status check_peer_header(std::uint32_t rank, const wire::Header& header) const {
+    return transfers_.check_header(rank, header);
+  }
+  Status receive_from_peer(std::uint32_t rank, Frame& frame);
+  void peer_attached(std::uint32_t rank) { transfers_.begin_with(rank); }
+  // Fails those that lack what this rank, whose link is gone, has sent or would have. Whether there are any.
+  bool fail_those_that_lack(std::uint32_t rank);
+
+  // What the driver has done, and what is due.
+  void sent(Token number);
+  void summed(Token token);
+  Time deadline() const { return progress_.deadline(); }
+  void on_time();
+
+  // The home is to fail this one for all members. `stall`: what is said of it if the home does not answer.
+  void give_up(std::uint64_t number, const std::string& stall, const Status& why);
+  // Ends those that need this rank; all.
+  void end_those_with(std::uint32_t rank, const Status& why);
+  void end_all(const Status& why);
+  // Whatever others may still need is not kept any longer.
+  void forget_finished();
+
+  // A new epoch: what is not over for all members, once it is noted how far it has come, in the order of numbers. Then,
+  // when its weights hold, that is opened again.
+  std::vector<std::uint64_t> suspend();
+  void restart_server(std::uint32_t server) { sender_.restart(server); }
+  void close_server(std::uint32_t server);
+  void reopen(const std::vector<std::uint64_t>& numbers);
+
+  // The job's credit (job_window.h).
+  void set_window(const CongestionController::Setting& setting) { window_.set(setting); }
+  void tell_window_again() { window_.tell_again(); }
+
+  const OperationTable& table() const { return table_; }
+  const CallRegistry& calls() const { return submissions_.calls(); }
+
+  // Of a long table not every time: on average it looks at a few operations.
+  void check_invariants() const;
+
+ private:
+  Status receive_result(std::uint32_t server, Frame& frame);
+  Status receive_admit(std::uint32_t server, const Frame& frame);
+  Status receive_failure(std::uint32_t server, const Frame& frame);
+  Status receive_sizes(std::uint32_t server, const Frame& frame);
+  Status receive_have(std::uint32_t server, const Frame& frame);
+  void admit(Operation& operation, Part& part);
+  void end(Operation& operation, Status status);
+  void end_if_done(Operation& operation);
+  void end_if_transferred(Operation& operation);
+  void close(Operation& operation, const Status& status);
+  void keep_if_needed(std::unique_ptr<Operation> operation);
+  void settle(Operation& operation, std::uint32_t server);
+  void forget(std::uint64_t number);
+  void forget_finished(const std::vector<std::uint64_t>& numbers);
+  void tell_those_who_lack(const Operation& operation);
+  void ask_home_to_fail(const Operation& operation, const Status& why);
+  void detach(const Operation& operation) const;
+  void say_goodbye_if_done();
+
+  const Environment& environment_;
+  const Losses& losses_;
+  ServerFrames& frames_;
+  Goodbye& goodbye_;
+  OperationTable table_;
+  Submissions submissions_;
+  Sender sender_;
+  Transfers transfers_;
+  JobWindow window_;
+  Progress progress_;
+  mutable std::size_t unchecked_ = 0;  // calls of check_invariants since the last that looked
+};
+
+}  // namespace shoal::worker

@@ -1,0 +1,82 @@
+// What a worker sends of its operations to servers, and when: with their openings, and in each server's order within
+// its window. docs/protocol/lifecycle.md.
+//
+// For each server, with the sums over the parts that it has of all operations:
+//   credit ≤ most_credit
+//   unanswered = the sum of their unanswered bytes of DATA;  eager = the sum of their unanswered inline bytes
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "protocol/worker/environment.h"
+#include "protocol/worker/groups.h"
+#include "protocol/worker/operation_table.h"
+#include "protocol/worker/server_frames.h"
+
+namespace shoal::worker {
+
+class Sender {
+ public:
+  Sender(const Environment& environment, const OperationTable& operations, ServerFrames& frames);
+
+  // Begins anew toward a server, with the window that the weights of the epoch give it.
+  void restart(std::uint32_t server);
+  // Nothing can be sent there any more.
+  void close(std::uint32_t server) { servers_[server] = Server{}; }
+
+  // Which servers work on the operation, and on what of it.
+  void plan(Operation& operation) const;
+  // Says OPEN to all of them. `again`: it was open in an epoch before.
+  void open(Operation& operation, bool again);
+
+  // The part is the next in its server's order.
+  void admit(Operation& operation, Part& part);
+  // Sends what the server's window allows of the operations that it has admitted.
+  void send_on(std::uint32_t server);
+  // The same for the servers that follow reference servers of this operation: they may have waited for this one, which
+  // now has less to be sent.
+  void send_followers(const Operation& operation, std::uint32_t server);
+
+  // Credit that has come back. False: that is more than there can be, and none of it counts.
+  bool add_credit(std::uint32_t server, std::uint32_t bytes);
+  // A RESULT of the part's next segment has come. That segment.
+  Range answered(Operation& operation, Part& part);
+  // What came with the opening is answered; everything is, or does not count any more.
+  void answered_inline(Part& part);
+  void answered_all(Part& part);
+
+  void check_invariants() const;
+
+ private:
+  struct Server {
+    JobConfig::Window window;
+    std::int64_t credit = 0;       // bytes that may be sent; below 0 after a small operation that is larger
+    std::int64_t most_credit = 0;  // that it can ever be
+    bool is_reference = false;     // JobConfig::is_reference, JobConfig::follows_reference
+    bool follows_reference = false;
+    std::uint64_t eager = 0;             // bytes of inline data without an answer
+    std::uint64_t unanswered = 0;        // bytes of DATA of operations that go on, without an answer
+    std::deque<std::uint64_t> admitted;  // numbers in the server's order; ended ones are passed over
+
+    bool may_send(std::uint64_t length) const;
+  };
+
+  void follow_reference(std::vector<Part>& parts) const;
+  std::span<const std::byte> take_inline(Operation& operation, Part& part, bool again);
+  bool has_smaller_segments(const Part& part) const;
+  bool has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const;
+  void send_segment(Operation& operation, Part& part, const Cursor& at, Range segment);
+  void note_sending(Operation& operation) const;
+
+  const Environment& environment_;
+  const OperationTable& operations_;
+  ServerFrames& frames_;
+  std::vector<Server> servers_;  // by index
+};
+
+}  // namespace shoal::worker

@@ -1,0 +1,127 @@
+#include "protocol/worker/submissions.h"
+
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/invariant.h"
+#include "protocol/agreement.h"
+#include "protocol/collectives.h"
+
+namespace shoal::worker {
+
+Submissions::Submissions(const Environment& environment, const Groups& groups, const Losses& losses,
+                         const Goodbye& goodbye, OperationTable& operations)
+    : environment_(environment),
+      groups_(groups),
+      losses_(losses),
+      goodbye_(goodbye),
+      operations_(operations),
+      calls_(environment.config(), environment.rank()) {}
+
+Status Submissions::problem_with(const Submission& submission) const {
+  if (goodbye_.is_leaving() && !losses_.job_has_ended()) {
+    return Status::error(Code::cancelled, "this rank has left the job (shoal.shutdown() was called)");
+  }
+  const Group* group = groups_.find(submission.group);
+  if (Status loss = losses_.of(group); !loss.ok()) {
+    return loss;
+  }
+  if (group == nullptr) {
+    return Status::error(Code::failed_on_rank, "there is no group " + std::to_string(submission.group));
+  }
+  if (group->too_many) {
+    return limit_reached("the groups", "groups_bytes", environment_.config().tables.groups,
+                         "make groups once and keep them", environment_.rank(), environment_.config());
+  }
+  return calls_.problem_with_name(group->id, submission.name);
+}
+
+std::unique_ptr<Operation> Submissions::take(Submission submission) {
+  WorkerWorld& world = environment_.world();
+  if (Status problem = problem_with(submission); !problem.ok()) {
+    world.finish(submission.handle, std::move(problem));
+    return nullptr;
+  }
+  const Group& group = groups_.at(submission.group);
+  if (group.size() == 1) {
+    finish_alone(submission);
+    return nullptr;
+  }
+  auto operation =
+      std::make_unique<Operation>(operations_.take_number(), group, std::move(submission), environment_.now());
+  const Submission& s = operation->submission();
+  wire::Opening& opening = operation->opening();
+  calls_.name_call(opening, group.id, s);
+  Status failure = calls_.problem_with(s, operations_.open_count());
+  if (failure.ok()) {
+    take_arguments(opening, s);
+  } else {
+    operation->fail_before_it_began();
+    opening.failed = true;
+    opening.code = s.failure_code;
+    opening.rank = s.failure_rank;
+    opening.text = failure.message;
+    world.finish(s.handle, std::move(failure));
+    if (!calls_.has_room_for_failed()) {
+      return nullptr;
+    }
+  }
+  operation->measure(environment_.config());
+  return operation;
+}
+
+void Submissions::finish_alone(const Submission& submission) const {
+  WorkerWorld& world = environment_.world();
+  const auto failed = [this](std::string why) {
+    return Status::error(Code::failed_on_rank, std::move(why), environment_.own_rank());
+  };
+  if (!submission.failure.empty()) {
+    world.finish(submission.handle, failed(submission.failure));
+    return;
+  }
+  std::byte* output = submission.output;
+  if (output == nullptr && is_gather(submission.collective)) {
+    output = world.allocate_output(submission.handle, {submission.input_bytes});
+    if (output == nullptr && submission.input_bytes > 0) {
+      world.finish(submission.handle, failed("there is no memory for the " + std::to_string(submission.input_bytes) +
+                                             " bytes that " + environment_.own_name() + " receives"));
+      return;
+    }
+  }
+  // A broadcast's root may have no output.
+  if (output != nullptr && output != submission.input && submission.input_bytes > 0) {
+    std::memmove(output, submission.input, submission.input_bytes);
+  }
+  world.finish(submission.handle, {});
+}
+
+void Submissions::count(Operation& operation) {
+  operation.set_record(record_bytes(operation.submission(), operation.parts().size()));
+  if (operation.failed_here()) {
+    calls_.add_failed(operation.record());
+  } else {
+    calls_.add(operation.record());
+  }
+}
+
+void Submissions::discount(const Operation& operation) {
+  if (operation.failed_here()) {
+    calls_.remove_failed(operation.record());
+  } else {
+    calls_.remove(operation.record());
+  }
+}
+
+void Submissions::check_invariants() const {
+  calls_.check_invariants();
+  std::size_t open_bytes = 0;
+  std::size_t failed_bytes = 0;
+  operations_.visit_open(
+      [&](const Operation& operation) { (operation.failed_here() ? failed_bytes : open_bytes) += operation.record(); });
+  SHOAL_INVARIANT(open_bytes == calls_.open_bytes());
+  SHOAL_INVARIANT(failed_bytes == calls_.failed_bytes());
+}
+
+}  // namespace shoal::worker

@@ -1,0 +1,45 @@
+// How calls of the application become operations: a call that cannot be one, and one of a group of this rank alone, end
+// at once; one that fails on this rank before it begins becomes an operation that is opened as failed, so that all
+// members hear of it.
+//
+//   what the registry has of open calls = the records of the operations that are open
+#pragma once
+
+#include <memory>
+
+#include "protocol/call_registry.h"
+#include "protocol/worker/environment.h"
+#include "protocol/worker/goodbye.h"
+#include "protocol/worker/groups.h"
+#include "protocol/worker/losses.h"
+#include "protocol/worker/operation_table.h"
+
+namespace shoal::worker {
+
+class Submissions {
+ public:
+  Submissions(const Environment& environment, const Groups& groups, const Losses& losses, const Goodbye& goodbye,
+              OperationTable& operations);
+
+  // The operation, to be planned and opened; null: its handle has ended, and nobody else hears of it.
+  std::unique_ptr<Operation> take(Submission submission);
+  // What its record takes counts while it is open.
+  void count(Operation& operation);
+  void discount(const Operation& operation);
+
+  const CallRegistry& calls() const { return calls_; }
+  void check_invariants() const;
+
+ private:
+  Status problem_with(const Submission& submission) const;
+  void finish_alone(const Submission& submission) const;
+
+  const Environment& environment_;
+  const Groups& groups_;
+  const Losses& losses_;
+  const Goodbye& goodbye_;
+  OperationTable& operations_;
+  CallRegistry calls_;
+};
+
+}  // namespace shoal::worker
