@@ -24,6 +24,10 @@ void Simulation::strike(const Fault& fault) {
       return break_some_standby(fault.target);
     case Kind::freeze_rank:
       network_.trace("worker " + std::to_string(rank) + "  freezes");
+      if (gives_up_on(rank, fault.duration)) {
+        disturbed_ = true;
+        excuses_.insert({Code::timeout, Code::aborted, Code::peer_lost});
+      }
       return network_.scheduler().freeze(cluster_.worker(rank).actor, network_.now() + fault.duration);
     case Kind::freeze_server:
       if (cluster_.dedicated_processes() > 0) {
@@ -55,6 +59,15 @@ void Simulation::strike(const Fault& fault) {
     case Kind::abort:
       return abort_rank(rank);
   }
+}
+
+// Whether the ranks of its machine end everything for want of its word: of the first one about an operation whose time
+// is out.
+bool Simulation::gives_up_on(std::uint32_t rank, Time duration) const {
+  const std::vector<std::uint32_t>& leaders = plan_.config.leaders;
+  const bool shares = !leaders.empty() && std::count(leaders.begin(), leaders.end(), leaders[rank]) > 1;
+  return shares && std::any_of(plan_.operations.begin(), plan_.operations.end(),
+                               [duration](const OperationPlan& one) { return one.timeout < duration; });
 }
 
 void Simulation::kill_rank(std::uint32_t rank) {

@@ -414,6 +414,11 @@ std::size_t least_open_bytes(const Plan& plan) {
       if (operation.outcomes.count(Code::failed_on_rank) > 0) {
         failing.push_back(all.back());
       }
+      if (plan.is_local(operation.group) && !operation.outcomes.empty()) {
+        // What fails among the ranks of a machine, the worker opens as failed: for other nodes' first ranks and for
+        // all.
+        failing.insert(failing.end(), 2, all.back());
+      }
     }
     const std::size_t open = rank.window > 0 ? rank.window : all.size();
     most = std::max({most, room_for(std::move(all), open), room_for(failing, failing.size())});
