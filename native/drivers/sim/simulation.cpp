@@ -318,6 +318,9 @@ std::byte* Simulation::on_allocate(std::uint32_t rank, std::uint64_t handle,
                                    const std::vector<std::uint64_t>& block_bytes) {
   const std::size_t number = handle - 1;
   Work& work = work_of(number, rank);
+  if (forged_ && work.output != nullptr) {
+    return nullptr;  // its size does not fit any more
+  }
   if (work.output != nullptr || work.status) {
     violated("worker " + std::to_string(rank) + " asks for the output of operation " + std::to_string(number) +
              " although it has one");

@@ -125,7 +125,8 @@ void Simulation::check_outcome(std::uint32_t rank, const OperationPlan& operatio
   const bool blames_right = disturbed_ || (status.code != Code::peer_lost && status.code != Code::aborted) ||
                             gone_ranks_.count(static_cast<std::uint32_t>(status.rank)) > 0 ||
                             cut_off_.count(static_cast<std::uint32_t>(status.rank)) > 0 || met_its_end;
-  const bool gives_reason = status.code != Code::aborted || status.message.find(abort_reason) != std::string::npos;
+  const bool gives_reason = status.code != Code::aborted || excuses_.count(Code::timeout) > 0 ||
+                            status.message.find(abort_reason) != std::string::npos;
   if (!status.ok() &&
       (status.message.empty() || !names_others || !names_one || !names_tensor || !blames_right || !gives_reason)) {
     violated(what + "the message does not say who and what: " + status.message);
