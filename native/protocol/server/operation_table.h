@@ -1,5 +1,5 @@
 // The operations that a server knows of, tombstones included: by serial, by key and by each worker's numbers; and what
-// they take of the memory that tables may (docs/protocol/lifecycle.md, "Openings never wait").
+// they take of the memory that tables may (docs/protocol/lifecycle.md, Opening).
 //
 // An operation has room from the beginning for an opening of each of its members like the first, so what is open can
 // always become complete, which alone makes room again.

@@ -1,6 +1,6 @@
 // What a worker says to each server: its frames, with the epoch and with how many results have come from there, and,
 // ahead of them, which operations have ended well. When nothing else is said for a while, that is said by itself.
-// docs/protocol/lifecycle.md, "Who has what" and "The end".
+// docs/protocol/lifecycle.md, "The end" and "The end".
 //
 //   acknowledged ≤ results, modulo 2^32
 //   what a server with a link does not know yet is due after acknowledge_after, until the goodbye

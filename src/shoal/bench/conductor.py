@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from shoal.bench.channel import Channel, ChannelClosed, ChannelTimeout, Message
 from shoal.bench.naming import family
@@ -234,23 +235,34 @@ class Conductor:
 
     def _ask_all(self, players: Sequence[Player], message: Message) -> list[Message]:
         for player in players:
-            player.channel.send(message)
+            try:
+                player.channel.send(message)
+            except ChannelClosed:
+                self._note_end(player)
         return [self._answer(player) for player in players]
 
     def _answer(self, player: Player) -> Message:
         """Raises BenchError for an error that the process reports, its end, or its silence."""
-        who = f"{'/'.join(player.versions)} rank {player.rank}"
+        who = _name(player)
         try:
             answer = _receive(player.channel, self._patience, self._alive)
         except ChannelTimeout:
             raise BenchError(f"{who} has not ended its turn in {self._patience:g} s") from None
         except ChannelClosed:
-            time.sleep(0.5)  # for its exit to be noticed, which says more
-            self._alive()
-            raise BenchError(f"{who} has ended in the middle of the benchmark; see its output") from None
+            self._note_end(player)
         if "error" in answer:
             raise BenchError(f"{who}: {answer['error']}")
         return answer
+
+    def _note_end(self, player: Player) -> NoReturn:
+        """Raises BenchError for a process that has ended."""
+        time.sleep(0.5)  # for its exit to be noticed, which says more
+        self._alive()
+        raise BenchError(f"{_name(player)} has ended in the middle of the benchmark; see its output") from None
+
+
+def _name(player: Player) -> str:
+    return f"{'/'.join(player.versions)} rank {player.rank}"
 
 
 def _each(before: float | None, after: float | None, repetitions: int) -> float | None:
