@@ -119,7 +119,7 @@ class Simulation final : public Observer, public Application {
 
   // Faults (simulation_faults.cpp).
   void strike(const Fault& fault);
-  bool gives_up_on(std::uint32_t rank, Time duration) const;
+  bool may_give_up() const;
   void kill_rank(std::uint32_t rank);
   void abort_rank(std::uint32_t rank);
   void break_some_link(std::uint32_t target);

@@ -117,7 +117,8 @@ void Simulation::check_outcome(std::uint32_t rank, const OperationPlan& operatio
   const bool names_one = (status.code != Code::peer_left && status.code != Code::failed_on_rank) || named >= 1 ||
                          lives_[rank].aborted || status.rank == static_cast<std::int32_t>(rank);
   const bool names_tensor = operation.name.empty() || status.message.find(operation.name) != std::string::npos ||
-                            (status.code != Code::mismatch && status.code != Code::timeout);
+                            (status.code != Code::mismatch && status.code != Code::timeout) ||
+                            excuses_.count(status.code) > 0;  // all end for the sake of one
   // A loss that is nobody's but this rank's is blamed on nobody else. Who hears late of a loss may meet one before that
   // has ended because of it, and taken blocks with it.
   const bool met_its_end = status.code == Code::peer_lost && status.rank >= 0 &&

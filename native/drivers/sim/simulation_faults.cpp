@@ -9,6 +9,10 @@ void Simulation::strike(const Fault& fault) {
   using Kind = Fault::Kind;
   const std::uint32_t rank = fault.target % plan_.config.size();
   struck_until_ = std::max(struck_until_, network_.now() + fault.duration);
+  if (may_give_up()) {
+    disturbed_ = true;
+    excuses_.insert({Code::timeout, Code::aborted, Code::peer_lost});
+  }
   switch (fault.kind) {
     case Kind::break_link:
       return break_some_link(fault.target);
@@ -24,10 +28,6 @@ void Simulation::strike(const Fault& fault) {
       return break_some_standby(fault.target);
     case Kind::freeze_rank:
       network_.trace("worker " + std::to_string(rank) + "  freezes");
-      if (gives_up_on(rank, fault.duration)) {
-        disturbed_ = true;
-        excuses_.insert({Code::timeout, Code::aborted, Code::peer_lost});
-      }
       return network_.scheduler().freeze(cluster_.worker(rank).actor, network_.now() + fault.duration);
     case Kind::freeze_server:
       if (cluster_.dedicated_processes() > 0) {
@@ -61,13 +61,12 @@ void Simulation::strike(const Fault& fault) {
   }
 }
 
-// Whether the ranks of its machine end everything for want of its word: of the first one about an operation whose time
-// is out.
-bool Simulation::gives_up_on(std::uint32_t rank, Time duration) const {
-  const std::vector<std::uint32_t>& leaders = plan_.config.leaders;
-  const bool shares = !leaders.empty() && std::count(leaders.begin(), leaders.end(), leaders[rank]) > 1;
-  return shares && std::any_of(plan_.operations.begin(), plan_.operations.end(),
-                               [duration](const OperationPlan& one) { return one.timeout < duration; });
+// Whether ranks of a machine may end everything, where what ends an operation whose time is out does not come in time:
+// the word of their first rank, or of the network.
+bool Simulation::may_give_up() const {
+  return !plan_.config.leaders.empty() &&
+         std::any_of(plan_.operations.begin(), plan_.operations.end(),
+                     [](const OperationPlan& one) { return one.timeout < 600 * second; });
 }
 
 void Simulation::kill_rank(std::uint32_t rank) {

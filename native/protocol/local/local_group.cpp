@@ -571,8 +571,8 @@ bool LocalGroup::say_goodbye_if_done() {
     outbox_.say(RecordKind::leave, {});
     return true;
   }
-  // Where the mailbox is full, the others do not know yet.
-  if (!outbox_.empty()) {
+  // Where the mailbox is full, the others do not know yet; when all is lost, one may be dead who has not read.
+  if (!outbox_.empty() && broken_.ok()) {
     return false;
   }
   is_empty_ = true;
