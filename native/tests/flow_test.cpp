@@ -13,9 +13,9 @@
 #include <random>
 #include <vector>
 
+#include "drivers/sim/heap_group.h"
 #include "reduce/reduce.h"
 #include "tests/check.h"
-#include "drivers/sim/heap_group.h"
 
 namespace {
 
