@@ -83,7 +83,7 @@ class CoordinatorActions final : public Actions<CoordinatorWorld> {
   void warn(std::string text) override { require(!text.empty(), "a warning says something"); }
 };
 
-class NodeActions final : public Actions<WorkerWorld> {
+class WorkerActions final : public Actions<WorkerWorld> {
  public:
   using Actions::Actions;
   void sum(Sum sum) override;
@@ -97,7 +97,7 @@ class NodeActions final : public Actions<WorkerWorld> {
   std::uint64_t retransmissions(LinkId link) const override;
 };
 
-// Nodes by rank, then servers by index, then the coordinator.
+// Workers by rank, then servers by index, then the coordinator.
 constexpr std::size_t coordinator_actor = ranks + servers;
 
 class Job {
@@ -663,7 +663,8 @@ class Job {
   const JobConfig config_;
   bool honest_ = true;
   BufferPool pool_{0};
-  std::array<NodeActions, ranks> node_actions_{NodeActions{*this, 0}, NodeActions{*this, 1}, NodeActions{*this, 2}};
+  std::array<WorkerActions, ranks> node_actions_{WorkerActions{*this, 0}, WorkerActions{*this, 1},
+                                                 WorkerActions{*this, 2}};
   std::array<ServerActions, servers> server_actions_{ServerActions{*this, ranks}, ServerActions{*this, ranks + 1}};
   CoordinatorActions coordinator_actions_{*this, coordinator_actor};
   Coordinator coordinator_;
@@ -697,14 +698,14 @@ void Actions<Base>::close(LinkId link) {
   job_.close(link);
 }
 void ServerActions::sum(Sum sum) { job_.sum(actor_, std::move(sum)); }
-void NodeActions::sum(Sum sum) { job_.sum(actor_, std::move(sum)); }
-void NodeActions::sending(std::uint64_t handle) { job_.sending(handle); }
-void NodeActions::finish(std::uint64_t handle, Status status) { job_.finish_handle(handle, status); }
-std::byte* NodeActions::allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) {
+void WorkerActions::sum(Sum sum) { job_.sum(actor_, std::move(sum)); }
+void WorkerActions::sending(std::uint64_t handle) { job_.sending(handle); }
+void WorkerActions::finish(std::uint64_t handle, Status status) { job_.finish_handle(handle, status); }
+std::byte* WorkerActions::allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) {
   return job_.allocate(handle, block_bytes);
 }
-std::uint64_t NodeActions::retransmissions(LinkId /*link*/) const { return job_.retransmissions(); }
-void NodeActions::connect(std::uint32_t rank) { job_.want_peer(static_cast<std::uint32_t>(actor_), rank); }
+std::uint64_t WorkerActions::retransmissions(LinkId /*link*/) const { return job_.retransmissions(); }
+void WorkerActions::connect(std::uint32_t rank) { job_.want_peer(static_cast<std::uint32_t>(actor_), rank); }
 
 }  // namespace
 

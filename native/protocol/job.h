@@ -42,7 +42,7 @@ struct JobConfig {
   Tables tables{};
 
   // What one server averages in proportion to its weight, it also moves in pieces of that proportion, so that the parts
-  // of an operation end together and no link is full of one server's bytes while another server waits. (Nodes' own
+  // of an operation end together and no link is full of one server's bytes while another server waits. (Workers' own
   // servers beside dedicated ones: in fewer and larger pieces, but in step with those.)
   struct Window {
     std::uint32_t segment = 0;

@@ -1,4 +1,4 @@
-// What a worker and the room of a machine's ranks say alike about operations that do not move.
+// What a worker and a local group say alike about operations that do not move.
 #pragma once
 
 #include <cstdint>

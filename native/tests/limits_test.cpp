@@ -1,5 +1,5 @@
 // What tables may take of the memory of a rank and of a server, and what is said beyond that. Each test plays the other
-// side itself; what rooms do is in the last one.
+// side itself; what local groups do is in the last one.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -49,7 +49,7 @@ struct Recorder : Of {
   std::map<LinkId, std::vector<std::pair<wire::Header, Bytes>>> sent;
 };
 
-struct RankWorld final : Recorder<IdleNodeWorld> {
+struct RankWorld final : Recorder<IdleWorkerWorld> {
   void finish(std::uint64_t handle, Status status) override { finished.emplace(handle, std::move(status)); }
 
   std::map<std::uint64_t, Status> finished;

@@ -201,7 +201,7 @@ TEST(groups_that_overlap_flow_at_once_whatever_the_order) {
 TEST(groups_of_a_node_among_several_ask_nothing_of_the_network) { overlap(node_size + 2); }
 
 // All of this node may be a group of some of the job.
-TEST(only_groups_within_the_node_have_rooms) {
+TEST(only_groups_within_the_node_are_local) {
   const auto node = std::make_shared<const shm::Memory>(node_shape());
   Member member(node, 1, node_size + 2);
   CHECK(!member.has_group(member.make({1})));

@@ -19,7 +19,7 @@ using worker::Operation;
 
 constexpr LinkId link = 1;
 
-struct World final : IdleNodeWorld {
+struct World final : IdleWorkerWorld {
   void send(LinkId, const wire::Header& header, Bytes, std::span<const std::byte>, Token) override {
     sent.push_back(header);
   }

@@ -12,7 +12,7 @@ using namespace shoal;
 using wire::Type;
 using worker::ServerFrames;
 
-struct World final : IdleNodeWorld {
+struct World final : IdleWorkerWorld {
   void send(LinkId, const wire::Header& header, Bytes, std::span<const std::byte>, Token) override {
     sent.push_back(header);
   }

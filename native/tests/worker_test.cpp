@@ -16,7 +16,7 @@ using namespace shoal;
 using wire::Type;
 
 // Keeps what was sent as a driver does that never gets to write.
-struct World final : IdleNodeWorld {
+struct World final : IdleWorkerWorld {
   struct Queued {
     LinkId link = 0;
     wire::Header header;

@@ -19,7 +19,7 @@ using wire::Type;
 constexpr LinkId server_link = 1;
 constexpr LinkId coordinator_link = 2;
 
-struct World final : IdleNodeWorld {
+struct World final : IdleWorkerWorld {
   void send(LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte>, Token) override {
     if (link == coordinator_link) {
       said.emplace_back(header.type, std::move(owned));

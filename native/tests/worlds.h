@@ -11,7 +11,7 @@
 
 namespace shoal {
 
-struct IdleNodeWorld : WorkerWorld {
+struct IdleWorkerWorld : WorkerWorld {
   void send(LinkId, const wire::Header&, Bytes, std::span<const std::byte>, Token) override {}
   void detach(Token) override {}
   void close(LinkId) override {}

@@ -36,9 +36,9 @@ class SimulatedServerWorld final : public SeatWorld<ServerWorld> {
   void sum(Sum sum) override { network_.sum(seat_, std::move(sum)); }
 };
 
-class SimulatedNodeWorld final : public SeatWorld<WorkerWorld> {
+class SimulatedWorkerWorld final : public SeatWorld<WorkerWorld> {
  public:
-  SimulatedNodeWorld(Network& network, Seat& seat, Cluster& cluster, Application& application, std::uint32_t rank)
+  SimulatedWorkerWorld(Network& network, Seat& seat, Cluster& cluster, Application& application, std::uint32_t rank)
       : SeatWorld(network, seat), cluster_(cluster), application_(application), rank_(rank) {}
 
   void sum(Sum sum) override { network_.sum(seat_, std::move(sum)); }
@@ -92,20 +92,20 @@ wire::ServerId id_of(ActorId process) {
 
 Cluster::Cluster(const Plan& plan, Network& network, Application& application, Observer& observer)
     : plan_(plan), network_(network), observer_(observer), local_(plan, network, application) {
-  make_nodes(application);
+  make_workers(application);
   make_servers();
   make_coordinator(application);
   attach_all();
   stray_ = &network_.add_seat(outside, "a stranger");
 }
 
-void Cluster::make_nodes(Application& application) {
+void Cluster::make_workers(Application& application) {
   workers_.resize(plan_.config.size());
   for (std::uint32_t rank = 0; rank < workers_.size(); ++rank) {
     WorkerHost& host = workers_[rank];
     host.actor = network_.scheduler().add_actor();
     host.seat = &network_.add_seat(host.actor, "worker " + std::to_string(rank));
-    host.world = std::make_unique<SimulatedNodeWorld>(network_, *host.seat, *this, application, rank);
+    host.world = std::make_unique<SimulatedWorkerWorld>(network_, *host.seat, *this, application, rank);
     host.pool = std::make_unique<BufferPool>(kept_bytes);
     host.worker = std::make_unique<Worker>(plan_.config, rank, *host.world, *host.pool);
     host.seat->machine = host.worker.get();

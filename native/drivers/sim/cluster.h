@@ -80,7 +80,7 @@ class Cluster {
   void check_memory(const WorkerHost& host);
 
  private:
-  void make_nodes(Application& application);
+  void make_workers(Application& application);
   void make_servers();
   ServerHost& make_server(std::uint32_t index, std::uint32_t attempt, ActorId actor);
   void make_coordinator(Application& application);

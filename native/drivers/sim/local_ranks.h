@@ -79,7 +79,6 @@ class LocalRanks {
     std::vector<std::unique_ptr<Member>> members;  // the machine's own first
     std::map<std::uint32_t, Member*> by_group;     // by number in the worker
     std::size_t not_left = 0;
-    bool leaving = false;
     std::optional<std::uint32_t> dies_in;                   // copies
     std::map<std::uint64_t, std::span<std::byte>> offered;  // outputs of gathers, by handle
   };

@@ -13,16 +13,16 @@ struct OpenSsl {
   // OpenSSL's own types are never looked into.
   struct Method;
   struct Context;
-  struct BoundEngine;
+  struct Session;
   struct Bio;
   struct BioMethod;
 
   using WriteBytes = int (*)(Bio*, const char*, int);
   using ReadBytes = int (*)(Bio*, char*, int);
   using Control = long (*)(Bio*, int, long, void*);
-  using ClientKey = unsigned (*)(BoundEngine*, const char* hint, char* identity, unsigned identity_room,
-                                 unsigned char* key, unsigned key_room);
-  using ServerKey = unsigned (*)(BoundEngine*, const char* identity, unsigned char* key, unsigned key_room);
+  using ClientKey = unsigned (*)(Session*, const char* hint, char* identity, unsigned identity_room, unsigned char* key,
+                                 unsigned key_room);
+  using ServerKey = unsigned (*)(Session*, const char* identity, unsigned char* key, unsigned key_room);
 
   const Method* (*TLS_method)();
   Context* (*SSL_CTX_new)(const Method*);
@@ -33,23 +33,23 @@ struct OpenSsl {
   void (*SSL_CTX_set_psk_client_callback)(Context*, ClientKey);
   void (*SSL_CTX_set_psk_server_callback)(Context*, ServerKey);
 
-  BoundEngine* (*SSL_new)(Context*);
-  void (*SSL_free)(BoundEngine*);
-  int (*SSL_set_ex_data)(BoundEngine*, int index, void*);
-  void* (*SSL_get_ex_data)(const BoundEngine*, int index);
-  void (*SSL_set_bio)(BoundEngine*, Bio* read, Bio* write);
-  void (*SSL_set_connect_state)(BoundEngine*);
-  void (*SSL_set_accept_state)(BoundEngine*);
-  void (*SSL_set_read_ahead)(BoundEngine*, int yes);
-  void (*SSL_set_default_read_buffer_len)(BoundEngine*, std::size_t);
-  long (*SSL_ctrl)(BoundEngine*, int command, long number, void* pointer);
-  int (*SSL_do_handshake)(BoundEngine*);
-  int (*SSL_session_reused)(const BoundEngine*);
-  int (*SSL_read_ex)(BoundEngine*, void*, std::size_t, std::size_t*);
-  int (*SSL_write_ex)(BoundEngine*, const void*, std::size_t, std::size_t*);
-  int (*SSL_has_pending)(const BoundEngine*);
-  int (*SSL_key_update)(BoundEngine*, int type);
-  int (*SSL_get_error)(const BoundEngine*, int result);
+  Session* (*SSL_new)(Context*);
+  void (*SSL_free)(Session*);
+  int (*SSL_set_ex_data)(Session*, int index, void*);
+  void* (*SSL_get_ex_data)(const Session*, int index);
+  void (*SSL_set_bio)(Session*, Bio* read, Bio* write);
+  void (*SSL_set_connect_state)(Session*);
+  void (*SSL_set_accept_state)(Session*);
+  void (*SSL_set_read_ahead)(Session*, int yes);
+  void (*SSL_set_default_read_buffer_len)(Session*, std::size_t);
+  long (*SSL_ctrl)(Session*, int command, long number, void* pointer);
+  int (*SSL_do_handshake)(Session*);
+  int (*SSL_session_reused)(const Session*);
+  int (*SSL_read_ex)(Session*, void*, std::size_t, std::size_t*);
+  int (*SSL_write_ex)(Session*, const void*, std::size_t, std::size_t*);
+  int (*SSL_has_pending)(const Session*);
+  int (*SSL_key_update)(Session*, int type);
+  int (*SSL_get_error)(const Session*, int result);
 
   BioMethod* (*BIO_meth_new)(int type, const char* name);
   int (*BIO_meth_set_write)(BioMethod*, WriteBytes);

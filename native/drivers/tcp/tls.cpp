@@ -142,9 +142,9 @@ OpenSsl::Context* Tls::context(bool is_client) {
 
 // --- What OpenSSL asks for ---
 
-Tls& Tls::of(OpenSsl::BoundEngine* session) { return *static_cast<Tls*>(OpenSsl::get().SSL_get_ex_data(session, 0)); }
+Tls& Tls::of(OpenSsl::Session* session) { return *static_cast<Tls*>(OpenSsl::get().SSL_get_ex_data(session, 0)); }
 
-unsigned Tls::give_key(OpenSsl::BoundEngine* session, const char* /*hint*/, char* identity, unsigned identity_room,
+unsigned Tls::give_key(OpenSsl::Session* session, const char* /*hint*/, char* identity, unsigned identity_room,
                        unsigned char* key, unsigned key_room) {
   const Tls& tls = of(session);
   if (tls.identity_.size() >= identity_room || tls.key_.size() > key_room) {
@@ -155,7 +155,7 @@ unsigned Tls::give_key(OpenSsl::BoundEngine* session, const char* /*hint*/, char
   return static_cast<unsigned>(tls.key_.size());
 }
 
-unsigned Tls::look_up_key(OpenSsl::BoundEngine* session, const char* identity, unsigned char* key, unsigned key_room) {
+unsigned Tls::look_up_key(OpenSsl::Session* session, const char* identity, unsigned char* key, unsigned key_room) {
   Tls& tls = of(session);
   std::string found;
   try {

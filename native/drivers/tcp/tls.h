@@ -78,14 +78,13 @@ class Tls {
   Tls(bool is_client, std::string identity, std::string key, FindKey find_key);
 
   static OpenSsl::Context* context(bool is_client);
-  static unsigned give_key(OpenSsl::BoundEngine* session, const char* hint, char* identity, unsigned identity_room,
+  static unsigned give_key(OpenSsl::Session* session, const char* hint, char* identity, unsigned identity_room,
                            unsigned char* key, unsigned key_room);
-  static unsigned look_up_key(OpenSsl::BoundEngine* session, const char* identity, unsigned char* key,
-                              unsigned key_room);
+  static unsigned look_up_key(OpenSsl::Session* session, const char* identity, unsigned char* key, unsigned key_room);
   static int write_out(OpenSsl::Bio* bio, const char* bytes, int count);
   static int read_in(OpenSsl::Bio* bio, char* bytes, int count);
   static long control(OpenSsl::Bio* bio, int command, long number, void* pointer);
-  static Tls& of(OpenSsl::BoundEngine* session);
+  static Tls& of(OpenSsl::Session* session);
 
   Step how_handshake_failed(int result);
   std::size_t seal(std::span<const iovec> vectors);
@@ -99,7 +98,7 @@ class Tls {
   const std::string identity_;
   const std::string key_;
   FindKey find_key_;
-  OpenSsl::BoundEngine* session_ = nullptr;
+  OpenSsl::Session* session_ = nullptr;
 
   int socket_ = -1;          // of the present call
   bool from_kernel_ = true;  // in the present call

@@ -28,8 +28,8 @@ enum class RecordKind : std::uint32_t {
   // From the first rank, of an operation that goes over the network:
   part = 6,  // a part of the result is in the next slot for results, or lent (delivery.h); the body is its range
   done = 7,  // it has ended well; the data is the result of a small one
-  // From the first rank, of any operation: it has failed; the body is a status, the data the collective if the other
-  // nodes have to hear of it from every rank.
+  // From the first rank, of any operation: it has failed; the body is a status, the data says who on the other nodes
+  // has to hear of it (local_group.cpp).
   failed = 8,
   // From another rank: the operation's time is out there; the body is a status.
   overdue = 9,

@@ -42,21 +42,22 @@ class World : public Base {
   Process& process_;
 };
 
-class RatedCoordinatorWorld final : public World<CoordinatorWorld> {
+class PacketLevelCoordinatorWorld final : public World<CoordinatorWorld> {
  public:
   using World::World;
   void warn(std::string /*text*/) override {}
 };
 
-class RatedServerWorld final : public World<ServerWorld> {
+class PacketLevelServerWorld final : public World<ServerWorld> {
  public:
   using World::World;
   void sum(Sum sum) override { process_.sum(sum); }
 };
 
-class RatedNodeWorld final : public World<WorkerWorld> {
+class PacketLevelWorkerWorld final : public World<WorkerWorld> {
  public:
-  RatedNodeWorld(Process& process, Owner& owner, std::uint32_t rank) : World(process), owner_(owner), rank_(rank) {}
+  PacketLevelWorkerWorld(Process& process, Owner& owner, std::uint32_t rank)
+      : World(process), owner_(owner), rank_(rank) {}
 
   void sum(Sum sum) override { process_.sum(sum); }
   void sending(std::uint64_t /*handle*/) override {}
@@ -106,7 +107,7 @@ class Run final : public Owner {
   Report carry_out();
 
  private:
-  void make_nodes();
+  void make_workers();
   void make_servers();
   void make_coordinator();
   void start_foreign();
@@ -143,16 +144,16 @@ Run::Run(const Setup& setup)
       begun_(setup_.rounds, never),
       done_(setup_.rounds, 0),
       waiting_(setup_.config.size()) {
-  make_nodes();
+  make_workers();
   make_coordinator();
   make_servers();
 }
 
-void Run::make_nodes() {
+void Run::make_workers() {
   for (std::uint32_t rank = 0; rank < setup_.config.size(); ++rank) {
     WorkerHost& host = workers_.emplace_back();
     host.process = &processes_.add(rank, "node " + std::to_string(rank));
-    host.world = std::make_unique<RatedNodeWorld>(*host.process, *this, rank);
+    host.world = std::make_unique<PacketLevelWorkerWorld>(*host.process, *this, rank);
     host.pool = std::make_unique<BufferPool>(kept_bytes);
     host.worker = std::make_unique<Worker>(setup_.config, rank, *host.world, *host.pool);
     host.process->set_machine(host.worker.get());
@@ -161,7 +162,7 @@ void Run::make_nodes() {
 
 void Run::make_coordinator() {
   Process& process = processes_.add(0, "the coordinator");
-  coordinator_world_ = std::make_unique<RatedCoordinatorWorld>(process);
+  coordinator_world_ = std::make_unique<PacketLevelCoordinatorWorld>(process);
   coordinator_ = std::make_unique<Coordinator>(setup_.config, *coordinator_world_);
   process.set_machine(coordinator_.get());
   for (std::uint32_t rank = 0; rank < workers_.size(); ++rank) {
@@ -181,7 +182,7 @@ void Run::make_servers() {
     ServerHost& host = servers_.emplace_back();
     host.process =
         &processes_.add(rank < 0 ? next_host++ : static_cast<HostId>(rank), "server " + std::to_string(index));
-    host.world = std::make_unique<RatedServerWorld>(*host.process);
+    host.world = std::make_unique<PacketLevelServerWorld>(*host.process);
     host.pool = std::make_unique<BufferPool>(kept_bytes);
     host.server = std::make_unique<Server>(setup_.config, index, *host.world, *host.pool);
     host.process->set_machine(host.server.get());
