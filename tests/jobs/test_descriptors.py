@@ -73,14 +73,14 @@ def test_a_rank_that_may_not_have_enough_is_named_at_once_on_every_rank() -> Non
         assert 128 < int(found[2]) < 200
 
 
-def test_the_soft_limit_is_raised_by_what_the_job_needs_once_and_that_is_logged() -> None:
+def test_the_soft_limit_is_raised_by_what_the_job_needs_and_that_is_logged() -> None:
     lines, err = run(JOIN, limit="-Sn 100", SHOAL_SOCKETS="64", SHOAL_LOG="info")
     assert len(lines) == 2, (lines, err)
     for line in lines:
         before, first, second = map(int, line.split(" joined ")[1].split())
         assert before == 100
         assert 128 <= first - before < 200  # what the program had is still the program's
-        assert second == first
+        assert first <= second < first + 200  # more where the first job was still ending
     assert re.search(
         r"\[1\] shoal: INFO: rank 1 \(host \S+\) may have 2\d\d descriptors instead of 100: this job needs 64 for", err
     )

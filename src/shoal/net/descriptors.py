@@ -74,7 +74,9 @@ def provide(
             "%s may need %d descriptors later (%s; %d are in use or needed now) and may have %d, its hard limit: %s",
             *(who, used + at_last + _IN_PASSING, _list_of(later), used + now + _IN_PASSING, hard, HOW_TO_RAISE),
         )
-    _raise_to(who, min(hard, _of_the_program(soft) + opened + at_last + _IN_PASSING), needed, later)
+    # What is open now may be more than what the program and this job have: a job that was left may still be ending.
+    wanted = max(_of_the_program(soft) + opened, used) + at_last + _IN_PASSING
+    _raise_to(who, min(hard, wanted), needed, later)
 
 
 def raise_to_the_most(who: str) -> None:

@@ -38,6 +38,17 @@ def test_the_soft_limit_grows_by_the_need_and_what_is_open_already_counts_for_th
     assert f"limits {64 + 21 + 16} 1000" in provide(twice, soft=64, hard=1000)
 
 
+def test_a_job_gets_what_it_needs_while_one_that_was_left_still_ends() -> None:
+    call = (
+        'descriptors.provide("rank 0", {"links": 100}, {}); import os; held = [os.dup(0) for _ in range(100)]; '
+        'used = descriptors.in_use(); descriptors.provide("rank 0", {"links": 100}, {}); print("used", used)'
+    )
+    said = provide(call, soft=64, hard=1000)
+    used = int(said.split("used ")[1].split()[0])
+    assert used > 100
+    assert f"limits {used + 100 + 16} 1000" in said
+
+
 def test_a_server_takes_all_that_it_may() -> None:
     said = provide('descriptors.raise_to_the_most("shoal server")', soft=64, hard=1000)
     assert "INFO shoal server may have 1000 descriptors, its hard limit, instead of 64" in said
