@@ -1,7 +1,7 @@
 """Shoal as it is, beside Shoal as it was at an earlier commit: both take turns in one run, on the same machine and links.
 
-What c10d.py, inside_node.py, nodes.py and train_gpt.py measure of Shoal, without its rivals. Each row is one kind of all-reduce or of
-training step. A pair is a few turns of each, one after the other by turns, and its ratio the middle one of the times now by the middle
+What c10d.py, inside_node.py, nodes.py, small_sizes.py, any_servers.py, server_core.py and train_gpt.py measure of Shoal, without its rivals.
+Each row is one kind of all-reduce or of training step, or what a server takes for a byte. A pair is a few turns of each, one after the other by turns, and its ratio the middle one of the times now by the middle
 one of the times before. The middle half of a row's ratios has to lie within 5 %, or the row shows nothing and is run again, in pairs of
 four times the turns. Target: a median ratio of at most 1.03 in every row.
 
@@ -175,6 +175,33 @@ class Training:
         return [Row(name, _ratios(done[now].seconds, done[then].seconds, turns)) for name, (now, then) in teams.items()]
 
 
+@dataclass(frozen=True)
+class ServerCost:
+    """Processor time of a dedicated server for each byte that it receives, in frames of these sizes."""
+
+    frames: Sequence[int]
+
+    def rows(
+        self, python: str, pairs: int, turns: int, wanted: Sequence[str] | None, earlier_first: bool = False
+    ) -> list[Row]:
+        chosen = {
+            name: frame for frame in self.frames if (name := f"frames of {show_bytes(frame)}") in (wanted or [name])
+        }
+        interpreters = [python, sys.executable] if earlier_first else [sys.executable, python]
+        # A job for each turn, and each is as long as many turns of operations.
+        turns = max(1, turns // TURNS_OF_A_PAIR)
+        costs: dict[tuple[str, str], list[float]] = {}
+        for _ in range(pairs * turns):
+            for name, frame in chosen.items():
+                for interpreter in interpreters:
+                    costs.setdefault((name, interpreter), []).append(_server_cost(interpreter, frame))
+        return [Row(name, _ratios(costs[name, sys.executable], costs[name, python], turns)) for name in chosen]
+
+
+def _server_cost(python: str, frame: int) -> float:
+    return float(_output(python, str(ROOT / "benchmarks" / "lib" / "server_cost.py"), str(frame)))
+
+
 def _team(variant: str) -> str:
     return variant_name(variant) if variant else SHOAL
 
@@ -188,13 +215,21 @@ def _lab(shape: str) -> Callable[[], Place]:
 
 
 _SMALL_TO_LARGE = (KIB, 64 * KIB, MIB, 25 * MIB)
-PARTS: Mapping[str, Operations | Training] = {
+_SMALL = (KIB, 4 * KIB, 64 * KIB, MIB)
+PARTS: Mapping[str, Operations | Training | ServerCost] = {
     "c10d, 2 ranks on one machine": Operations(_machine(2, True), (PLAIN, C10D), _SMALL_TO_LARGE),
     "c10d, 2 nodes": Operations(_machine(2, False), (PLAIN, C10D), _SMALL_TO_LARGE),
     "c10d, 4 ranks on one machine": Operations(_machine(4, True), (PLAIN, C10D), _SMALL_TO_LARGE),
     "inside_node, 4 ranks": Operations(_machine(4, True), (PLAIN, SHARED), (4 * KIB, MIB, 100_000_000)),
     "inside_node, 8 ranks": Operations(_machine(8, True), (PLAIN, SHARED), (4 * KIB, MIB, 100_000_000)),
     "nodes": Operations(_lab("nodes=2,ranks=4,servers=2,rate=1gbit"), (PLAIN, SHARED), (25_000_000, 100_000_000)),
+    "small_sizes, k = 0": Operations(_lab("nodes=8"), (PLAIN,), _SMALL),
+    "small_sizes, k = 2": Operations(_lab("nodes=8,servers=2"), (PLAIN,), _SMALL),
+    "any_servers, k = 0": Operations(_lab("nodes=8,rate=400mbit"), (PLAIN,), (64 * KIB, 25_000_000)),
+    "any_servers, k = 1": Operations(_lab("nodes=8,servers=1,rate=400mbit"), (PLAIN,), (25_000_000,)),
+    "any_servers, k = 4": Operations(_lab("nodes=8,servers=4,rate=400mbit"), (PLAIN,), (25_000_000,)),
+    "any_servers, k = 8": Operations(_lab("nodes=8,servers=8,rate=400mbit"), (PLAIN,), (25_000_000,)),
+    "server_core": ServerCost((16 * KIB, 64 * KIB, 256 * KIB)),
     "train_gpt, one machine": Training(_machine(4, True)),
     "train_gpt, lab": Training(_lab(SMALL_GPT_LAB)),
 }
@@ -229,13 +264,13 @@ def _output(*command: str) -> bytes:
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
 
 
-def measure(part: Operations | Training, python: str, quick: bool) -> list[Row]:
+def measure(part: Operations | Training | ServerCost, python: str, quick: bool) -> list[Row]:
     if quick:
         return _in_starts(1, part, python, 3, TURNS_OF_A_PAIR, None)
     return clearer(part, python, _in_starts(STARTS, part, python, PAIRS_OF_A_START, TURNS_OF_A_PAIR, None))
 
 
-def clearer(part: Operations | Training, python: str, rows: list[Row]) -> list[Row]:
+def clearer(part: Operations | Training | ServerCost, python: str, rows: list[Row]) -> list[Row]:
     """The rows that show nothing are run again."""
     unclear = [row.name for row in rows if not row.shows_something]
     if not unclear:
@@ -246,7 +281,12 @@ def clearer(part: Operations | Training, python: str, rows: list[Row]) -> list[R
 
 
 def _in_starts(
-    starts: int, part: Operations | Training, python: str, pairs: int, turns: int, wanted: Sequence[str] | None
+    starts: int,
+    part: Operations | Training | ServerCost,
+    python: str,
+    pairs: int,
+    turns: int,
+    wanted: Sequence[str] | None,
 ) -> list[Row]:
     """So many starts, each with so many pairs of so many turns, half of them with either Shoal started first."""
     ratios: dict[str, list[float]] = {}

@@ -32,26 +32,23 @@ from typing import TextIO
 import click
 import numpy
 from results import results_of
+from server_cost import NODES, server_cost
 
 import shoal
 from shoal import _native
 from shoal.bench.machine import machine_facts
 from shoal.bench.sizes import show_bytes
-from shoal.bench.watch import foreign_load, process_cpu
-from shoal.job import runtime
+from shoal.bench.watch import foreign_load
 from shoal.testing import Cluster
 
 KIB, MIB = 1024, 1024**2
 FRAMES = (16 * KIB, 64 * KIB, 256 * KIB)
-NODES = 4
 TARGET = 1.5
 
 # The rounds of one figure; the median counts. What is measured together takes turns, for the machine's speed changes.
 ROUNDS = 7
 SECONDS = 0.25
 
-# What the nodes have averaged: enough that its ends do not count, more than the caches hold.
-_ARRAY_BYTES = 16 * MIB
 _HEADER = bytes(40)
 _WAIT = 30.0
 _FLOAT32, _SUM = 1, 1
@@ -213,34 +210,6 @@ def _receive_for(connection: socket.socket, frame: int) -> tuple[int, float]:
     return count, _cpu() - before
 
 
-def server_cost(frame: int) -> tuple[float, float, float]:
-    """Processor seconds of the one server, and of one of its nodes, a byte that it receives; and its bytes a second."""
-    with Cluster(NODES, servers=1, environment={"SHOAL_COLOCATED": "never"}) as cluster:
-        pid = cluster.servers[0].process.pid
-        job = cluster.start_script(__file__, "--feed", str(frame), str(pid))
-        job.results(_WAIT)
-        server, node, seconds, received = map(float, job.stdout(0).split())
-    return server / received, node / (received / NODES), received / seconds
-
-
-def _feed(frame: int, server_pid: int) -> None:
-    """A node of ``server_cost``; rank 0 prints what it saw of the server and of itself."""
-    runtime.init(_limits={"segment": frame, "credit": frame})
-    values = numpy.full(_ARRAY_BYTES // 4, 1e-3 * (-1) ** shoal.rank(), dtype=numpy.float32)
-    for _ in range(3):
-        shoal.allreduce_(values, op="sum")
-    repetitions = 4
-    shoal.barrier()
-    server, node, began = process_cpu(server_pid), _cpu(), time.perf_counter()
-    for _ in range(repetitions):
-        shoal.allreduce_(values, op="sum")
-    shoal.barrier()
-    server, node, seconds = process_cpu(server_pid) - server, _cpu() - node, time.perf_counter() - began
-    if shoal.rank() == 0:
-        print(server, node, seconds, repetitions * NODES * values.nbytes)
-    shoal.shutdown()
-
-
 def measure_small() -> list[Small]:
     """The small operations of each place."""
     results = []
@@ -334,8 +303,6 @@ def main(out: Path) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["--feed", frame_bytes, pid]:
-            _feed(int(frame_bytes), int(pid))
         case ["--small"]:
             _small()
         case _:
