@@ -1,9 +1,9 @@
 // Words of shared memory (protocol/local/word.h) as a machine with weak ordering may show them: for tests in one thread
 // that run through all orders. Compiled into protocol/local in the place of atomics.
 //
-// Every store of a word is kept. A rank that loads a Counter may get any of them that is not older than what it knows;
-// it then knows all that the writer knew when it stored that. Of a Flag or a Position it gets the last. What is copied
-// and summed is watched: whoever reads or writes bytes has to know of every write to them, and whoever writes of every
+// Every store of a word is kept. As words are, a rank that loads one gets the last, and then knows all that its writer
+// knew when it stored that. Were they weaker, it might get any that is not older than what it knows. What is copied and
+// summed is watched: whoever reads or writes bytes has to know of every write to them, and whoever writes of every
 // read.
 #pragma once
 
@@ -44,25 +44,41 @@ class Choices {
   std::size_t at_ = 0;
 };
 
+// What a word is, from the strongest.
+enum class Order {
+  decides,    // all ranks see all words change in one order: what is true of them
+  publishes,  // whoever sees a store knows what its writer knew, but may see an older one (release and acquire)
+  nothing,    // nor does it know what the writer knew (relaxed)
+};
+
 class Memory {
  public:
-  // `stale`: how many loads of a run may get what is not the last store. `publishes`: whether Counters carry what their
-  // writer knew; `decides`: whether Flags and Positions are the last store for all.
-  Memory(std::uint32_t ranks, Choices& choices, std::uint32_t stale, bool publishes = true, bool decides = true)
+  // `stale`: how many loads of a run may get what is not the last store, where words are weaker than they are.
+  Memory(std::uint32_t ranks, Choices& choices, Order order = Order::decides, std::uint32_t stale = 0)
       : choices_(choices),
         stale_(stale),
-        publishes_(publishes),
-        decides_(decides),
+        order_(order),
         known_(ranks, Clock(ranks)),
-        seen_(ranks) {}
+        rung_(ranks, Clock(ranks)),
+        seen_(ranks),
+        rung_seen_(ranks) {}
 
   void act_as(std::uint32_t rank) {
-    took_stale_ = false;
     rank_ = rank;
     ++known_[rank][rank];
   }
 
-  std::uint64_t load(const void* word, bool decides) {
+  // A bell is an atomic counter that everybody raises: whoever has heard it knows what the ringers knew.
+  void ring(std::uint32_t rank) {
+    join(rung_[rank], known_[rank_]);
+    join(rung_seen_[rank], seen_[rank_]);
+  }
+  void hear() {
+    join(known_[rank_], rung_[rank_]);
+    join(seen_[rank_], rung_seen_[rank_]);
+  }
+
+  std::uint64_t load(const void* word) {
     const std::vector<Store>& stores = words_[word];
     if (stores.empty()) {
       return 0;
@@ -71,23 +87,18 @@ class Memory {
     std::size_t& seen = seen_[rank_][word];
     std::size_t index = stores.size();
     const bool may_be_stale = seen < stores.size() && stores.back().rank != rank_ && stale_ > 0;
-    if ((!decides || !decides_) && may_be_stale) {
+    if (order_ != Order::decides && may_be_stale) {
       index = seen + choices_.pick(static_cast<std::uint32_t>(stores.size() - seen + 1));
-      if (index < stores.size()) {
-        --stale_;
-        took_stale_ = true;
-      }
+      stale_ -= index < stores.size() ? 1 : 0;
     }
     seen = std::max(seen, index);
     if (index == 0) {
       return 0;
     }
     const Store& store = stores[index - 1];
-    if (decides || publishes_) {
+    if (order_ != Order::nothing) {
       join(known_[rank_], store.known);
-      for (const auto& [other, count] : store.seen) {
-        seen_[rank_][other] = std::max(seen_[rank_][other], count);
-      }
+      join(seen_[rank_], store.seen);
     }
     return store.value;
   }
@@ -98,19 +109,17 @@ class Memory {
     stores.push_back({value, rank_, known_[rank_], seen_[rank_]});
   }
 
-  // Whether this rank, since it acts, has loaded what was not the last store: it would find more if it looked again.
-  bool took_stale() const { return took_stale_; }
-
   void wrote(const std::byte* begin, std::size_t bytes) { touch(begin, bytes, true); }
   void read(const std::byte* begin, std::size_t bytes) { touch(begin, bytes, false); }
 
  private:
-  using Clock = std::vector<std::uint64_t>;  // by rank: steps
+  using Clock = std::vector<std::uint64_t>;         // by rank: steps
+  using Seen = std::map<const void*, std::size_t>;  // by word: stores
   struct Store {
     std::uint64_t value;
     std::uint32_t rank;
     Clock known;
-    std::map<const void*, std::size_t> seen;
+    Seen seen;
   };
   struct Bytes {
     Clock written;  // by rank: in which of its steps it last wrote, or read
@@ -120,6 +129,12 @@ class Memory {
   static void join(Clock& clock, const Clock& other) {
     for (std::size_t i = 0; i < clock.size(); ++i) {
       clock[i] = std::max(clock[i], other[i]);
+    }
+  }
+
+  static void join(Seen& seen, const Seen& other) {
+    for (const auto& [word, count] : other) {
+      seen[word] = std::max(seen[word], count);
     }
   }
 
@@ -145,12 +160,12 @@ class Memory {
 
   Choices& choices_;
   std::uint32_t stale_;
-  const bool publishes_;
-  const bool decides_;
+  const Order order_;
   std::uint32_t rank_ = 0;
-  bool took_stale_ = false;
-  std::vector<Clock> known_;                              // by rank: what it knows of the others' steps
-  std::vector<std::map<const void*, std::size_t>> seen_;  // by rank and word
+  std::vector<Clock> known_;  // by rank: what it knows of the others' steps
+  std::vector<Clock> rung_;   // by rank: what those knew who have rung for it
+  std::vector<Seen> seen_;
+  std::vector<Seen> rung_seen_;
   std::map<const void*, std::vector<Store>> words_;
   std::map<std::uintptr_t, Bytes> bytes_;
 };
@@ -158,7 +173,7 @@ class Memory {
 // The memory of the run; there is one thread.
 inline Memory* current = nullptr;
 
-inline std::uint64_t load(const void* word, bool decides) { return current->load(word, decides); }
-inline void store(const void* word, std::uint64_t value, bool /*decides*/) { current->store(word, value); }
+inline std::uint64_t load(const void* word) { return current->load(word); }
+inline void store(const void* word, std::uint64_t value) { current->store(word, value); }
 
 }  // namespace shoal::local::seen_orders

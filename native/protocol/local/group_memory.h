@@ -57,7 +57,7 @@ struct RankWords {
   std::atomic<std::uint32_t> open;
 
   // Bytes that have been written into its mailbox since the beginning, and whether it has more than there is room for.
-  alignas(64) Position written;
+  alignas(64) Counter written;
   Flag blocked;
   // It reads nothing any more: nobody waits for it.
   Flag gone;
@@ -78,7 +78,7 @@ struct RankWords {
   Flag left;
 
   // Bytes that it has read of each other rank's mailbox.
-  alignas(64) Position read[most_ranks];
+  alignas(64) Counter read[most_ranks];
 };
 
 class GroupMemory {

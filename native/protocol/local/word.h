@@ -1,12 +1,11 @@
 // A word of memory that the ranks of a machine share: its own rank writes it, the others read it.
 //
-// Two kinds, by what readers conclude from it:
-//   * a Counter says that something else is there: whoever sees a count sees what was written before it (release and
-//     acquire);
-//   * a Flag decides between two ranks that each write their own word and read the other's: all ranks see all flags
-//     change in one order (sequentially consistent).
-// native/tests/local_orders_test.cpp runs through every order in which these may be seen, and finds it if one is weaker
-// than it has to be. New memory is all zero, and so are these words in it.
+// All ranks see all words change in one order (sequentially consistent). Ranks decide by it: of two that each write a
+// word and then read the other's, at least one sees both. So the last rank to come to a point knows that it is the last
+// and rings for the others, and whoever begins with an operation sees that its failure is pending. And whoever sees a
+// word sees all that was written before it.
+// native/tests/local_orders_test.cpp runs through the orders in which words may be seen, and finds it if they are
+// weaker than this. New memory is all zero, and so are these words in it.
 #pragma once
 
 #include <atomic>
@@ -14,21 +13,15 @@
 
 namespace shoal::local {
 
-enum class Order { publishes, decides };
-
-template <class Value, Order order>
+template <class Value>
 class Word {
  public:
 #ifdef SHOAL_ENUMERATED_ORDERS
-  Value load() const { return static_cast<Value>(seen_orders::load(this, order == Order::decides)); }
-  void store(Value value) { seen_orders::store(this, value, order == Order::decides); }
+  Value load() const { return static_cast<Value>(seen_orders::load(this)); }
+  void store(Value value) { seen_orders::store(this, value); }
 #else
-  Value load() const {
-    return value_.load(order == Order::decides ? std::memory_order_seq_cst : std::memory_order_acquire);
-  }
-  void store(Value value) {
-    value_.store(value, order == Order::decides ? std::memory_order_seq_cst : std::memory_order_release);
-  }
+  Value load() const { return value_.load(); }
+  void store(Value value) { value_.store(value); }
 #endif
 
  private:
@@ -36,8 +29,8 @@ class Word {
   static_assert(std::atomic<Value>::is_always_lock_free);
 };
 
-using Counter = Word<std::uint64_t, Order::publishes>;
-using Position = Word<std::uint64_t, Order::decides>;
-using Flag = Word<std::uint32_t, Order::decides>;
+// Of something that only grows, since the beginning.
+using Counter = Word<std::uint64_t>;
+using Flag = Word<std::uint32_t>;
 
 }  // namespace shoal::local
