@@ -1,6 +1,7 @@
 // The words that every layer shares: element types, operators, collectives.
 //
-// The numbers are those on the wire (docs/protocol/format.md, Numbers) and never change.
+// The numbers are those on the wire (docs/protocol/format.md, Numbers) and never change. `last`: higher ones are
+// refused.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +26,7 @@ enum class DType : std::uint8_t {
   boolean = 13,
 };
 
-enum class Operator : std::uint8_t { none = 0, sum = 1, mean = 2, min = 3, max = 4, product = 5 };
+enum class Operator : std::uint8_t { none = 0, sum = 1, mean = 2, min = 3, max = 4, product = 5, last = product };
 
 enum class Collective : std::uint8_t {
   none = 0,
@@ -35,6 +36,7 @@ enum class Collective : std::uint8_t {
   all_gather = 4,
   all_to_all = 5,
   barrier = 6,
+  last = barrier,
 };
 
 struct DTypeTraits {

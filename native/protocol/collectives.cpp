@@ -60,6 +60,10 @@ std::size_t contributors(Collective collective, std::size_t members) {
   return 0;
 }
 
+bool waits_for_others(Collective collective, std::size_t member, std::size_t root) {
+  return traits_of(collective).needs_contributors() && contributes(collective, member, root);
+}
+
 Range received_by(Collective collective, std::uint64_t bytes, std::uint64_t rows, std::size_t members,
                   std::size_t member, std::size_t root) {
   switch (traits_of(collective).receivers) {
@@ -96,7 +100,7 @@ std::vector<Range> blocks_for_members(const wire::Opening& opening, std::size_t 
       end = blocks[to].end;
     } else if (contributes(opening.collective, member, opening.root)) {
       // The root has a broadcast's bytes for itself too, where its output is another array than its input.
-      blocks[to] = traits.receivers == Receivers::chunks ? received_by(opening, members, to) : Range{0, opening.bytes};
+      blocks[to] = traits.reduces ? received_by(opening, members, to) : Range{0, opening.bytes};
     }
     if (blocks[to].end > opening.bytes) {
       throw std::invalid_argument("blocks that are larger than their array");

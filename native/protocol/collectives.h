@@ -35,6 +35,14 @@ struct CollectiveTraits {
   // Whether blocks of members are put together, which go from worker to worker; nothing is summed.
   bool gathers() const { return receivers == Receivers::blocks; }
   bool has_root() const { return contributors == Contributors::root || receivers == Receivers::all_but_root; }
+  // Whether what a member gives is nowhere else until the others have what they get of it. So contributors keep their
+  // arrays, and their handles wait, until all others have it (waits_for_others).
+  bool needs_contributors() const {
+    return contributors != Contributors::none && !gathers() && receivers != Receivers::all;
+  }
+  // Whether the root alone gives. It gets nothing, so a server answers it when it has written to all others: it is not
+  // ahead of members that read slowly.
+  bool root_gives_alone() const { return contributors == Contributors::root; }
 };
 
 const CollectiveTraits& traits_of(Collective collective);
@@ -44,6 +52,9 @@ inline bool is_gather(Collective collective) { return traits_of(collective).gath
 
 bool contributes(Collective collective, std::size_t member, std::size_t root);
 std::size_t contributors(Collective collective, std::size_t members);
+
+// Whether the member's handle waits until the others have what they get: of operations that are not small.
+bool waits_for_others(Collective collective, std::size_t member, std::size_t root);
 
 // What of an operation's bytes the member gets; of those with blocks: all, as its size is known later.
 Range received_by(Collective collective, std::uint64_t bytes, std::uint64_t rows, std::size_t members,

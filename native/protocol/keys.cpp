@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/limits.h"
+#include "protocol/collectives.h"
 
 namespace shoal {
 
@@ -39,7 +40,7 @@ Hash128 operation_key(const Hash128& group, const std::string& name, std::uint32
 }
 
 bool takes_ring(const JobConfig& config, Collective collective, std::uint64_t bytes) {
-  return config.ring && collective == Collective::all_reduce && bytes > config.small;
+  return config.ring && traits_of(collective).shares_results() && bytes > config.small;
 }
 
 std::uint32_t home_of(const Hash128& key, const JobConfig& config) {

@@ -48,8 +48,8 @@ Status decode(ConstBytes payload, Late& late) {
     const std::size_t name = get<std::uint16_t>(rest.data() + 6);
     member.silent_ms = get<std::uint32_t>(rest.data() + 8);
     rest = rest.subspan(member_bytes);
-    if (member.why < Late::Why::not_opened || member.why > Late::Why::does_not_read ||
-        member.last > Collective::barrier || name > limits::name_bytes || name > rest.size()) {
+    if (member.why < Late::Why::not_opened || member.why > Late::Why::does_not_read || member.last > Collective::last ||
+        name > limits::name_bytes || name > rest.size()) {
       return refused("a LATE with a rank that is late in no known way");
     }
     member.last_name = text_of(rest.first(name));

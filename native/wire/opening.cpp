@@ -52,10 +52,10 @@ bool ranges(ConstBytes payload, std::uint64_t bytes, std::vector<Range>& values)
 }
 
 Status check_values(const Opening& opening, std::uint8_t wire_dtype, std::uint8_t codec, std::uint8_t priority) {
-  if (opening.collective > Collective::barrier || (opening.collective == Collective::none && !opening.failed)) {
+  if (opening.collective > Collective::last || (opening.collective == Collective::none && !opening.failed)) {
     return refused("collective " + std::to_string(static_cast<int>(opening.collective)) + " in OPEN");
   }
-  if (opening.op > Operator::product) {
+  if (opening.op > Operator::last) {
     return refused("operator " + std::to_string(static_cast<int>(opening.op)) + " in OPEN");
   }
   if (opening.dtype != DType::none && size_of(opening.dtype) == 0) {

@@ -153,7 +153,7 @@ Status decode(ConstBytes payload, Waits& waits) {
   for (Wait& wait : waits.waits) {
     wait.call = call_from(reader);
     const auto collective = reader.number<std::uint32_t>();
-    is_known = is_known && collective <= static_cast<std::uint32_t>(Collective::barrier);
+    is_known = is_known && collective <= static_cast<std::uint32_t>(Collective::last);
     wait.collective = static_cast<Collective>(collective);
     wait.members.assign(reader.count(stride_bytes), {});
     std::int64_t before = -1;

@@ -71,7 +71,8 @@ void CallTable::call(Submission submission, Time now) {
   operation.record = record_bytes(submission, members_.size());
   if (problem.ok()) {
     take_arguments(opening, submission);
-    opening.bytes = traits_of(submission.collective).has_root() ? submission.output_bytes : submission.input_bytes;
+    const bool from_root = traits_of(submission.collective).root_gives_alone();
+    opening.bytes = from_root ? submission.output_bytes : submission.input_bytes;
     registry_.add(operation.record);
   } else {
     opening.failed = true;

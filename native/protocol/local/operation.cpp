@@ -28,8 +28,7 @@ bool Operation::may_be(bool goes_up) const {
 }
 
 bool Operation::contributes(std::uint32_t own) const {
-  const bool roots_alone = traits_of(opening.collective).contributors == CollectiveTraits::Contributors::root;
-  return !roots_alone || group->here.at(opening.root) == own;
+  return !traits_of(opening.collective).root_gives_alone() || group->here.at(opening.root) == own;
 }
 
 // As here and as encoded, with what is known of each rank's call; other ranks have the same of it.

@@ -17,9 +17,9 @@ void Receipts::begin(const Operation& operation) {
   for (std::size_t i = 0; i < operation.size(); ++i) {
     receipt.members.emplace_back(operation.rank(i), operation.member(i).number);
   }
-  receipt.by_segment = !small && attributes.collective == Collective::all_reduce && !terms_.takes_ring(attributes);
-  receipt.urgent =
-      !small && (attributes.collective == Collective::broadcast || attributes.collective == Collective::reduce_scatter);
+  const CollectiveTraits& traits = traits_of(attributes.collective);
+  receipt.by_segment = !small && traits.shares_results() && !terms_.takes_ring(attributes);
+  receipt.urgent = !small && traits.needs_contributors();
 }
 
 void Receipts::expect(std::uint64_t serial, std::uint64_t segment) {

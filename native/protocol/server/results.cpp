@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/invariant.h"
+#include "protocol/collectives.h"
 
 namespace shoal::server {
 
@@ -17,7 +18,7 @@ void Results::send(Operation& operation, std::uint64_t number, Segment segment) 
   const wire::Opening& attributes = operation.attributes();
   Segments& segments = operation.segments();
   const bool last = number + 1 == segments.count() && !segments.is_resumed();
-  const bool broadcast = attributes.collective == Collective::broadcast;
+  const bool root_is_last = traits_of(attributes.collective).root_gives_alone();
   const std::uint64_t settled = receipts_.settled(operation.serial());
   const Token token = next_token_++;
   InFlight& in_flight = in_flight_[token];
@@ -44,7 +45,7 @@ void Results::send(Operation& operation, std::uint64_t number, Segment segment) 
                   .operation = operation.member(i).number,
                   .offset = segment.range.begin,
                   .credit = spent};
-    if (broadcast && i == attributes.root) {
+    if (root_is_last && i == attributes.root) {
       in_flight.answers_root = true;
       in_flight.root = rank;
       in_flight.answer = header;

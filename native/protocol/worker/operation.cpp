@@ -26,16 +26,14 @@ void Operation::measure(const JobConfig& config) {
   const Submission& s = submission_;
   const CollectiveTraits& traits = traits_of(s.collective);
   contributes_ = shoal::contributes(s.collective, group_.own, s.root);
-  const bool receives_only = traits.has_root() && !contributes_;
+  const bool receives_only = traits.root_gives_alone() && !contributes_;
   bytes_ = failed_here_ ? 0 : receives_only ? s.output_bytes : s.input_bytes;
   opening_.bytes = bytes_;
   wanted_ = received_by(s.collective, bytes_, rows_of(s), group_.size(), group_.own, s.root);
   is_small_ = bytes_ <= config.small;
   is_gather_ = traits.gathers();
   takes_ring_ = shoal::takes_ring(config, s.collective, bytes_);
-  using Receivers = CollectiveTraits::Receivers;
-  const bool gives_alone = traits.receivers == Receivers::all_but_root && contributes_;
-  waits_for_others_ = !is_small_ && (traits.receivers == Receivers::chunks || gives_alone);
+  waits_for_others_ = !is_small_ && shoal::waits_for_others(s.collective, group_.own, s.root);
   shares_results_ = !is_small_ && !takes_ring_ && traits.shares_results();
 }
 

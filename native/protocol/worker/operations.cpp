@@ -132,7 +132,7 @@ Status Operations::receive_result(std::uint32_t server, Frame& frame) {
   }
   part.finish_if_last((header.flags & wire::flag_last) != 0);
   // By a handle of somebody's, which ends when it is known that all have it.
-  const bool is_waited_for = part.is_done() && !operation.is_small() && s.collective != Collective::all_reduce;
+  const bool is_waited_for = part.is_done() && !operation.is_small() && traits_of(s.collective).needs_contributors();
   if (!operation.is_finished()) {
     end_if_done(operation);
   }
