@@ -28,6 +28,8 @@ const DTypeTraits& traits_of(DType dtype) {
   return number < dtypes.size() ? dtypes[number] : no_dtype;
 }
 
+bool may_travel_as(DType dtype, DType wire) { return wire == dtype; }
+
 const char* name_of(Operator op) {
   const auto number = static_cast<std::size_t>(op);
   return number < operators.size() ? operators[number] : "an unknown operator";

@@ -52,6 +52,10 @@ inline bool is_floating(DType dtype) { return traits_of(dtype).floating; }
 // Whether partial sums of it are wider than an element, so that they cannot be kept in one without being rounded.
 inline bool sums_widen(DType dtype) { return traits_of(dtype).sums_in != dtype; }
 
+// Whether elements may be another dtype in frames than in arrays. Servers sum what is in the frames, in what that sums
+// in; workers convert (worker/operation.cpp).
+bool may_travel_as(DType dtype, DType wire);
+
 // Names for messages; "an unknown dtype" and the like for numbers that are none.
 inline const char* name_of(DType dtype) { return traits_of(dtype).name; }
 const char* name_of(Operator op);

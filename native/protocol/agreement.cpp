@@ -49,6 +49,7 @@ bool agree(const wire::Opening& a, const wire::Opening& b, std::string& what) {
   differ(a.collective != b.collective, "operation");
   differ(a.op != b.op, "operator");
   differ(a.dtype != b.dtype, "dtype");
+  differ(a.wire_dtype() != b.wire_dtype(), "wire dtype");
   differ(a.root != b.root, "root");
   differ(a.divisor != b.divisor, "divisor");
   differ(a.shape.size() != b.shape.size() || compared_shape(a) != compared_shape(b), "shape");
@@ -63,6 +64,9 @@ std::string describe(const wire::Opening& opening) {
   }
   if (opening.dtype != DType::none) {
     text += std::string(" ") + name_of(opening.dtype) + shape_text(opening.shape);
+  }
+  if (opening.wire_dtype() != opening.dtype) {
+    text += std::string(" as ") + name_of(opening.wire_dtype());
   }
   if (traits_of(opening.collective).has_root()) {
     text += " from member " + std::to_string(opening.root);

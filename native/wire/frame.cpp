@@ -71,8 +71,8 @@ Status decode(ConstHeaderBytes bytes, Header& header) {
   if ((header.flags & ~allowed_flags(header.type)) != 0) {
     return refused(std::string("unknown flags ") + std::to_string(header.flags) + " on " + name_of(header.type));
   }
-  if (header.codec != 0) {
-    return refused("codec " + std::to_string(header.codec) + " is not known to this version of Shoal");
+  if (Status status = check_codec(header.codec); !status.ok()) {
+    return status;
   }
   const bool carries = carries_elements(header.type);
   const bool wrong =
@@ -82,6 +82,11 @@ Status decode(ConstHeaderBytes bytes, Header& header) {
                    name_of(header.type));
   }
   return {};
+}
+
+Status check_codec(std::uint8_t codec) {
+  return codec <= last_codec ? Status{}
+                             : refused("codec " + std::to_string(codec) + " is not known to this version of Shoal");
 }
 
 const char* name_of(Type type) {

@@ -57,6 +57,9 @@ inline constexpr std::uint8_t flag_reopened = 1;
 inline constexpr std::uint8_t flag_competing = 1;
 inline constexpr std::uint8_t flag_unreachable = 1;
 
+// Payloads of DATA and RESULT, and what comes with an OPEN, may be compressed. 0: not at all.
+inline constexpr std::uint8_t last_codec = 0;
+
 struct Header {
   Type type{};
   std::uint8_t flags = 0;
@@ -77,6 +80,9 @@ void encode(const Header& header, HeaderBytes bytes);
 
 // Reads and checks a header: the CRC, a known type, codec, dtype and flags. The status names the field that is wrong.
 Status decode(ConstHeaderBytes bytes, Header& header);
+
+// The same of a codec alone, which openings say too.
+Status check_codec(std::uint8_t codec);
 
 // "DATA", "RESULT" and so on, for messages.
 const char* name_of(Type type);

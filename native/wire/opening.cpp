@@ -6,6 +6,7 @@
 
 #include "base/limits.h"
 #include "wire/bytes.h"
+#include "wire/frame.h"
 
 namespace shoal::wire {
 
@@ -51,7 +52,7 @@ bool ranges(ConstBytes payload, std::uint64_t bytes, std::vector<Range>& values)
   return true;
 }
 
-Status check_values(const Opening& opening, std::uint8_t wire_dtype, std::uint8_t codec, std::uint8_t priority) {
+Status check_values(const Opening& opening, DType wire_dtype, std::uint8_t codec, std::uint8_t priority) {
   if (opening.collective > Collective::last || (opening.collective == Collective::none && !opening.failed)) {
     return refused("collective " + std::to_string(static_cast<int>(opening.collective)) + " in OPEN");
   }
@@ -61,11 +62,11 @@ Status check_values(const Opening& opening, std::uint8_t wire_dtype, std::uint8_
   if (opening.dtype != DType::none && size_of(opening.dtype) == 0) {
     return refused("dtype " + std::to_string(static_cast<int>(opening.dtype)) + " in OPEN");
   }
-  if (wire_dtype != static_cast<std::uint8_t>(opening.dtype)) {
+  if (!may_travel_as(opening.dtype, wire_dtype)) {
     return refused("a wire dtype that is not the dtype is not known to this version of Shoal");
   }
-  if (codec != 0) {
-    return refused("codec " + std::to_string(codec) + " is not known to this version of Shoal");
+  if (Status status = check_codec(codec); !status.ok()) {
+    return status;
   }
   if (priority != 0) {
     return refused("priority " + std::to_string(priority) + " is not known to this version of Shoal");
@@ -98,7 +99,7 @@ Bytes encode(const Opening& opening) {
   put(at + 0, static_cast<std::uint8_t>(opening.collective));
   put(at + 1, static_cast<std::uint8_t>(opening.op));
   put(at + 2, static_cast<std::uint8_t>(opening.dtype));
-  put(at + 3, static_cast<std::uint8_t>(opening.dtype));
+  put(at + 3, static_cast<std::uint8_t>(opening.wire_dtype()));
   put(at + 6, static_cast<std::uint16_t>((opening.failed ? flag_failed : 0) | (opening.finished ? flag_finished : 0)));
   put(at + 8, opening.root);
   put(at + 12, opening.occurrence);
@@ -139,6 +140,7 @@ Status decode(ConstBytes payload, Opening& opening, std::size_t& inline_offset) 
   opening.collective = static_cast<Collective>(get<std::uint8_t>(at + 0));
   opening.op = static_cast<Operator>(get<std::uint8_t>(at + 1));
   opening.dtype = static_cast<DType>(get<std::uint8_t>(at + 2));
+  const auto wire_dtype = static_cast<DType>(get<std::uint8_t>(at + 3));
   const auto flags = get<std::uint16_t>(at + 6);
   opening.failed = (flags & flag_failed) != 0;
   opening.finished = (flags & flag_finished) != 0;
@@ -173,11 +175,11 @@ Status decode(ConstBytes payload, Opening& opening, std::size_t& inline_offset) 
       text > limits::text_bytes || have > limits::ranges || opening.inline_bytes > limits::inline_bytes) {
     return refused("an OPEN with lengths beyond the limits");
   }
-  if (Status status =
-          check_values(opening, get<std::uint8_t>(at + 3), get<std::uint8_t>(at + 4), get<std::uint8_t>(at + 5));
+  if (Status status = check_values(opening, wire_dtype, get<std::uint8_t>(at + 4), get<std::uint8_t>(at + 5));
       !status.ok()) {
     return status;
   }
+  opening.travel_as(wire_dtype);
   inline_offset = aligned(fixed_bytes + 8 * dimensions + 8 * splits + range_bytes * have + name + text);
   if (payload.size() != inline_offset + opening.inline_bytes) {
     return refused("an OPEN of " + std::to_string(payload.size()) + " bytes whose parts have " +

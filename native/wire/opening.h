@@ -48,6 +48,11 @@ struct Opening {
   std::int32_t rank = -1;      // that the failure is about
   std::uint64_t exchange = 0;  // the number that its home gave it, 0: none
   std::vector<Range> have;     // what of its buffer has been answered to this rank, ascending
+
+  // What the elements are in frames. `bytes` and all ranges count those: they are the operation's buffer.
+  DType wire_dtype() const { return travels_as == DType::none ? dtype : travels_as; }
+  void travel_as(DType wire) { travels_as = wire == dtype ? DType::none : wire; }
+  DType travels_as = DType::none;  // none: what they are in arrays
 };
 
 // Everything but the inline data, which begins where these bytes end (a multiple of 64).

@@ -108,7 +108,7 @@ bool BlockTransfers::start(Operation& operation) {
     if (lacks) {
       const auto bytes = std::accumulate(sizes.blocks.begin(), sizes.blocks.end(), std::size_t{0});
       receipts_.expect(serial, 0);
-      if (results_.send_block(rank, member.number, operation.attributes().dtype, std::move(output), bytes)) {
+      if (results_.send_block(rank, member.number, operation.attributes().wire_dtype(), std::move(output), bytes)) {
         receipts_.sent(rank, serial, 0);
       }
     }

@@ -31,8 +31,8 @@ void Flow::start_sum(const Operation& operation, std::uint64_t number, Segment s
   for (const Contribution& contribution : segment.contributions) {
     sum.sources.push_back(contribution.data);
   }
-  sum.count = segment.range.size() / size_of(attributes.dtype);
-  sum.dtype = attributes.dtype;
+  sum.count = segment.range.size() / size_of(attributes.wire_dtype());
+  sum.dtype = attributes.wire_dtype();
   sum.op = attributes.op;
   sum.divisor = attributes.divisor > 0 ? attributes.divisor : static_cast<double>(operation.size());
   sum.token = next_token_++;

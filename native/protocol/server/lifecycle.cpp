@@ -89,7 +89,7 @@ Status Lifecycle::check_data(std::uint32_t rank, const Header& header) {
   if (!operation.is(State::flowing) || (!operation.is_contributor(at->member) && !segments.is_resumed())) {
     return refused("DATA for '" + operation.name() + "', which was not asked for");
   }
-  if (header.dtype != operation.attributes().dtype) {
+  if (header.dtype != operation.attributes().wire_dtype()) {
     return refused(std::string("DATA in ") + name_of(header.dtype) + " for '" + operation.name() + "'");
   }
   const Range owed = segments.owed(at->member);

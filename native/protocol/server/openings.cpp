@@ -62,10 +62,10 @@ Status check_opening(const wire::Opening& opening, std::size_t members, bool car
     return refused("with splits that do not add up");
   }
   const bool reduces = traits_of(opening.collective).reduces;
-  if (!opening.failed && reduces && !reducible(opening.dtype, opening.op)) {
-    return refused(std::string("with operator ") + name_of(opening.op) + " for " + name_of(opening.dtype));
+  if (!opening.failed && reduces && !reducible(opening.wire_dtype(), opening.op)) {
+    return refused(std::string("with operator ") + name_of(opening.op) + " for " + name_of(opening.wire_dtype()));
   }
-  if (!opening.failed && opening.dtype != DType::none && opening.bytes % size_of(opening.dtype) != 0) {
+  if (!opening.failed && opening.dtype != DType::none && opening.bytes % size_of(opening.wire_dtype()) != 0) {
     return refused("with a part of an element");
   }
   if (terms.lives_at_home(opening) && !terms.is_home_of(opening.key)) {

@@ -41,7 +41,7 @@ void Results::send(Operation& operation, std::uint64_t number, Segment segment) 
     receipts_.expect(operation.serial(), number);
     Header header{.type = Type::result,
                   .flags = last ? wire::flag_last : std::uint8_t{0},
-                  .dtype = attributes.dtype,
+                  .dtype = attributes.wire_dtype(),
                   .operation = operation.member(i).number,
                   .offset = segment.range.begin,
                   .credit = spent};

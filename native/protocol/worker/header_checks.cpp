@@ -38,7 +38,7 @@ bool awaits_admission(const Operation& operation, std::uint32_t server, const He
 
 Status check_result(const Operation& operation, std::uint32_t server, const Header& header, const JobConfig& config) {
   const Part& part = operation.part_of(server);
-  bool expected = !part.is_done() && (header.length == 0 || header.dtype == operation.submission().dtype);
+  bool expected = !part.is_done() && (header.length == 0 || header.dtype == operation.opening().wire_dtype());
   if (operation.gathers()) {
     expected = expected && operation.transfer().goes_through_home() && header.offset == 0 &&
                header.length == operation.wanted().size() && (header.flags & wire::flag_last) != 0 &&

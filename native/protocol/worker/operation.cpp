@@ -97,26 +97,38 @@ void Operation::set_output(std::byte* output, std::size_t bytes) {
   submission_.output_bytes = bytes;
 }
 
-std::span<const std::byte> Operation::contribution(Range segment, wire::Bytes& copied) const {
+Range Operation::add_contributed(Range range) {
+  contributed_.add(range);
+  return range;
+}
+
+std::span<const std::byte> Operation::contribution(Range segment, wire::Bytes& owned) const {
   const bool is_result = shares_results_ && (finished_ || have_.contains(segment));
   if (!is_result) {
     return {submission_.input + segment.begin, static_cast<std::size_t>(segment.size())};
   }
   if (!finished_) {
-    copied.assign(submission_.output + segment.begin, submission_.output + segment.end);
+    owned.insert(owned.end(), submission_.output + segment.begin, submission_.output + segment.end);
     return {};
   }
-  copied.resize(segment.size());
-  retained_.copy(segment, copied.data());
+  const std::size_t before = owned.size();
+  owned.resize(before + segment.size());
+  retained_.copy(segment, owned.data() + before);
   return {};
+}
+
+Range Operation::place(std::uint64_t offset, std::span<const std::byte> result) const {
+  const std::uint64_t begin = offset - wanted_.begin;
+  std::memcpy(submission_.output + begin, result.data(), result.size());
+  return {begin, begin + result.size()};
 }
 
 void Operation::keep_input(BufferPool& pool) {
   if (finished_ || !contributes_ || bytes_ == 0) {
     return;
   }
-  own_input_ = pool.take(bytes_);
-  std::memcpy(own_input_.data(), submission_.input, bytes_);
+  own_input_ = pool.take(submission_.input_bytes);
+  std::memcpy(own_input_.data(), submission_.input, submission_.input_bytes);
   submission_.input = own_input_.data();
 }
 

@@ -88,12 +88,14 @@ class Operation {
   // Its arrays.
   void set_output(std::byte* output, std::size_t bytes);
   void set_wanted(Range wanted) { wanted_ = wanted; }
-  // Of a streamed one: these bytes of its contribution are there. Whether they may be sent.
-  void add_contributed(Range range) { contributed_.add(range); }
+  // Of a streamed one: these bytes of the array are there. What of the buffer that is. Whether they may be sent.
+  Range add_contributed(Range range);
   bool has_contribution(Range segment) const { return !submission_.streamed || contributed_.contains(segment); }
-  // The bytes that this rank sends for a segment: from the array while it is the worker's to use, otherwise a copy of
-  // what was kept of them.
-  std::span<const std::byte> contribution(Range segment, wire::Bytes& copied) const;
+  // The bytes that this rank sends for a segment, as they are in frames: those of the array while it is the worker's to
+  // use, otherwise a copy of what was kept of them, at the end of `owned`.
+  std::span<const std::byte> contribution(Range segment, wire::Bytes& owned) const;
+  // Puts bytes of a result, as they are in frames, into the output. What of the array that is.
+  Range place(std::uint64_t offset, std::span<const std::byte> result) const;
   // A small one: its result is about to take the place of what it contributed.
   void keep_input(BufferPool& pool);
   bool has_own_input() const { return static_cast<bool>(own_input_); }

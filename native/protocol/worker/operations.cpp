@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -46,10 +45,10 @@ void Operations::contributed(std::uint64_t handle, Range range) {
   if (operation == nullptr) {
     return;
   }
-  operation->add_contributed(range);
+  const Range contributed = operation->add_contributed(range);
   operation->watch().move(environment_.now());
   for (const Part& part : operation->parts()) {
-    if (!intersection(part.shard(), range).empty()) {
+    if (!intersection(part.shard(), contributed).empty()) {
       sender_.send_on(part.server());
     }
   }
@@ -119,13 +118,13 @@ Status Operations::receive_result(std::uint32_t server, Frame& frame) {
   }
   if (header.length > 0) {
     // The first moment at which the result replaces the contribution: it is whole.
-    std::memcpy(s.output + (header.offset - operation.wanted().begin), frame.payload.data(), header.length);
+    const Range placed = operation.place(header.offset, {frame.payload.data(), header.length});
+    if (s.streamed) {
+      environment_.world().received(s.handle, placed);
+    }
   }
   if (operation.shares_results() && !operation.is_finished()) {
     part.results().add(segment, std::move(frame.payload), header.acknowledged);
-  }
-  if (s.streamed && header.length > 0) {
-    environment_.world().received(s.handle, segment);
   }
   if (operation.is_measured()) {
     window_.answered(segment.size());

@@ -75,28 +75,23 @@ void Sender::open(Operation& operation, bool again) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     Part& part = parts[(i + environment_.rank()) % parts.size()];
     frames_.announce(part.server(), operation.submission().group, operation.group());
-    const std::span<const std::byte> data = take_inline(operation, part, again);
-    operation.opening().inline_bytes = static_cast<std::uint32_t>(data.size());
-    const Header header{.type = Type::open, .operation = operation.number()};
-    const bool sent = frames_.send(part.server(), header, wire::encode(operation.opening()), data,
-                                   data.empty() ? 0 : operation.number());
-    if (sent && !data.empty()) {
-      operation.count_unsent();
-    }
+    const Range taken = take_inline(operation, part, again);
+    operation.opening().inline_bytes = static_cast<std::uint32_t>(taken.size());
+    send_contribution(operation, part, {.type = Type::open, .operation = operation.number()},
+                      wire::encode(operation.opening()), taken);
   }
 }
 
 // The bytes that travel with the opening, which count from now on.
-std::span<const std::byte> Sender::take_inline(Operation& operation, Part& part, bool again) {
+Range Sender::take_inline(Operation& operation, Part& part, bool again) {
   const bool may_travel = operation.needs_admission() || operation.is_small();
   if (operation.opening().failed || !operation.contributes() || !may_travel) {
     return {};
   }
-  const std::byte* input = operation.submission().input;
   if (again && operation.gathers()) {
     // Counts for nothing: what went through the home before must do so again.
     const bool wanted = operation.is_small() && operation.opening().exchange == 0;
-    return {input, wanted ? static_cast<std::size_t>(operation.bytes()) : 0};
+    return {0, wanted ? operation.bytes() : 0};
   }
   const JobConfig& config = environment_.config();
   Server& server = servers_[part.server()];
@@ -116,7 +111,7 @@ std::span<const std::byte> Sender::take_inline(Operation& operation, Part& part,
   part.send_inline(bytes);
   server.eager += bytes;
   note_sending(operation);
-  return {input + shard.begin, bytes};
+  return {shard.begin, shard.begin + bytes};
 }
 
 // --- Segments ---
@@ -189,13 +184,21 @@ void Sender::send_segment(Operation& operation, Part& part, const Cursor& at, Ra
   to.unanswered += segment.size();
   part.send(at, segment);
   const Header header{.type = Type::data,
-                      .dtype = operation.submission().dtype,
+                      .dtype = operation.opening().wire_dtype(),
                       .operation = operation.number(),
                       .offset = segment.begin};
-  wire::Bytes copied;
-  const std::span<const std::byte> data = operation.contribution(segment, copied);
   note_sending(operation);
-  const bool sent = frames_.send(part.server(), header, std::move(copied), data, data.empty() ? 0 : operation.number());
+  send_contribution(operation, part, header, {}, segment);
+}
+
+// After what is `owned`. Bytes that are borrowed from an array are counted until they have left.
+void Sender::send_contribution(Operation& operation, const Part& part, const Header& header, wire::Bytes owned,
+                               Range segment) {
+  std::span<const std::byte> data;
+  if (!segment.empty()) {
+    data = operation.contribution(segment, owned);
+  }
+  const bool sent = frames_.send(part.server(), header, std::move(owned), data, data.empty() ? 0 : operation.number());
   if (sent && !data.empty()) {
     operation.count_unsent();
   }

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "protocol/worker/environment.h"
@@ -67,10 +66,12 @@ class Sender {
   };
 
   void follow_reference(std::vector<Part>& parts) const;
-  std::span<const std::byte> take_inline(Operation& operation, Part& part, bool again);
+  Range take_inline(Operation& operation, Part& part, bool again);
   bool has_smaller_segments(const Part& part) const;
   bool has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const;
   void send_segment(Operation& operation, Part& part, const Cursor& at, Range segment);
+  void send_contribution(Operation& operation, const Part& part, const wire::Header& header, wire::Bytes owned,
+                         Range segment);
   void note_sending(Operation& operation) const;
 
   const Environment& environment_;
