@@ -11,10 +11,10 @@
 #include <thread>
 #include <utility>
 
-#include "drivers/tcp/loop.h"
 #include "engine/machines.h"
 #include "engine/open_operations.h"
 #include "engine/router.h"
+#include "engine/transport.h"
 #include "engine/waits.h"
 #include "protocol/collectives.h"
 
@@ -23,9 +23,6 @@ namespace shoal::engine {
 namespace {
 
 using std::chrono::milliseconds;
-using tcp::LinkOptions;
-using tcp::Loop;
-using tcp::OnLoop;
 
 // What is on its way when the links are closed (a goodbye, the reason of an abort) is given so long to arrive.
 constexpr milliseconds farewell{10'000};

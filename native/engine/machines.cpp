@@ -7,9 +7,7 @@
 
 namespace shoal::engine {
 
-using tcp::HostedServer;
-
-Machines::Machines(std::uint32_t rank, const JobConfig& config, tcp::Loop& loop, WorkerOnLoop& worker_world,
+Machines::Machines(std::uint32_t rank, const JobConfig& config, Loop& loop, WorkerOnLoop& worker_world,
                    CoordinatorOnLoop& coordinator_world)
     : rank_(rank), config_(config), loop_(loop) {
   if (const std::string problem = problem_with(config_); !problem.empty()) {

@@ -14,8 +14,7 @@
 
 #include "base/buffer.h"
 #include "drivers/common/connection.h"
-#include "drivers/tcp/hosted_server.h"
-#include "drivers/tcp/loop.h"
+#include "engine/transport.h"
 #include "protocol/coordinator/coordinator.h"
 #include "protocol/job.h"
 #include "protocol/worker/worker.h"
@@ -24,11 +23,11 @@ namespace shoal::engine {
 
 class Machines {
  public:
-  using WorkerOnLoop = tcp::OnLoop<WorkerWorld>;
-  using CoordinatorOnLoop = tcp::OnLoop<CoordinatorWorld>;
+  using WorkerOnLoop = OnLoop<WorkerWorld>;
+  using CoordinatorOnLoop = OnLoop<CoordinatorWorld>;
 
   // All of these must outlive it. Throws std::invalid_argument for a configuration that cannot be worked with.
-  Machines(std::uint32_t rank, const JobConfig& config, tcp::Loop& loop, WorkerOnLoop& worker_world,
+  Machines(std::uint32_t rank, const JobConfig& config, Loop& loop, WorkerOnLoop& worker_world,
            CoordinatorOnLoop& coordinator_world);
 
   void attach_coordinator(Connection connection);
@@ -58,11 +57,11 @@ class Machines {
 
   const std::uint32_t rank_;
   const JobConfig& config_;
-  tcp::Loop& loop_;
-  BufferPool pool_{tcp::pool_bytes};
+  Loop& loop_;
+  BufferPool pool_{pool_bytes};
   std::unique_ptr<Worker> worker_;
-  std::map<std::uint32_t, std::unique_ptr<tcp::HostedServer>> servers_;  // by index
-  std::unique_ptr<Coordinator> coordinator_;                             // on rank 0
+  std::map<std::uint32_t, std::unique_ptr<HostedServer>> servers_;  // by index
+  std::unique_ptr<Coordinator> coordinator_;                        // on rank 0
 };
 
 }  // namespace shoal::engine

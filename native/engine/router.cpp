@@ -16,8 +16,8 @@ constexpr std::size_t opened_by_caller = 64 * 1024;
 
 }  // namespace
 
-Router::Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Machines& machines,
-               tcp::Loop& loop, std::function<void(std::string)> warn)
+Router::Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Machines& machines, Loop& loop,
+               std::function<void(std::string)> warn)
     : config_(config), rank_(rank), operations_(operations), machines_(machines), loop_(loop), warn_(std::move(warn)) {}
 
 Router::~Router() = default;
@@ -74,7 +74,7 @@ Router::Submitted Router::submit(Submission submission, bool passes) {
 // False if the loop has ended: nobody will work on it.
 bool Router::to_worker(Submission submission) {
   const bool small = std::max(submission.input_bytes, submission.output_bytes) <= opened_by_caller;
-  tcp::Loop::Task task = [this, submission = std::move(submission)]() mutable {
+  Loop::Task task = [this, submission = std::move(submission)]() mutable {
     machines_.worker().submit(std::move(submission));
   };
   return small ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task));

@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "drivers/shm/shared_group.h"
-#include "drivers/tcp/loop.h"
 #include "engine/local_groups.h"
 #include "engine/machines.h"
 #include "engine/open_operations.h"
+#include "engine/transport.h"
 #include "protocol/machine.h"
 
 namespace shoal::engine {
@@ -27,7 +27,7 @@ namespace shoal::engine {
 class Router final : public shm::GroupUser {
  public:
   // All of these must outlive it. `warn`: something that a person should read.
-  Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Machines& machines, tcp::Loop& loop,
+  Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Machines& machines, Loop& loop,
          std::function<void(std::string)> warn);
   ~Router() override;
 
@@ -80,7 +80,7 @@ class Router final : public shm::GroupUser {
   const std::uint32_t rank_;
   OpenOperations& operations_;
   Machines& machines_;
-  tcp::Loop& loop_;
+  Loop& loop_;
   const std::function<void(std::string)> warn_;
   std::unique_ptr<LocalGroups> groups_;  // null: every rank is a node of its own
 };
