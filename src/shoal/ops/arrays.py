@@ -41,10 +41,10 @@ DTYPES: dict[str, int] = {
 DTYPE_NAMES: dict[int, str] = {number: name for name, number in DTYPES.items()}
 BOOL = DTYPES["bool"]
 
-# NumPy has no bfloat16 of its own: its bits are carried as uint16.
-_STORAGE: dict[int, np.dtype[Any]] = {
-    number: np.dtype("uint16" if name == "bfloat16" else name) for name, number in DTYPES.items()
-}
+# NumPy has none of these of its own: their bits are carried as integers.
+_BITS = {"bfloat16": "uint16"}
+
+_STORAGE: dict[int, np.dtype[Any]] = {number: np.dtype(_BITS.get(name, name)) for name, number in DTYPES.items()}
 
 NumPyArray = npt.NDArray[Any]
 
@@ -325,8 +325,8 @@ class _Foreign(Library):
         return self.adopt(operand, operand.memory)
 
     def adopt(self, like: Operand, data: NumPyArray) -> Any:
-        if DTYPE_NAMES[like.dtype] == "bfloat16":
-            data = data.view(_ml_bfloat16())
+        if DTYPE_NAMES[like.dtype] in _BITS:
+            data = data.view(_ml_dtype(DTYPE_NAMES[like.dtype]))
         library = type(like.origin).__module__.partition(".")[0]
         if library in ("jax", "jaxlib"):
             return sys.modules["jax"].numpy.asarray(data)
@@ -436,12 +436,12 @@ def _owner(data: Any) -> NumPyArray | None:
     return data if isinstance(data, np.ndarray) else None
 
 
-def _ml_bfloat16() -> Any:
-    """NumPy's bfloat16: whoever made a bfloat16 array that is not PyTorch's has loaded it."""
+def _ml_dtype(name: str) -> Any:
+    """NumPy's dtype of that name: whoever made such an array that is not PyTorch's has loaded it."""
     module = sys.modules.get("ml_dtypes")
     if module is None:
-        raise TypeError("a bfloat16 result needs the package ml_dtypes: import it first")
-    return module.bfloat16
+        raise TypeError(f"a {name} result needs the package ml_dtypes: import it first")
+    return getattr(module, name)
 
 
 def _is_sparse(array: Any) -> TypeError:
