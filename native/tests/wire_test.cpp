@@ -122,6 +122,20 @@ TEST(an_opening_with_reserved_bytes_is_refused) {
   CHECK(!wire::decode(bytes, read, inline_offset).ok());
 }
 
+TEST(elements_travel_as_they_are_in_arrays) {
+  wire::Bytes payload = payload_of(an_opening());
+  std::size_t offset = 0;
+  wire::Opening read;
+  CHECK(wire::decode(payload, read, offset).ok());
+  CHECK_EQ(static_cast<int>(read.wire_dtype()), static_cast<int>(read.dtype));
+  for (int dtype = 0; dtype < 256; ++dtype) {
+    payload[3] = static_cast<std::byte>(dtype);
+    const Status status = wire::decode(payload, read, offset);
+    CHECK_EQ(status.ok(), dtype == static_cast<int>(read.dtype));
+    CHECK(status.ok() || status.message.find("wire dtype") != std::string::npos);
+  }
+}
+
 TEST(a_long_text_is_cut_between_characters) {
   const std::string umlaut = "\xC3\xA4";
   std::string text = "x";
