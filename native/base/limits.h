@@ -45,8 +45,8 @@ inline constexpr std::size_t waits_bytes = std::size_t{256} * 1024 * 1024;
 // The most ranges in which a worker may have the results of an operation when a server is lost.
 inline constexpr std::size_t ranges = 16 * 1024;
 
-// The most parts in which a server asks for what is missing then. (Every member's ranges cut everybody's.)
-inline constexpr std::size_t runs = 1024 * 1024;
+// The most ranges in which a server asks for what is missing then: the ranges of each member cut those of all.
+inline constexpr std::size_t missing_ranges = 1024 * 1024;
 
 // What all workers together may be allowed to have unanswered toward one server where windows grow.
 inline constexpr std::size_t port_bytes = 64 * 1024 * 1024;

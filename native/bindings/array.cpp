@@ -65,7 +65,7 @@ std::unordered_map<std::uint8_t*, std::size_t>& held() {
 
 }  // namespace
 
-Array::Array(nb::handle object, std::optional<int> dtype, nb::object beside) : beside_(std::move(beside)) {
+Array::Array(nb::handle object, std::optional<int> dtype, nb::object keep_alive) : keep_alive_(std::move(keep_alive)) {
   // A request to write is refused for read-only arrays; the second one tells them from what is no array.
   nb::ndarray<> writable;
   if (nb::try_cast(object, writable, false)) {
@@ -153,7 +153,7 @@ bool Array::contiguous() const {
 void bind_array(nb::module_& module) {
   nb::class_<Array>(module, "Array")
       .def(nb::init<nb::handle, std::optional<int>, nb::object>(), "array"_a, "dtype"_a = nb::none(),
-           "beside"_a = nb::none())
+           "keep_alive"_a = nb::none())
       .def_static("at", &Array::at, "owner"_a, "address"_a, "elements"_a, "dtype"_a, "may_move"_a = 0)
       .def_prop_ro("address", [](const Array& array) { return reinterpret_cast<std::uintptr_t>(array.address()); })
       .def_prop_ro("nbytes", &Array::bytes)

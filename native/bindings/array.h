@@ -15,9 +15,9 @@ namespace shoal::python {
 
 class Array {
  public:
-  // `beside`: lives as long as the array. Throws nb::type_error for what is no array or has no dtype of ours,
+  // `keep_alive`: lives as long as the array. Throws nb::type_error for what is no array or has no dtype of ours,
   // nb::buffer_error for one not on the CPU.
-  Array(nanobind::handle object, std::optional<int> dtype, nanobind::object beside);
+  Array(nanobind::handle object, std::optional<int> dtype, nanobind::object keep_alive);
   // Contiguous writable memory of so many elements, which `owner` keeps alive. `may_move`: where the owner has a byte
   // that is 1 if it may free that memory, or put it elsewhere, although somebody holds it; 0: it has none. Throws
   // nb::value_error for what is no dtype of ours.
@@ -40,7 +40,7 @@ class Array {
   Array() = default;
 
   nanobind::ndarray<nanobind::ro> array_;
-  nanobind::object beside_;
+  nanobind::object keep_alive_;
   std::uint8_t* may_move_ = nullptr;
   bool readonly_ = false;
   DType dtype_ = DType::none;

@@ -49,7 +49,7 @@ void LocalGroups::start() {
   const std::unique_lock lock(mutex_);
   started_ = true;
   node_->start();
-  for (const std::shared_ptr<shm::SharedGroup>& group : of_some_) {
+  for (const std::shared_ptr<shm::SharedGroup>& group : subgroups_) {
     group->start();
   }
 }
@@ -68,7 +68,7 @@ void LocalGroups::add_group(std::uint32_t number, const Hash128& id, const std::
     return;
   }
   if (group != node_) {
-    of_some_.push_back(group);
+    subgroups_.push_back(group);
     if (started_) {
       group->start();
     }
@@ -142,7 +142,7 @@ std::shared_ptr<shm::SharedGroup> LocalGroups::of(std::uint32_t group) const {
 
 std::map<std::uint64_t, wire::Wait> LocalGroups::described(const std::vector<std::uint64_t>& handles) const {
   std::map<std::uint64_t, wire::Wait> waits = node_->described(handles);
-  for (const std::shared_ptr<shm::SharedGroup>& group : of_some()) {
+  for (const std::shared_ptr<shm::SharedGroup>& group : subgroups()) {
     waits.merge(group->described(handles));
   }
   return waits;
@@ -150,7 +150,7 @@ std::map<std::uint64_t, wire::Wait> LocalGroups::described(const std::vector<std
 
 bool LocalGroups::has_called(const wire::Call& call) const {
   bool has = node_->has_called(call);
-  for (const std::shared_ptr<shm::SharedGroup>& group : of_some()) {
+  for (const std::shared_ptr<shm::SharedGroup>& group : subgroups()) {
     has = has || group->has_called(call);
   }
   return has;
@@ -158,7 +158,7 @@ bool LocalGroups::has_called(const wire::Call& call) const {
 
 local::LocalGroup::Failed LocalGroups::fail(const wire::Call& call, const Status& why) {
   local::LocalGroup::Failed failed = node_->fail(call, why);
-  for (const std::shared_ptr<shm::SharedGroup>& group : of_some()) {
+  for (const std::shared_ptr<shm::SharedGroup>& group : subgroups()) {
     failed = failed.found ? failed : group->fail(call, why);
   }
   return failed;
@@ -167,13 +167,13 @@ local::LocalGroup::Failed LocalGroups::fail(const wire::Call& call, const Status
 // --- The end of all of them ---
 
 // Not to be called with the lock held: what a group has to say may come back here.
-std::vector<std::shared_ptr<shm::SharedGroup>> LocalGroups::of_some() const {
+std::vector<std::shared_ptr<shm::SharedGroup>> LocalGroups::subgroups() const {
   const std::shared_lock lock(mutex_);
-  return of_some_;
+  return subgroups_;
 }
 
 void LocalGroups::fail(const std::function<Status(std::uint32_t group)>& loss_of) {
-  std::vector<std::shared_ptr<shm::SharedGroup>> groups = of_some();
+  std::vector<std::shared_ptr<shm::SharedGroup>> groups = subgroups();
   groups.push_back(node_);
   for (const std::shared_ptr<shm::SharedGroup>& group : groups) {
     if (const Status loss = loss_of(group->number()); !loss.ok()) {
@@ -188,24 +188,24 @@ void LocalGroups::leave() {
     if (std::exchange(leaving_, true)) {
       return;
     }
-    not_left_ = of_some_.size() + 1;
+    not_left_ = subgroups_.size() + 1;
   }
   // Nothing is added any more.
-  for (const std::shared_ptr<shm::SharedGroup>& group : of_some()) {
+  for (const std::shared_ptr<shm::SharedGroup>& group : subgroups()) {
     group->leave();
   }
-  one_is_left();
+  count_left();
 }
 
 bool LocalGroups::note_left(const shm::SharedGroup& group) {
   const bool all = &group == node_.get();
   if (!all) {
-    one_is_left();
+    count_left();
   }
   return all;
 }
 
-void LocalGroups::one_is_left() {
+void LocalGroups::count_left() {
   bool all = false;
   {
     const std::unique_lock lock(mutex_);
@@ -217,7 +217,7 @@ void LocalGroups::one_is_left() {
 }
 
 void LocalGroups::close() {
-  for (const std::shared_ptr<shm::SharedGroup>& group : of_some()) {
+  for (const std::shared_ptr<shm::SharedGroup>& group : subgroups()) {
     group->close();
   }
   node_->close();

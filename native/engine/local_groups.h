@@ -60,8 +60,8 @@ class LocalGroups {
                                                const MakeGroupOfNodes& make_group_of_nodes) const;
   std::shared_ptr<shm::SharedGroup> group_for(std::uint32_t number, const Hash128& id,
                                               const std::vector<std::uint32_t>& ranks);
-  std::vector<std::shared_ptr<shm::SharedGroup>> of_some() const;
-  void one_is_left();
+  std::vector<std::shared_ptr<shm::SharedGroup>> subgroups() const;
+  void count_left();
 
   const JobConfig config_;
   const std::uint32_t rank_;
@@ -72,7 +72,7 @@ class LocalGroups {
 
   mutable std::shared_mutex mutex_;
   std::map<std::uint32_t, std::shared_ptr<shm::SharedGroup>> by_group_;  // guarded by mutex_
-  std::vector<std::shared_ptr<shm::SharedGroup>> of_some_;               // guarded by mutex_
+  std::vector<std::shared_ptr<shm::SharedGroup>> subgroups_;             // guarded by mutex_
   std::size_t not_left_ = 0;     // guarded by mutex_: what the machine's group waits for
   bool started_ = false;         // guarded by mutex_
   bool leaving_ = false;         // guarded by mutex_

@@ -270,7 +270,7 @@ class NodeSite final : public Site {
   Machine& machine() override { return worker_; }
   void check() override {
     // Each of two servers may be in the middle of saying what it lacks after the loss of another.
-    require(pool_.taken_bytes() < std::size_t{1024} * 1024 + 2 * wire::runs_limit(), "buffers stay small");
+    require(pool_.taken_bytes() < std::size_t{1024} * 1024 + 2 * wire::missing_limit(), "buffers stay small");
   }
 
  private:

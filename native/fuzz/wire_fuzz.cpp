@@ -118,14 +118,15 @@ void reached(wire::ConstBytes bytes) {
   }
 }
 
-void runs(wire::ConstBytes bytes) {
+void missing_ranges(wire::ConstBytes bytes) {
   const Range shard{64, std::uint64_t{1} << 40};
-  std::vector<wire::Run> read;
+  std::vector<wire::MissingRange> read;
   if (wire::decode(bytes, shard, read).ok()) {
     const wire::Bytes written = wire::encode(read);
-    require(std::equal(written.begin(), written.end(), bytes.begin(), bytes.end()), "runs are the same");
-    for (const wire::Run& run : read) {
-      require(!run.range.empty() && intersection(run.range, shard) == run.range, "a run is a part of the shard");
+    require(std::equal(written.begin(), written.end(), bytes.begin(), bytes.end()), "missing ranges are the same");
+    for (const wire::MissingRange& one : read) {
+      require(!one.range.empty() && intersection(one.range, shard) == one.range,
+              "a missing range is a part of the shard");
     }
   }
 }
@@ -170,7 +171,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       epoch(bytes);
       break;
     case 9:
-      runs(bytes);
+      missing_ranges(bytes);
       break;
     case 10:
       attempt(bytes);

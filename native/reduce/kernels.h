@@ -138,8 +138,8 @@ void accumulate_block(const Call& call, std::size_t begin, std::size_t count, T*
   }
 }
 
-// `Meant`: what the elements are in the end, where they are summed as something else.
-template <class Format, class Op, class Meant = typename Format::Element>
+// `ResultElement`: what the elements are in the end, where they are summed as something else.
+template <class Format, class Op, class ResultElement = typename Format::Element>
 void reduce_blocks(const Call& call) {
   using T = typename Format::Accumulator;
   constexpr std::size_t block = block_elements<Format>;
@@ -150,7 +150,7 @@ void reduce_blocks(const Call& call) {
     accumulate_block<Format, Op>(call, begin, count, accumulators);
     if (call.op == Operator::mean) {
       if constexpr (std::is_integral_v<T>) {
-        divide_integers<Meant>(accumulators, count, call.divisor);
+        divide_integers<ResultElement>(accumulators, count, call.divisor);
       } else {
         divide_block(accumulators, count, call.divisor);
       }
@@ -159,12 +159,12 @@ void reduce_blocks(const Call& call) {
   }
 }
 
-template <class Format, class Meant = typename Format::Element>
+template <class Format, class ResultElement = typename Format::Element>
 void reduce_numbers(const Call& call) {
   switch (call.op) {
     case Operator::sum:
     case Operator::mean:
-      return reduce_blocks<Format, Sum, Meant>(call);
+      return reduce_blocks<Format, Sum, ResultElement>(call);
     case Operator::product:
       return reduce_blocks<Format, Product>(call);
     case Operator::min:

@@ -28,7 +28,7 @@
 #include <memory>
 #include <string>
 
-#include "drivers/shm/arena.h"
+#include "drivers/shm/array_allocator.h"
 #include "tests/check.h"
 #include "tests/shm_ranks.h"
 
@@ -149,8 +149,8 @@ std::shared_ptr<const Memory> mapped_again(int descriptor, const Shape& shape) {
 
 TEST(a_core_dump_makes_no_memory_of_addresses) {
   const auto memory = std::make_shared<const Memory>(with_holes());
-  const auto arena = std::make_shared<Arena>(memory, 0);
-  const auto array = arena->allocate(1 << 20U);
+  const auto allocator = std::make_shared<ArrayAllocator>(memory, 0);
+  const auto array = allocator->allocate(1 << 20U);
   CHECK(array != nullptr);
   const int descriptor = ::dup(memory->descriptor());  // a child does not have the memory's own
   const std::size_t before = bytes_of(descriptor);
@@ -179,8 +179,8 @@ TEST(a_core_dump_makes_no_memory_of_addresses) {
 
 TEST(no_part_of_the_memory_is_in_a_core_dump) {
   const auto memory = std::make_shared<const Memory>(with_holes());
-  const auto arena = std::make_shared<Arena>(memory, 0);
-  const auto array = arena->allocate(1 << 20U);
+  const auto allocator = std::make_shared<ArrayAllocator>(memory, 0);
+  const auto array = allocator->allocate(1 << 20U);
   std::ifstream smaps("/proc/self/smaps");
   int parts = 0;
   bool ours = false;
@@ -197,8 +197,8 @@ TEST(no_part_of_the_memory_is_in_a_core_dump) {
 
 TEST(whoever_reads_along_a_process_reads_no_addresses_without_memory) {
   const auto memory = std::make_shared<const Memory>(with_holes());
-  const auto arena = std::make_shared<Arena>(memory, 0);
-  const auto array = arena->allocate(1 << 20U);
+  const auto allocator = std::make_shared<ArrayAllocator>(memory, 0);
+  const auto array = allocator->allocate(1 << 20U);
   array.get()[7] = std::byte{42};
   const auto other = mapped_again(memory->descriptor(), with_holes());
   const std::size_t before = bytes_of(memory->descriptor());

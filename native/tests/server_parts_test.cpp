@@ -11,7 +11,7 @@
 #include "protocol/server/epochs.h"
 #include "protocol/server/groups.h"
 #include "protocol/server/links.h"
-#include "protocol/server/missing_pieces.h"
+#include "protocol/server/missing_ranges.h"
 #include "protocol/server/notices.h"
 #include "protocol/server/openings.h"
 #include "protocol/server/operation.h"
@@ -143,15 +143,15 @@ TEST(only_what_somebody_lacks_is_asked_for_and_who_has_it_sends_it) {
   for (std::size_t i = 0; i < 3; ++i) {
     operation.open(i, 1, openings[i], {}, 0);
   }
-  const std::vector<Piece> pieces = missing_pieces(operation, {0, 3 * 4096});
-  CHECK_EQ(pieces.size(), 2U);
-  CHECK(pieces[0].range == (Range{4096, 8192}));
-  CHECK(pieces[0].source == std::optional<std::size_t>(0));
-  CHECK(pieces[0].receives == (std::vector<bool>{false, true, true}));
-  CHECK(pieces[1].range == (Range{8192, 12288}));
-  CHECK(!pieces[1].source && pieces[1].needs_data);
+  const std::vector<MissingRange> missing = missing_ranges(operation, {0, 3 * 4096});
+  CHECK_EQ(missing.size(), 2U);
+  CHECK(missing[0].range == (Range{4096, 8192}));
+  CHECK(missing[0].source == std::optional<std::size_t>(0));
+  CHECK(missing[0].receives == (std::vector<bool>{false, true, true}));
+  CHECK(missing[1].range == (Range{8192, 12288}));
+  CHECK(!missing[1].source && missing[1].needs_data);
 
-  Segments segments(operation.attributes(), 3, pieces, 4096);
+  Segments segments(operation.attributes(), 3, missing, 4096);
   CHECK_EQ(segments.count(), 2U);
   CHECK_EQ(segments.contributors(0), 1U);
   CHECK_EQ(segments.contributors(1), 3U);

@@ -11,9 +11,9 @@ namespace shoal::wire {
 namespace {
 
 constexpr std::size_t epoch_bytes = 8;
-constexpr std::size_t run_bytes = 24;
-constexpr std::uint32_t run_sends = 1;
-constexpr std::uint32_t run_receives = 2;
+constexpr std::size_t missing_bytes = 24;
+constexpr std::uint32_t missing_sends = 1;
+constexpr std::uint32_t missing_receives = 2;
 
 Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
 
@@ -74,37 +74,38 @@ Status decode(ConstBytes payload, Reached& reached) {
   return decode(payload.first(attempt_bytes), reached.attempt);
 }
 
-Bytes encode(const std::vector<Run>& runs) {
+Bytes encode(const std::vector<MissingRange>& missing) {
   Bytes bytes;
-  for (const Run& run : runs) {
-    append(bytes, run.range.begin);
-    append(bytes, run.range.end);
-    append(bytes, (run.sends ? run_sends : 0) | (run.receives ? run_receives : 0));
+  for (const MissingRange& one : missing) {
+    append(bytes, one.range.begin);
+    append(bytes, one.range.end);
+    append(bytes, (one.sends ? missing_sends : 0) | (one.receives ? missing_receives : 0));
     append(bytes, std::uint32_t{0});
   }
   return bytes;
 }
 
-std::size_t runs_limit() { return run_bytes * limits::runs; }
+std::size_t missing_limit() { return missing_bytes * limits::missing_ranges; }
 
-Status decode(ConstBytes payload, Range shard, std::vector<Run>& runs) {
-  if (payload.size() % run_bytes != 0) {
+Status decode(ConstBytes payload, Range shard, std::vector<MissingRange>& missing) {
+  if (payload.size() % missing_bytes != 0) {
     return refused("an ADMIT of " + std::to_string(payload.size()) + " bytes");
   }
-  runs.clear();
+  missing.clear();
   std::uint64_t end = shard.begin;
-  for (const std::byte* at = payload.data(); at != payload.data() + payload.size(); at += run_bytes) {
+  for (const std::byte* at = payload.data(); at != payload.data() + payload.size(); at += missing_bytes) {
     const auto flags = get<std::uint32_t>(at + 16);
-    const Run run{
-        {get<std::uint64_t>(at), get<std::uint64_t>(at + 8)}, (flags & run_sends) != 0, (flags & run_receives) != 0};
-    if (run.range.begin < end || run.range.begin >= run.range.end || run.range.end > shard.end) {
+    const MissingRange one{{get<std::uint64_t>(at), get<std::uint64_t>(at + 8)},
+                           (flags & missing_sends) != 0,
+                           (flags & missing_receives) != 0};
+    if (one.range.begin < end || one.range.begin >= one.range.end || one.range.end > shard.end) {
       return refused("an ADMIT whose ranges are not ascending parts of the server's shard");
     }
-    if (flags == 0 || flags > (run_sends | run_receives) || get<std::uint32_t>(at + 20) != 0) {
+    if (flags == 0 || flags > (missing_sends | missing_receives) || get<std::uint32_t>(at + 20) != 0) {
       return refused("an ADMIT with a range of flags " + std::to_string(flags));
     }
-    end = run.range.end;
-    runs.push_back(run);
+    end = one.range.end;
+    missing.push_back(one);
   }
   return {};
 }

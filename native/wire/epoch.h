@@ -46,18 +46,18 @@ struct Reached {
 Bytes encode(const Reached& reached);
 Status decode(ConstBytes payload, Reached& reached);
 
-// A part of an operation's buffer that one member has yet to send, or to receive, or both.
-struct Run {
+// A range of an operation's buffer that one member has yet to send, or to receive, or both.
+struct MissingRange {
   Range range;
   bool sends = false;
   bool receives = false;
 
-  friend bool operator==(const Run&, const Run&) = default;
+  friend bool operator==(const MissingRange&, const MissingRange&) = default;
 };
-Bytes encode(const std::vector<Run>& runs);
+Bytes encode(const std::vector<MissingRange>& missing);
 // In ascending order, inside `shard`.
-Status decode(ConstBytes payload, Range shard, std::vector<Run>& runs);
-std::size_t runs_limit();
+Status decode(ConstBytes payload, Range shard, std::vector<MissingRange>& missing);
+std::size_t missing_limit();
 
 // HAVE from a server: a worker's numbers of operations.
 inline constexpr std::size_t have_at_once = 64;

@@ -50,11 +50,11 @@ def count_callbacks(more: int) -> None:
 class Array:
     """A CPU array of any library, held through DLPack without a copy.
 
-    ``dtype`` overrides the array's own (bfloat16 seen as uint16). ``beside`` lives as long as it. Raises TypeError for
+    ``dtype`` overrides the array's own (bfloat16 seen as uint16). ``keep_alive`` lives as long as it. Raises TypeError for
     what is not an array or has no dtype of ours, BufferError for one that is not on the CPU.
     """
 
-    def __init__(self, array: Any, dtype: int | None = None, beside: Any = None) -> None: ...
+    def __init__(self, array: Any, dtype: int | None = None, keep_alive: Any = None) -> None: ...
     @staticmethod
     def at(owner: Any, address: int, elements: int, dtype: int, may_move: int = 0) -> Array:
         """Contiguous writable memory that ``owner`` keeps alive. ``may_move``: the address of a byte that is 1 while the

@@ -23,7 +23,7 @@ std::size_t MemoryLinks::count(const Machine& machine) const {
 void MemoryLinks::send(Machine& machine, LinkId link, const wire::Header& header, Bytes owned,
                        std::span<const std::byte> borrowed, Token token) {
   if (!borrowed.empty()) {
-    ++lent_[token];
+    ++borrowed_frames_[token];
   }
   queue_.push_back({false, &machine, link, token, header, std::move(owned), borrowed});
   follow_ups_.add_memory(machine);
@@ -31,7 +31,7 @@ void MemoryLinks::send(Machine& machine, LinkId link, const wire::Header& header
 
 void MemoryLinks::detach(const Machine& machine, Token token) {
   // There may be very many.
-  if (!lent_.contains(token)) {
+  if (!borrowed_frames_.contains(token)) {
     return;
   }
   for (Queued& next : queue_) {
@@ -86,9 +86,9 @@ void MemoryLinks::carry_out_next() {
 }
 
 void MemoryLinks::give_back(const Queued& frame) {
-  const auto lent = frame.borrowed.empty() ? lent_.end() : lent_.find(frame.token);
-  if (lent != lent_.end() && --lent->second == 0) {
-    lent_.erase(lent);
+  const auto lent = frame.borrowed.empty() ? borrowed_frames_.end() : borrowed_frames_.find(frame.token);
+  if (lent != borrowed_frames_.end() && --lent->second == 0) {
+    borrowed_frames_.erase(lent);
   }
 }
 
@@ -143,7 +143,7 @@ void MemoryLinks::check_invariants() const {
     SHOAL_INVARIANT(other == ends_.end() || other->second.other == link);
   }
   std::size_t lent = 0;
-  for (const auto& [token, times] : lent_) {
+  for (const auto& [token, times] : borrowed_frames_) {
     SHOAL_INVARIANT(times > 0);
     lent += times;
   }

@@ -64,7 +64,7 @@ class MemoryLinks {
   FollowUps& follow_ups_;
   std::unordered_map<LinkId, End> ends_;
   std::deque<Queued> queue_;
-  std::unordered_map<Token, std::size_t> lent_;
+  std::unordered_map<Token, std::size_t> borrowed_frames_;
   std::uint64_t gone_ = 0;
 };
 

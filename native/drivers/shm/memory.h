@@ -4,7 +4,8 @@
 //   * It is a memfd: it has no name, so nothing can be left behind, and the size of /dev/shm does not matter.
 //   * It is whole before it is used: what the machine cannot give is an error here, and no signal later. It cannot be
 //     cut. Areas and regions are addresses only, until something is taken from them.
-//   * Children made by fork() do not have it, except for what arena.h says. A core dump does not have it either.
+//   * Children made by fork() do not have it, except for what array_allocator.h says. A core dump does not have it
+//   either.
 //   * What is only addresses cannot be read: to look at it would make memory of it, up to all that the machine has.
 #pragma once
 

@@ -49,7 +49,7 @@ SharedGroup::SharedGroup(std::uint32_t number, std::shared_ptr<const Memory> mem
     : number_(number),
       memory_(std::move(memory)),
       own_(place_of(rank, members)),
-      arena_(std::make_shared<Arena>(memory_, own_)),
+      allocator_(std::make_shared<ArrayAllocator>(memory_, own_)),
       user_(user),
       words_(memory_->words(own_)),
       group_(*memory_, config, std::move(members), rank, has_other_nodes, *this) {}

@@ -28,7 +28,7 @@
 #include "base/hash.h"
 #include "base/range.h"
 #include "base/status.h"
-#include "drivers/shm/arena.h"
+#include "drivers/shm/array_allocator.h"
 #include "drivers/shm/memory.h"
 #include "protocol/job.h"
 #include "protocol/local/arrivals.h"
@@ -76,7 +76,7 @@ class SharedGroup final : private local::World {
   // Memory for arrays of this rank's: an all-reduce of arrays that all lie in such memory is done straight from one to
   // the other, and straight from the first rank's to the network and back where there are other nodes. Zero; null where
   // there is none of the kind. May be kept longer than the group. Throws std::system_error.
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) { return arena_->allocate(bytes); }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) { return allocator_->allocate(bytes); }
 
   void submit(Submission submission);
   // Works, and sleeps, until `done` or for so long. `done` is asked by this thread only.
@@ -122,9 +122,9 @@ class SharedGroup final : private local::World {
     return user_.allocate_output(handle, block_bytes);
   }
   void warn(std::string text) override { user_.warn(std::move(text)); }
-  bool holds(const std::byte* begin, std::uint64_t bytes) const override { return arena_->holds(begin, bytes); }
+  bool holds(const std::byte* begin, std::uint64_t bytes) const override { return allocator_->holds(begin, bytes); }
   void reach(std::uint32_t rank, std::size_t end) override { memory_->open(rank, end); }
-  void detach(const std::byte* begin, std::uint64_t bytes) override { arena_->detach(begin, bytes); }
+  void detach(const std::byte* begin, std::uint64_t bytes) override { allocator_->detach(begin, bytes); }
   void hand_over(Submission submission) override;
   void send_up(Submission submission, const std::optional<local::Chunks>& chunks) override;
   void contributed(std::uint64_t handle, Range range) override;
@@ -135,7 +135,7 @@ class SharedGroup final : private local::World {
   const std::uint32_t number_;
   const std::shared_ptr<const Memory> memory_;
   const std::uint32_t own_;  // this rank's place
-  const std::shared_ptr<Arena> arena_;
+  const std::shared_ptr<ArrayAllocator> allocator_;
   GroupUser& user_;
   RankWords& words_;
 

@@ -84,7 +84,7 @@ Link::Link(LinkId id, Socket socket, const LinkOptions& options)
       socket_(std::move(socket.descriptor)),
       tls_(std::move(socket.tls)),
       peer_timeout_seconds_(options.peer_timeout_seconds),
-      retransmission_(socket_.number()),
+      retransmission_timer_(socket_.number()),
       congestion_(socket_.number()),
       reader_(id) {
   configure(socket_.number(), options);
@@ -265,7 +265,7 @@ void Link::close(std::vector<Token>& unsent) {
 
 void Link::look(Time now) {
   if (const std::optional<tcp_info> info = info_of(socket_.number())) {
-    retransmission_.heed(*info, now);
+    retransmission_timer_.heed(*info, now);
     judge_silence(*info, now);
   }
 }

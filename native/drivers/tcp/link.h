@@ -19,7 +19,7 @@
 
 #include "base/status.h"
 #include "drivers/tcp/congestion.h"
-#include "drivers/tcp/retransmission.h"
+#include "drivers/tcp/retransmission_timer.h"
 #include "drivers/tcp/socket.h"
 #include "protocol/frame_reader.h"
 #include "protocol/job.h"
@@ -133,7 +133,7 @@ class Link {
   os::Descriptor socket_;
   std::shared_ptr<Tls> tls_;  // null: bytes travel as they are
   const int peer_timeout_seconds_;
-  Retransmission retransmission_;
+  RetransmissionTimer retransmission_timer_;
   Congestion congestion_;
   Status why_;
 

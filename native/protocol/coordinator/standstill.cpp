@@ -24,8 +24,8 @@ void keep_each_once(std::vector<std::uint32_t>& numbers) {
 
 Standstill::Standstill(const JobConfig& config) : config_(config), places_(config.size(), 0) {}
 
-void Standstill::add(std::uint32_t rank, const std::vector<wire::Wait>& waits, bool lacked) {
-  Rank added{rank, lacked, true, {}, {}, {}};
+void Standstill::add(std::uint32_t rank, const std::vector<wire::Wait>& waits, bool is_suspect) {
+  Rank added{rank, is_suspect, true, {}, {}, {}};
   for (const wire::Wait& wait : waits) {
     ++steps_;
     const auto group = group_numbers_.emplace(wait.call.group, static_cast<std::uint32_t>(groups_.size()));
@@ -84,7 +84,7 @@ void Standstill::find_members() {
       }
       Rank& rank = ranks_[places_[member] - 1];
       rank.groups.push_back(number);
-      group.left += rank.lacked ? 1 : 0;
+      group.left += rank.is_suspect ? 1 : 0;
     }
   }
   for (std::uint32_t place = 0; place < ranks_.size(); ++place) {
@@ -94,7 +94,7 @@ void Standstill::find_members() {
     }
     keep_each_once(rank.called);
     for (std::uint32_t call : rank.called) {
-      calls_[call].called += rank.lacked ? 1 : 0;
+      calls_[call].called += rank.is_suspect ? 1 : 0;
     }
     steps_ += rank.waits.size() + rank.called.size();
   }
@@ -128,7 +128,7 @@ void Standstill::free_complete(std::uint32_t number, std::vector<std::uint32_t>&
 }
 
 void Standstill::take_away(const Rank& rank, std::vector<std::uint32_t>& freed) {
-  if (!rank.lacked) {
+  if (!rank.is_suspect) {
     return;
   }
   for (std::uint32_t call : rank.called) {
@@ -159,7 +159,7 @@ void Standstill::check_invariants() const {
   std::vector<std::uint32_t> left(groups_.size());
   for (const Rank& rank : ranks_) {
     for (std::uint32_t group : rank.groups) {
-      left[group] += rank.stuck && rank.lacked ? 1 : 0;
+      left[group] += rank.stuck && rank.is_suspect ? 1 : 0;
     }
   }
   for (std::size_t group = 0; group < groups_.size(); ++group) {
@@ -180,7 +180,7 @@ bool Standstill::is_missing(std::uint32_t member, std::uint32_t call) const {
     return false;
   }
   const Rank& rank = ranks_[places_[member] - 1];
-  return rank.stuck && rank.lacked && !std::binary_search(rank.called.begin(), rank.called.end(), call);
+  return rank.stuck && rank.is_suspect && !std::binary_search(rank.called.begin(), rank.called.end(), call);
 }
 
 std::string Standstill::describe() const {

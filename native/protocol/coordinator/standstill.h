@@ -4,8 +4,8 @@
 // It takes as many steps as there are waits, calls that were made of them, and members of their groups, each counted
 // once; not a product of any of these.
 //
-//   After stuck(): who is stuck waits for nothing that all of those left have called who may be lacked, and of these
-//   are as many left in each group as are stuck.
+//   After stuck(): who is stuck waits for nothing that all of those left have called who may be is_suspect, and of
+//   these are as many left in each group as are stuck.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,10 @@ class Standstill {
  public:
   explicit Standstill(const JobConfig& config);
 
-  // This rank cannot go on before one of these is done. `lacked`: others may wait for it, of which is known what it has
-  // called: what it waits for, and what note_called says. `waits` live as long as this does. One that has other members
-  // than another rank said is believed of nobody: the rank is left out.
-  void add(std::uint32_t rank, const std::vector<wire::Wait>& waits, bool lacked);
+  // This rank cannot go on before one of these is done. `is_suspect`: others may wait for it, of which is known what it
+  // has called: what it waits for, and what note_called says. `waits` live as long as this does. One that has other
+  // members than another rank said is believed of nobody: the rank is left out.
+  void add(std::uint32_t rank, const std::vector<wire::Wait>& waits, bool is_suspect);
   // After all have been added.
   void note_called(std::uint32_t rank, const wire::Call& call);
 
@@ -46,7 +46,7 @@ class Standstill {
  private:
   struct Rank {
     std::uint32_t rank = 0;
-    bool lacked = false;
+    bool is_suspect = false;
     bool stuck = true;
     std::vector<std::uint32_t> waits;   // calls, by number
     std::vector<std::uint32_t> called;  // likewise
@@ -55,12 +55,12 @@ class Standstill {
   struct Call {
     const wire::Wait* wait = nullptr;
     std::uint32_t group = 0;
-    std::uint32_t called = 0;            // by how many of those that are left and may be lacked
+    std::uint32_t called = 0;            // by how many of those that are left and may be is_suspect
     std::vector<std::uint32_t> waiting;  // ranks, by place; none any more once they are free
   };
   struct Group {
     const std::vector<wire::Stride>* members = nullptr;
-    std::uint32_t left = 0;  // of those that may be lacked
+    std::uint32_t left = 0;  // of those that may be is_suspect
     // Its calls by how many have called them, the most on top. Of one whose number has become smaller there is more
     // than one entry, of which the smallest is true.
     std::priority_queue<std::pair<std::uint32_t, std::uint32_t>> calls;

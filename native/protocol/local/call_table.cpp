@@ -108,7 +108,7 @@ Operation* CallTable::write_next(std::uint64_t round) {
     place = place_of(operation.submission);
   }
   if (place) {
-    kind = RecordKind::open_in_arena;
+    kind = RecordKind::open_in_region;
     data = std::as_bytes(std::span(&*place, 1));
   }
   if (!outbox_.write({kind, operation.key, operation.body, data})) {

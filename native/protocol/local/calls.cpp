@@ -49,7 +49,7 @@ void Calls::hear(std::uint32_t rank, const Record& record, const wire::Bytes& ow
   call.opened = true;
   ++count_;
   call.has_data = record.kind == RecordKind::open_with_data;
-  if (record.kind != RecordKind::open_in_arena) {
+  if (record.kind != RecordKind::open_in_region) {
     call.data.assign(record.data.begin(), record.data.end());
   } else if (record.data.size() == sizeof(Place)) {
     std::memcpy(&call.place.emplace(), record.data.data(), sizeof(Place));

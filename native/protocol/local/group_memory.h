@@ -1,6 +1,7 @@
 // How the memory that ranks of a machine share is laid out: the words of each rank, a mailbox for each, slots for the
 // data of large operations, areas in which groups of some of its ranks have the same for themselves
-// (drivers/shm/areas.h), and a region for each rank, from which it takes memory for arrays (drivers/shm/arena.h).
+// (drivers/shm/areas.h), and a region for each rank, from which it takes memory for arrays
+// (drivers/shm/array_allocator.h).
 //
 // Addresses only: where the memory comes from is a driver's matter. Every word is written by its own rank alone, except
 // for the bell. So no lock is held in here, and a process that is killed leaves nothing half done.

@@ -127,7 +127,7 @@ void LocalGroup::read(std::uint32_t rank, const Record& record) {
   switch (record.kind) {
     case RecordKind::open:
     case RecordKind::open_with_data:
-    case RecordKind::open_in_arena: {
+    case RecordKind::open_in_region: {
       Operation& operation = calls_.hear(rank, record, now_);
       if (operation.calls.opened(own_)) {
         judge(operation, rank);

@@ -51,7 +51,7 @@ class World : public Bells, public Hands {
   virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;
   virtual void warn(std::string text) = 0;
 
-  // --- Arrays in the memory that the ranks share (drivers/shm/arena.h) ---
+  // --- Arrays in the memory that the ranks share (drivers/shm/array_allocator.h) ---
 
   // Whether these bytes are of this rank's region.
   virtual bool holds(const std::byte* begin, std::uint64_t bytes) const = 0;

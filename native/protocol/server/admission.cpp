@@ -65,19 +65,19 @@ void Admission::tell(const Operation& operation) {
   }
 }
 
-void Admission::resume(const Operation& operation, const std::vector<Piece>& pieces) {
+void Admission::resume(const Operation& operation, const std::vector<MissingRange>& missing) {
   tell_untold();
   for (std::size_t i = 0; i < operation.size(); ++i) {
-    std::vector<wire::Run> runs;
-    for (const Piece& piece : pieces) {
-      const bool sends = piece.source ? *piece.source == i : piece.needs_data && operation.is_contributor(i);
-      if (sends || piece.receives[i]) {
-        runs.push_back({piece.range, sends, piece.receives[i]});
+    std::vector<wire::MissingRange> own;
+    for (const MissingRange& one : missing) {
+      const bool sends = one.source ? *one.source == i : one.needs_data && operation.is_contributor(i);
+      if (sends || one.receives[i]) {
+        own.push_back({one.range, sends, one.receives[i]});
       }
     }
     links_.send(operation.rank(i),
                 {.type = Type::admit, .flags = wire::flag_resumed, .operation = operation.member(i).number},
-                wire::encode(runs));
+                wire::encode(own));
   }
 }
 

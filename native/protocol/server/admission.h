@@ -1,6 +1,6 @@
-// Members are told that an operation is next in this server's order (ADMIT), or left to hear it from its first result.
+// Tells members that an operation is next in this server's order: by ADMIT, or by its first result.
 //
-//   Operations that wait for their first result to tell are flowing and have sent none, in the order of admission.
+//   Operations whose first result will tell are flowing, have sent no result, and stand in the order of admission.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ class Admission {
  public:
   Admission(const Terms& terms, const OperationTable& operations, Links& links);
 
-  // The next in order. Whoever owes nothing more than came with its opening hears nothing. `all_inlined`: every
-  // member's first segment has come.
+  // The operation is next in order. A member whose whole contribution came with its opening hears nothing.
+  // `all_inlined`: every member's first segment has come.
   void admit(const Operation& operation, bool all_inlined);
-  // The same of one of which some members have results: each is told which of the missing pieces it sends and which it
-  // is answered.
-  void resume(const Operation& operation, const std::vector<Piece>& pieces);
+  // The same of an operation of which some members have results: each member is told which of the missing ranges it
+  // sends and which it receives.
+  void resume(const Operation& operation, const std::vector<MissingRange>& missing);
   // Its first result says it to the members, or it is over.
   void forget(const Operation& operation) { std::erase(untold_, operation.serial()); }
 

@@ -18,8 +18,8 @@ constexpr Time conflict_wait = second * 3 / 10;
 }  // namespace
 
 Endings::Endings(const Terms& terms, OperationTable& operations, Links& links, Credit& credit, Receipts& receipts,
-                 Flow& flow)
-    : terms_(terms), operations_(operations), links_(links), credit_(credit), receipts_(receipts), flow_(flow) {}
+                 Summation& flow)
+    : terms_(terms), operations_(operations), links_(links), credit_(credit), receipts_(receipts), summation_(flow) {}
 
 void Endings::fail_soon(const Operation& operation, Time now) {
   const Time when = now + conflict_wait;
@@ -101,7 +101,7 @@ void Endings::drop_finished(Operation& operation) {
 }
 
 void Endings::release(Operation& operation) {
-  flow_.release(operation);
+  summation_.release(operation);
   operation.discard_inline_data();
 }
 

@@ -13,18 +13,19 @@
 
 #include "protocol/machine.h"
 #include "protocol/server/credit.h"
-#include "protocol/server/flow.h"
 #include "protocol/server/links.h"
 #include "protocol/server/operation.h"
 #include "protocol/server/operation_table.h"
 #include "protocol/server/receipts.h"
+#include "protocol/server/summation.h"
 #include "protocol/server/terms.h"
 
 namespace shoal::server {
 
 class Endings {
  public:
-  Endings(const Terms& terms, OperationTable& operations, Links& links, Credit& credit, Receipts& receipts, Flow& flow);
+  Endings(const Terms& terms, OperationTable& operations, Links& links, Credit& credit, Receipts& receipts,
+          Summation& flow);
 
   // Openings differ: the operation fails when all have opened it, or have had time to.
   void fail_soon(const Operation& operation, Time now);
@@ -62,7 +63,7 @@ class Endings {
   Links& links_;
   Credit& credit_;
   Receipts& receipts_;
-  Flow& flow_;
+  Summation& summation_;
   std::set<std::pair<Time, std::uint64_t>> alarms_;      // and the serial
   std::unordered_map<std::uint64_t, Time> alarm_times_;  // by serial
 };

@@ -8,7 +8,7 @@
 #include "base/invariant.h"
 #include "protocol/agreement.h"
 #include "protocol/collectives.h"
-#include "protocol/server/missing_pieces.h"
+#include "protocol/server/missing_ranges.h"
 
 namespace shoal::server {
 
@@ -32,9 +32,9 @@ Lifecycle::Lifecycle(const Terms& terms, const Epochs& epochs, const Groups& gro
       receipts_(terms, links),
       results_(terms, links, credit, receipts_),
       admission_(terms, operations_, links),
-      flow_(epochs, operations_, admission_, results_, world),
+      summation_(epochs, operations_, admission_, results_, world),
       transfers_(terms, links, credit, receipts_, results_, pool),
-      endings_(terms, operations_, links, credit, receipts_, flow_) {}
+      endings_(terms, operations_, links, credit, receipts_, summation_) {}
 
 // --- What workers say ---
 
@@ -111,7 +111,7 @@ void Lifecycle::contribute(std::uint32_t rank, const Header& header, Buffer payl
   Contribution contribution{std::move(payload), nullptr, bytes};
   contribution.data = contribution.buffer.data();
   const std::uint64_t number = at->operation->segments().advance(at->member);
-  if (flow_.contribute(*at->operation, number, at->member, std::move(contribution))) {
+  if (summation_.contribute(*at->operation, number, at->member, std::move(contribution))) {
     endings_.end_flow(*at->operation);
   }
 }
@@ -206,7 +206,7 @@ void Lifecycle::begin_epoch() {
 }
 
 void Lifecycle::summed(Token token) {
-  if (Operation* ended = flow_.summed(token)) {
+  if (Operation* ended = summation_.summed(token)) {
     endings_.end_flow(*ended);
   }
 }
@@ -307,7 +307,7 @@ void Lifecycle::admit(Operation& operation) {
 void Lifecycle::start(Operation& operation) {
   Segments& segments = operation.segments();
   if (segments.range(0).empty()) {
-    flow_.finish(operation, 0, Segment{segments.range(0), {}, 0});
+    summation_.finish(operation, 0, Segment{segments.range(0), {}, 0});
     endings_.end_flow(operation);
     return;
   }
@@ -323,7 +323,7 @@ void Lifecycle::start(Operation& operation) {
   admission_.admit(operation, inlined.size() == operation.size());
   bool ended = false;
   for (std::size_t i : inlined) {
-    ended = flow_.contribute(operation, 0, i, operation.take_inline_data(i));
+    ended = summation_.contribute(operation, 0, i, operation.take_inline_data(i));
   }
   if (ended) {
     endings_.end_flow(operation);
@@ -332,17 +332,17 @@ void Lifecycle::start(Operation& operation) {
 
 // Asks for what is missing, from those who have it where there is one.
 void Lifecycle::resume(Operation& operation, Range shard, std::uint32_t segment) {
-  const std::vector<Piece> pieces = missing_pieces(operation, shard);
-  operation.flow(Segments(operation.attributes(), operation.size(), pieces, segment));
+  const std::vector<MissingRange> missing = missing_ranges(operation, shard);
+  operation.flow(Segments(operation.attributes(), operation.size(), missing, segment));
   operation.discard_inline_data();
   for (std::size_t i = 0; i < operation.size(); ++i) {
     credit_.answer(operation.rank(i), 0, operation.take_eager(i));
   }
-  admission_.resume(operation, pieces);
+  admission_.resume(operation, missing);
   Segments& segments = operation.segments();
   for (std::uint64_t number = 0; number < segments.count(); ++number) {
     if (segments.is_idle(number)) {
-      flow_.finish(operation, number, Segment{segments.range(number), {}, 0});
+      summation_.finish(operation, number, Segment{segments.range(number), {}, 0});
     }
   }
   if (segments.all_answered()) {
@@ -378,13 +378,13 @@ void Lifecycle::check_invariants() const {
   receipts_.check_invariants();
   results_.check_invariants();
   admission_.check_invariants();
-  flow_.check_invariants();
+  summation_.check_invariants();
   transfers_.check_invariants(epochs_.number());
   endings_.check_invariants();
 
   std::vector<std::uint64_t> outstanding(terms_.ranks());
   std::vector<std::uint64_t> eager(terms_.ranks());
-  flow_.add_summing(outstanding);
+  summation_.add_summing(outstanding);
   results_.add_unanswered(outstanding);
   operations_.for_each([&](const Operation& operation) {
     operation.segments().add_credit(operation.group().ranks, outstanding);

@@ -17,13 +17,13 @@
 #include "protocol/server/credit.h"
 #include "protocol/server/endings.h"
 #include "protocol/server/epochs.h"
-#include "protocol/server/flow.h"
 #include "protocol/server/groups.h"
 #include "protocol/server/links.h"
 #include "protocol/server/operation.h"
 #include "protocol/server/operation_table.h"
 #include "protocol/server/receipts.h"
 #include "protocol/server/results.h"
+#include "protocol/server/summation.h"
 #include "protocol/server/terms.h"
 #include "wire/late.h"
 
@@ -87,7 +87,7 @@ class Lifecycle {
   Receipts receipts_;
   Results results_;
   Admission admission_;
-  Flow flow_;
+  Summation summation_;
   BlockTransfers transfers_;
   Endings endings_;
 };

@@ -12,7 +12,7 @@ using wire::Header;
 using wire::Type;
 
 Results::Results(const Terms& terms, Links& links, Credit& credit, Receipts& receipts)
-    : terms_(terms), links_(links), credit_(credit), receipts_(receipts), waiting_(terms.ranks()) {}
+    : terms_(terms), links_(links), credit_(credit), receipts_(receipts), unanswered_broadcasts_(terms.ranks()) {}
 
 void Results::send(Operation& operation, std::uint64_t number, Segment segment) {
   const wire::Opening& attributes = operation.attributes();
@@ -51,7 +51,7 @@ void Results::send(Operation& operation, std::uint64_t number, Segment segment) 
       in_flight.answer = header;
       in_flight.serial = operation.serial();
       in_flight.segment = number;
-      waiting_[rank][header.operation].push_back(token);
+      unanswered_broadcasts_[rank][header.operation].push_back(token);
       credit_.answer(rank, 0, operation.take_eager(i));  // its credit comes with the answer
       continue;
     }
@@ -112,7 +112,7 @@ void Results::end(Token token) {
     return;
   }
   const std::uint32_t root = ended->second.root;
-  const auto broadcast = waiting_[root].find(ended->second.answer.operation);
+  const auto broadcast = unanswered_broadcasts_[root].find(ended->second.answer.operation);
   std::deque<Token>& unanswered = broadcast->second;
   while (!unanswered.empty() && in_flight_.at(unanswered.front()).unwritten == 0) {
     auto done = in_flight_.extract(unanswered.front());
@@ -125,7 +125,7 @@ void Results::end(Token token) {
     }
   }
   if (unanswered.empty()) {
-    waiting_[root].erase(broadcast);
+    unanswered_broadcasts_[root].erase(broadcast);
   }
 }
 
@@ -134,7 +134,7 @@ void Results::begin_epoch() {
   for (auto& [token, in_flight] : in_flight_) {
     in_flight.answers_root = false;
   }
-  for (auto& of_worker : waiting_) {
+  for (auto& of_worker : unanswered_broadcasts_) {
     of_worker.clear();
   }
 }
@@ -151,7 +151,7 @@ void Results::check_invariants() const {
     SHOAL_INVARIANT(in_flight.unwritten > 0 || in_flight.answers_root);
     answers += in_flight.answers_root ? 1 : 0;
   }
-  for (const auto& of_worker : waiting_) {
+  for (const auto& of_worker : unanswered_broadcasts_) {
     for (const auto& [number, tokens] : of_worker) {
       SHOAL_INVARIANT(!tokens.empty());
       SHOAL_INVARIANT(in_flight_.at(tokens.front()).unwritten > 0);

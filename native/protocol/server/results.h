@@ -34,7 +34,9 @@ class Results {
   // The network has a frame with this token (or the link is gone).
   void written(Token token);
   // Whether a root waits for others to be written to. `number`: of its broadcast.
-  bool keeps_waiting(std::uint32_t root, std::uint64_t number) const { return waiting_[root].contains(number); }
+  bool keeps_waiting(std::uint32_t root, std::uint64_t number) const {
+    return unanswered_broadcasts_[root].contains(number);
+  }
 
   // What is being sent still is; nobody is answered when it has been.
   void begin_epoch();
@@ -66,7 +68,7 @@ class Results {
   std::unordered_map<Token, InFlight> in_flight_;
   // By rank, and number of its broadcast: the segments that it has no answer to, in order. (A link that breaks ends the
   // frames on it in any order.)
-  std::vector<std::unordered_map<std::uint64_t, std::deque<Token>>> waiting_;
+  std::vector<std::unordered_map<std::uint64_t, std::deque<Token>>> unanswered_broadcasts_;
 };
 
 }  // namespace shoal::server

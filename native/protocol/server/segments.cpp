@@ -19,7 +19,7 @@ Segments::Segments(const wire::Opening& attributes, std::size_t members, Range s
   find_first();
 }
 
-Segments::Segments(const wire::Opening& attributes, std::size_t members, const std::vector<Piece>& pieces,
+Segments::Segments(const wire::Opening& attributes, std::size_t members, const std::vector<MissingRange>& missing,
                    std::uint32_t segment)
     : collective_(attributes.collective),
       root_(attributes.root),
@@ -27,13 +27,13 @@ Segments::Segments(const wire::Opening& attributes, std::size_t members, const s
       segment_(segment),
       resumed_(true),
       settled_for_(members) {
-  for (const Piece& piece : pieces) {
-    for (std::uint64_t begin = piece.range.begin; begin < piece.range.end; begin += segment) {
-      const std::uint64_t end = std::min(begin + segment, piece.range.end);
-      pieces_.push_back({{begin, end}, piece.source, piece.needs_data, piece.receives});
+  for (const MissingRange& whole : missing) {
+    for (std::uint64_t begin = whole.range.begin; begin < whole.range.end; begin += segment) {
+      const std::uint64_t end = std::min(begin + segment, whole.range.end);
+      missing_.push_back({{begin, end}, whole.source, whole.needs_data, whole.receives});
     }
   }
-  count_ = pieces_.size();
+  count_ = missing_.size();
   find_first();
 }
 
@@ -45,23 +45,23 @@ void Segments::find_first() {
 
 Range Segments::range(std::uint64_t number) const {
   if (resumed_) {
-    return pieces_[number].range;
+    return missing_[number].range;
   }
   const std::uint64_t begin = shard_.begin + number * segment_;
   return {begin, std::min(begin + segment_, shard_.end)};
 }
 
 bool Segments::is_handed_on(std::uint64_t number) const {
-  return resumed_ && (pieces_[number].source || !pieces_[number].needs_data);
+  return resumed_ && (missing_[number].source || !missing_[number].needs_data);
 }
 
 bool Segments::contributes(std::size_t member, std::uint64_t number) const {
-  return is_handed_on(number) ? pieces_[number].source == member : shoal::contributes(collective_, member, root_);
+  return is_handed_on(number) ? missing_[number].source == member : shoal::contributes(collective_, member, root_);
 }
 
 std::size_t Segments::contributors(std::uint64_t number) const {
   if (is_handed_on(number)) {
-    return pieces_[number].needs_data ? 1 : 0;
+    return missing_[number].needs_data ? 1 : 0;
   }
   return shoal::contributors(collective_, members_);
 }
@@ -74,7 +74,7 @@ std::uint64_t Segments::next_of(std::size_t member, std::uint64_t number) const 
 }
 
 bool Segments::is_answered(std::size_t member, std::uint64_t number) const {
-  return !resumed_ || contributes(member, number) || pieces_[number].receives[member];
+  return !resumed_ || contributes(member, number) || missing_[number].receives[member];
 }
 
 bool Segments::holds_up(std::size_t member) const {

@@ -1,7 +1,7 @@
 // How a server's shard of one operation is averaged: cut into segments, each gathered from its contributors, summed,
-// and answered in order. Where members have results from an epoch before, only the pieces that somebody lacks are cut.
+// and answered in order. Where members have results from an epoch before, only the ranges that somebody lacks are cut.
 //
-// A segment is gathered (contributions come), then summed elsewhere (take() … finish()), then answered:
+// A segment is gathered (contributions come), summed elsewhere (from take() to finish()), then answered:
 //
 //   next_result() <= number of every segment that is gathered or waits for one before it < count();
 //   a gathered segment has at least one contribution and not all.
@@ -32,13 +32,12 @@ struct Segment {
   std::size_t arrived = 0;
 };
 
-// A piece of a shard that some members lack, alike for all: who lacks it, and who has it where one can help another
-// out.
-struct Piece {
+// A range of a shard that some members lack. Within it every member has all or nothing.
+struct MissingRange {
   Range range;
-  std::optional<std::size_t> source;  // the member that has the result; none: nobody has, so it is summed as ever
-  bool needs_data = true;             // not if all have their bytes of it, and some only do not know that it is over
-  std::vector<bool> receives;         // by member: it has no answer
+  std::optional<std::size_t> source;  // a member that has the result and sends it; none: nobody has, so it is summed
+  bool needs_data = true;             // false: nobody lacks bytes; some members only have to hear that it is over
+  std::vector<bool> receives;         // by member: it lacks the answer
 };
 
 class Segments {
@@ -47,8 +46,8 @@ class Segments {
   Segments() = default;
   // Of a shard, from its start. `attributes`: any member's opening.
   Segments(const wire::Opening& attributes, std::size_t members, Range shard, std::uint32_t segment);
-  // Of the pieces that are missing of it.
-  Segments(const wire::Opening& attributes, std::size_t members, const std::vector<Piece>& pieces,
+  // Of the ranges that are missing of a shard.
+  Segments(const wire::Opening& attributes, std::size_t members, const std::vector<MissingRange>& missing,
            std::uint32_t segment);
 
   std::uint64_t count() const { return count_; }
@@ -56,39 +55,39 @@ class Segments {
   bool is_resumed() const { return resumed_; }
   Range range(std::uint64_t number) const;
   // Whether nobody sends anything for the segment, though somebody is answered.
-  bool is_idle(std::uint64_t number) const { return resumed_ && !pieces_[number].needs_data; }
+  bool is_idle(std::uint64_t number) const { return resumed_ && !missing_[number].needs_data; }
   // Whether the member's DATA is a part of the segment; how many members' is.
   bool contributes(std::size_t member, std::uint64_t number) const;
   std::size_t contributors(std::uint64_t number) const;
   // Whether the member is sent a result for the segment, with or without bytes.
   bool is_answered(std::size_t member, std::uint64_t number) const;
-  // Of missing pieces: whether the member lacks it.
-  bool receives(std::size_t member, std::uint64_t number) const { return pieces_[number].receives[member]; }
+  // Of a resumed operation: whether the member lacks the segment.
+  bool receives(std::size_t member, std::uint64_t number) const { return missing_[number].receives[member]; }
 
-  // What the member sends next: the segment's number, and its place. owes(): there is one.
+  // Whether the member has a segment to send, and the range of the next one.
   bool owes(std::size_t member) const { return member < next_.size() && next_[member] < count_; }
   Range owed(std::size_t member) const { return owes(member) ? range(next_[member]) : Range{}; }
-  // Whether results cannot go on before the member has sent what it owes.
+  // Whether the next result waits for what the member owes.
   bool holds_up(std::size_t member) const;
-  // Its next contribution has come: the number of the segment that it is for.
+  // Its next contribution has come. Returns the number of its segment.
   std::uint64_t advance(std::size_t member);
 
   // True: the segment is complete, and to be taken.
   bool add(std::uint64_t number, std::size_t member, Contribution contribution);
   Segment take(std::uint64_t number);
-  // The segment is summed. Those before it may not be: take_result() as long as has_result().
+  // The segment is summed. Earlier ones may not be, so results are taken while has_result().
   void finish(std::uint64_t number, Segment segment) { summed_.emplace(number, std::move(segment)); }
   bool has_result() const { return !summed_.empty() && summed_.begin()->first == next_result_; }
   std::uint64_t next_result() const { return next_result_; }
   Segment take_result();
-  // The next one in order, straight away: as finish() and take_result().
+  // The next result in order, which was summed at once: stands for finish() and take_result().
   void pass_result() { ++next_result_; }
   bool all_answered() const { return next_result_ == count_; }
 
   // How many of the member's results all members have, when they have these many segments.
   std::uint64_t settled_for(std::size_t member, std::uint64_t segments);
 
-  // Nothing more is answered: the contributions that were not.
+  // Nothing more is answered. Returns what has come and has no answer.
   std::vector<Segment> take_all();
 
   // Adds the credit of all contributions here to that of their members' ranks.
@@ -99,7 +98,7 @@ class Segments {
   // The first segment from `number` on that the member contributes to.
   std::uint64_t next_of(std::size_t member, std::uint64_t number) const;
   void find_first();
-  // Whether the segment is the result of one member, or nobody's.
+  // Whether nothing is summed for the segment: one member sends the result, or nobody sends anything.
   bool is_handed_on(std::uint64_t number) const;
 
   Collective collective_ = Collective::none;
@@ -109,14 +108,14 @@ class Segments {
   std::uint32_t segment_ = 0;  // bytes
   std::uint64_t count_ = 0;
   bool resumed_ = false;
-  std::vector<Piece> pieces_;  // then the segments, by number
+  std::vector<MissingRange> missing_;  // if resumed: the segments, by number
 
   std::vector<std::uint64_t> next_;            // by member: the segment that its next DATA is for
   std::map<std::uint64_t, Segment> gathered_;  // by number
-  std::map<std::uint64_t, Segment> summed_;    // but one before them is not
+  std::map<std::uint64_t, Segment> summed_;    // waiting for an earlier segment
   std::uint64_t next_result_ = 0;
   std::uint64_t settled_ = 0;               // segments that are counted in settled_for_
-  std::vector<std::uint64_t> settled_for_;  // by member, of missing pieces: how many of these answer it
+  std::vector<std::uint64_t> settled_for_;  // by member, if resumed: how many of these are answers to it
 };
 
 }  // namespace shoal::server

@@ -58,7 +58,7 @@ Status check_server_header(std::uint32_t server, const Header& header, const Ope
   const std::size_t most_result = std::max(config.segment, config.small);
   if (header.epoch < environment.epoch()) {
     // It was on its way when the epoch began, whatever it was.
-    return at_most(std::max({most_result, limits::text_bytes + 8, 8 + 8 * size, wire::runs_limit()}), header);
+    return at_most(std::max({most_result, limits::text_bytes + 8, 8 + 8 * size, wire::missing_limit()}), header);
   }
   const bool of_one = header.type != Type::grant && header.type != Type::have && header.type != Type::window;
   if (of_one && !operations.was_given(header.operation)) {
@@ -78,7 +78,7 @@ Status check_server_header(std::uint32_t server, const Header& header, const Ope
       if (is_open && !awaits_admission(*operation, server, header, environment.epoch())) {
         return refused("ADMIT of '" + operation->name() + "', for which nothing is owed");
       }
-      return at_most((header.flags & wire::flag_resumed) != 0 ? wire::runs_limit() : 0, header);
+      return at_most((header.flags & wire::flag_resumed) != 0 ? wire::missing_limit() : 0, header);
     case Type::grant:
       return at_most(0, header);
     case Type::window:

@@ -222,7 +222,7 @@ void Operation::check_invariants() const {
 std::size_t record_bytes(const Submission& submission, std::size_t servers) {
   constexpr std::size_t entry = 64;
   const std::size_t listed = 8 * (submission.shape.size() + submission.splits.size());
-  return sizeof(Operation) + 4 * entry + servers * (sizeof(Part) + sizeof(wire::Run)) +
+  return sizeof(Operation) + 4 * entry + servers * (sizeof(Part) + sizeof(wire::MissingRange)) +
          2 * (submission.name.size() + submission.failure.size() + listed);
 }
 

@@ -12,13 +12,13 @@ namespace shoal::worker {
 
 using wire::Type;
 
-Operations::Operations(const Environment& environment, const Groups& groups, const Losses& losses, Links& links,
+Operations::Operations(const Environment& environment, const Groups& groups, const LostRanks& lost_ranks, Links& links,
                        ServerFrames& frames, Goodbye& goodbye)
     : environment_(environment),
-      losses_(losses),
+      lost_ranks_(lost_ranks),
       frames_(frames),
       goodbye_(goodbye),
-      submissions_(environment, groups, losses, goodbye, table_),
+      submissions_(environment, groups, lost_ranks, goodbye, table_),
       sender_(environment, table_, frames),
       transfers_(environment, table_, links),
       window_(environment, links, frames),
@@ -153,18 +153,18 @@ Status Operations::receive_admit(std::uint32_t server, const Frame& frame) {
   if ((frame.header.flags & wire::flag_resumed) == 0) {
     return {};
   }
-  std::vector<wire::Run> runs;
-  if (Status status = wire::decode(frame.bytes(), part.shard(), runs); !status.ok()) {
+  std::vector<wire::MissingRange> missing;
+  if (Status status = wire::decode(frame.bytes(), part.shard(), missing); !status.ok()) {
     return status;
   }
-  const bool possible = std::all_of(runs.begin(), runs.end(), [operation](const wire::Run& run) {
-    return (operation->contributes() || !run.sends) && (operation->lacks(run.range) || !run.receives);
+  const bool possible = std::all_of(missing.begin(), missing.end(), [operation](const wire::MissingRange& one) {
+    return (operation->contributes() || !one.sends) && (operation->lacks(one.range) || !one.receives);
   });
   if (!possible) {
     return refused("ADMIT of '" + operation->name() + "' with ranges that this rank cannot send or has");
   }
   sender_.answered_inline(part);
-  part.resume(std::move(runs));
+  part.resume(std::move(missing));
   sender_.send_followers(*operation, server);
   if (part.is_done() && !operation->is_finished()) {
     end_if_done(*operation);
@@ -266,7 +266,7 @@ Status Operations::receive_from_peer(std::uint32_t rank, Frame& frame) {
 
 // The coordinator would have declared the rank lost if it had not left. What it sent before it left has not come, and
 // never will.
-bool Operations::fail_those_that_lack(std::uint32_t rank) {
+bool Operations::fail_lacking(std::uint32_t rank) {
   const std::vector<Operation*> lacking = transfers_.lacking(rank);
   for (const Operation* operation : lacking) {
     ask_home_to_fail(
@@ -336,7 +336,7 @@ void Operations::end(Operation& operation, Status status) {
   }
   close(operation, status);
   std::vector<std::uint32_t> servers;
-  if (!status.ok() && !losses_.job_has_ended()) {
+  if (!status.ok() && !lost_ranks_.job_has_ended()) {
     for (const Part& part : operation.parts()) {
       servers.push_back(part.server());
     }
@@ -379,7 +379,7 @@ void Operations::close(Operation& operation, const Status& status) {
 // The others may lack its result, and hear that it has failed.
 void Operations::keep_if_needed(std::unique_ptr<Operation> operation) {
   const bool all_have_it = operation->failure().ok() && operation->all_settled();
-  if (all_have_it || losses_.job_has_ended() || goodbye_.is_said() || losses_.concern(operation->group())) {
+  if (all_have_it || lost_ranks_.job_has_ended() || goodbye_.is_said() || lost_ranks_.concern(operation->group())) {
     return;
   }
   operation->finish();
@@ -392,7 +392,7 @@ void Operations::give_up(std::uint64_t number, const std::string& stall, const S
   progress_.ask_home_to_fail(operation, why);
 }
 
-void Operations::end_those_with(std::uint32_t rank, const Status& why) {
+void Operations::end_needing(std::uint32_t rank, const Status& why) {
   const auto concerned = [rank](const Operation& operation) { return operation.group().needs(rank); };
   for (const std::uint64_t number : table_.open_where(concerned)) {
     end(*table_.find(number), why);
@@ -418,7 +418,7 @@ void Operations::forget_finished(const std::vector<std::uint64_t>& numbers) {
     if (operation == nullptr) {
       continue;  // forgotten with the goodbye that the one before allowed
     }
-    if (operation->is_reopened() && operation->failure().ok() && !losses_.job_has_ended()) {
+    if (operation->is_reopened() && operation->failure().ok() && !lost_ranks_.job_has_ended()) {
       tell_those_who_lack(*operation);
     }
     forget(number);

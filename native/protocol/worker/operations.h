@@ -16,7 +16,7 @@
 #include "protocol/worker/goodbye.h"
 #include "protocol/worker/groups.h"
 #include "protocol/worker/job_window.h"
-#include "protocol/worker/losses.h"
+#include "protocol/worker/lost_ranks.h"
 #include "protocol/worker/operation_table.h"
 #include "protocol/worker/progress.h"
 #include "protocol/worker/sender.h"
@@ -28,7 +28,7 @@ namespace shoal::worker {
 
 class Operations {
  public:
-  Operations(const Environment& environment, const Groups& groups, const Losses& losses, Links& links,
+  Operations(const Environment& environment, const Groups& groups, const LostRanks& lost_ranks, Links& links,
              ServerFrames& frames, Goodbye& goodbye);
 
   // What the application does.
@@ -46,7 +46,7 @@ class Operations {
   Status receive_from_peer(std::uint32_t rank, Frame& frame);
   void peer_attached(std::uint32_t rank) { transfers_.begin_with(rank); }
   // Fails those that lack what this rank, whose link is gone, has sent or would have. Whether there are any.
-  bool fail_those_that_lack(std::uint32_t rank);
+  bool fail_lacking(std::uint32_t rank);
 
   // What the driver has done, and what is due.
   void sent(Token number);
@@ -57,7 +57,7 @@ class Operations {
   // The home is to fail this one for all members. `stall`: what is said of it if the home does not answer.
   void give_up(std::uint64_t number, const std::string& stall, const Status& why);
   // Ends those that need this rank; all.
-  void end_those_with(std::uint32_t rank, const Status& why);
+  void end_needing(std::uint32_t rank, const Status& why);
   void end_all(const Status& why);
   // Whatever others may still need is not kept any longer.
   void forget_finished();
@@ -100,7 +100,7 @@ class Operations {
   void say_goodbye_if_done();
 
   const Environment& environment_;
-  const Losses& losses_;
+  const LostRanks& lost_ranks_;
   ServerFrames& frames_;
   Goodbye& goodbye_;
   OperationTable table_;

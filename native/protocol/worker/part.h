@@ -1,8 +1,8 @@
-// What one server does for an operation: its whole shard, or what is missing of it after a server was lost. Runs are
-// cut into segments from their begin; segments are sent and answered in ascending order.
+// What one server does for an operation: what is missing of its shard. That is all of it, or less after a server was
+// lost. Each missing range is cut into segments from its begin; segments are sent and answered in ascending order.
 //
 //   answered ≤ sent, where this rank sends
-//   eager + unanswered ≤ the bytes between them
+//   eager + unanswered ≤ the bytes that this rank sends between the two
 //   stagger < segment
 #pragma once
 
@@ -19,9 +19,9 @@
 
 namespace shoal::worker {
 
-// How far a part is: what is below `offset` in runs[run] is behind it.
+// A position in what is missing: the ranges before `index`, and what is below `offset` in that one, are done.
 struct Cursor {
-  std::size_t run = 0;
+  std::size_t index = 0;
   std::uint64_t offset = 0;
 
   friend auto operator<=>(const Cursor&, const Cursor&) = default;
@@ -51,7 +51,7 @@ class Part {
   std::uint32_t eager() const { return eager_; }
   std::uint64_t on_its_way() const { return unanswered_ + eager_; }
 
-  // Answers. Those that return a number return the bytes that are answered by this.
+  // Answers. A function that returns a number returns how many bytes it answers.
   // Whether this RESULT is of the next segment. `wanted`: what this rank gets of the operation.
   bool expects(const wire::Header& result, Range wanted) const;
   struct Answered {
@@ -62,7 +62,7 @@ class Part {
   Answered answer_next();
   std::uint32_t answer_inline() { return std::exchange(eager_, 0); }
   std::uint64_t answer_all() { return std::exchange(unanswered_, 0); }
-  // What has been answered, in runs that this server had.
+  // What has been answered, of the ranges that this server had.
   void add_answered(RangeSet& ranges) const;
 
   // In its server's order: the server asks for this rank's contribution.
@@ -70,7 +70,7 @@ class Part {
   void admit() { admitted_ = true; }
   // Of one that was open in an epoch before: the server has said what is missing.
   bool is_resumed() const { return resumed_; }
-  void resume(std::vector<wire::Run> runs);
+  void resume(std::vector<wire::MissingRange> missing);
   // Every result is here.
   bool is_done() const { return done_; }
   void finish() { done_ = true; }
@@ -82,8 +82,8 @@ class Part {
   // The home alone keeps something of an operation that has failed.
   void fail(bool is_home);
 
-  // In step (docs/protocol/lifecycle.md, "Windows"): its server is a reference, or this part follows those, and may be
-  // so many bytes ahead of them.
+  // In step (docs/protocol/lifecycle.md, "Windows"): its server is a reference server, or this part follows the
+  // reference servers and may be `stagger` bytes ahead of them.
   bool is_reference() const { return is_reference_; }
   bool follows_reference() const { return follows_reference_; }
   std::uint32_t stagger() const { return stagger_; }
@@ -102,7 +102,7 @@ class Part {
   std::uint32_t server_;
   Range shard_;
   std::uint32_t segment_;  // bytes
-  std::vector<wire::Run> runs_;
+  std::vector<wire::MissingRange> missing_;
   Cursor sent_;
   Cursor answered_;
   std::uint32_t eager_ = 0;

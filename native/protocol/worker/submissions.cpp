@@ -11,21 +11,21 @@
 
 namespace shoal::worker {
 
-Submissions::Submissions(const Environment& environment, const Groups& groups, const Losses& losses,
+Submissions::Submissions(const Environment& environment, const Groups& groups, const LostRanks& lost_ranks,
                          const Goodbye& goodbye, OperationTable& operations)
     : environment_(environment),
       groups_(groups),
-      losses_(losses),
+      lost_ranks_(lost_ranks),
       goodbye_(goodbye),
       operations_(operations),
       calls_(environment.config(), environment.rank()) {}
 
 Status Submissions::problem_with(const Submission& submission) const {
-  if (goodbye_.is_leaving() && !losses_.job_has_ended()) {
+  if (goodbye_.is_leaving() && !lost_ranks_.job_has_ended()) {
     return Status::error(Code::cancelled, "this rank has left the job (shoal.shutdown() was called)");
   }
   const Group* group = groups_.find(submission.group);
-  if (Status loss = losses_.of(group); !loss.ok()) {
+  if (Status loss = lost_ranks_.of(group); !loss.ok()) {
     return loss;
   }
   if (group == nullptr) {

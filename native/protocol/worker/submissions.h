@@ -11,14 +11,14 @@
 #include "protocol/worker/environment.h"
 #include "protocol/worker/goodbye.h"
 #include "protocol/worker/groups.h"
-#include "protocol/worker/losses.h"
+#include "protocol/worker/lost_ranks.h"
 #include "protocol/worker/operation_table.h"
 
 namespace shoal::worker {
 
 class Submissions {
  public:
-  Submissions(const Environment& environment, const Groups& groups, const Losses& losses, const Goodbye& goodbye,
+  Submissions(const Environment& environment, const Groups& groups, const LostRanks& lost_ranks, const Goodbye& goodbye,
               OperationTable& operations);
 
   // The operation, to be planned and opened; null: its handle has ended, and nobody else hears of it.
@@ -36,7 +36,7 @@ class Submissions {
 
   const Environment& environment_;
   const Groups& groups_;
-  const Losses& losses_;
+  const LostRanks& lost_ranks_;
   const Goodbye& goodbye_;
   OperationTable& operations_;
   CallRegistry calls_;

@@ -21,9 +21,9 @@ Worker::Worker(const JobConfig& config, std::uint32_t rank, WorkerWorld& world, 
       groups_(environment_),
       links_(environment_),
       frames_(environment_, links_),
-      losses_(environment_),
+      lost_ranks_(environment_),
       goodbye_(environment_, links_, frames_),
-      operations_(environment_, groups_, losses_, links_, frames_, goodbye_),
+      operations_(environment_, groups_, lost_ranks_, links_, frames_, goodbye_),
       waits_(environment_, operations_.table(), groups_, operations_.calls(), links_),
       reconnection_(environment_, links_) {}
 
@@ -77,7 +77,7 @@ void Worker::on_lost(LinkId id, const Status& why) {
       break;
     case Link::Kind::peer:
       report(wire::Loss::Kind::rank, link.index, why.message);
-      losses_.await_word_of(link.index);
+      lost_ranks_.await_word_of(link.index);
       break;
     case Link::Kind::coordinator:
       lose_coordinator(why.message);
@@ -282,17 +282,17 @@ void Worker::report(wire::Loss::Kind kind, std::uint32_t index, const std::strin
 }
 
 void Worker::lose_rank(std::uint32_t rank, const Status& why) {
-  losses_.add_rank(rank, why);
+  lost_ranks_.add_rank(rank, why);
   if (rank == environment_.rank() || holds_server(rank)) {
     end_job(why);
   } else {
-    operations_.end_those_with(rank, why);
+    operations_.end_needing(rank, why);
   }
 }
 
 void Worker::lose_coordinator(const std::string& why) {
   if (!goodbye_.is_said()) {
-    const Status* known = losses_.of_rank(0);  // and said why
+    const Status* known = lost_ranks_.of_rank(0);  // and said why
     end_job(known != nullptr ? Status(*known)
                              : Status::error(Code::peer_lost,
                                              rank_text(0, environment_.config()) +
@@ -306,7 +306,7 @@ void Worker::lose_coordinator(const std::string& why) {
 }
 
 void Worker::end_job(const Status& why) {
-  losses_.end_job(why);
+  lost_ranks_.end_job(why);
   operations_.end_all(why);
 }
 
@@ -340,22 +340,22 @@ void Worker::on_sent(Token token) {
 
 Time Worker::deadline() const {
   return std::min(
-      {waits_.deadline(), operations_.deadline(), frames_.deadline(), goodbye_.deadline(), losses_.deadline()});
+      {waits_.deadline(), operations_.deadline(), frames_.deadline(), goodbye_.deadline(), lost_ranks_.deadline()});
 }
 
 void Worker::on_time(Time now) {
   environment_.set_now(now);
   operations_.on_time();
-  while (const std::optional<std::uint32_t> rank = losses_.take_due()) {
-    if (operations_.fail_those_that_lack(*rank)) {
-      losses_.await_word_of(*rank);  // the home may be lost before it hears of it
+  while (const std::optional<std::uint32_t> rank = lost_ranks_.take_due()) {
+    if (operations_.fail_lacking(*rank)) {
+      lost_ranks_.await_word_of(*rank);  // the home may be lost before it hears of it
     }
   }
   if (frames_.deadline() <= now) {
     frames_.acknowledge(now - worker::ServerFrames::acknowledge_after);
   }
   if (waits_.deadline() <= now) {
-    const bool is_over = !links_.coordinator() || goodbye_.is_said() || losses_.job_has_ended();
+    const bool is_over = !links_.coordinator() || goodbye_.is_said() || lost_ranks_.job_has_ended();
     if (is_over) {
       waits_.stop();
     } else {
@@ -372,7 +372,7 @@ void Worker::check_invariants() const {
   groups_.check_invariants();
   links_.check_invariants();
   frames_.check_invariants();
-  losses_.check_invariants();
+  lost_ranks_.check_invariants();
   goodbye_.check_invariants();
   operations_.check_invariants();
   waits_.check_invariants();

@@ -12,7 +12,7 @@
 //   sender, job_window         windows: what is sent when; how large they are
 //   transfers                  what goes from worker to worker
 //   progress, stall_reasons    what does not move, and why
-//   losses, goodbye            what is lost; how this rank leaves
+//   lost_ranks, goodbye            what is lost; how this rank leaves
 //   submissions                how calls become operations
 //   operations                 the lives of operations
 //   waits, reconnection        what those who use this worker wait for; servers that come back
@@ -35,7 +35,7 @@
 #include "protocol/worker/goodbye.h"
 #include "protocol/worker/groups.h"
 #include "protocol/worker/links.h"
-#include "protocol/worker/losses.h"
+#include "protocol/worker/lost_ranks.h"
 #include "protocol/worker/operations.h"
 #include "protocol/worker/reconnection.h"
 #include "protocol/worker/server_frames.h"
@@ -92,11 +92,11 @@ class Worker final : public Machine {
 
   // Why operations of this group cannot work any more; ok: nothing that they need is known to be lost. What was lost
   // first counts: what ended after it may have ended because of it.
-  Status loss_of(std::uint32_t group) const { return losses_.of(groups_.find(group)); }
+  Status loss_of(std::uint32_t group) const { return lost_ranks_.of(groups_.find(group)); }
   // Ranks that are lost, in the order of their loss, and what ended the job: ok if nothing has. One that has left is
   // none of them.
-  const std::vector<std::pair<std::uint32_t, Status>>& lost() const { return losses_.ranks(); }
-  const Status& end_of_job() const { return losses_.end_of_job(); }
+  const std::vector<std::pair<std::uint32_t, Status>>& lost() const { return lost_ranks_.ranks(); }
+  const Status& end_of_job() const { return lost_ranks_.end_of_job(); }
 
   Placement on_header(LinkId link, const wire::Header& header) override;
   Buffer spare(std::size_t bytes) override { return environment_.pool().take(bytes); }
@@ -131,7 +131,7 @@ class Worker final : public Machine {
   worker::Groups groups_;
   worker::Links links_;
   worker::ServerFrames frames_;
-  worker::Losses losses_;
+  worker::LostRanks lost_ranks_;
   worker::Goodbye goodbye_;
   worker::Operations operations_;
   worker::Waits waits_;

@@ -23,12 +23,12 @@
 
 namespace shoal::shm {
 
-class Arena : public std::enable_shared_from_this<Arena> {
+class ArrayAllocator : public std::enable_shared_from_this<ArrayAllocator> {
  public:
-  Arena(std::shared_ptr<const Memory> memory, std::uint32_t rank);
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
-  ~Arena();
+  ArrayAllocator(std::shared_ptr<const Memory> memory, std::uint32_t rank);
+  ArrayAllocator(const ArrayAllocator&) = delete;
+  ArrayAllocator& operator=(const ArrayAllocator&) = delete;
+  ~ArrayAllocator();
 
   // Null where this process cannot reach the regions, or where the rank's is used up. Throws std::system_error if the
   // machine has not that much memory.

@@ -1,4 +1,4 @@
-#include "protocol/server/missing_pieces.h"
+#include "protocol/server/missing_ranges.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -38,43 +38,43 @@ std::vector<std::uint64_t> cuts_of(const Operation& operation, const std::vector
 }
 
 // Who lacks what is between two cuts. `receives` says nobody: nothing is missing.
-Piece piece_of(const Operation& operation, const std::vector<RangeSet>& have, Range range) {
+MissingRange between_cuts(const Operation& operation, const std::vector<RangeSet>& have, Range between) {
   const bool can_help = traits_of(operation.attributes().collective).shares_results();
-  Piece piece{range, std::nullopt, false, std::vector<bool>(operation.size())};
+  MissingRange missing{between, std::nullopt, false, std::vector<bool>(operation.size())};
   for (std::size_t i = 0; i < operation.size(); ++i) {
-    const bool has = have[i].contains(range);
-    piece.receives[i] = !has;
-    piece.needs_data = piece.needs_data || (!has && !intersection(range, operation.wanted(i)).empty());
-    if (has && can_help && !piece.source) {
-      piece.source = i;
+    const bool has = have[i].contains(between);
+    missing.receives[i] = !has;
+    missing.needs_data = missing.needs_data || (!has && !intersection(between, operation.wanted(i)).empty());
+    if (has && can_help && !missing.source) {
+      missing.source = i;
     }
   }
-  return piece;
+  return missing;
 }
 
-bool continues(const Piece& one, const Piece& next) {
+bool continues(const MissingRange& one, const MissingRange& next) {
   return one.range.end == next.range.begin && one.source == next.source && one.needs_data == next.needs_data &&
          one.receives == next.receives;
 }
 
 }  // namespace
 
-std::vector<Piece> missing_pieces(const Operation& operation, Range shard) {
+std::vector<MissingRange> missing_ranges(const Operation& operation, Range shard) {
   const std::vector<RangeSet> have = results_of(operation);
   const std::vector<std::uint64_t> cuts = cuts_of(operation, have, shard);
-  std::vector<Piece> pieces;
+  std::vector<MissingRange> missing;
   for (std::size_t at = 0; at + 1 < cuts.size(); ++at) {
-    Piece piece = piece_of(operation, have, {cuts[at], cuts[at + 1]});
-    if (std::none_of(piece.receives.begin(), piece.receives.end(), [](bool lacks) { return lacks; })) {
+    MissingRange next = between_cuts(operation, have, {cuts[at], cuts[at + 1]});
+    if (std::none_of(next.receives.begin(), next.receives.end(), [](bool lacks) { return lacks; })) {
       continue;
     }
-    if (!pieces.empty() && continues(pieces.back(), piece)) {
-      pieces.back().range.end = piece.range.end;
+    if (!missing.empty() && continues(missing.back(), next)) {
+      missing.back().range.end = next.range.end;
     } else {
-      pieces.push_back(std::move(piece));
+      missing.push_back(std::move(next));
     }
   }
-  return pieces;
+  return missing;
 }
 
 }  // namespace shoal::server

@@ -14,9 +14,9 @@
 
 namespace shoal::worker {
 
-class Losses {
+class LostRanks {
  public:
-  explicit Losses(const Environment& environment) : environment_(environment) {}
+  explicit LostRanks(const Environment& environment) : environment_(environment) {}
 
   // In the order of their loss. After the end of the job none are added.
   void add_rank(std::uint32_t rank, const Status& why);

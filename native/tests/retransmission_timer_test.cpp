@@ -1,5 +1,5 @@
 // When a connection's kernel is told to wait less than it would, and when no longer: real sockets, losses made up.
-#include "drivers/tcp/retransmission.h"
+#include "drivers/tcp/retransmission_timer.h"
 
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -16,7 +16,7 @@ namespace {
 
 using namespace shoal;
 using namespace shoal::tests;
-using tcp::Retransmission;
+using tcp::RetransmissionTimer;
 
 // Of the kernel's clock, the slowest there is: what it takes a time for may be off by one.
 constexpr int tick_us = 10000;
@@ -35,7 +35,7 @@ struct Connection {
   os::Descriptor one{sockets.first};
   os::Descriptor other{sockets.second};
   std::optional<int> usual = least(one.number());
-  Retransmission retransmission{one.number()};
+  RetransmissionTimer timer{one.number()};
 
   // What the kernel waits at least from then on; what it usually does where it cannot be told.
   int after(unsigned retransmissions, unsigned round_trip_us, Time now, unsigned had_twice = 0) {
@@ -43,7 +43,7 @@ struct Connection {
     info.tcpi_total_retrans = retransmissions;
     info.tcpi_dsack_dups = had_twice;
     info.tcpi_rtt = round_trip_us;
-    retransmission.heed(info, now);
+    timer.heed(info, now);
     return least(one.number()).value_or(0);
   }
 };
@@ -92,10 +92,10 @@ TEST(what_is_not_tcp_is_left_alone) {
   const std::pair<int, int> sockets = local_pair();
   const os::Descriptor one{sockets.first};
   const os::Descriptor other{sockets.second};
-  Retransmission retransmission{one.number()};
+  RetransmissionTimer timer{one.number()};
   tcp_info info{};
   info.tcpi_total_retrans = 1;
-  retransmission.heed(info, second);
+  timer.heed(info, second);
   CHECK(!least(one.number()));
 }
 

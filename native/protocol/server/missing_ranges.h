@@ -10,7 +10,7 @@
 
 namespace shoal::server {
 
-// The pieces of the shard that somebody lacks, ascending: each as long as it is alike for all members.
-std::vector<Piece> missing_pieces(const Operation& operation, Range shard);
+// The ranges of the shard that somebody lacks, ascending. A range ends where a member begins or ceases to lack it.
+std::vector<MissingRange> missing_ranges(const Operation& operation, Range shard);
 
 }  // namespace shoal::server

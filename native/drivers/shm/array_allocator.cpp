@@ -1,4 +1,4 @@
-#include "drivers/shm/arena.h"
+#include "drivers/shm/array_allocator.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -28,7 +28,7 @@ std::size_t rounded_up(std::size_t bytes) { return (bytes + region_grain - 1) / 
 
 }  // namespace
 
-// All arenas of this process. Never destroyed: threads may outlive static objects at exit.
+// All allocators of this process. Never destroyed: threads may outlive static objects at exit.
 class Forks {
  public:
   static Forks& watched() {
@@ -38,46 +38,46 @@ class Forks {
     return *instance;
   }
 
-  void add(Arena* arena) {
+  void add(ArrayAllocator* allocator) {
     const std::lock_guard lock(mutex_);
-    arenas_.push_back(arena);
+    allocators_.push_back(allocator);
   }
-  void remove(Arena* arena) {
+  void remove(ArrayAllocator* allocator) {
     const std::lock_guard lock(mutex_);
-    arenas_.erase(std::find(arenas_.begin(), arenas_.end(), arena));
+    allocators_.erase(std::find(allocators_.begin(), allocators_.end(), allocator));
   }
 
  private:
   static void before() {
     Forks& all = watched();
     all.mutex_.lock();
-    for (const Arena* arena : all.arenas_) {
-      arena->mutex_.lock();
+    for (const ArrayAllocator* allocator : all.allocators_) {
+      allocator->mutex_.lock();
     }
   }
   static void after_in_parent() {
     Forks& all = watched();
-    for (const Arena* arena : all.arenas_) {
-      arena->mutex_.unlock();
+    for (const ArrayAllocator* allocator : all.allocators_) {
+      allocator->mutex_.unlock();
     }
     all.mutex_.unlock();
   }
   // May only do what is safe in a signal handler. What the child maps, its own children inherit.
   static void after_in_child() {
     Forks& all = watched();
-    for (const Arena* arena : all.arenas_) {
-      arena->map_in_child();
-      arena->mutex_.unlock();
+    for (const ArrayAllocator* allocator : all.allocators_) {
+      allocator->map_in_child();
+      allocator->mutex_.unlock();
     }
-    all.arenas_.clear();
+    all.allocators_.clear();
     all.mutex_.unlock();
   }
 
   std::mutex mutex_;
-  std::vector<Arena*> arenas_;  // guarded by mutex_
+  std::vector<ArrayAllocator*> allocators_;  // guarded by mutex_
 };
 
-Arena::Arena(std::shared_ptr<const Memory> memory, std::uint32_t rank)
+ArrayAllocator::ArrayAllocator(std::shared_ptr<const Memory> memory, std::uint32_t rank)
     : memory_(std::move(memory)),
       rank_(rank),
       region_(memory_->has_regions() ? memory_->region(rank) : nullptr),
@@ -92,14 +92,14 @@ Arena::Arena(std::shared_ptr<const Memory> memory, std::uint32_t rank)
   Forks::watched().add(this);
 }
 
-Arena::~Arena() {
+ArrayAllocator::~ArrayAllocator() {
   if (region_ != nullptr && generation_ == os::fork_generation()) {
     Forks::watched().remove(this);
     ::close(descriptor_);
   }
 }
 
-std::shared_ptr<std::byte> Arena::allocate(std::size_t bytes) {
+std::shared_ptr<std::byte> ArrayAllocator::allocate(std::size_t bytes) {
   if (region_ == nullptr || bytes > memory_->shape().region) {
     return nullptr;
   }
@@ -117,10 +117,10 @@ std::shared_ptr<std::byte> Arena::allocate(std::size_t bytes) {
   }
   take(begin, begin + size);
   taken_.emplace(begin, begin + size);
-  return {region_ + begin, [arena = shared_from_this(), begin](std::byte*) { arena->give_back(begin); }};
+  return {region_ + begin, [allocator = shared_from_this(), begin](std::byte*) { allocator->give_back(begin); }};
 }
 
-void Arena::take(std::size_t begin, std::size_t end) const {
+void ArrayAllocator::take(std::size_t begin, std::size_t end) const {
   const std::size_t bytes = end - begin;
   const std::size_t offset = memory_->file_offset(region_ + begin);
   memory_->open(rank_, end);
@@ -133,7 +133,7 @@ void Arena::take(std::size_t begin, std::size_t end) const {
   static_cast<void>(populate(region_ + begin, bytes));
 }
 
-void Arena::give_back(std::size_t begin) {
+void ArrayAllocator::give_back(std::size_t begin) {
   if (generation_ != os::fork_generation()) {
     return;
   }
@@ -151,7 +151,7 @@ void Arena::give_back(std::size_t begin) {
   taken_.erase(place);
 }
 
-bool Arena::holds(const std::byte* begin, std::uint64_t bytes) const {
+bool ArrayAllocator::holds(const std::byte* begin, std::uint64_t bytes) const {
   const std::uint64_t most = memory_->shape().region;
   if (region_ == nullptr || begin < region_ || begin >= region_ + most || bytes > most) {
     return false;
@@ -162,7 +162,7 @@ bool Arena::holds(const std::byte* begin, std::uint64_t bytes) const {
   return next != taken_.begin() && offset + bytes <= std::prev(next)->second;
 }
 
-void Arena::detach(const std::byte* begin, std::uint64_t bytes) {
+void ArrayAllocator::detach(const std::byte* begin, std::uint64_t bytes) {
   const std::size_t first = static_cast<std::size_t>(begin - region_) / region_grain * region_grain;
   const std::size_t end = rounded_up(static_cast<std::size_t>(begin - region_) + bytes);
   const std::lock_guard lock(mutex_);
@@ -185,7 +185,7 @@ void Arena::detach(const std::byte* begin, std::uint64_t bytes) {
   }
 }
 
-void Arena::map_privately(std::size_t begin, std::size_t end) const {
+void ArrayAllocator::map_privately(std::size_t begin, std::size_t end) const {
   const auto offset = static_cast<off_t>(memory_->file_offset(region_ + begin));
   if (::mmap(region_ + begin, end - begin, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, descriptor_,
              offset) == MAP_FAILED) {
@@ -194,7 +194,7 @@ void Arena::map_privately(std::size_t begin, std::size_t end) const {
 }
 
 // What was detached is the child's already, as all ordinary memory.
-void Arena::map_in_child() const {
+void ArrayAllocator::map_in_child() const {
   for (const auto& [begin, end] : taken_) {
     std::size_t at = begin;
     auto next = detached_.lower_bound(at);

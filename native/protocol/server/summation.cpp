@@ -1,4 +1,4 @@
-#include "protocol/server/flow.h"
+#include "protocol/server/summation.h"
 
 #include <utility>
 
@@ -6,10 +6,11 @@
 
 namespace shoal::server {
 
-Flow::Flow(const Epochs& epochs, OperationTable& operations, Admission& admission, Results& results, ServerWorld& world)
+Summation::Summation(const Epochs& epochs, OperationTable& operations, Admission& admission, Results& results,
+                     ServerWorld& world)
     : epochs_(epochs), operations_(operations), admission_(admission), results_(results), world_(world) {}
 
-bool Flow::contribute(Operation& operation, std::uint64_t number, std::size_t member, Contribution contribution) {
+bool Summation::contribute(Operation& operation, std::uint64_t number, std::size_t member, Contribution contribution) {
   Segments& segments = operation.segments();
   if (!segments.add(number, member, std::move(contribution))) {
     return false;
@@ -22,7 +23,7 @@ bool Flow::contribute(Operation& operation, std::uint64_t number, std::size_t me
   return false;
 }
 
-void Flow::start_sum(const Operation& operation, std::uint64_t number, Segment segment) {
+void Summation::start_sum(const Operation& operation, std::uint64_t number, Segment segment) {
   const wire::Opening& attributes = operation.attributes();
   Sum sum;
   // The result takes the place of the first contribution.
@@ -41,7 +42,7 @@ void Flow::start_sum(const Operation& operation, std::uint64_t number, Segment s
   world_.sum(std::move(sum));
 }
 
-Operation* Flow::summed(Token token) {
+Operation* Summation::summed(Token token) {
   auto summing = summing_.extract(token);
   Summing& done = summing.mapped();
   if (done.epoch != epochs_.number()) {
@@ -55,7 +56,7 @@ Operation* Flow::summed(Token token) {
   return finish(*operation, done.number, std::move(done.segment)) ? operation : nullptr;
 }
 
-bool Flow::finish(Operation& operation, std::uint64_t number, Segment segment) {
+bool Summation::finish(Operation& operation, std::uint64_t number, Segment segment) {
   Segments& segments = operation.segments();
   if (number != segments.next_result()) {
     segments.finish(number, std::move(segment));
@@ -73,14 +74,14 @@ bool Flow::finish(Operation& operation, std::uint64_t number, Segment segment) {
   return segments.all_answered();
 }
 
-void Flow::release(Operation& operation) {
+void Summation::release(Operation& operation) {
   admission_.forget(operation);
   for (const Segment& segment : operation.segments().take_all()) {
     results_.refund(operation.group(), segment);
   }
 }
 
-void Flow::add_summing(std::vector<std::uint64_t>& by_rank) const {
+void Summation::add_summing(std::vector<std::uint64_t>& by_rank) const {
   for (const auto& [token, summing] : summing_) {
     for (std::size_t i = 0; summing.epoch == epochs_.number() && i < summing.segment.contributions.size(); ++i) {
       by_rank[summing.group->ranks[i]] += summing.segment.contributions[i].credit;
@@ -88,7 +89,7 @@ void Flow::add_summing(std::vector<std::uint64_t>& by_rank) const {
   }
 }
 
-void Flow::check_invariants() const {
+void Summation::check_invariants() const {
   for (const auto& [token, summing] : summing_) {
     SHOAL_INVARIANT(token < next_token_);
     SHOAL_INVARIANT(summing.epoch <= epochs_.number());

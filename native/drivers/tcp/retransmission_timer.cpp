@@ -1,4 +1,4 @@
-#include "drivers/tcp/retransmission.h"
+#include "drivers/tcp/retransmission_timer.h"
 
 #include <linux/tcp.h>  // knows more of tcp_info than netinet/tcp.h
 #include <netinet/in.h>
@@ -27,9 +27,9 @@ int usual_least(int socket) {
 
 }  // namespace
 
-Retransmission::Retransmission(int socket) : socket_(socket), usual_(usual_least(socket)), present_(usual_) {}
+RetransmissionTimer::RetransmissionTimer(int socket) : socket_(socket), usual_(usual_least(socket)), present_(usual_) {}
 
-void Retransmission::heed(const tcp_info& info, Time now) {
+void RetransmissionTimer::heed(const tcp_info& info, Time now) {
   // What the other side has then had twice was only late: its process, or ours, had to wait for a processor.
   const std::uint32_t losses = info.tcpi_total_retrans - std::min(info.tcpi_dsack_dups, info.tcpi_total_retrans);
   if (losses > losses_) {
@@ -41,7 +41,7 @@ void Retransmission::heed(const tcp_info& info, Time now) {
   wait_at_least(lossy ? std::min(std::max(wanted, shortest_us), usual_) : usual_);
 }
 
-void Retransmission::wait_at_least(int microseconds) {
+void RetransmissionTimer::wait_at_least(int microseconds) {
   if (microseconds == present_) {
     return;
   }

@@ -1,7 +1,7 @@
 // Arrays in the memory that ranks of a node share: where they come from and go, what forked children see of them, sums
 // straight from one to the other, and that nobody writes into those of an operation that has ended.
 
-#include "drivers/shm/arena.h"
+#include "drivers/shm/array_allocator.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -79,33 +79,33 @@ void check_sum(std::span<const float> values, std::uint32_t ranks) {
 
 TEST(memory_is_zero_each_time_it_is_given_out_and_goes_back_to_the_system) {
   const auto memory = std::make_shared<Memory>(shape_with_regions(2));
-  const auto arena = std::make_shared<Arena>(memory, 1);
+  const auto allocator = std::make_shared<ArrayAllocator>(memory, 1);
   const std::size_t before = resident(*memory);
-  std::shared_ptr<std::byte> first = arena->allocate(megabyte);
-  const std::shared_ptr<std::byte> second = arena->allocate(megabyte);
+  std::shared_ptr<std::byte> first = allocator->allocate(megabyte);
+  const std::shared_ptr<std::byte> second = allocator->allocate(megabyte);
   CHECK(resident(*memory) >= before + 2 * megabyte);
   CHECK(first.get() + megabyte <= second.get() || second.get() + megabyte <= first.get());
-  CHECK(arena->holds(first.get(), megabyte));
-  CHECK(arena->holds(first.get() + 100, megabyte - 100));
-  CHECK(!arena->holds(memory->region(0), 1));
+  CHECK(allocator->holds(first.get(), megabyte));
+  CHECK(allocator->holds(first.get() + 100, megabyte - 100));
+  CHECK(!allocator->holds(memory->region(0), 1));
   std::fill_n(first.get(), megabyte, std::byte{1});
   std::byte* const place = first.get();
   first.reset();
   CHECK(resident(*memory) <= before + megabyte);
-  CHECK(!arena->holds(place, megabyte));
-  first = arena->allocate(megabyte);
+  CHECK(!allocator->holds(place, megabyte));
+  first = allocator->allocate(megabyte);
   CHECK(first.get() == place);
   CHECK(std::all_of(place, place + megabyte, [](std::byte b) { return b == std::byte{0}; }));
 }
 
 TEST(what_does_not_fit_into_the_region_is_not_there) {
   const auto memory = std::make_shared<Memory>(shape_with_regions(2));
-  const auto arena = std::make_shared<Arena>(memory, 0);
-  CHECK(arena->allocate(65 * megabyte) == nullptr);
-  const std::shared_ptr<std::byte> most = arena->allocate(63 * megabyte);
+  const auto allocator = std::make_shared<ArrayAllocator>(memory, 0);
+  CHECK(allocator->allocate(65 * megabyte) == nullptr);
+  const std::shared_ptr<std::byte> most = allocator->allocate(63 * megabyte);
   CHECK(most != nullptr);
-  CHECK(arena->allocate(2 * megabyte) == nullptr);
-  CHECK(arena->allocate(megabyte) != nullptr);
+  CHECK(allocator->allocate(2 * megabyte) == nullptr);
+  CHECK(allocator->allocate(megabyte) != nullptr);
 }
 
 TEST(memory_outlives_all_but_its_user) {
@@ -126,7 +126,7 @@ TEST(where_files_may_not_be_long_there_are_no_regions_and_all_else_works) {
     const auto memory = std::make_shared<Memory>(shape_with_regions(2));
     const Memory other(os::Descriptor(::dup(memory->descriptor())), shape_with_regions(2));
     const bool right = !memory->has_regions() && !other.has_regions() && !other.why_no_regions().empty() &&
-                       std::make_shared<Arena>(memory, 0)->allocate(megabyte) == nullptr;
+                       std::make_shared<ArrayAllocator>(memory, 0)->allocate(megabyte) == nullptr;
     ::_exit(right ? 0 : 1);
   }
   CHECK_EQ(exit_of(child), 0);
@@ -134,12 +134,12 @@ TEST(where_files_may_not_be_long_there_are_no_regions_and_all_else_works) {
 
 TEST(a_forked_child_reads_the_arrays_and_writes_into_its_own) {
   const auto memory = std::make_shared<Memory>(shape_with_regions(2));
-  const auto arena = std::make_shared<Arena>(memory, 1);
-  const std::shared_ptr<std::byte> whole = arena->allocate(megabyte);
-  const std::shared_ptr<std::byte> detached = arena->allocate(megabyte);
+  const auto allocator = std::make_shared<ArrayAllocator>(memory, 1);
+  const std::shared_ptr<std::byte> whole = allocator->allocate(megabyte);
+  const std::shared_ptr<std::byte> detached = allocator->allocate(megabyte);
   std::fill_n(whole.get(), megabyte, std::byte{1});
   std::fill_n(detached.get(), megabyte, std::byte{2});
-  arena->detach(detached.get() + 10, 1000);
+  allocator->detach(detached.get() + 10, 1000);
   const pid_t child = ::fork();
   if (child == 0) {
     bool right = whole.get()[megabyte - 1] == std::byte{1} && detached.get()[0] == std::byte{2} &&
@@ -161,8 +161,8 @@ TEST(a_forked_child_reads_the_arrays_and_writes_into_its_own) {
 
 TEST(what_is_detached_keeps_its_values_and_others_reach_it_no_more) {
   const auto memory = std::make_shared<Memory>(shape_with_regions(2));
-  const auto arena = std::make_shared<Arena>(memory, 1);
-  const std::shared_ptr<std::byte> array = arena->allocate(megabyte);
+  const auto allocator = std::make_shared<ArrayAllocator>(memory, 1);
+  const std::shared_ptr<std::byte> array = allocator->allocate(megabyte);
   std::fill_n(array.get(), megabyte, std::byte{1});
   // As another process has it.
   const Memory others(os::Descriptor(::dup(memory->descriptor())), shape_with_regions(2));
@@ -170,8 +170,8 @@ TEST(what_is_detached_keeps_its_values_and_others_reach_it_no_more) {
   std::byte* const there = others.region(1) + (array.get() - memory->region(1));
   std::fill_n(there, 100, std::byte{2});
   CHECK(array.get()[99] == std::byte{2});
-  arena->detach(array.get() + 300'000, 200'000);
-  arena->detach(array.get() + 400'000, 200'000);
+  allocator->detach(array.get() + 300'000, 200'000);
+  allocator->detach(array.get() + 400'000, 200'000);
   std::fill_n(there, megabyte, std::byte{3});
   CHECK(array.get()[0] == std::byte{3});
   CHECK(std::all_of(array.get() + 300'000, array.get() + 600'000, [](std::byte b) { return b == std::byte{1}; }));

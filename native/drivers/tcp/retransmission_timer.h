@@ -20,9 +20,9 @@ namespace shoal::tcp {
 // The socket option of a retransmission timer's least time, in microseconds: TCP_RTO_MIN_US, which older headers lack.
 inline constexpr int least_timer_option = 45;
 
-class Retransmission {
+class RetransmissionTimer {
  public:
-  explicit Retransmission(int socket);
+  explicit RetransmissionTimer(int socket);
 
   // To be called now and then, with what the kernel says of the connection.
   void heed(const tcp_info& info, Time now);

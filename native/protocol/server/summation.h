@@ -16,9 +16,10 @@
 
 namespace shoal::server {
 
-class Flow {
+class Summation {
  public:
-  Flow(const Epochs& epochs, OperationTable& operations, Admission& admission, Results& results, ServerWorld& world);
+  Summation(const Epochs& epochs, OperationTable& operations, Admission& admission, Results& results,
+            ServerWorld& world);
 
   // The member's contribution to a segment has come. True: the operation's last result has been sent.
   bool contribute(Operation& operation, std::uint64_t number, std::size_t member, Contribution contribution);
