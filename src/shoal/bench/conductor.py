@@ -41,7 +41,7 @@ class BenchError(ShoalError):
 
 @dataclass
 class Player:
-    """One process that takes part. ``limits``: contestant → those that hold in its job, where it has any. ``offset``: its
+    """One process that takes part. ``limits``: contestant → the limits of its job, if it has any. ``offset``: its
     clock minus ours, in nanoseconds."""
 
     channel: Channel

@@ -1,4 +1,4 @@
-"""What this process was told: the environment, the launcher, addresses, and where the log goes.
+"""What this process is told from outside: the environment, the launcher, addresses, and where the log goes.
 
 May import errors.
 """

@@ -1,8 +1,8 @@
 """Hosts and ports: written as text, resolved, and told apart (is this one only reachable from this machine?).
 
-A host is a name, an IPv4 address or an IPv6 address; in ``host:port`` IPv6 is written in brackets. Where all that talk to each
-other are on one machine it may be a family of Unix sockets instead, ``@`` and its name, in which ports are numbers: these have
-names in the abstract namespace, which no other machine reaches, and leave nothing behind.
+A host is a name, an IPv4 address or an IPv6 address; in ``host:port`` IPv6 is written in brackets. If all processes are on
+one machine it may be a family of Unix sockets instead, ``@`` and its name, in which ports are numbers. Their names are in
+the abstract namespace, which no other machine reaches, and leave nothing behind.
 """
 
 import fcntl

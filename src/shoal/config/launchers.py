@@ -1,9 +1,9 @@
 """Who am I? The rank, the world size and the meeting place that a launcher has put into the environment.
 
 Understood, in this order: torchrun (and whatever sets the same variables), Open MPI, MPICH and its relatives (PMI),
-Slurm's ``srun``. Without any of them the job is this process alone. Nothing is read but the mapping that is handed in.
+Slurm's ``srun``. Without any of them the job is this process alone. Only the mapping that is handed in is read.
 
-What a launcher gets wrong is a ConfigurationError that names the variable.
+A wrong value is a ConfigurationError that names the variable.
 """
 
 import re

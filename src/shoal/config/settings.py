@@ -1,8 +1,8 @@
 """The settings of this process: every environment variable that Shoal knows, read and checked here and nowhere else.
 
-``Settings`` is what a rank reads, ``ServerSettings`` what a dedicated server does, which is less. Both refuse what they do not
-understand, in one line that names the variable, its value and what is expected: a malformed value, and an unknown ``SHOAL_`` name
-together with the nearest one that exists.
+``Settings`` is what a rank reads, ``ServerSettings`` what a dedicated server reads, which is less. Both refuse a malformed
+value, in one line that names the variable, its value and what is expected. They refuse an unknown ``SHOAL_`` name, and say
+which known one is nearest.
 Kubernetes' own variables for a service called shoal are ignored.
 """
 
@@ -73,11 +73,11 @@ _KUBERNETES_PORT_VALUE = re.compile(r"(tcp|udp|sctp)://.*")
 class Limits:
     """Sizes in bytes that bound memory and what is in flight; equal on every rank.
 
-    ``segment``: the unit on the wire. ``credit``: what a node may have sent to a server without a result. ``eager``:
-    unanswered inline data per node and server. ``small``: operations up to so many bytes live on one server.
-    ``least_shard``: larger ones have no more servers than leave each so many bytes. ``least_segment``: short operations
-    have smaller segments, down to this; 0: all have the same.
-    Raises ConfigurationError for what cannot work.
+    ``segment``: the unit on the wire. ``credit``: what a worker may have sent to a server without a result. ``eager``:
+    unanswered inline data of a worker at a server. ``small``: operations up to so many bytes live on one server.
+    ``least_shard``: a larger operation has at most as many servers as leave each so many bytes. ``least_segment``: short
+    operations have smaller segments, down to this; 0: all have the same.
+    Raises ConfigurationError for values that cannot work.
     """
 
     segment: int = 524288
@@ -187,7 +187,7 @@ class Settings(ServerSettings):
 
     @property
     def lanes(self) -> int:
-        """Connections between a node and a server."""
+        """Connections between a worker and a server."""
         return self.sockets or 1
 
     @property

@@ -1,7 +1,7 @@
-"""Whether all ranks mean the same: a statement of some lines, the same on every rank or an error that names the line.
+"""Whether all ranks agree: a statement of some lines must be the same on every rank, or an error names the line that differs.
 
-It is compared as a digest of 64 bytes in one small operation. Only ranks that have just learned that they differ
-exchange the lines themselves, and all of them learn it, so they all do.
+Ranks compare a digest of 64 bytes in one small operation. If digests differ, every rank sees that, and then all of them
+exchange the lines.
 """
 
 import hashlib

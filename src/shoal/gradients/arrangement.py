@@ -1,7 +1,7 @@
 """Where the gradients of a model lie: one arena a dtype and device, each in the order in which its gradients arrive.
 
-An arena is cut into balanced fusion buffers (layout). Nothing here knows an array: sizes and offsets are bytes, and
-gradients and buffers are known by their index.
+An arena is cut into balanced fusion buffers (layout). There are no arrays here: sizes and offsets are bytes, and
+gradients and buffers have indices.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,10 +1,10 @@
 """When the gradients' order in the arenas is renewed.
 
 Gradients should lie in the order in which the backward pass delivers them, so that buffers become complete one after
-the other. The first pass tells that order (docs/decisions/arena.md). If the passes later settle on another one, the
-arenas follow, but seldom, since every gradient may have to be moved: it is looked at after every FIRST_INTERVAL passes,
-and after twice as many each time the order was renewed. What counts is what one rank saw; it tells the others, which
-all ask at the same pass. See section 6.2.1 of the paper on PyTorch's DistributedDataParallel.
+the other. The first pass shows that order (docs/decisions/arena.md). If later passes settle on another one, the arenas
+follow. But that may move every gradient, so it is considered only after every FIRST_INTERVAL passes, an interval that
+doubles each time the order was renewed. The order that one rank saw counts; it tells the others, which all ask at the
+same pass. See section 6.2.1 of the paper on PyTorch's DistributedDataParallel.
 """
 
 from collections.abc import Sequence

@@ -1,15 +1,15 @@
 """The operations of one pass.
 
-Invariant: every rank opens the same operations, each exactly once, either as what it is or as failed. So a rank that
+Invariant: every rank opens the same operations, each exactly once, either with its data or as failed. So a rank that
 cannot go on never leaves another waiting, and after an error the ranks still agree about what comes next.
 
     layout              all ranks have the same parameters in the same places
     <dtype>.buffer<n>   the mean of a fusion buffer
-    needed              only where unused parameters are looked for: which buffers a rank will have gradients for
-    used                only there: which gradients a rank has had
+    needed              only with find_unused_parameters: which buffers a rank will have gradients for
+    used                only with find_unused_parameters: which gradients a rank has had
 
-A buffer that nobody has a gradient for is opened by nobody; where the layouts differ, or the ranks could not say what
-they need, every buffer is opened by everybody, as failed.
+If no rank has a gradient for a buffer, none opens it. If the layouts differ, or the ranks could not say what they need,
+every rank opens every buffer as failed.
 """
 
 import threading

@@ -1,11 +1,9 @@
-"""How far the fusion buffers of a pass are: which are complete, submitted, or wait until it is known whether they are
-needed.
+"""Which fusion buffers of a pass are complete, submitted, or wait until it is known whether they are needed.
 
-Bookkeeping alone: nothing here knows an array or an operation. Gradients and buffers are known by their index.
-Invariants:
+Only bookkeeping: there are no arrays or operations here. Gradients and buffers have indices. Invariants:
 
-  * A buffer is complete once, when the last of its gradients is ready that is to come.
-  * A gradient is sent from the time at which any buffer is submitted that holds bytes of it.
+  * A buffer becomes complete once, when the last of its gradients that will come is ready.
+  * A gradient counts as sent from the time at which the first buffer with bytes of it is submitted.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""What the ranks agree on about their gradients in each pass: which there are, where they lie, what follows it."""
+"""What the ranks compare about their gradients in each pass: which there are, where they lie, and what follows the pass."""
 
 from collections.abc import Sequence
 

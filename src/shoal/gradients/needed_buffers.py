@@ -1,8 +1,8 @@
 """Which buffers a pass sends where parameters may be unused: those of which some rank has a gradient.
 
 At the beginning of its backward pass each rank says for which buffers it will have gradients, in one small all-reduce.
-A buffer that it has some for is needed, whatever the others say, and is submitted as soon as it is complete. Only a
-buffer that it has none for waits for the answer; if no rank has any, it is not sent at all.
+If it has some for a buffer, the buffer is needed whatever the others say, and is submitted as soon as it is complete. Only
+buffers for which it has none wait for the answer. If no rank has any for a buffer, that is not sent at all.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
 """static_graph: which gradients come, and how often, is learned from one backward pass and then relied on.
 
-A parameter that several nested backward passes reach (torch.utils.checkpoint with use_reentrant=True, of a part that is
-used twice) has its gradient only when the last of them has been there; looking ahead into the graph cannot tell that.
+Several nested backward passes may reach one parameter (torch.utils.checkpoint with use_reentrant=True, of a part that is
+used twice). Then its gradient is ready only after the last of them, which the graph cannot tell in advance.
 """
 
 from collections import Counter

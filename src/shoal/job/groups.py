@@ -1,7 +1,7 @@
 """Groups: ordered subsets of the job's ranks that communicate together.
 
-Making one is not collective: a group is its members, its name, and how often this pair was made. So members that make
-the same groups in the same order mean the same ones.
+Making a group is not collective: its identity is its members, its name, and how often this pair was made before. So
+members that make the same groups in the same order have the same ones.
 """
 
 import operator

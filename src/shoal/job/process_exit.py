@@ -40,11 +40,11 @@ _installed = False
 _watched_child = 0
 
 
-# Called before goodbye is said, and again when the process ends, with or without it.
+# Called before goodbye is said, and again when the process ends, with or without a goodbye.
 _before: list[Callable[[], None]] = []
 
 
-def call_before(callback: Callable[[], None]) -> None:
+def call_before_leaving(callback: Callable[[], None]) -> None:
     """``callback`` is called, once or more, before this process leaves a job and when it ends. What it raises is logged."""
     _before.append(callback)
 

@@ -1,8 +1,8 @@
 """The job that this process takes part in: joining it, leaving it, and who we are in it.
 
-One job at a time. A job that was left may linger: while other ranks still need the server in this process, its threads go
-on, whatever happens here in between, a new ``init`` included. How the end of the process counts is told in
-docs/decisions/exit.md and done in ``shoal.job.process_exit``.
+One job at a time. A job that was left may linger: its threads go on while other ranks still need the server in this
+process, even through a new ``init``. docs/decisions/exit.md tells how the end of the process counts;
+``shoal.job.process_exit`` does it.
 """
 
 import atexit

@@ -1,9 +1,9 @@
 """One rank's part in a job, from ``go`` until nobody needs this process any more.
 
-The native engine does the work; this is what it needs from Python: connections to peers on first use and to servers that come
-back, a logger for its warnings, and an end. Two daemon threads: "shoal-events" waits for what the engine wants, "shoal-links" connects and
-accepts. A session may outlive ``leave``: while other ranks still need the server in this process it goes on by itself.
-In a forked child it is inert.
+The native engine does the work. A session gives it what it needs from Python: connections to peers on first use and to
+servers that come back, a logger for its warnings, and an end. It has two daemon threads: "shoal-events" waits for events of
+the engine, "shoal-links" connects and accepts. A session may outlive ``leave``: it goes on while other ranks still need the
+server in this process. In a forked child it is inert.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Threads of this process that have never called Shoal, and might.
 
-Ranks that wait for each other in a circle are told so once nothing on them can call anything any more (docs/decisions/circles.md). The
-native core knows which threads have ever called Shoal, and what they wait for. Of the others it is told how many there are; while
-there are some, it waits longer until it believes that none of them will.
+Ranks that wait for each other in a circle are told so once nothing on them can call anything any more
+(docs/decisions/circles.md). The native core knows which threads have called Shoal, and what they wait for. This module
+counts the others. While there are some, the core waits longer until it believes that none of them will call.
 """
 
 import signal

@@ -1,7 +1,7 @@
 """Rank 0's control links while a job comes together: what the ranks say, and who is late.
 
-Whatever happens is an event in one queue: a caller with its first message, a word of a rank that has joined, the end of
-its link, a problem of rank 0's own. The phases of the rendezvous take them one after the other.
+Every event goes into one queue: a caller with its first message, a message of a rank that has joined, the end of its link,
+a problem of rank 0's own. The phases of the rendezvous take them one after the other.
 """
 
 import asyncio

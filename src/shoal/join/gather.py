@@ -1,7 +1,7 @@
 """The first phase of the rendezvous: until every rank has joined, with settings that are equal.
 
-Whatever is wrong with one rank is an error. Whoever has used the number of a missing rank without a proof is
-remembered, as what may explain why it is missing (unproven_callers).
+Anything wrong with a rank is an error. A caller that has used the number of a missing rank without a proof is remembered:
+it may explain why that rank is missing (unproven_callers).
 """
 
 import asyncio

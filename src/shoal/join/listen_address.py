@@ -1,7 +1,7 @@
-"""At which of its machine's addresses a rank listens for the others: one, and never all.
+"""The address at which a rank listens for the others: one of its machine's, never all.
 
-It is the one that it uses toward rank 0; rank 0's own is the one at which the others have reached it. Where rank 0's name leads
-to the loopback on its own machine only, its neighbours there use the address that leads to other machines.
+It is the address that the rank uses toward rank 0. Rank 0's own is the one at which the others have reached it. If rank 0's
+name means the loopback on its own machine only, its neighbours there use the address that leads to other machines.
 """
 
 import socket

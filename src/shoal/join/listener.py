@@ -1,7 +1,7 @@
-"""Where a rank listens: for nodes that use the server in its process (role 2), for peers (role 3) and to measure (role 4).
+"""Where a rank listens: for workers that use the server in its process (role 2), for peers (role 3) and to measure (role 4).
 
-Open from before the rank joins until its part in the job is over. Nothing is accepted until the incarnation is known;
-until then callers wait in the kernel. Nodes and peers then wait for the welcome, which other ranks may have heard first. A
+It is open from before the rank joins until its part in the job is over. Nothing is accepted until the incarnation is known;
+until then callers wait in the kernel. Then workers and peers wait for the welcome, which other ranks may have heard first. A
 caller that does not prove itself within a few seconds is dropped.
 """
 

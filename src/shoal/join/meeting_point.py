@@ -1,8 +1,9 @@
 """Where the ranks meet and with which secret, before any of them has spoken to another.
 
 Rank 0 listens at the meeting place; the others learn it from the environment or, if the launcher has one, from its
-store. Its name need not mean the same on rank 0's machine (a service of Kubernetes, a line in /etc/hosts): where it is no address
-of that machine, or only of its loopback, rank 0 listens at all that it has, if there is a secret. A store is an object with ``set(key, value)`` and a ``get(key)`` that waits until somebody has set it, as PyTorch's TCPStore.
+store. Its name need not mean the same on rank 0's machine (a service of Kubernetes, a line in /etc/hosts). If it is no
+address of that machine, or only a loopback address, rank 0 listens at all its addresses, provided that there is a secret. A
+store is an object with ``set(key, value)`` and a ``get(key)`` that waits until the key is set, as PyTorch's TCPStore.
 """
 
 import contextlib

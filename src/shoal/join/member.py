@@ -1,7 +1,7 @@
-"""A node's side of joining, on every rank: docs/protocol/lifecycle.md, Joining.
+"""A rank's side of joining, on every rank: docs/protocol/lifecycle.md, Joining.
 
-Reaches rank 0, says who it is, learns who else there is, connects to every server, and waits for ``go``. What comes out
-are authenticated sockets, plain facts, and the memory that the ranks of a node share.
+It reaches rank 0, says who it is, learns who else there is, connects to every server, and waits for ``go``. The result is
+authenticated sockets, plain facts, and the memory that the ranks of a node share.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The coordinator's side of joining, on rank 0: docs/protocol/lifecycle.md, Joining.
 
 Three phases, each a module: all ranks join (gather), their links are measured (measure), all connect to the servers
-(connect). Then rank 0 says ``go``. Whatever is wrong with one rank ends the attempt for all, and all hear why; ranks
-that come later than that still hear it for a moment. Strangers are dropped and cost nothing more.
+(connect). Then rank 0 says ``go``. An error of one rank ends the attempt for all, and all hear why; for a moment, ranks
+that come later still hear it too. Strangers are dropped and cost nothing more.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ _STRANGERS = 64
 class Rendezvous:
     """One attempt to bring a job together.
 
-    ``meeting_point``: with listeners, which are closed when this is over. ``own``: one end of a pair of sockets, whose
-    other end rank 0's own node uses as every other node uses its control link. ``overrides``: limits that are not to be
+    ``meeting_point``: with listeners, which are closed when this is over. ``own``: one end of a pair of sockets; rank 0's
+    own worker uses the other end as every other worker uses its control link. ``overrides``: limits that are not to be
     found by measuring. ``shared``: what must be equal everywhere.
     """
 
@@ -143,7 +143,7 @@ class Rendezvous:
         )
 
     async def _go(self, shares_memory: bool) -> dict[int, socket.socket]:
-        """A node that dies now is found by the engine, as at any later time."""
+        """If a rank dies now, the engine finds out, as at any later time."""
         go = messages.pack("go", {"inside": shares_memory})
         for member in self._links.members.values():
             await self._links.send(member, go)

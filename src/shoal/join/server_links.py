@@ -90,7 +90,7 @@ class ServerLinks:
         except HandshakeRefused as error:
             raise refusal_error(error, called) from None
         except OSError as error:
-            if any(map(descriptors.are_gone, sockets.causes(error))):
+            if any(map(descriptors.exhausted, sockets.causes(error))):
                 raise ConfigurationError(f"{called}: {sockets.why(error)}; {descriptors.HOW_TO_RAISE}") from None
             raise self._unreachable(place, welcome.where(place), error) from None
         try:
@@ -164,7 +164,7 @@ async def _again_until(
         try:
             return await attempt()
         except OSError as error:
-            if clock() + pause >= deadline or any(map(descriptors.are_gone, sockets.causes(error))):
+            if clock() + pause >= deadline or any(map(descriptors.exhausted, sockets.causes(error))):
                 raise
         await asyncio.sleep(pause)
         pause = min(2 * pause, 1.0)

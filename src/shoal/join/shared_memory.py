@@ -1,8 +1,8 @@
 """How the ranks of one node come to share memory, while a job comes together: docs/protocol/format.md, "Shared memory".
 
 The first rank of the node makes the memory, which has no name, and hands it to every other one over a Unix socket in the
-abstract namespace, which leaves nothing behind either. Who is not the same user, or cannot prove that it holds the job's
-secret, gets nothing. Where it does not work (no memory) the job goes on without: all ranks of all nodes share, or none.
+abstract namespace, which leaves nothing behind either. A caller that is another user, or cannot prove that it holds the
+job's secret, gets nothing. If sharing fails (no memory) the job goes on without: all ranks of all nodes share, or none.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class Giver:
                 link = await listening.accept(self._listener)
             except OSError as error:
                 # The caller has gone again, or descriptors have run out: neither is the listener's end.
-                level = logging.WARNING if descriptors.are_gone(error) else logging.DEBUG
+                level = logging.WARNING if descriptors.exhausted(error) else logging.DEBUG
                 _log.log(level, "rank %d could not let a rank of its node in: %s", self._node.rank, sockets.why(error))
                 await asyncio.sleep(10 * _PAUSE)
                 continue

@@ -1,7 +1,7 @@
-"""What the coordinator decided, as it goes to the nodes (``welcome``) and from them to the servers (``job``).
+"""What the coordinator decided, as it goes to the ranks (``welcome``) and from them to the servers (``job``).
 
-docs/protocol/format.md, Messages. Both are checked against each other: the first ``job`` of an incarnation makes it at
-a server, and every later one must say the same.
+docs/protocol/format.md, Messages. At a server the first ``job`` message of an incarnation makes the job, and every later
+one must be equal.
 """
 
 import os

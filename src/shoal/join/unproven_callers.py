@@ -1,8 +1,8 @@
-"""Callers at the rendezvous who say that they are a rank of the job and cannot prove it.
+"""Callers at the rendezvous that claim to be a rank of the job and cannot prove it.
 
-One may be that rank, with a secret that somebody has mistyped: then it will not come, and all shall hear why. Or it is of
-another job, or nobody's: then the rank itself still comes, and the caller must cost nothing. Which of the two it is, is seen by
-who is missing in the end. So a caller is remembered here, and may explain a missing rank; rank 0 decides when that is the end.
+Such a caller may be that rank, with a mistyped secret. Then the rank will not come, and all shall hear why. Or it belongs to
+another job or to none. Then the rank still comes, and the caller must cost nothing. Only a rank that stays missing tells
+which it was. So callers are remembered here, and may explain a missing rank; rank 0 decides when to give up.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What two processes say to each other before frames: sockets, proof of the secret, encryption, messages and their limits.
+"""What two processes exchange before frames: sockets, proof of the secret, encryption, messages, and their limits.
 
 May import errors and config.
 """

@@ -1,11 +1,11 @@
 """Which congestion control a connection uses: the machine's, but reno where that is bbr and the other end is near.
 
-What is on its way is bounded by Shoal's own windows, so TCP has only losses to deal with. bbr deals with rates: it takes
-those of a flow that waits for answers for the network's, and in short or crowded queues that goes wrong
-(docs/decisions/congestion.md). Far away, where losses have other reasons than full queues, bbr is right. And a job that has
-to insist on its share goes back to the machine's own for so long (native/drivers/tcp/congestion.h).
+Shoal's own windows bound the bytes in flight, so TCP has only to deal with losses. bbr deals with rates. It takes the rate of
+a flow that waits for answers for the network's, and in short or crowded queues that goes wrong
+(docs/decisions/congestion.md). On long paths, where losses have other reasons than full queues, bbr is right. While a job
+has to compete for its share, its links use the machine's own (native/drivers/tcp/congestion.h).
 
-The kernel's word counts: what it refuses stays as it is.
+Where the kernel refuses, nothing changes.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""How long things may take while a job comes together. Everything that waits has a limit, and the limit has a name."""
+"""How long each wait may take while a job comes together. Every wait has a limit, and the limit has a name."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,9 @@
 """Descriptors of this process: how many are in use, how many it may have, and how many a job needs.
 
-A job of hundreds of nodes needs more than the 1024 that a process may have by default. What it needs is known before it is opened.
-So the soft limit is raised by that, which leaves the program as many as it had; and where the hard limit forbids it, that is said
-before anything is opened, with both numbers. Whoever runs out later all the same, since the program opens files of its own, says so
-too and does not wait for better times.
+A job of hundreds of nodes needs more than the 1024 that a process may have by default. How many it needs is known before
+they are opened. So the soft limit is raised by that many, and the program keeps as many as it had. If the hard limit
+forbids that, an error with both numbers says so before anything is opened. The program may still use descriptors up later,
+with files of its own. Then too an error says so at once; nothing waits for descriptors to become free.
 """
 
 import errno
@@ -28,7 +28,7 @@ HOW_TO_RAISE = "raise it where the process is started (ulimit -n, /etc/security/
 _before, _after = 0, 0
 
 
-def are_gone(error: BaseException) -> bool:
+def exhausted(error: BaseException) -> bool:
     """Whether an error says that there are no descriptors left."""
     return isinstance(error, OSError) and error.errno in _GONE
 
@@ -38,7 +38,7 @@ def in_use() -> int:
         return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # without the one that has looked
     except OSError as error:
         # None left to look with, or no /proc: then there are at least those of every process.
-        return _limits()[0] if are_gone(error) else 3
+        return _limits()[0] if exhausted(error) else 3
 
 
 def allowed() -> int:
@@ -47,7 +47,7 @@ def allowed() -> int:
 
 
 def say_gone(error: OSError) -> str:
-    """What an error for which ``are_gone`` means, with the numbers."""
+    """What an error for which ``exhausted`` means, with the numbers."""
     if error.errno == errno.ENFILE:
         return "the machine has no descriptors left (fs.file-max)"
     return f"this process has no descriptors left: it may have {allowed()} (ulimit -n)"

@@ -10,8 +10,8 @@ Two state machines without I/O. Each is fed messages of exactly ``expects`` byte
     feed(VERDICT) → nothing
 
 A side is done when ``expects`` is 0. The client raises HandshakeRefused at once; the server first has its answer to send,
-so that the client hears why: its ``refusal`` is raised by whoever does the sending. Neither learns the
-secret, and a proof is good for this connection, role, rank and incarnation only.
+so that the client hears why: the caller that sends it then raises its ``refusal``. Neither learns the secret, and a proof
+is good for this connection, role, rank and incarnation only.
 """
 
 import hmac

@@ -1,7 +1,7 @@
 """Listening sockets while a job comes together, and who is let in through them.
 
-A name may stand for several addresses: who listens at it listens at every one that this machine has, since callers try
-every one, and each may be the only one that a caller reaches.
+A name may stand for several addresses. A listener listens at each of them that this machine has, since callers try them
+all, and each may be the only one that a caller reaches.
 """
 
 import asyncio
@@ -129,7 +129,7 @@ async def accept(listener: socket.socket) -> socket.socket:
             pass
         except OSError as error:
             # The kernel says so before it looks whether anybody is there.
-            if not descriptors.are_gone(error) or _has_caller(listener):
+            if not descriptors.exhausted(error) or _has_caller(listener):
                 raise
         await readable(listener)
 
@@ -232,7 +232,7 @@ class Acceptor:
                 # The caller has gone again, or descriptors have run out: neither is the listener's end.
                 if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
-                if descriptors.are_gone(error):
+                if descriptors.exhausted(error):
                     self._make_do(listener, error)
                 await asyncio.sleep(0.05)
 

@@ -1,8 +1,8 @@
-"""Calling a rank that is alive as far as anyone knows: one that is stopped, or whose interpreter is busy, is late and not lost.
+"""Calls a rank that counts as alive. A rank that is stopped, or whose interpreter is busy, is late, not lost.
 
-A process need not run to be connected to: its kernel does that. So who is connected knows that the host is there, asks its
-kernel again and again, and waits for the process as long as it takes. Whoever waits has a limit of its own, and others who
-say that the rank is lost.
+A stopped process can be connected to, since its kernel answers. So a caller that is connected knows that the host is there,
+probes its kernel again and again, and waits for the process without a limit. The operation that waits has its own limit, and
+other ranks say if the rank is lost.
 """
 
 import asyncio

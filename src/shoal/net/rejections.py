@@ -1,7 +1,7 @@
-"""Connections that were not let in: counted by reason, and said in the log in a way that no stranger can fill it.
+"""Connections that were not let in, counted by reason and logged so that no stranger can fill the log.
 
-The first of each reason is logged, then the 2nd, 4th, 8th and so on, with the count. Those who speak Shoal's protocol and
-are refused are a warning, since somebody has set something wrong; port scans and other noise are not.
+The first of each reason is logged, then the 2nd, 4th, 8th and so on, with the count. Refused callers that speak Shoal's
+protocol are a warning, since somebody has set something wrong; port scans and other noise are not.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Connections while a job comes together: reaching a host, the handshake and messages.
 
-A host may have several addresses, of which some lead nowhere: every one is called, each has a time of its own, and the first
-at which the handshake succeeds is taken (RFC 8305, with the handshake in the place of the connection).
+A host may have several addresses, of which some lead nowhere. All are called, each with its own timeout, and the first at
+which the handshake succeeds is taken (RFC 8305, with the handshake in the place of the connection).
 
 Nothing here reads a byte more than it was asked for: afterwards the socket goes to the native core, which must find its
 first frame whole. All sockets are non-blocking and close-on-exec, and a forked child closes those that are still Python's.
@@ -68,7 +68,7 @@ def why(error: OSError) -> str:
     ours = (Closed, Silent, NoAnswer, Unreached, encryption.Damaged, socket.gaierror)
     if isinstance(error, ours) or error.errno is None:
         return error.strerror or str(error)
-    return descriptors.say_gone(error) if descriptors.are_gone(error) else os.strerror(error.errno)
+    return descriptors.say_gone(error) if descriptors.exhausted(error) else os.strerror(error.errno)
 
 
 def causes(error: OSError) -> "list[OSError | handshake.HandshakeRefused]":

@@ -1,4 +1,4 @@
-"""Collective operations on arrays: plans for the native core, and handles and callbacks for what comes of them.
+"""Collective operations on arrays: plans for the native core, handles for results, and callbacks.
 
 May import errors and the folders from config to job.
 """

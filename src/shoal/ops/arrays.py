@@ -5,7 +5,7 @@ are contiguous. No library but NumPy is imported here: an array of another libra
 
 Promises:
   * ``source`` never writes to the array; ``target`` refuses an array that may not be written to.
-  * What an operand holds stays alive as long as the operand.
+  * The memory of an operand lives as long as the operand.
   * A refusal is a TypeError that says what to do instead.
 """
 

@@ -1,8 +1,8 @@
 """Callbacks: what follows when an operation or a message is done, on threads of Shoal's own.
 
-A native thread completes operations and runs nothing else, so a callback may take its time, call operations and wait for
-them, also for such as have callbacks themselves: a thread that begins with one leaves another behind that takes the next.
-Callbacks of different operations may therefore run at the same time, in any order.
+A native thread completes operations and runs nothing else. So a callback may take its time, call operations and wait for
+them, also for operations that have callbacks themselves: a thread that begins a callback makes sure that another thread
+waits for the next. Callbacks of different operations may therefore run at the same time, in any order.
 """
 
 import atexit
@@ -16,10 +16,10 @@ from shoal import _native
 
 _log = logging.getLogger("shoal")
 
-# Threads that are kept although nothing is to be done: as many as take turns in a program whose callbacks do not wait.
+# Idle threads that are kept. Two suffice while callbacks do not wait.
 _KEPT = 2
 
-# How long a thread waits at once, in seconds.
+# How long one wait of a thread lasts at most, in seconds.
 _TURN = 3600.0
 
 # How long the end of the interpreter waits for callbacks that have begun, in seconds.
@@ -27,9 +27,9 @@ _PATIENCE = 1.0
 
 
 class _Threads:
-    """Invariant: while callbacks are to come, one thread at least waits for them and runs none.
+    """Invariant: while callbacks are to come, at least one thread waits for them and runs none.
 
-    Where the system has no thread for that, callbacks wait for those that run, until it has one again.
+    If the system has no thread for that, callbacks wait for the running ones, until it has one again.
     """
 
     def __init__(self) -> None:
@@ -124,9 +124,9 @@ def are_over() -> bool:
 
 
 def expected(call: Callable[[], None]) -> Callable[[], None]:
-    """``call``, which is to be called once, on any thread. From now on it counts as a callback that is to come, then that thread as one that calls.
+    """``call``, which is to be called once, on any thread. It counts as pending until it runs; then its thread counts as a caller.
 
-    For what the core knows nothing of. Without it a rank that waits may seem to be one of a circle (docs/decisions/circles.md).
+    For calls of which the core knows nothing. Otherwise a rank that waits could be taken for one of a circle (docs/decisions/circles.md).
     """
     _native.count_callbacks(1)
 

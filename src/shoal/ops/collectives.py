@@ -9,10 +9,10 @@ Every member of the group calls the operation, with arguments that agree. Calls 
 often it was used), so members may make them in different orders and from different threads; calls without one are
 matched by their order in the group.
 
-All raise TypeError and ValueError for arguments that are wrong on this rank (the other members then get an error too, but for a
-name that is none: nobody knows which operation was meant),
-Mismatch if members disagree, PeerLost if a member is gone, Timeout if nothing has moved for the group's timeout, and
-ShoalError for every other reason, such as a member that failed before its part.
+All raise TypeError and ValueError for arguments that are wrong on this rank. The other members then get an error too, except
+if the name is invalid, since it is not known which operation was meant. They raise Mismatch if members disagree, PeerLost if
+a member is gone, Timeout if nothing has moved for the group's timeout, and ShoalError for every other reason, such as a
+member that failed before its part.
 """
 
 import time

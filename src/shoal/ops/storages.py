@@ -1,10 +1,10 @@
 """PyTorch's storages, whose memory can be freed although somebody holds them: ``resize_``.
 
-Who holds a storage keeps its memory through ``t.data = other`` and ``t.set_(other)``, which give a tensor another storage.
-``resize_`` gives the storage other memory. Every way to it, in Python or C++, first asks the storage whether it may be
-resized, and it may not be once ``t.numpy()`` has lent its memory out: a byte of the storage says so. Python can ask for it
-(``storage.resizable()``), but not set it. So its place is found out by watching ``numpy()``, once in a process, and is believed
-only if PyTorch's own answer follows what is written there. docs/decisions/memory-in-flight.md
+A reference to a storage keeps its memory through ``t.data = other`` and ``t.set_(other)``, which give a tensor another
+storage. But ``resize_`` gives the storage other memory. Every way to it, in Python or C++, first asks the storage whether it
+may be resized. It may not once ``t.numpy()`` has lent its memory out: a byte of the storage says so. Python can read that
+(``storage.resizable()``), but not set it. So the byte's address is found by watching ``numpy()``, once in a process, and
+used only if PyTorch's own answer follows what is written there. docs/decisions/memory-in-flight.md
 """
 
 import ctypes

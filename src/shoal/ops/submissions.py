@@ -1,8 +1,8 @@
 """The operations of a group on this rank, in the order in which they were called.
 
-An operation on arrays of an accelerator cannot be submitted where it is called: their elements are still to come, by a
-transfer. Ranks match operations without a name by the order in which they are submitted, so whatever is called after
-it waits for it, operations on the CPU too. Where nothing waits, an operation on the CPU is submitted by its caller.
+An operation on arrays of an accelerator cannot be submitted when it is called: a transfer has to bring their elements first.
+Ranks match operations without a name by the order in which they are submitted. So later operations wait for it, also those
+on the CPU. If nothing waits, the caller of an operation on the CPU submits it.
 """
 
 import logging

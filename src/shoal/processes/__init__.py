@@ -1,8 +1,8 @@
 """Processes on this machine: starting them, watching them, ending them.
 
 ``shoal run`` and ``shoal.testing`` stand on this package; it knows nothing of a command line. Its promise: a process
-that was started here does not outlive the one that started it, nor do that process's own children, whatever the end of
-either was (see shim.py and guard.py for how).
+that was started here does not outlive the process that started it, nor do its own children, however either ended (see shim.py
+and guard.py for how).
 
 May import errors and the folders from config to server, and no framework.
 """

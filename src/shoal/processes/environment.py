@@ -1,4 +1,4 @@
-"""What a rank or server finds in its environment, and the ports that go into it."""
+"""The environment of a rank or server that is started here, and the ports in it."""
 
 import random
 import secrets

@@ -1,4 +1,4 @@
-"""The output of many processes on one: whole lines, each with the name of the process that wrote it."""
+"""The output of many processes merged into one: whole lines, each with the name of the process that wrote it."""
 
 import asyncio
 import os

@@ -2,8 +2,8 @@
 
 A Python script is run by the interpreter that runs us. Everything else is a program and is started as a shell would start it: a
 path as it is, a bare name as the PATH has it. So ``train.py``, ``python -u train.py``, ``env LR=0.1 python3 -m pkg`` and ``bash
-train.sh`` all do what is written there. What cannot be started, and what would start ranks of its own, is a ValueError whose
-words are for the one who typed it.
+train.sh`` all do what is written there. A program that cannot be started, or that would start ranks of its own, is a
+ValueError with a message for the user.
 """
 
 import os

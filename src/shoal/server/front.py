@@ -1,9 +1,9 @@
-"""The front of a dedicated server: lets nodes in and hands their connections to the native core.
+"""The front of a dedicated server: lets workers in and hands their connections to the native core.
 
 A caller that does not prove within a few seconds that it holds a secret is dropped. What a ``job`` message says is checked
-field by field before anything is made for it; docs/protocol/format.md, Messages. Any number of jobs, at once or one
-after another; nothing is kept of one that has ended but its incarnation. A job belongs to the secret that its first connection
-has proven: who holds another one can neither join nor end it.
+field by field before anything is made for it; docs/protocol/format.md, Messages. It serves any number of jobs, at once or
+one after another. Of a job that has ended only the incarnation is kept. A job belongs to the secret that its first
+connection has proven: a caller with another secret can neither join nor end it.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ def serve(
 ) -> None:
     """Serves until SIGTERM or SIGINT. ``port`` 0: any free one. ``ready`` is called with host and port once listening.
 
-    ``secrets``: a node must hold one of them. Without any, the host must be a loopback address, and the secret is the one
+    ``secrets``: a worker must hold one of them. Without any, the host must be a loopback address, and the secret is the one
     that this user's processes share. ``encrypts``: SHOAL_TLS=psk. ``memory``: bytes that this process may
     take; 0: as many as its jobs want. Raises ConfigurationError for an address that cannot be listened on, without a secret,
     without what encryption needs, or for less memory than a job needs.

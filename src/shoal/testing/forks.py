@@ -1,7 +1,7 @@
 """A process of a nursery (nursery.py): ``python -m shoal.testing.forks SOCKET MODULE...``.
 
-It imports the modules, and then does as it is asked until the other end of the socket is closed: it forks a rank, says
-with what code one has ended, reaps it. It has one thread, so that a fork copies all of it.
+It imports the modules, then carries out commands until the other end of the socket is closed: forks a rank, reports the
+exit code of one that has ended, reaps it. It has one thread, so that a fork copies all of it.
 """
 
 import gc

@@ -6,8 +6,8 @@ turns, so that the seeds of hashes and the addresses of libraries differ between
 
 A rank from a nursery is a process with a session, an environment and an interpreter of its own, which ends as any does
 (exit handlers, destructors). Two things are not as in a new process. What libraries read of the environment when they
-are loaded was read before: a rank that has another value there is started anew (``has_read``). And all that was
-imported is there: whether a module gets along without another is a test for new processes.
+are loaded was read before, so a rank with another value there is started anew (``has_read``). And all that was imported is
+there, so tests of missing modules need new processes.
 """
 
 import os

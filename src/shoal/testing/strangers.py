@@ -3,9 +3,10 @@ lengths that nobody has memory for, wrong secrets. For tests and benchmarks of w
 
     python -m shoal.testing.strangers HOST PORT PER_MINUTE
 
-calls until its standard input ends. With SHOAL_TLS=psk in its environment some of the callers begin to encrypt: browsers, who
-holds another secret, and who has recorded how a rank that holds SHOAL_SECRET began. Each line there turns it off and on again, beginning with off; each is answered by a
-line with the number of connections made until then and how many of them are open.
+calls until its standard input ends. Each line of its input turns it off or on, first off; it answers each with a line: the
+number of connections made until then, and how many of them are open. With SHOAL_TLS=psk in its environment some callers
+begin to encrypt: browsers, holders of another secret, and callers that have recorded how a rank that holds SHOAL_SECRET
+began.
 """
 
 import asyncio

@@ -22,8 +22,8 @@ class Turn(NamedTuple):
     scale: float = 1.0
 
 
-class Rest(NamedTuple):
-    """How the gradients of a pass have come: when the last was there, which there were, and what went wrong."""
+class Arrived(NamedTuple):
+    """What has come of a pass's gradients: when the last was there, which there were, and what went wrong."""
 
     computed_ns: int
     used: torch.Tensor
@@ -31,14 +31,12 @@ class Rest(NamedTuple):
 
 
 class BackwardPass:
-    """``averages``: whether it averages. If not, it goes through a forward pass inside ``no_sync``: gradients are put
-    into their slots, and that is all. ``here``: this rank, for messages.
+    """``averages``: whether it averages. If not, its forward pass was inside ``no_sync``, and gradients are only put into
+    their slots. ``here``: this rank, for messages.
 
     ``placed``: gradients that are in their slots and do not count yet. ``averaging``: its operations, once it has
-    started.
-    ``arrivals``: the gradients that count, as they came. ``unused``: those that something stands in for, and what is to
-    be put back.
-    ``error``: what went wrong first. ``rest``: when all have come, or will not.
+    started. ``arrivals``: the gradients that count, in the order in which they came. ``unused``: parameters without a
+    gradient → what to restore afterwards. ``error``: what went wrong first. ``arrived``: set once no gradient is to come.
     """
 
     def __init__(self, managed: ManagedParameters, here: str, averages: bool) -> None:
@@ -50,7 +48,7 @@ class BackwardPass:
         self.averaging: TensorAveraging | None = None
         self.arrivals: list[int] = []
         self.error: Exception | None = None
-        self.rest: Rest | None = None
+        self.arrived: Arrived | None = None
         self._managed = managed
         self._here = here
         self.unused: dict[int, torch.Tensor | None] = {}
@@ -89,7 +87,7 @@ class BackwardPass:
         assert self.averaging is not None, "the pass has been started"
         computed_ns = time.monotonic_ns()
         used = torch.zeros(len(self._managed.parameters), dtype=torch.uint8, device="cpu")
-        self.rest = Rest(computed_ns, used, self.error or self._account_for_missing(self.averaging, used))
+        self.arrived = Arrived(computed_ns, used, self.error or self._account_for_missing(self.averaging, used))
 
     def written_to(self) -> ShoalError | None:
         """The error if the program has written to a gradient that was on its way. Nothing refers to gradients
@@ -123,7 +121,7 @@ class BackwardPass:
         """Lets go of everything but the arrivals: whoever keeps an error of the pass may keep it."""
         self.unused.clear()
         self._versions.clear()
-        self.averaging = self.rest = self.error = None
+        self.averaging = self.arrived = self.error = None
 
     def _account_for_missing(self, averaging: TensorAveraging, used: torch.Tensor) -> Exception | None:
         """The error if a gradient has not come, or, where that may be, what stands in for it."""

@@ -211,7 +211,7 @@ class Reducer:
     def submit_rest(self) -> None:
         """All gradients of the pass are there, or will not come: submits what is open for want of those."""
         now = self._pass
-        if now is not None and now.averaging is not None and now.rest is None:
+        if now is not None and now.averaging is not None and now.arrived is None:
             now.complete()
 
     def _begin(self, averages: bool) -> BackwardPass:
@@ -341,7 +341,7 @@ class Reducer:
         self._forget_pass()
         if ended is None or ended.averaging is None:
             self._end(_nothing)
-        elif ended.rest is not None and ended.rest.error is None:
+        elif ended.arrived is not None and ended.arrived.error is None:
             # Another wrapper's end of the pass has failed, or this one's was interrupted. Everything is submitted, and
             # the other ranks go on.
             self._uncalled = partial(self._catch_up, ended.averaging, None, ended.arrivals, ended.turn.root)
@@ -374,13 +374,13 @@ class Reducer:
 
     def _conclude(self, ended: BackwardPass, is_last: bool) -> None:
         """``is_last``: no other wrapper has its end of the pass before it."""
-        averaging, rest, arrivals, root = ended.averaging, ended.rest, ended.arrivals, ended.turn.root
+        averaging, arrived, arrivals, root = ended.averaging, ended.arrived, ended.arrivals, ended.turn.root
         assert averaging is not None, "it averages"
-        assert rest is not None, "everything has been submitted"
-        self._uncalled = partial(self._catch_up, averaging, rest.error, arrivals, root)
+        assert arrived is not None, "everything has been submitted"
+        self._uncalled = partial(self._catch_up, averaging, arrived.error, arrivals, root)
 
         def wait() -> ShoalError | None:
-            self._wait(averaging, rest.error)
+            self._wait(averaging, arrived.error)
             # Which the other ranks do not hear of: they go on to the end of the pass.
             written_to = ended.written_to()
             if written_to is None:
@@ -390,7 +390,7 @@ class Reducer:
         try:
             written_to = self._end(wait)
             if written_to is None:
-                ended.settle(rest.used)
+                ended.settle(arrived.used)
             self._end_well(arrivals, root)
             if not is_last:
                 passes.owe(self)
@@ -408,7 +408,7 @@ class Reducer:
         if written_to is not None:
             raise written_to
         self.logging_data += one_pass(
-            averaging, self.arenas.nbytes, ended.begun_ns, rest.computed_ns, time.monotonic_ns()
+            averaging, self.arenas.nbytes, ended.begun_ns, arrived.computed_ns, time.monotonic_ns()
         )
 
     def _catch_up(self, averaging: TensorAveraging, error: Exception | None, arrivals: list[int], root: int) -> None:

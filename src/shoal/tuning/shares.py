@@ -1,6 +1,6 @@
 """Who averages how much: the servers of a job, in the order of their indices, and their integer weights.
 
-design's balance. n nodes average M bytes; node i's server averages the fraction x_i of them and dedicated server j the
+The balance of docs/algorithms.md. n nodes average M bytes; node i's server averages the fraction x_i of them and dedicated server j the
 fraction y_j. In either direction a node's link then carries M (1 + (n - 2) x_i) and a dedicated server's n y_j M. So in a
 time T, with r the rate of a link and tau = T / M, they have room for
 

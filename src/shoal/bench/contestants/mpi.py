@@ -1,8 +1,8 @@
 """Open MPI and MPICH, through mpi4py, whose one build speaks to either: chosen by environment before it is imported.
 
-An MPI waits by asking again and again, which is right for ranks that have a processor each. Where many ranks share few
-(in a lab, on loopback) a rank that asks holds up the one that it waits for, by whole time slices of the kernel; so there
-this program does the waiting: it starts the operation, and sleeps a moment between two questions. docs/benchmarks.md has
+An MPI waits by polling, which is right for ranks that have a processor each. Where many ranks share few processors (in a
+lab, on loopback) a rank that polls holds up the rank that it waits for, by whole time slices of the kernel. So there this
+program does the waiting: it starts the operation, and sleeps a moment between two polls. docs/benchmarks.md has
 the figures. MPICH's library has another file name on some systems than its own ABI says; ``mpich_environment`` gives it
 that name.
 """

@@ -486,4 +486,4 @@ def _nothing() -> None:
 
 os.register_at_fork(after_in_child=lambda: _groups.clear())
 # A thread that comes back from gloo into an interpreter that has ended would abort the process.
-process_exit.call_before(_close_all)
+process_exit.call_before_leaving(_close_all)
