@@ -1,8 +1,7 @@
 // Aligned memory for payloads, reused.
 //
-// A Buffer owns its bytes and gives them back to its pool when it goes. The pool keeps freed buffers of the sizes that
-// come again and again (segments), so that a running job allocates nothing. Not thread-safe: one pool belongs to one
-// machine.
+// A Buffer owns its bytes and gives them back to its pool when it is destroyed. The pool keeps freed buffers by size,
+// and sizes repeat (segments), so a running job allocates nothing. Not thread-safe: a pool belongs to one machine.
 #pragma once
 
 #include <algorithm>
@@ -60,22 +59,22 @@ class BufferPool {
   // Uninitialised memory of at least one byte, aligned to `alignment`.
   Buffer take(std::size_t bytes);
 
-  // Bytes in buffers that are out at present, and of freed memory that is kept, for limits and tests.
+  // Bytes of buffers in use, and of freed memory that is kept: for limits and tests.
   std::size_t taken_bytes() const { return taken_; }
   std::size_t kept_bytes() const { return kept_; }
 
-  // From now on memory is kept only as far as it and what is out take so many bytes together.
+  // From now on freed memory is kept only while it and the buffers in use take at most so many bytes together.
   void keep_within(std::size_t bytes);
 
  private:
   friend class Buffer;
   void give_back(std::byte* data, std::size_t size);
-  // What may be kept beside so much that is out.
+  // How much may be kept beside so much in use.
   std::size_t most_kept(std::size_t taken) const { return std::min(kept_limit_, limit_ - std::min(limit_, taken)); }
   void keep_at_most(std::size_t bytes);
 
   const std::size_t kept_limit_;
-  std::size_t limit_ = ~std::size_t{0};  // of kept_ and taken_ together, for what is kept
+  std::size_t limit_ = ~std::size_t{0};  // of kept_ + taken_; only kept memory is given up for it
   std::size_t kept_ = 0;
   std::size_t taken_ = 0;
   std::map<std::size_t, std::vector<std::byte*>> free_;

@@ -1,6 +1,6 @@
 // FNV-1a with 128 bits: names operations and groups (docs/protocol/format.md, Openings).
 //
-// Not a defence: ranks of a job trust each other. With 128 bits two different names meet by chance once in 2^64.
+// Not a defence: ranks of a job trust each other. With 128 bits, a collision by chance takes about 2^64 names.
 #pragma once
 
 #include <array>

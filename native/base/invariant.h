@@ -1,4 +1,4 @@
-// Invariants: what a class promises of its own state between two events, whatever has come over the network.
+// Invariants: what holds of a class's own state between two events, whatever the network delivers.
 //
 // Each class of protocol/ states them at the top of its header and checks them in check_invariants(). Tests, the
 // simulation and builds with sanitizers (SHOAL_CHECKED) call that after each event; other builds never do.

@@ -22,24 +22,23 @@ inline constexpr std::size_t text_bytes = 16 * 1024;
 // The most ranks of a job.
 inline constexpr std::size_t world_size = 16 * 1024;
 
-// What tables may take. They grow as they are filled; nothing in them is counted, only what it takes of memory. What
-// goes beyond is an error, never a wait, which could keep ranks apart that submit in different orders.
+// What tables may take. Tables grow on demand, and bytes are limited, not entries. Exceeding a limit is an error, never
+// a wait: ranks that submit in different orders could then wait for each other for ever.
 //
-// Of a rank: what it knows of the operations that it has open. Those that have failed before they began may take as
-// much again.
+// Of a rank: what it knows of its open operations. Operations that failed before they began may take as much again.
 inline constexpr std::size_t open_bytes = std::size_t{256} * 1024 * 1024;
-// Of a rank: how often each name was used. Nobody forgets a name.
+// Of a rank: how often each name was used. No name is ever forgotten.
 inline constexpr std::size_t names_bytes = std::size_t{256} * 1024 * 1024;
-// Of a rank: the members of its groups. Nobody forgets a group.
+// Of a rank: the members of its groups. No group is ever forgotten.
 inline constexpr std::size_t groups_bytes = std::size_t{256} * 1024 * 1024;
-// Of a worker whose ranks share memory: what groups of some of them take of it, but at most a quarter of what the
-// machine has. Groups for which nothing is left go through the network.
+// Of a machine whose ranks share memory: what its subgroups take, but at most a quarter of the machine's memory. Groups
+// for which nothing is left use the network.
 inline constexpr std::size_t areas_bytes = std::size_t{8} * 1024 * 1024 * 1024;
-// Of a server, for one job: what it knows of its groups and of its operations, also of those that have failed and that
-// some members have not called yet. Beyond it new operations fail; beyond twice as much, links end.
+// Of a server, for one job: its groups and operations, with the failed operations that some members have not called
+// yet. Beyond this, new operations fail; beyond twice as much, links end.
 inline constexpr std::size_t tables_bytes = std::size_t{1024} * 1024 * 1024;
-// Of rank 0: what all ranks say that they wait for, so that circles are found. Who says more than there is room for is
-// in none, as far as is known.
+// Of rank 0: what all ranks say that they wait for, so that circles are found. A rank whose WAITS do not fit is not
+// suspected.
 inline constexpr std::size_t waits_bytes = std::size_t{256} * 1024 * 1024;
 
 // The most ranges in which a worker may have the results of an operation when a server is lost.
@@ -48,10 +47,10 @@ inline constexpr std::size_t ranges = 16 * 1024;
 // The most ranges in which a server asks for what is missing then: the ranges of each member cut those of all.
 inline constexpr std::size_t missing_ranges = 1024 * 1024;
 
-// What all workers together may be allowed to have unanswered toward one server where windows grow.
+// How far windows may grow: bytes of all workers together that one server has not answered.
 inline constexpr std::size_t port_bytes = 64 * 1024 * 1024;
 
-// The longest peer timeout of a job, in seconds. The kernel is told a third of it, and counts to 32767.
+// The longest peer timeout of a job, in seconds. The kernel is told a third of it, which may be at most 32767.
 inline constexpr std::uint32_t peer_timeout_seconds = 24 * 60 * 60;
 
 // The largest segment, and the largest contribution that may travel inside an opening.

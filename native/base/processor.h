@@ -1,4 +1,4 @@
-// What the processor at hand can do beyond what the compiler was told to use.
+// Which instructions this processor has beyond those that the compiler was told to use.
 #pragma once
 
 namespace shoal {
@@ -9,7 +9,7 @@ struct Processor {
   bool crc32c = false;  // has CRC-32C's instructions: x86's of SSE4.2, ARM's of its CRC32 extension
 };
 
-// Asked once. We ask the processor ourselves, since __builtin_cpu_supports() of some toolchains (Zig's) says no to all.
+// Determined once, and without __builtin_cpu_supports(): that of some toolchains (Zig's) says no to everything.
 const Processor& processor();
 
 }  // namespace shoal

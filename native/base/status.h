@@ -1,4 +1,4 @@
-// How things end: a code, the rank it is about, and a message for a person.
+// How an operation, a link or a job ends: a code, the rank it is about, and a message for a person.
 //
 // Errors are values here; Python turns them into exceptions (src/shoal/errors.py). The numbers are those on the wire
 // (docs/protocol/format.md, Numbers).

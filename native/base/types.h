@@ -43,13 +43,13 @@ struct DTypeTraits {
   const char* name;  // for messages
   std::size_t size;  // bytes of one element; 0 for `none` and for numbers that are no dtype
   bool floating;     // a sum of it is rounded
-  DType sums_in;     // what its sums are held in until the last element is added; then they are rounded once
+  DType sums_in;     // the accumulator's type; the sum is rounded once, at the end
 };
 const DTypeTraits& traits_of(DType dtype);
 
 inline std::size_t size_of(DType dtype) { return traits_of(dtype).size; }
 inline bool is_floating(DType dtype) { return traits_of(dtype).floating; }
-// Whether partial sums of it are wider than an element, so that they cannot be kept in one without being rounded.
+// Whether its accumulator is wider than an element, so that a partial sum does not fit into an element unrounded.
 inline bool sums_widen(DType dtype) { return traits_of(dtype).sums_in != dtype; }
 
 // Whether elements may be another dtype in frames than in arrays. Servers sum what is in the frames, in what that sums

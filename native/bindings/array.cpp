@@ -51,8 +51,7 @@ DType dtype_of(nb::dlpack::dtype dtype) {
   }
 }
 
-// Owners that would let their memory go if it were not held, by their byte: how often it is. Touched under the GIL
-// only.
+// Hold counts, by the address of the owner's may_move byte. Touched under the GIL only.
 std::unordered_map<std::uint8_t*, std::size_t>& held() {
   static std::unordered_map<std::uint8_t*, std::size_t> owners;
   return owners;

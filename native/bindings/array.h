@@ -15,16 +15,16 @@ namespace shoal::python {
 
 class Array {
  public:
-  // `keep_alive`: lives as long as the array. Throws nb::type_error for what is no array or has no dtype of ours,
-  // nb::buffer_error for one not on the CPU.
+  // `keep_alive`: lives as long as the array. Throws nb::type_error for an object that is no array or has a dtype that
+  // Shoal lacks, nb::buffer_error for an array that is not on the CPU.
   Array(nanobind::handle object, std::optional<int> dtype, nanobind::object keep_alive);
-  // Contiguous writable memory of so many elements, which `owner` keeps alive. `may_move`: where the owner has a byte
-  // that is 1 if it may free that memory, or put it elsewhere, although somebody holds it; 0: it has none. Throws
-  // nb::value_error for what is no dtype of ours.
+  // Contiguous writable memory of so many elements, which `owner` keeps alive. `may_move`: the address of a byte in the
+  // owner that is 1 while it may free or move that memory although somebody holds it; 0: it has no such byte. Throws
+  // nb::value_error for a dtype that Shoal lacks.
   static Array at(nanobind::handle owner, std::uintptr_t address, std::size_t elements, int dtype,
                   std::uintptr_t may_move);
 
-  // From hold() to release() the owner may not: under the GIL, as often as one likes.
+  // From hold() to release() the owner may neither free nor move the memory. Nests; under the GIL only.
   void hold() const;
   void release() const;
 

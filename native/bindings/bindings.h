@@ -1,5 +1,5 @@
 // What the files of this folder share. Bindings hold no logic: they convert, keep memory alive, and release the GIL
-// around everything that waits, and what copies much.
+// around whatever waits or copies much.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -31,8 +31,8 @@ inline std::chrono::nanoseconds nanoseconds_of(double seconds) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(bounded));
 }
 
-// Calls `ready(longest)` without the GIL until it says yes or `seconds` have passed, in slices, so that Python's signal
-// handlers run (and may raise) while it waits: between two slices, by run_handlers(). Returns the last answer.
+// Calls `ready(longest)` without the GIL until it returns something true or `seconds` have passed. Waits in slices, and
+// calls run_handlers() between them, so that Python's signal handlers run (and may raise). Returns the last answer.
 template <class Ready, class RunHandlers>
 auto wait_in_slices(double seconds, Ready ready, RunHandlers run_handlers) -> decltype(ready({})) {
   using Clock = std::chrono::steady_clock;

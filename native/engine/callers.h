@@ -1,11 +1,11 @@
-// The threads of this process that call Shoal, and what each of them waits for: whether anything here can still call
-// something is what the other ranks have to know when nothing moves (protocol/coordinator/circles.h).
+// The threads of this process that call Shoal, and what each of them waits for. When nothing moves, the other ranks
+// have to know whether anything here can still call something (protocol/coordinator/circles.h).
 //
 // A thread is known from its first call until it ends. It is blocked while it waits without a limit for one operation;
-// otherwise it may call something. A thread of Shoal's own that waits for callbacks to come rests, and counts for
-// nothing: the callbacks that may come are counted instead.
+// otherwise it may call something. A thread of Shoal's own that waits for callbacks is resting, and does not count: the
+// callbacks that may come are counted instead.
 //
-// Every function may be called by any thread. A child made by fork() begins anew.
+// Every function may be called by any thread. A child made by fork() begins with no callers.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace shoal::engine {
 // The calling thread calls something.
 void note_call();
 
-// The calling thread waits for the operation of this handle, as long as this lives.
+// While this lives, the calling thread waits for the operation of this handle.
 class BlockedBy {
  public:
   explicit BlockedBy(std::uint64_t handle);
@@ -28,8 +28,8 @@ class BlockedBy {
   const std::uint64_t before_;
 };
 
-// The calling thread, which waits, may run what is the program's (handlers of signals) as long as this lives: it is not
-// blocked meanwhile. By itself that is no change.
+// While this lives, the calling thread, which waits, may run the program's code (signal handlers), and does not count
+// as blocked. That alone is no change.
 class Awake {
  public:
   Awake();
@@ -41,7 +41,7 @@ class Awake {
   const std::uint64_t before_;
 };
 
-// The calling thread waits for callbacks, as long as this lives.
+// While this lives, the calling thread waits for callbacks.
 class Resting {
  public:
   Resting();
@@ -50,18 +50,18 @@ class Resting {
   ~Resting();
 };
 
-// Callbacks that are to be called, and that no thread has taken yet: so many more.
+// So many more callbacks are to be called and have not been taken by a thread; negative: fewer.
 void count_callbacks(std::int64_t more);
 
 struct Callers {
-  bool any = false;                    // there are such threads
-  bool blocked = false;                // all of them are, and there is no callback to be called
+  bool any = false;                    // some thread calls Shoal
+  bool blocked = false;                // all such threads are blocked, and no callback is to be called
   std::uint64_t changes = 0;           // rises whenever one of the above is called
-  std::vector<std::uint64_t> handles;  // that threads are blocked by
+  std::vector<std::uint64_t> handles;  // which threads wait for
 };
 Callers look_at_callers();
 
-// As pthread_self() has them, resting ones too.
+// Their pthread_self(), with resting ones.
 std::vector<std::uint64_t> threads_of_callers();
 
 }  // namespace shoal::engine

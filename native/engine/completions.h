@@ -1,4 +1,4 @@
-// Operations that are done, for threads that see to what follows from each: whoever comes gets one that nobody has had.
+// A queue of operations that are done. Each is given to one of the threads that run what follows.
 //
 // Every method may be called by any thread.
 #pragma once
@@ -19,11 +19,11 @@ class Completions {
   Completions& operator=(const Completions&) = delete;
   ~Completions() { close(); }
 
-  // `token`: what the one who asked to be told calls the operation. Nothing after close().
+  // `token`: the name that the caller of Operation::tell() gave the operation. No effect after close().
   void add(std::uint64_t token);
-  // The one that waits longest; nothing if there is none for so long, or after close().
+  // The oldest one. Waits for one at most `longest`. Nothing if none comes, or after close().
   std::optional<std::uint64_t> next(std::chrono::nanoseconds longest);
-  // From now on nobody waits.
+  // From now on next() returns at once.
   void close();
   bool closed() const;
 

@@ -1,5 +1,5 @@
 // The native side of one rank: its machines (machines.h) on one loop, the memory that it shares with other ranks of its
-// worker, and what the program has submitted.
+// node, and what the program has submitted.
 //
 // Every method may be called by any thread. Operations that were submitted are always finished, by close() at the
 // latest. In a child made by fork() every method but close() throws std::runtime_error.
@@ -36,27 +36,27 @@ class Engine {
   Engine(std::uint32_t rank, JobConfig config);
   ~Engine();
 
-  // Connections are made and authenticated, and owned by the engine from here on, also when it throws
-  // (std::invalid_argument: no such server, rank or machine here).
+  // Connections are made and authenticated. The engine owns them from here on, also when it throws
+  // std::invalid_argument: there is no such server or rank, or this rank does not have the machine.
   void attach_coordinator(Connection&& connection);
   void attach_control(std::uint32_t rank, Connection&& connection);
   void attach_server(std::uint32_t index, Connection&& connection);
   void attach_worker(std::uint32_t index, std::uint32_t rank, Connection&& connection);
   void attach_peer(std::uint32_t rank, Connection&& connection);
   void peer_unreachable(std::uint32_t rank, std::string why);
-  // What came of the event connect_server: a link for each lane, all of them to this process, or none.
+  // The answer to the event "connect_server": a link for each lane, all to this process; or server_unreachable().
   void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process,
                        Connection&& connection);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
-  // Before start(): the ranks of this worker share this memory, for operations of groups of theirs, and of all ranks if
-  // there is no other worker; else for all-reduces of all ranks.
+  // Before start(): the ranks of this node share this memory. It is for operations of groups within the node, and for
+  // those of all ranks: all kinds if there is no other node, otherwise all-reduces.
   void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
-  // What came of the event threads: how many threads of this process might call Shoal that never have.
+  // The answer to the event "threads": how many threads of this process have never called Shoal, but might.
   void note_threads(std::uint32_t attempt, std::size_t strangers);
-  // Memory for this rank's arrays, all zero, in which an all-reduce needs no slots if those of all ranks of the worker
-  // lie in such memory. Null if there is none of the kind. Throws std::system_error if the machine has not so much
-  // memory. It may be kept longer than the engine.
+  // Memory for this rank's arrays, all zero. An all-reduce needs no slots if the arrays of all ranks of the node lie in
+  // such memory. Null if there is no such memory. Throws std::system_error if the machine lacks memory. May outlive the
+  // engine.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
@@ -68,14 +68,14 @@ class Engine {
 
   void leave();
   bool left() const;
-  // Whether others need this process after it has left: its server averages at present, or it is the coordinator's.
+  // Whether others need this process after it has left: its server averages at present, or the coordinator is here.
   bool serves() const;
-  // Whether a rank or server is known to be lost, or this rank has ended with an error itself.
+  // Whether a rank or server is known to be lost, or this rank itself has ended with an error.
   bool has_losses() const;
-  // Why nothing more can come from that rank: it is lost, or the job has ended. None: nothing says so; it may have
+  // Why nothing more can come from that rank: it is lost, or the job has ended. None: neither is known; it may have
   // left.
   std::optional<Status> loss_of_rank(std::uint32_t rank) const;
-  // Waits a second at most for the others to hear of it.
+  // Waits at most a second until the others have heard of it.
   void abort(std::string reason);
   void close();
 

@@ -63,7 +63,7 @@ void LocalGroups::add_group(std::uint32_t number, const Hash128& id, const std::
   }
   group->add_group(number, id, ranks, of_all ? internode_of(ranks, make_group_of_nodes) : std::nullopt);
   const std::unique_lock lock(mutex_);
-  // Who leaves submits nothing more. That it has left the others see in the node's memory.
+  // A rank that leaves submits nothing more. The others see in the node's memory that it has left.
   if (leaving_) {
     return;
   }
@@ -76,8 +76,7 @@ void LocalGroups::add_group(std::uint32_t number, const Hash128& id, const std::
   by_group_.emplace(number, std::move(group));
 }
 
-// Nothing where this node is the whole job. In a group of nodes these have the order in which they first come in the
-// group of ranks.
+// None if this node is the whole job. Leaders are ordered by the first appearance of their nodes in `ranks`.
 std::optional<local::Internode> LocalGroups::internode_of(const std::vector<std::uint32_t>& ranks,
                                                           const MakeGroupOfNodes& make_group_of_nodes) const {
   std::vector<std::uint32_t> leaders;

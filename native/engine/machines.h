@@ -1,9 +1,9 @@
-// The state machines of one rank (protocol/machine.h) and how they are connected: its worker, the servers that it holds
-// and, on rank 0, the coordinator, all on one loop.
+// The state machines of one rank (protocol/machine.h) and how they are connected: its worker, the servers in its
+// process and, on rank 0, the coordinator, all on one loop.
 //
-// Connections are owned from here on, also where a method throws: std::invalid_argument if there is no such server,
-// rank or machine here, std::runtime_error once the loop has ended. Those that attach, or say that somebody is
-// unreachable, may be called by any thread; the others say by whom.
+// Connections are owned from here on, also where a method throws: std::invalid_argument if there is no such server or
+// rank, or this rank does not have the machine; std::runtime_error once the loop has ended. The attach and unreachable
+// methods may be called by any thread; the others say by which.
 #pragma once
 
 #include <cstddef>
@@ -40,15 +40,15 @@ class Machines {
                        Connection connection);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);
 
-  // Before the loop starts: to each other, in memory.
+  // Before the loop starts: connects the machines to each other, in memory.
   void connect();
-  // After it has stopped: the loop forgets them.
+  // After the loop has stopped: it forgets them.
   void remove();
 
-  // By the loop's thread, or while the loop rests.
+  // By the loop's thread, or while the loop does not run.
   Worker& worker() { return *worker_; }
   const Worker& worker() const { return *worker_; }
-  // In buffers of all of them.
+  // Bytes in the buffers of all machines.
   std::size_t buffer_bytes() const;
 
  private:

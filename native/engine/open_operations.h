@@ -1,4 +1,4 @@
-// The operations of an engine from the moment they are submitted until they are finished, so that none is forgotten.
+// The operations of an engine that are submitted and not finished.
 //
 // Every method may be called by any thread.
 #pragma once
@@ -23,19 +23,19 @@ class OpenOperations {
     std::uint64_t passing;  // of the open ones
   };
 
-  // A new one, with a handle that no other operation of this process has. `passes`: it ends by itself before long.
+  // A new operation, with a handle that no other one of this process has. `passes`: it ends by itself before long.
   std::shared_ptr<Operation> open(const std::shared_ptr<shm::SharedGroup>& group, bool passes);
   // Throws std::out_of_range if it is not open.
   std::shared_ptr<Operation> at(std::uint64_t handle) const;
   // Null if it is not open any more.
   std::shared_ptr<Operation> find(std::uint64_t handle) const;
-  // Whoever comes first decides how it ended.
+  // The first call for a handle decides how the operation ended.
   void finish(std::uint64_t handle, Status status);
   void finish_all(const Status& status);
   // Handles that were finished since the last call.
   std::vector<std::uint64_t> take_finished();
   Counts counts() const;
-  // Handles of those that are open, or of those alone of which somebody will be told when they are done.
+  // Handles of open operations. `told_only`: only of those for which tell() was called.
   std::vector<std::uint64_t> handles(bool told_only) const;
 
  private:

@@ -1,6 +1,6 @@
 // A submitted operation as the application holds it: not done yet, or done with a status and perhaps an output.
 //
-// finish() comes once, from whichever thread finds that it is done; the rest may be called by any thread.
+// finish() is called once, by whichever thread finds that the operation is done. Any thread may call the rest.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@
 
 namespace shoal::engine {
 
-// What becomes of an operation that nobody carries out any more, since this rank has been shut down.
+// The status of an operation that was open when this rank was shut down.
 inline Status closed_status() {
   return Status::error(Code::cancelled,
                        "the operation was open when Shoal was shut down on this rank; wait for it first");
@@ -28,41 +28,42 @@ inline Status closed_status() {
 
 class Operation {
  public:
-  // `group`: whose steps whoever waits takes, from the beginning until release().
+  // `group`: until release(), a thread that waits for the operation takes this group's steps.
   explicit Operation(std::uint64_t handle, std::weak_ptr<shm::SharedGroup> group = {})
       : handle_(handle), group_(std::move(group)), is_local_(!group_.expired()) {}
 
   std::uint64_t handle() const { return handle_; }
 
   bool done() const { return done_.load(std::memory_order_acquire); }
-  // Whether it is done; waits for that at most so long.
+  // Waits at most `longest`. Returns whether it is done.
   bool wait(std::chrono::nanoseconds longest);
-  // Once it is done, now or later, adds `token` there.
+  // Adds `token` to `completions` once the operation is done, at once if it is.
   void tell(std::shared_ptr<Completions> completions, std::uint64_t token);
-  // Whether somebody will be told.
+  // Whether tell() was called.
   bool will_tell();
 
-  // The loop alone makes it go on from now on.
+  // From now on only the loop carries it on.
   void release() { is_local_.store(false, std::memory_order_release); }
 
   // Before finish(), by one thread: its first bytes are on their way.
   void note_sending() { sent_at_ = std::chrono::steady_clock::now(); }
-  // Before it is submitted: where an output of which nobody knows the size may go, if it is of this one.
+  // Before it is submitted: memory for an output whose size is not known yet, to be used if the size turns out to be
+  // this.
   void offer_output(std::byte* memory, std::size_t bytes) {
     offered_ = memory;
     offered_bytes_ = bytes;
   }
-  // Before finish(): memory for an output of which only now is known how many bytes come from each member; null if
-  // there is not so much.
+  // Before finish(): memory for an output of whose size is known only now. `block_bytes`: by member. Null: there is not
+  // enough.
   std::byte* allocate_output(const std::vector<std::uint64_t>& block_bytes);
   void finish(Status status);
 
   // The following are constant once done() is true, and not to be read before.
   const Status& status() const { return status_; }
   std::chrono::steady_clock::time_point finished_at() const { return finished_at_; }
-  // The epoch, if nothing was sent.
+  // The clock's epoch if nothing was sent.
   std::chrono::steady_clock::time_point sent_at() const { return sent_at_; }
-  // What was allocated, and not what was offered.
+  // What was allocated; null if the offered memory was used.
   std::byte* output() const { return output_.get(); }
   std::size_t output_bytes() const { return output_bytes_; }
   const std::vector<std::uint64_t>& blocks() const { return blocks_; }

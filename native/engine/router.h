@@ -1,10 +1,10 @@
-// Where an operation of this rank is carried out, and whose it is when something becomes of it: the local group's in
-// which the ranks of a machine meet, or the worker's. An all-reduce of several nodes is both: the local group's, and on
-// the first rank of the node, under an internode handle, the worker's.
+// Decides where an operation of this rank is carried out, and whom its events concern: a local group, or the worker. An
+// all-reduce of several nodes concerns both: the local group and, under an internode handle on the node's leader, the
+// worker.
 //
-// The only place that knows of both. What a local group asks of the worker is posted to the loop; what the worker says
-// of an internode operation is told to the machine's group at once. Every method may be called by any thread, unless it
-// says otherwise.
+// The only place that knows of both. What a local group asks of the worker is posted to the loop. What the worker says
+// of an internode operation is passed to the machine's group at once. Every method may be called by any thread, unless
+// it says otherwise.
 #pragma once
 
 #include <cstddef>
@@ -38,15 +38,15 @@ class Router final : public shm::GroupUser {
   // By the loop's thread.
   std::uint32_t make_group(const std::vector<std::uint32_t>& ranks, const std::string& name);
 
-  // Opens an operation, chooses its handle and hands it to whoever carries it out.
+  // Opens an operation, chooses its handle, and hands it to the local group or the worker.
   struct Submitted {
     std::shared_ptr<Operation> operation;
     bool by_worker = false;
-    bool is_taken = false;  // not, if the loop has ended
+    bool is_taken = false;  // false: the loop has ended
   };
   Submitted submit(Submission submission, bool passes);
 
-  // What becomes of operations that the worker has: by its thread.
+  // Events of the worker's operations, by its thread.
   void sending(std::uint64_t handle) override { operations_.at(local::own_handle(handle))->note_sending(); }
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
     return operations_.at(handle)->allocate_output(block_bytes);
@@ -57,9 +57,9 @@ class Router final : public shm::GroupUser {
   bool has_called(const wire::Call& call) const;
   WorkerWorld::Failed fail(const wire::Call& call, const Status& why);
 
-  // Local groups of which something is lost, as `loss_of` says, fail.
+  // Fails the local groups of which `loss_of` says that something is lost.
   void fail(const std::function<Status(std::uint32_t group)>& loss_of);
-  // Nothing is submitted any more: the worker leaves once the local groups have been left.
+  // Nothing more is submitted. The worker leaves once all local groups have been left.
   void leave();
   void close();
 

@@ -1,5 +1,5 @@
-// What the threads of this process wait for, as a worker is to say it: WorkerWorld::Waiting. It is in doubt while it is
-// not known which threads there are that have never called anything, and while it is, nothing counts as blocked.
+// What the threads of this process wait for, for the worker: WorkerWorld::Waiting. Nothing counts as blocked until it
+// is known whether there are threads that have never called Shoal, but might.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace shoal::engine {
 
-// An operation with a timeout up to this is one that a program tries, to go on if nobody comes: while one is open, what
-// its rank waits for ends by itself.
+// With a timeout up to this, a program only tries an operation, and goes on if nobody comes. While such an operation is
+// open, the rank's wait ends by itself.
 inline constexpr Time short_timeout = 120 * second;
 
 class Waits {
@@ -23,18 +23,18 @@ class Waits {
 
   struct Look {
     WorkerWorld::Waiting waiting;
-    std::optional<std::uint32_t> ask;  // which threads there are, with this number
+    std::optional<std::uint32_t> ask;  // ask which threads there are, with this number
   };
-  // `leaves`: nothing can be called any more, whatever threads do.
+  // `leaves`: this rank is leaving, so no thread can call anything.
   Look look(bool leaves);
-  // The answer: how many threads might call that never have.
+  // The answer: how many threads have never called Shoal, but might.
   void note_threads(std::uint32_t attempt, std::size_t strangers);
 
  private:
   const OpenOperations& operations_;
   std::mutex mutex_;
-  // Guarded by mutex_: at which change it was asked about threads without an answer yet; at which it was answered, and
-  // what. As long as there are such threads it is asked again: they may have ended.
+  // Guarded by mutex_. asked_at_: the change at which a question is open; known_at_ and strangers_: the change of the
+  // last answer, and the answer. While there are such threads the question is repeated, since they may have ended.
   std::uint32_t asked_at_ = 0;
   std::uint32_t known_at_ = 0;
   std::size_t strangers_ = 0;

@@ -2,9 +2,9 @@
 //
 // Promises:
 //   * A Descriptor owns one descriptor and closes it when it goes.
-//   * A child made by fork() holds none of them: a forked data loader that kept a socket would delay the end of file
-//     that tells the others of this process's death by its own life.
-//   * In such a child, objects of the parent's are inert: closing them there touches nothing.
+//   * A child made by fork() holds none of them. A forked data loader that kept a socket would keep the connection open
+//     after this process has died, and nobody would notice.
+//   * In such a child the parent's objects are inert: closing them there touches nothing.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace shoal::os {
 
-// Counts the forks that led to this process since the library was loaded. Objects that own threads or descriptors
-// remember it: if it has changed, their threads do not exist and their descriptors are closed.
+// How many forks led to this process since the library was loaded. Objects that own threads or descriptors remember it:
+// if it has changed, this is a child, where their threads do not exist and their descriptors are closed.
 std::uint64_t fork_generation();
 
 class Descriptor {

@@ -1,7 +1,7 @@
-// What belongs to the process that made it, and not to its forked children.
+// Keeps an object of the parent's from being used in a forked child.
 //
-// A thread that was at work while another one forked may leave its objects half changed in the child, where it does not
-// exist. So a child neither uses nor destroys them: their memory is left as it is.
+// A thread that was at work while another one forked does not exist in the child, and may have left objects half
+// changed there. So a child neither uses nor destroys them: their memory is left as it is.
 #pragma once
 
 #include <memory>

@@ -1,7 +1,8 @@
-// What a rank has called: how often each name was used in each group, and what the records of its open calls take.
+// What a rank has called: how often each name was used in each group, and how much memory the records of its open calls
+// take.
 //
-// A call is checked here before it becomes an operation, by whichever machine carries it out: that of a worker, or that
-// of the ranks of one node. Names, occurrences and the limits on memory are a rank's own; no other rank knows of them.
+// Worker and local group check a call here before it becomes an operation. Names, occurrences and the limits on memory
+// are a rank's own; no other rank knows of them.
 //
 //   (names - 1) · name_bytes < tables.names
 //   open = 0 → open_bytes = 0, failed = 0 → failed_bytes = 0
@@ -33,22 +34,22 @@ class CallRegistry {
   // `config` must outlive the registry.
   CallRegistry(const JobConfig& config, std::uint32_t rank);
 
-  // Why no operation of this name can be called in the group; ok: one can. No other rank hears of it.
+  // Why an operation of this name cannot be called in the group; ok: it can. No other rank hears of the error.
   Status problem_with_name(const Hash128& group, const std::string& name) const;
 
-  // Says in the opening which call of which name this is, and counts it. One that the caller has numbered itself
+  // Writes name, occurrence and key into the opening, and counts the call. A call that brings its own number
   // (Submission::occurrence) is not counted.
   void name_call(wire::Opening& opening, const Hash128& group, const Submission& submission);
-  // Whether so many of that name were called here.
+  // Whether this call was made here.
   bool has_called(const wire::Call& call) const;
 
-  // Why the call fails on this rank before it begins, of which all members hear; ok: it does not. `open`: how many
+  // Why the call fails on this rank before it begins, which all members hear; ok: it does not fail. `open`: how many
   // operations are open, for the message.
   Status problem_with(const Submission& submission, std::size_t open) const;
-  // Whether the others can be told of one more that fails so.
+  // Whether there is room for one more record of a call that failed so.
   bool has_room_for_failed() const { return failed_bytes_ < config_.tables.open; }
 
-  // Their records: of calls that are open, and of those that failed before they began.
+  // Bytes of the records of open calls, and of calls that failed before they began.
   void add(std::size_t record);
   void remove(std::size_t record);
   void add_failed(std::size_t record);

@@ -21,18 +21,18 @@ struct CollectiveTraits {
     all,           // the whole result
     all_but_root,  // the whole result; the root has it
     chunks,        // each its chunk of it (chunk_of, protocol/sharding.h)
-    blocks,        // what each member has for it, one block after the other
+    blocks,        // one block from each member, in order
   };
 
   const char* name;  // for messages
   Contributors contributors;
   Receivers receivers;
   bool reduces;      // contributions are summed, or reduced by another operator
-  bool same_blocks;  // of those that send blocks: each member sends the same to all
+  bool same_blocks;  // if blocks are sent: each member sends the same block to all
 
-  // Whether all members get the same bytes, so that one can help another out with them.
+  // Whether all members get the same bytes, so that one can give them to another.
   bool shares_results() const { return reduces && receivers == Receivers::all; }
-  // Whether blocks of members are put together, which go from worker to worker; nothing is summed.
+  // Whether it puts together blocks that go from worker to worker; nothing is summed.
   bool gathers() const { return receivers == Receivers::blocks; }
   bool has_root() const { return contributors == Contributors::root || receivers == Receivers::all_but_root; }
   // Whether what a member gives is nowhere else until the others have what they get of it. So contributors keep their
@@ -56,14 +56,14 @@ std::size_t contributors(Collective collective, std::size_t members);
 // Whether the member's handle waits until the others have what they get: of operations that are not small.
 bool waits_for_others(Collective collective, std::size_t member, std::size_t root);
 
-// What of an operation's bytes the member gets; of those with blocks: all, as its size is known later.
+// Which of an operation's bytes the member gets. Of a gather: all, since the sizes are known later.
 Range received_by(Collective collective, std::uint64_t bytes, std::uint64_t rows, std::size_t members,
                   std::size_t member, std::size_t root);
-// The same, as the member that has called it says.
+// The same, from the member's opening.
 Range received_by(const wire::Opening& opening, std::size_t members, std::size_t member);
 
-// What the member that has called this has for each member: ranges of its input. For operations that are carried out
-// without a server. Throws std::invalid_argument for an opening that cannot be.
+// Which ranges of its input the member with this opening sends to each member. For operations without a server. Throws
+// std::invalid_argument for an impossible opening.
 std::vector<Range> blocks_for_members(const wire::Opening& opening, std::size_t member, std::size_t members);
 
 }  // namespace shoal

@@ -1,17 +1,17 @@
-// How much a job keeps on its way, and how firmly: grows while somebody else's traffic takes more than half of the
-// network and shrinks back, and shrinks where queues are too short for what `init` found.
+// Changes the job's credit while it runs: grows it while other traffic takes more than half of the network, shrinks it
+// back afterwards, and shrinks it where queues are shorter than the windows that `init` found need.
 // docs/decisions/changing-windows.md.
 //
-// Between empty queues the windows that were found at `init` fill the wire, and more would only fill queues. Where
-// somebody else's flow keeps a queue full, a flow gets of the link what it has in that queue: so the windows grow until
-// the job has half of the rate that it has when it is alone. Where that alone does not help, since the queue is short
-// and the other takes no notice of what is lost in it, links compete too (machine.h).
+// While queues are empty, the windows of `init` fill the wire, and larger ones would only fill queues. While another
+// flow keeps a queue full, a flow's share of the link is its share of that queue. So windows grow until the job has
+// half of the rate that it has alone. If the queue is short and the other flow ignores losses, that does not help. Then
+// links also compete (machine.h).
 //
-// One place decides, rank 0's worker, for all servers at once. (A server that decided for itself would gain by growing,
-// at the cost of the other servers: all would grow without end where the link has become slower and nobody else is
-// there.) A growth that does not pay in what the whole job moves is taken back, and not tried again for a while.
+// Rank 0's worker decides for all servers at once. If each server decided, it would gain by growing at the cost of the
+// others, and all would grow without end on a link that has become slower. A growth that does not raise the rate of the
+// whole job is taken back, and not tried again for a while.
 //
-// Knows bytes and moments, nothing else.
+// Knows only bytes and times.
 #pragma once
 
 #include <cstdint>
@@ -34,15 +34,14 @@ class CongestionController {
   // `config.rate` 0: the windows stay as they are.
   explicit CongestionController(const JobConfig& config);
 
-  // Operations flow from now on, where none did; none does any more. What is between is not measured, nor how a burst
-  // begins, after a pause: somebody else may have filled the queues meanwhile.
+  // The first operation begins to flow; the last has ended. Pauses are not measured. Nor is the begin of a burst after
+  // a pause: other traffic may have filled the queues meanwhile.
   void begin(Time now);
   void pause(Time now);
 
-  // So many bytes of operations were answered. Returns whether that completes a sample: decide() is to follow.
+  // So many bytes of operations were answered. Returns whether that completes a sample, after which decide() is called.
   bool answered(std::uint64_t bytes, Time now);
-  // Returns what holds from now on, if that changes. `retransmissions`: packets that the network had to be given again
-  // until now.
+  // Returns the new setting, if it changes. `retransmissions`: TCP retransmissions of the job so far.
   std::optional<Setting> decide(std::uint64_t retransmissions, Time now);
 
  private:
@@ -72,32 +71,32 @@ class CongestionController {
   bool decided(double rate, Time now);
 
   const std::uint32_t segment_;
-  const std::uint32_t usual_;  // without others
+  const std::uint32_t usual_;  // credit without other traffic
   const std::uint32_t least_;
   const std::uint32_t most_;
-  const double per_credit_;  // bytes on their way, for a byte of credit of the server with the largest weight
+  const double per_credit_;  // bytes in flight for each byte of credit at the server with the largest weight
   Setting setting_;
-  double best_;  // the highest rate that there was: bytes per second
+  double best_;  // the highest rate so far, in bytes per second
 
   // What is being measured.
   bool settling_ = true;
   std::uint64_t bytes_ = 0;
   Time busy_ = 0;
-  std::uint64_t repairs_ = 0;  // until it began
-  Time settles_for_;           // after the last change
-  std::optional<Time> since_;  // operations flow, since then or the last sample
+  std::uint64_t repairs_ = 0;  // retransmissions until it began
+  Time settles_for_;           // how long nothing is measured after a change
+  std::optional<Time> since_;  // operations flow: since when, or since the last sample
   std::optional<Time> paused_at_;
   Time burst_ = 0;  // of the present burst, or the last one: how long operations flowed in it, until since_
-  Time skip_ = 0;   // how much of that is not measured
+  Time skip_ = 0;   // how much of the burst is not measured
 
-  std::optional<Trial> before_;  // another setting is being tried, this one was before
-  std::optional<Trial> tried_;   // it did not seem to pay: the one before is being measured again
-  Way way_ = Way::growing;       // what is being tried, or was last
-  bool failed_ = false;          // it did not pay
+  std::optional<Trial> before_;  // while another setting is being tried: the one before
+  std::optional<Trial> tried_;   // a setting that did not seem to pay, while the one before is measured again
+  Way way_ = Way::growing;       // what is being tried, or was tried last
+  bool failed_ = false;          // the last trial did not pay
   std::uint32_t losses_ = 0;  // a bit for each of the last samples: whether packets were lost; the newest is the lowest
-  int poor_ = 0;              // samples below what is good, in a row
-  int good_ = 0;              // others, in a row
-  int generous_ = 0;          // samples of more than its half that were of insisting alone, in a row
+  int poor_ = 0;              // bad samples in a row
+  int good_ = 0;              // good samples in a row
+  int generous_ = 0;          // samples in a row of more than its half, while links compete with the usual credit
   Time wait_;
   Time not_before_ = 0;
 };

@@ -38,7 +38,7 @@ std::uint32_t JobConfig::credit_of(std::size_t server, std::uint32_t job_credit)
 }
 
 bool JobConfig::follows_reference(std::size_t server) const {
-  // A reference server waits for nobody: if servers waited for each other, workers could for each other's next
+  // A reference server waits for nobody. If servers waited for each other, workers could wait for each other's next
   // segments.
   if (server_ranks[server] < 0 || is_reference(server) || credit < 2 * segment) {
     return false;
@@ -52,11 +52,11 @@ bool JobConfig::follows_reference(std::size_t server) const {
   return false;
 }
 
-// What is on its way to workers' own servers fills the links that dedicated servers' results come through. So where
-// those are the largest, and windows are of more than a segment, own servers have three quarters of what weights would
-// give, in one piece where two would be small. A piece below half of the largest costs more processor than an even end
-// is worth; but only those that keep step can have more than their weight gives: others would run ahead.
-// docs/decisions/followers.md.
+// Bytes on their way to co-located servers fill the links through which results of dedicated servers come. So where
+// dedicated servers are the largest and windows hold more than a segment, co-located servers have three quarters of
+// what their weights would give: one segment where two would be small. A segment below half of the largest costs more
+// processor time than a common end is worth. But only servers that follow the reference may have more than their weight
+// gives, since others would run ahead. docs/decisions/followers.md.
 JobConfig::Cut JobConfig::cut_of(std::size_t server) const {
   if (!follows_reference(server)) {
     return {4, 1, 16};

@@ -1,4 +1,5 @@
-// What the coordinator decided at `init`, equal on every worker and server (docs/protocol/format.md, Messages).
+// The job's configuration: rank 0 decides it at `init`, and every worker and server has the same
+// (docs/protocol/format.md, Messages).
 #pragma once
 
 #include <algorithm>
@@ -20,17 +21,17 @@ struct JobConfig {
   std::uint32_t credit = 0;                // bytes per worker and that server; at least a segment
   std::uint32_t eager = 0;                 // bytes of unanswered inline data per worker and server
   std::uint32_t small = 0;                 // operations of at most so many bytes live on their home server alone
-  std::uint32_t least_shard = 1;           // bytes: larger ones have no more servers than leave each so many
-  std::uint32_t least_segment = 0;         // bytes, of the server with the largest weight: short operations have
-                                           // segments down to this; 0: all have the same
+  std::uint32_t least_shard = 1;           // bytes: a larger operation has at most as many servers as leave each this
+  std::uint32_t least_segment = 0;         // bytes, of the server with the largest weight: segments of short
+                                           // operations shrink down to this; 0: all segments are alike
   bool ring = false;                       // all-reduces that are not small go round the ring
   std::uint64_t rate = 0;                  // bytes a second of an operation of all ranks that the links allow, as far
-                                           // as known; 0: windows stay as they are. Not at dedicated servers
+                                           // as known; 0: windows do not change. Dedicated servers are not told
   bool standby = false;                  // co-located servers of weight 0 have links too, and average when no other can
   std::vector<std::uint32_t> leaders{};  // by rank: the first rank of its node; empty: every rank is a node of its own
   std::uint32_t peer_timeout = 15;       // seconds of silence from a host after which it counts as lost
 
-  // What tables may take, in bytes (base/limits.h): each process's own, of which no other needs to know.
+  // What tables may take, in bytes (base/limits.h). Each process has its own; no other needs to know them.
   struct Tables {
     std::size_t open = limits::open_bytes;
     std::size_t names = limits::names_bytes;
@@ -41,31 +42,30 @@ struct JobConfig {
   };
   Tables tables{};
 
-  // What one server averages in proportion to its weight, it also moves in pieces of that proportion, so that the parts
-  // of an operation end together and no link is full of one server's bytes while another server waits. (Workers' own
-  // servers beside dedicated ones: in fewer and larger pieces, but in step with those.)
+  // A server's segment and credit are in proportion to its weight, as its shards are. So the shards of an operation end
+  // together, and no link is full of one server's bytes while another server waits. (Co-located servers beside
+  // dedicated ones have fewer and larger segments, but follow those.)
   struct Window {
     std::uint32_t segment = 0;
     std::uint32_t credit = 0;
   };
   Window window_of(std::size_t server) const;
-  // The credit of that server's window when the job's credit is this one: from a segment to most_credit
+  // The credit of that server's window for this credit of the job, which ranges from a segment to most_credit
   // (congestion_controller.h).
   std::uint32_t credit_of(std::size_t server, std::uint32_t job_credit) const;
   std::uint32_t segment_of(std::size_t server) const;
   std::uint32_t most_credit() const;
-  // Whether no worker sends it a larger part of its shard than it has sent to each reference server: so it is
-  // with workers' own servers beside dedicated ones.
+  // Whether workers send it no larger part of its shard than they have sent to each reference server. Co-located
+  // servers beside dedicated ones follow so.
   bool follows_reference(std::size_t server) const;
   bool is_reference(std::size_t server) const { return weights[server] == largest_weight(); }
-  // How an operation of so many bytes is cut by a server with that window that has this shard of it. A small one is not
-  // cut.
+  // The segment of an operation of so many bytes at a server with this window and shard. A small operation is not cut.
   std::uint32_t segment_for(const Window& window, std::uint64_t bytes, std::uint64_t shard_bytes) const;
-  // What of a shard of such segments may travel with the opening: the first segment.
+  // How many bytes of a shard may travel with the opening: its first segment.
   std::uint32_t inline_of(std::uint64_t shard_bytes, std::uint32_t shard_segment) const;
   std::uint32_t most_inline() const { return std::max(segment, small); }
 
-  // The servers of one name are the lanes of one server: the index of its first, and all of them.
+  // Servers of one name are the lanes of one server. The index of its first lane, and all of them.
   std::uint32_t first_lane(std::uint32_t server) const;
   std::vector<std::uint32_t> lanes_of(std::uint32_t server) const;
 
@@ -78,15 +78,15 @@ struct JobConfig {
 
  private:
   struct Cut {
-    std::uint32_t quarters;  // of the segment that is in proportion to the weight
-    std::uint32_t divisor;   // segments of the credit at the server with the largest weight, for one here
-    std::uint32_t least;     // no segment is smaller than the largest by this
+    std::uint32_t quarters;  // its segment, in quarters of the one in proportion to the weight
+    std::uint32_t divisor;   // how many segments the server with the largest weight has in its credit for each one here
+    std::uint32_t least;     // the largest segment is at most this many times its segment
   };
   Cut cut_of(std::size_t server) const;
   std::uint32_t largest_weight() const { return *std::max_element(weights.begin(), weights.end()); }
 };
 
-// Empty if the configuration can be worked with, otherwise what is wrong with it.
+// Empty if the configuration is valid, otherwise what is wrong with it.
 std::string problem_with(const JobConfig& config);
 
 // "256 MiB", for messages.

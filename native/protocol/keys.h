@@ -12,13 +12,13 @@
 
 namespace shoal {
 
-// The name of operations that were given none. No user's operation may have it.
+// The name of operations without a name. The program may not use it.
 inline constexpr const char* unnamed = "#";
 
-// Why an operation cannot have this name; empty if it can. An empty name is none.
+// Why an operation cannot have this name; empty if it can. An empty name means no name.
 std::string problem_with_name(const std::string& name);
 
-// `made`: how often this (ranks, name) was made before.
+// `made`: how many groups of these ranks and name were made before.
 Hash128 group_id(const std::vector<std::uint32_t>& ranks, const std::string& name, std::uint64_t made);
 
 // The group of all ranks.

@@ -1,8 +1,8 @@
 // The seam between the protocol and the world.
 //
 // Server, worker and coordinator are machines: events come in, actions go out. A machine opens no socket, reads no
-// clock, starts no thread and takes no lock; a driver (TCP, simulation) owns it, calls it from one thread at a time,
-// and carries out its actions. The same machine therefore runs on a real network and on a simulated one.
+// clock, starts no thread and takes no lock. A driver (TCP, simulation) owns it, calls it from one thread at a time,
+// and carries out its actions. So the same machine runs on a real network and on a simulated one.
 //
 // The order of events on one link:
 //   attach → (on_header → payload is written to the place returned → on_payload)* → on_lost
@@ -40,7 +40,7 @@ using Time = std::int64_t;
 inline constexpr Time never = std::numeric_limits<Time>::max();
 inline constexpr Time second = 1'000'000'000;
 
-// Names an action, so that the machine knows which one has ended. 0: the machine does not want to know.
+// Names an action, so that the machine hears when it has ended. 0: the machine does not want to hear.
 using Token = std::uint64_t;
 
 using wire::Bytes;
@@ -50,7 +50,8 @@ using wire::Bytes;
 struct Placement {
   Status status;
   std::byte* memory = nullptr;
-  // What owns that memory, where the driver may exchange it, until on_payload, for a spare buffer of the same size.
+  // If not null: the owner of that memory, which the driver may exchange for a spare buffer of the same size until
+  // on_payload.
   Buffer* buffer = nullptr;
 };
 
@@ -77,15 +78,15 @@ class Wire {
   virtual void send(LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte> borrowed,
                     Token token) = 0;
 
-  // The memory borrowed by frames with this token, on any link, is about to go: the driver copies what it still needs
-  // of it before it returns. The frames are sent as before, and on_sent still comes. (For operations that fail.)
+  // The memory borrowed by frames with this token, on any link, is about to go: before it returns, the driver copies
+  // what it still needs. The frames are sent as before, and on_sent still comes. (For operations that fail.)
   virtual void detach(Token token) = 0;
 
   // Ends a link at once; on_lost is not called for it. Frames still queued are thrown away.
   virtual void close(LinkId link) = 0;
 
-  // From now on the link holds its own against somebody else's traffic, or gives way to it as it did at first. For
-  // drivers that have a choice.
+  // From now on the link uses the host's own congestion control, or again the gentle default. For drivers that have a
+  // choice.
   virtual void compete(LinkId /*link*/, bool /*on*/) {}
 };
 
@@ -111,7 +112,7 @@ class WorkerWorld : public Wire {
   // The first bytes of the operation's contribution have been handed to the driver. For timelines.
   virtual void sending(std::uint64_t handle) = 0;
 
-  // These bytes of the result of an operation in parts are in its output.
+  // These bytes of a streamed operation's result are in its output.
   virtual void received(std::uint64_t /*handle*/, Range /*range*/) {}
 
   // The handle is done. Called once for each submitted operation.
@@ -121,11 +122,11 @@ class WorkerWorld : public Wire {
   // the group's order, one after the other). Belongs to the handle. Null: there is no memory for it.
   virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;
 
-  // Please connect to this rank's worker; attach_peer or peer_unreachable follows.
+  // Asks for a connection to this rank's worker; attach_peer or peer_unreachable follows.
   virtual void connect(std::uint32_t rank) = 0;
 
-  // Please connect to all lanes of this lost server again (the first has this index): attach_returned for each of them,
-  // or server_unreachable, follows.
+  // Asks for connections to all lanes of this lost server, of which the first has this index. attach_returned for each
+  // of them, or server_unreachable, follows.
   virtual void connect_server(std::uint32_t server, std::uint32_t attempt) = 0;
 
   // Something that a person should read: who is late.
@@ -134,9 +135,9 @@ class WorkerWorld : public Wire {
   // Every rank has left or is lost: no link is needed any more.
   virtual void ended() = 0;
 
-  // What those who use this worker wait for. `changes`: rises whenever somebody begins or ends to wait, or calls
-  // something; never 0. `blocked`: nobody here can call anything before one of these operations is done. `patience`:
-  // how long that has to be so before it is believed.
+  // What this rank's program waits for. `changes`: rises whenever a thread begins or ends to wait, or calls something;
+  // never 0. `blocked`: nothing here can call anything before one of these operations is done. `patience`: how long
+  // that must hold before it is believed.
   struct Waiting {
     std::uint64_t changes = 1;
     bool blocked = false;
@@ -145,20 +146,21 @@ class WorkerWorld : public Wire {
   };
   virtual Waiting waiting() { return {}; }
 
-  // Of operations that the ranks of a machine carry out among themselves: what these handles stand for (by handle,
-  // without members; those that are not found are not there), and whether this rank has called one.
+  // About operations in local groups. What these handles stand for, by handle, without members; handles of other
+  // operations are left out. And whether this rank has called an operation.
   virtual std::map<std::uint64_t, wire::Wait> described_inside(const std::vector<std::uint64_t>& /*handles*/) {
     return {};
   }
   virtual bool has_called_inside(const wire::Call& /*call*/) { return false; }
-  // That it can never be complete. `found`: it is open there. `handle`: of an operation here that is to fail for it.
+  // Fails the operation of this call, which can never be complete. `found`: a local group has it open. `handle`: of an
+  // operation of the worker's that must fail with it.
   struct Failed {
     bool found = false;
     std::optional<std::uint64_t> handle;
   };
   virtual Failed fail_inside(const wire::Call& /*call*/, const Status& /*why*/) { return {}; }
 
-  // How many packets of this link the network had to be given again until now; 0 where nobody counts them.
+  // TCP retransmissions on this link so far; 0 where nobody counts them.
   virtual std::uint64_t retransmissions(LinkId link) const = 0;
 };
 
@@ -167,12 +169,12 @@ class Machine {
  public:
   virtual ~Machine() = default;
 
-  // A header has arrived and its check was right. The memory returned holds header.length bytes and stays valid
+  // A header has arrived, and its check was right. The memory returned holds header.length bytes and stays valid
   // until on_payload or on_lost.
   virtual Placement on_header(LinkId link, const wire::Header& header) = 0;
 
-  // A buffer of so many bytes like those of Placement, for a driver that reads payloads before it has seen their
-  // headers. None: the machine has no such buffers.
+  // A buffer like those of Placement, for a driver that reads payloads before their headers. None: the machine has no
+  // such buffers.
   virtual Buffer spare(std::size_t /*bytes*/) { return {}; }
 
   // The payload of the last header is in its place. An error: as in Placement.
@@ -186,7 +188,7 @@ class Machine {
   virtual void on_time(Time now) = 0;
   virtual Time deadline() const = 0;
 
-  // Throws InvariantViolated (base/invariant.h) if something is not as its classes promise. Between two events.
+  // Between two events. Throws InvariantViolated (base/invariant.h) if an invariant of its classes does not hold.
   virtual void check_invariants() const {}
 };
 

@@ -1,4 +1,4 @@
-// What a worker and a local group say alike about operations that do not move.
+// What worker and local group share about operations that do not move.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace shoal {
 
-// Without progress, until it is asked whom an operation waits for; then at doubling intervals.
+// How long an operation may be without progress until it is asked whom it waits for; then at doubling intervals.
 inline constexpr Time first_late = 10 * second;
 
 inline std::string seconds_text(Time time) {

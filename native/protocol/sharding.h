@@ -22,15 +22,15 @@ struct Share {
   friend bool operator==(const Share&, const Share&) = default;
 };
 
-// The servers that work on an operation that is not a gather and does not go round the ring, ascending: its home, and
-// the others whose shards are not empty. One of at most `small` bytes has its home alone, and others have no more
-// servers than leave each `least_shard` bytes on average, evenly spread over all.
+// The servers that work on an operation that is no gather and does not take the ring, ascending: its home, and the
+// others whose shards are not empty. An operation of at most `small` bytes has its home alone. A larger one has at most
+// as many servers as leave each `least_shard` bytes on average, spread evenly over all servers.
 std::vector<Share> shares_of(std::uint64_t bytes, std::uint32_t home, const JobConfig& config);
 
-// That of one of them; empty for others. (Servers ask for every opening: nothing is allocated.)
+// The shard of one server; empty if it has none. (Servers ask this for every opening, so nothing is allocated.)
 Range share_of(std::uint32_t server, std::uint64_t bytes, std::uint32_t home, const JobConfig& config);
 
-// Of so many bytes on, all servers with a weight above zero work on an operation.
+// From so many bytes on, all servers with a weight above zero work on an operation.
 std::uint64_t shared_from(const JobConfig& config);
 
 // A member's chunk of a reduce-scatter over `total` bytes in `rows` equal rows.

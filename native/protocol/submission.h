@@ -1,4 +1,4 @@
-// What a call of an operation is, as the application submits it and as machines take it from each other.
+// A call of an operation, as the application submits it and as local group and worker hand it on.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace shoal {
 
-// One operation as the application submits it. Arrays must stay as they are until the handle is finished.
+// One operation as the application submits it. Its arrays must stay valid and unchanged until the handle is finished.
 struct Submission {
   std::uint64_t handle = 0;  // the caller's name for it
   Collective collective = Collective::none;
@@ -30,12 +30,12 @@ struct Submission {
   std::byte* output = nullptr;  // null: the machine asks for memory when the size is known
   std::size_t output_bytes = 0;
   Time timeout = 0;    // without progress; must be above 0
-  double divisor = 0;  // what mean divides by, the same on all members; 0: how many they are
-  // An all-reduce through servers, in place, of which only that is there which Worker::contributed has named. What has
-  // arrived of its result is told to WorkerWorld::received.
+  double divisor = 0;  // what mean divides by, the same on all members; 0: the number of members
+  // An all-reduce through servers, in place. Of its contribution only what Worker::contributed has named is there, and
+  // WorkerWorld::received hears of each part of its result.
   bool streamed = false;
   std::string failure;  // not empty: failed on this rank before it began; only group and name count
-  // Not ok: it has failed with this for all members, and `failure` is the whole message, about this rank or none (-1).
+  // If not ok, all members see this code and `failure` as the whole message; `failure_rank` is the culprit, or -1.
   Code failure_code = Code::ok;
   std::int32_t failure_rank = -1;
 };

@@ -1,6 +1,6 @@
 // The same sums compiled for several instruction sets. For reduce.cpp and its test only: others use reduce.h.
 //
-// A backend is data, not code, so that asking for one runs nothing that the processor may not know.
+// A backend is data, so that looking at it runs no instruction that the processor may lack.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ extern const Backend avx2_backend;
 extern const Backend avx512_backend;
 extern const Backend neon_backend;
 
-// Those that this build has and this processor runs, fastest first. Never empty. All give the same bits.
+// The backends that this build has and this processor can run, fastest first. Never empty. All give the same bits.
 std::vector<const Backend*> usable_backends();
 
 }  // namespace shoal::reduction

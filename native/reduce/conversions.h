@@ -5,7 +5,7 @@
 // subnormal is computed with, so a thread that flushes those to zero gets the same float16.
 //
 // Everything here and in kernels.h has internal linkage and calls nothing of the standard library but memcpy: these
-// files are compiled once per instruction set, and the linker must never take a copy made for one for another's.
+// files are compiled once for each instruction set, and the linker must never merge the copies.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The floating-point environment in which sums are made: that with which programs begin, whatever a thread has set or
-// inherited. Rounding, and the flushing of small numbers to zero (torch.set_flush_denormal), would change results.
+// The floating-point environment of all sums: the default one, whatever the calling thread has set or inherited.
+// Another rounding mode, or flushing subnormals to zero (torch.set_flush_denormal), would change results.
 #pragma once
 
 #if defined(__x86_64__)
@@ -10,12 +10,12 @@
 
 namespace shoal::reduction {
 
-// While it lives. The caller's is back afterwards, with the exceptions that it had seen.
+// Sets the default environment while it lives, then restores the caller's, with the exceptions that were raised there.
 class DefaultEnvironment {
  public:
 #if defined(__x86_64__)
-  // The old registers of the x87, which the C library would save too, take longer than a small sum, and no sum of ours
-  // uses them.
+  // MXCSR alone: saving the x87 registers too, as the C library does, takes longer than a small sum, and no sum uses
+  // them.
   DefaultEnvironment() : callers_(_mm_getcsr()) { _mm_setcsr(initial); }
   ~DefaultEnvironment() { _mm_setcsr(callers_); }
 #else

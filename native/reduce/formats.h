@@ -42,7 +42,7 @@ struct Integer {
   static T narrow(T value) { return value; }
 };
 
-// Which NaN an operation gives differs between processors, so results have only one.
+// Processors differ in which NaN an operation gives, so results use one NaN.
 struct Float32 {
   using Element = float;
   using Accumulator = float;
@@ -78,8 +78,8 @@ struct Float16 {
   static float widen(std::uint16_t value) { return float16_to_float32(value); }
   static std::uint16_t narrow(float value) { return float32_to_float16(value); }
 
-  // Where the processor converts, whole vectors go through its instructions; the same bits as above. 256 bits do for
-  // AVX-512 too: the conversion is not what such a sum waits for.
+  // Where the processor can convert, whole vectors use its instructions, with the same bits as above. AVX-512 uses 256
+  // bits too, since conversion does not limit the sum.
 #if defined(__F16C__)
   static Floats widen_vector(const std::byte* source, std::size_t index) {
     const std::byte* address = source + index * sizeof(Element);

@@ -3,7 +3,7 @@
 // A call goes through its elements in blocks small enough that a block's accumulators stay in the first-level cache:
 // each source is read once, in order, the destination written once. Within a block the sources are folded four at a
 // time, strictly from the left, so neither the vector width nor the number of sources changes the order of a sum. The
-// loops are plain and leave vectorisation to the compiler; only float16 needs intrinsics, where the processor converts.
+// compiler vectorises the plain loops; only float16 needs intrinsics, where the processor can convert.
 //
 // A block is read from all sources before it is written, so the destination may be any of them.
 //
@@ -30,7 +30,7 @@ namespace {
 constexpr std::size_t block_bytes = 4096;  // of one source; the accumulators take twice that where they are wider
 constexpr std::size_t fan_in = 4;          // sources folded in one loop
 
-// Of a mean of integers. A peer may have said it; a job has fewer ranks.
+// The largest divisor of a mean of integers. A job has fewer ranks, but a peer can send any divisor.
 constexpr double largest_divisor = 1ULL << 31U;
 
 template <class Format>
@@ -91,7 +91,7 @@ void divide_block(T* accumulators, std::size_t count, double divisor) {
   }
 }
 
-// Toward zero, as NCCL does. In 64 bits: there may be more ranks than an element can count.
+// Toward zero, as NCCL does. In 64 bits, since there may be more ranks than an element can count.
 template <class Integer, class T>
   requires std::is_integral_v<T>
 void divide_integers(T* accumulators, std::size_t count, double divisor) {
@@ -138,7 +138,7 @@ void accumulate_block(const Call& call, std::size_t begin, std::size_t count, T*
   }
 }
 
-// `ResultElement`: what the elements are in the end, where they are summed as something else.
+// `ResultElement`: the type of the results, which signed integers are not summed in.
 template <class Format, class Op, class ResultElement = typename Format::Element>
 void reduce_blocks(const Call& call) {
   using T = typename Format::Accumulator;
@@ -176,7 +176,7 @@ void reduce_numbers(const Call& call) {
   }
 }
 
-// Sums and products of signed integers are those of unsigned ones, which may wrap.
+// Signed integers are summed and multiplied as unsigned ones, which may wrap.
 template <class Signed, class Unsigned>
 void reduce_signed(const Call& call) {
   const bool ordered = call.op == Operator::min || call.op == Operator::max;

@@ -49,7 +49,7 @@ struct Product {
   }
 };
 
-// A NaN replaces any number and is never replaced by one. Of equals (the two zeros) the first contribution's stays.
+// A NaN replaces a number, never the other way round. Of equal values (the two zeros) the first contribution's stays.
 struct Min {
   template <class T>
   static T apply(T a, T b) {

@@ -4,12 +4,11 @@
 //   * Contributions are combined in the order of `sources`, so the same inputs give the same bits on every run and on
 //     every machine: the vector width never changes the order of a sum, and no multiply is fused into an add.
 //   * float16 and bfloat16 accumulate in float32 and are rounded once, to nearest even.
-//   * `destination` may be one of the sources; apart from that they do not overlap. No alignment is needed beyond the
-//     element's own.
-//   * Nor do the caller's thread's rounding mode and its treatment of small numbers change anything.
-//   * min and max give NaN if any contribution is NaN. Integers wrap; their mean is the sum, wrapped if it does not
-//   fit,
-//     divided toward zero. bool: min is and, max is or, product is and.
+//   * `destination` may be one of the sources; otherwise no two of them overlap. Arrays need no alignment.
+//   * The rounding mode of the calling thread, and whether it flushes subnormals, change nothing.
+//   * min and max give NaN if any contribution is NaN.
+//   * Integers wrap; their mean is the wrapped sum divided toward zero.
+//   * bool: min is and, max is or, product is and.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +18,7 @@
 
 namespace shoal {
 
-// Whether `op` means something for `dtype`: bool has neither sum nor mean, and `none` is for nothing.
+// Whether `op` means something for `dtype`: bool has neither sum nor mean; `none` never does.
 bool reducible(DType dtype, Operator op);
 
 // destination[i] = sources[0][i] op sources[1][i] op ... for `count` elements; mean then divides by `divisor`

@@ -1,7 +1,7 @@
 // Frame headers: docs/protocol/format.md, Frames and "Frame types", and nothing more.
 //
-// decode() checks everything that can be known from the 40 bytes alone; what depends on the state of a link or an
-// operation is the machines' to check.
+// decode() checks all that the 40 bytes alone can tell. Machines check what depends on the state of a link or an
+// operation.
 #pragma once
 
 #include <cstddef>
@@ -46,9 +46,10 @@ enum class Type : std::uint8_t {
   circle = 25,
 };
 
-// Flag 1 of RESULT (the operation's last from this server), of SIZES (a RESULT with everything follows), of ADMIT (what
-// is still to be sent and received comes with it), of DROP (it has ended well), of EPOCH (all that was open in an
-// epoch before has been opened again), of WINDOW (links compete) and of REACHED (it was not).
+// What flag 1 means, in this order: of RESULT, the operation's last from this server; of SIZES, one RESULT with
+// everything follows; of ADMIT, the missing ranges follow; of DROP, the operation has ended well; of EPOCH, all
+// operations of earlier epochs have been opened again; of WINDOW, links compete; of REACHED, the server was not
+// reached.
 inline constexpr std::uint8_t flag_last = 1;
 inline constexpr std::uint8_t flag_inline = 1;
 inline constexpr std::uint8_t flag_resumed = 1;

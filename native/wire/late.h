@@ -15,7 +15,7 @@ struct Late {
   enum class Why : std::uint8_t {
     not_opened = 1,     // it has not called the operation
     owes_data = 2,      // it has, and its contribution does not come
-    does_not_read = 3,  // what it is sent stays where it is
+    does_not_read = 3,  // frames to it stay unread
   };
   struct Member {
     std::uint32_t rank = 0;
@@ -25,7 +25,7 @@ struct Late {
     std::uint32_t silent_ms = 0;  // since its last frame came to this server
   };
 
-  std::uint32_t count = 0;      // of those that the operation waits for here
+  std::uint32_t count = 0;      // how many members the operation waits for here
   std::vector<Member> members;  // the first of them
 };
 

@@ -1,8 +1,8 @@
 // The payloads that are not elements: openings, failures, losses, sizes, groups.
 // docs/protocol/format.md, Openings and "Other payloads".
 //
-// Decoding trusts nothing: every length is checked against the bytes that are there and against limits.h before it
-// is used, and a payload with bytes left over is refused.
+// Decoding trusts nothing: every length is checked against the payload and against limits.h before it is used, and a
+// payload with bytes left over is refused.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace shoal::wire {
 using Bytes = std::vector<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 
-// A text as it is sent: at most limits::text_bytes, and no part of a character.
+// A text as it is sent: at most limits::text_bytes, cut between two characters.
 std::string cut(const std::string& text);
 
 // What a worker says of an operation when it opens it.
@@ -29,7 +29,7 @@ struct Opening {
   Collective collective = Collective::none;
   Operator op = Operator::none;
   DType dtype = DType::none;
-  bool failed = false;  // on this rank, before it began; `text` says why and the rest of the attributes means nothing
+  bool failed = false;  // on this rank, before it began: `text` says why, and the other attributes mean nothing
   std::uint32_t root = 0;
   std::uint32_t occurrence = 0;
   Hash128 key;
@@ -42,12 +42,12 @@ struct Opening {
   std::string text;
   std::uint32_t inline_bytes = 0;
 
-  // Of an operation that was open in an epoch before: docs/protocol/recovery.md, "Opening again".
+  // Of an operation that was open in an earlier epoch: docs/protocol/recovery.md, "Opening again".
   bool finished = false;       // its handle is done on this rank, with this status if it failed
-  Code code = Code::ok;        // why it failed for all; ok: it did not, or on this rank before it began
-  std::int32_t rank = -1;      // that the failure is about
+  Code code = Code::ok;        // why it failed for all; ok: it did not fail, or only on this rank before it began
+  std::int32_t rank = -1;      // which the failure is about
   std::uint64_t exchange = 0;  // the number that its home gave it, 0: none
-  std::vector<Range> have;     // what of its buffer has been answered to this rank, ascending
+  std::vector<Range> have;     // the parts of its buffer for which this rank has the answer, ascending
 
   // What the elements are in frames. `bytes` and all ranges count those: they are the operation's buffer.
   DType wire_dtype() const { return travels_as == DType::none ? dtype : travels_as; }

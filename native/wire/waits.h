@@ -23,8 +23,8 @@ struct Call {
   friend auto operator<=>(const Call&, const Call&) = default;
 };
 
-// `count` ranks of the job: `first`, and from there one every `step`. So that large groups, which are mostly of one or
-// a few of them, take little room.
+// `count` ranks of the job: `first`, and from there one every `step`. Most large groups are one stride or a few, and so
+// take little room.
 struct Stride {
   std::uint32_t first = 0;
   std::uint32_t count = 0;
@@ -45,31 +45,32 @@ struct Wait {
   std::vector<Stride> members;
 };
 
-// Nothing on this rank can call anything before one of these operations is done.
+// WAITS: nothing on this rank can call anything before one of these operations is done.
 struct Waits {
-  std::uint64_t changes = 0;  // how often anything has happened by which that might become untrue
+  std::uint64_t changes = 0;  // how often something happened that might have made that untrue
   std::vector<Wait> waits;
 };
 
-// Which of these have you called?
+// PROBE: which of these have you called?
 struct Probe {
   std::uint32_t round = 0;
   std::vector<Call> calls;
 };
 
+// CALLS: the answer to a PROBE.
 struct Calls {
   std::uint32_t round = 0;
   std::uint64_t changes = 0;  // as in Waits; 0: something here can call
   std::vector<bool> called;   // as the probe has them
 };
 
-// These can never be complete.
+// CIRCLE: these can never be complete.
 struct Circle {
   std::vector<Call> calls;
   std::string why;
 };
 
-// No payload of these is longer. What would be is not said.
+// The longest of these payloads. A longer one is not sent.
 inline constexpr std::size_t circle_bytes = 1024 * 1024;
 
 Bytes encode(const Waits& waits);

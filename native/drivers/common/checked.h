@@ -1,4 +1,4 @@
-// Builds with sanitizers and fuzzers (SHOAL_CHECKED) look at what a machine promises after each of its events.
+// Builds with sanitizers and fuzzers (SHOAL_CHECKED) check a machine's invariants after each of its events.
 #pragma once
 
 #include "protocol/machine.h"

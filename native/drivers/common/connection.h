@@ -1,7 +1,7 @@
-// A connection as the engine is handed it: made and authenticated by somebody else, of a kind that one of the drivers
-// knows (a TCP socket, say) and takes over.
+// A connection as it is handed to the engine: made and authenticated elsewhere, of a kind that one of the drivers knows
+// and takes over (a TCP socket, say).
 //
-//   It holds one kind until that is taken, and nothing after.
+//   It holds one connection until that is taken, then nothing.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ class Connection {
     requires(std::is_class_v<std::decay_t<Kind>> && !std::is_same_v<std::decay_t<Kind>, Connection>)
   Connection(Kind&& kind) : held_(std::make_unique<Held<std::decay_t<Kind>>>(std::forward<Kind>(kind))) {}
 
-  // What it is, where the caller knows that kind; null: it is of another, or has been taken.
+  // The connection, if it is of this kind; null: it is of another, or has been taken.
   template <class Kind>
   std::unique_ptr<Kind> take() {
     auto* const held = dynamic_cast<Held<Kind>*>(held_.get());

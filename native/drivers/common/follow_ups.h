@@ -1,5 +1,4 @@
-// Events that follow from what machines have done, until the machine that caused them has returned
-// (protocol/machine.h).
+// Events that a machine's actions cause, held back until the machine has returned (protocol/machine.h).
 //
 //   Tokens of sent frames come before everything else; the rest in the order in which it was added. None is of a
 //   machine that was forgotten.
@@ -18,8 +17,8 @@ struct FollowUp {
   enum class Kind {
     sent,    // on_sent(token)
     summed,  // on_summed(token)
-    memory,  // the next of links in memory (memory_links.h)
-    read,    // the link has something to read that nobody else tells of
+    memory,  // the next frame or close of the links in memory (memory_links.h)
+    read,    // the link holds bytes that epoll does not know of
   };
   Kind kind{};
   Machine* machine = nullptr;
@@ -43,7 +42,7 @@ class FollowUps {
   // The machine is gone.
   void forget(const Machine& machine);
 
-  // Those of links in memory: as many as these have to tell.
+  // How many of this kind there are; for links in memory that is how many frames and closes they have queued.
   std::size_t count(FollowUp::Kind kind) const;
 
  private:

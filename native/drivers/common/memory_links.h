@@ -1,8 +1,9 @@
-// Links between machines of one process, which are memory alone. What is sent, and that an end was closed, the other
-// end hears after the present event, in order.
+// Links in memory, between machines of one process. The other end hears of frames and of a close after the present
+// event, in order.
 //
-//   What is queued = follow-ups of links in memory, in the same order. The other end of an end that is there knows it,
-//   or is gone. A token counts as lent as often as frames with it are queued that have bytes which are not theirs.
+//   queue = the follow-ups of links in memory, in the same order
+//   an end's other end leads back to it, or is gone
+//   borrowed_frames[token] = queued frames with this token that borrow bytes
 #pragma once
 
 #include <cstddef>
@@ -28,12 +29,13 @@ class MemoryLinks {
   // Rises whenever an end goes.
   std::uint64_t gone() const { return gone_; }
 
-  // Over a link that there is.
+  // The link exists.
   void send(Machine& machine, LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte> borrowed,
             Token token);
   void detach(const Machine& machine, Token token);
   void close(LinkId link);
-  // The machine is gone: its ends are closed, and what it sent is not delivered. Follow-ups forget it as well.
+  // The machine is gone: its ends are closed, and what it sent is not delivered. Its follow-ups are to be forgotten
+  // too.
   void forget(const Machine& machine);
 
   // FollowUp::Kind::memory has come.
@@ -46,7 +48,7 @@ class MemoryLinks {
     Machine* machine = nullptr;
     LinkId other = 0;
   };
-  // A frame from the end, or that its other end was closed.
+  // A frame from `link`, or the news for `link` that its other end was closed.
   struct Queued {
     bool is_close = false;
     Machine* machine = nullptr;  // of a frame: the sender

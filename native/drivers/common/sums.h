@@ -1,4 +1,4 @@
-// Carries out what a machine wants to be summed.
+// Carries out a sum that a machine asks for.
 #pragma once
 
 #include "protocol/machine.h"

@@ -1,21 +1,21 @@
-// Where groups of some ranks of a node have memory of their own: areas of the node's, each with one word that says
-// whose it is.
+// Memory for subgroups: groups of some ranks of a node. Each has an area of the node's memory, and each area has one
+// word that says whose it is.
 //
 // Making a group is not collective: members make their groups in different orders, and nobody may wait for anybody. So
-// whoever comes first takes the first area that is nobody's, and all others find it. One word decides, once and for
-// all: it is 0, and then for ever the group's hash, how many ranks it has, and whether there is memory. An area begins
-// where those before it end, and has the size for so many ranks. Hence
+// the first member takes the first free area, and the others find it. The area's word decides, once and for all. It is
+// 0 while the area is free; then for ever the group's hash, how many ranks it has, and whether there is memory. An area
+// begins where the one before it ends, and its size follows from the number of ranks. Hence
 //
-//   * all members of a group come to the same area, or to none: whoever has passed a word by has seen it taken by
-//     another group, and so will everyone;
-//   * an area is one group's alone, as far as 57 bits tell groups apart;
+//   * all members of a group find the same area, or none: a member that passes over a word has seen it taken by another
+//     group, and so will every other member;
+//   * an area belongs to one group alone, as far as 57 bits tell groups apart;
 //   * a process that is killed at any instruction leaves a word that is 0 or decided;
-//   * there are as many as there is memory for them (limits::areas_bytes). What is full is full for all.
+//   * there are as many areas as there is memory for (limits::areas_bytes). When they are full, they are full for all.
 //
-// The memory is there before the word says so. New memory is all zero, which is how its words begin, so there is
-// nothing to be initialised, and whoever comes later finds what others have done there already. Two who take the same
-// area at once do each other no harm: one may only lose pages of the other's that nobody has touched, when it fails,
-// and these are touched before the word is written. What is taken is not given back.
+// The memory is there before the word says so. New memory is all zero, and so are its words at first. So nothing is
+// initialised, and a member that comes later finds what others have already done there. Two members may take the same
+// area at once. If one of them fails, the other may lose pages, but only pages that nobody has touched; and each
+// touches its pages before it writes the word. What is taken is never given back.
 #pragma once
 
 #include <memory>
@@ -26,8 +26,8 @@
 
 namespace shoal::shm {
 
-// For a group. `places`: of its members in the node, in the group's order. Null: there is none, as all
-// members will find.
+// The memory of a group. `places`: of its members in the node, in the group's order. Null: there is none, for any
+// member.
 std::shared_ptr<const Memory> memory_for_group(const std::shared_ptr<const Memory>& node, const Hash128& id,
                                                const std::vector<std::uint32_t>& places);
 

@@ -129,7 +129,7 @@ void ArrayAllocator::take(std::size_t begin, std::size_t end) const {
              " bytes of memory for its arrays; give the machine or container more memory, or make the model smaller",
          code);
   }
-  // Faults one by one would take much longer. Where it does not work, they come.
+  // Faulting pages one by one is much slower. If populate() fails, they fault later.
   static_cast<void>(populate(region_ + begin, bytes));
 }
 
@@ -193,7 +193,7 @@ void ArrayAllocator::map_privately(std::size_t begin, std::size_t end) const {
   }
 }
 
-// What was detached is the child's already, as all ordinary memory.
+// Detached ranges are private already, and fork() copies them.
 void ArrayAllocator::map_in_child() const {
   for (const auto& [begin, end] : taken_) {
     std::size_t at = begin;

@@ -1,15 +1,15 @@
-// Memory for a rank's arrays that the other ranks of its node can reach: part of the rank's region of the shared
-// memory.
+// Allocates memory for a rank's arrays that the other ranks of its node can reach: parts of the rank's region of the
+// shared memory.
 //
 // Promises:
-//   * What the machine cannot give is an error of allocate(), and no signal later. Memory is zero when it is given out,
-//   and
-//     goes back to the system when nobody uses it any more, whether the job still goes on or not.
-//   * A child made by fork() has it at the same place, and what it writes there is its own. It sees what the parent
+//   * If the machine lacks memory, allocate() fails; no signal comes later. Memory is zero when it is given out, and
+//   goes
+//     back to the system when nobody uses it any more, whether the job goes on or not.
+//   * A child made by fork() has it at the same addresses, and what it writes there is its own. It sees what the parent
 //     wrote before the fork, and may see what the parent and its peers write later.
-//   * After detach() nobody else writes into an array, however late.
+//   * After detach() no other rank writes into an array, however late.
 //
-// Every method may be called by any thread; in a child made by fork() none but the destructor.
+// Every method may be called by any thread; in a child made by fork() only the destructor.
 #pragma once
 
 #include <atomic>
@@ -30,13 +30,14 @@ class ArrayAllocator : public std::enable_shared_from_this<ArrayAllocator> {
   ArrayAllocator& operator=(const ArrayAllocator&) = delete;
   ~ArrayAllocator();
 
-  // Null where this process cannot reach the regions, or where the rank's is used up. Throws std::system_error if the
-  // machine has not that much memory.
+  // Null if this process cannot reach the regions, or if the rank's is used up. Throws std::system_error if the machine
+  // lacks memory.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
-  // Whether these bytes were given out.
+  // Whether all these bytes lie in one allocation.
   bool holds(const std::byte* begin, std::uint64_t bytes) const;
-  // The others reach them here from now on no more: what they still write goes nowhere. Throws std::system_error.
+  // From now on the other ranks cannot reach these bytes: what they still write has no effect here. Throws
+  // std::system_error.
   void detach(const std::byte* begin, std::uint64_t bytes);
 
  private:
@@ -54,7 +55,7 @@ class ArrayAllocator : public std::enable_shared_from_this<ArrayAllocator> {
   const std::uint32_t rank_;
   std::byte* const region_;
   const std::uint64_t generation_;
-  // The memory's, under another number: in a child it is closed only when everything has been mapped again.
+  // A duplicate of the memory's descriptor: in a child it is closed only after everything has been mapped again.
   int descriptor_ = -1;
 
   mutable std::mutex mutex_;  // held while a process forks

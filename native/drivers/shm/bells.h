@@ -1,4 +1,4 @@
-// How ranks of a machine wake each other: a bell for each, in the memory that they share.
+// How ranks of a machine wake each other: each has a bell in the shared memory.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace shoal::shm {
 
-// Tells a rank that something which its open operations may wait for has happened. Wakes whoever works there, if that
-// sleeps. `always`: also if it has no operations.
+// Tells a rank that something has happened for which its open operations may wait, and wakes its sleeping threads.
+// `always`: also if it has no open operations.
 void ring(RankWords& words, bool always = false);
 
 }  // namespace shoal::shm

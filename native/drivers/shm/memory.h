@@ -1,12 +1,11 @@
-// The memory that the ranks of a machine share (protocol/local/group_memory.h says how it is laid out): where it comes
-// from.
+// Where the memory comes from that the ranks of a machine share. protocol/local/group_memory.h has its layout.
 //
 //   * It is a memfd: it has no name, so nothing can be left behind, and the size of /dev/shm does not matter.
-//   * It is whole before it is used: what the machine cannot give is an error here, and no signal later. It cannot be
-//     cut. Areas and regions are addresses only, until something is taken from them.
-//   * Children made by fork() do not have it, except for what array_allocator.h says. A core dump does not have it
-//   either.
-//   * What is only addresses cannot be read: to look at it would make memory of it, up to all that the machine has.
+//   * All of it is reserved before it is used: if the machine lacks memory, that is an error here, and no signal later.
+//   It
+//     cannot be truncated. Areas and regions are only addresses until something is taken from them.
+//   * Core dumps do not have it. Children made by fork() do not either, except for what array_allocator.h says.
+//   * What is only addresses cannot be read: reading would allocate pages, up to all the memory of the machine.
 #pragma once
 
 #include <array>
@@ -29,18 +28,18 @@ using local::region_grain;
 using local::Shape;
 using local::shape_for_group;
 
-// For so many ranks, with areas for groups of some of them, and for each rank addresses for twice its share of the
-// memory that the machine has. `alone`: there are no other nodes.
+// For so many ranks, with areas for subgroups, and with regions of twice a rank's share of the machine's memory, in
+// addresses. `alone`: there are no other nodes.
 Shape shape_for(std::uint32_t ranks, bool alone);
 
 class Memory final : public local::GroupMemory {
  public:
   // New memory, all zero. Throws std::system_error.
   explicit Memory(const Shape& shape);
-  // Memory that another rank made. Throws std::system_error, std::invalid_argument if it has not the right size.
+  // Memory that another rank made. Throws std::system_error, or std::invalid_argument if its size is wrong.
   Memory(os::Descriptor descriptor, const Shape& shape);
-  // An area of a machine's memory, which has been taken: so many bytes behind the first. `places`: in the machine's, of
-  // the ranks that share it.
+  // An area of a machine's memory that has been taken. `area`: its offset from the first area. `places`: of its ranks
+  // in the machine's memory.
   Memory(std::shared_ptr<const Memory> node, std::size_t area, const Shape& shape, std::vector<std::uint32_t> places);
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -48,21 +47,21 @@ class Memory final : public local::GroupMemory {
 
   int descriptor() const { return descriptor_.number(); }
 
-  // The memory for an area: false if there is not so much.
+  // Reserves the memory of an area. False: there is not enough.
   bool take(std::size_t area, const Shape& shape) const;
 
-  // Whether this process can reach the regions; why not.
+  // Whether this process can reach the regions; if not, why.
   bool has_regions() const { return mapped_ > shape_.bytes_without_regions(); }
   const std::string& why_no_regions() const { return why_no_regions_; }
-  // This process may read and write a region up to `end` from here on. Throws std::system_error.
+  // From now on this process may read and write a region up to `end`. Throws std::system_error.
   void open(std::uint32_t rank, std::size_t end) const;
-  // Where it is in the file.
+  // The address's offset in the file.
   std::size_t file_offset(const std::byte* address) const { return static_cast<std::size_t>(address - begin_); }
 
  private:
   void map();
 
-  const std::shared_ptr<const Memory> of_node_;  // null: this is it
+  const std::shared_ptr<const Memory> of_node_;  // the machine's memory; null: this is it
   os::Descriptor descriptor_;
   std::size_t mapped_ = 0;
   std::string why_no_regions_;

@@ -1,13 +1,12 @@
-// A local group (protocol/local/local_group.h) in the memory of this machine: who takes its steps, and when they sleep.
+// A local group (protocol/local/local_group.h) in the memory of this machine: which threads take its steps, and when
+// they sleep.
 //
-//   * Whoever waits does the work. Where nobody waits, the attendant does, a thread of its own. Both sleep when there
-//   is
-//     nothing to do.
-//   * The thread that calls an operation takes the steps that are there to be taken; a small one that others have
-//   called
+//   * A thread that waits for an operation does the work. While none waits, the attendant does, a thread of the
+//   group's.
+//     Both sleep when there is nothing to do.
+//   * A thread that calls an operation takes the steps that can be taken. A small operation that all others have called
 //     already is done when submit() returns.
-//   * What the worker is to be asked is asked when the group's lock has been given back: it may answer from the same
-//     thread.
+//   * The worker is asked only after the group's lock has been released, since it may answer from the same thread.
 //
 // Every method may be called by any thread.
 #pragma once
@@ -39,7 +38,7 @@ namespace shoal::shm {
 
 class SharedGroup;
 
-// Who uses the groups of one rank. None of the first four may call a group back.
+// The user of one rank's groups. None of the first four may call a group back.
 class GroupUser {
  public:
   virtual ~GroupUser() = default;
@@ -49,8 +48,8 @@ class GroupUser {
   virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;
   virtual void warn(std::string text) = 0;
 
-  // For the worker of this rank (protocol/local/world.h). These may call the group back. One at a time, in the order in
-  // which they came up.
+  // For the worker of this rank (protocol/local/world.h). These may call the group back. Called one at a time, in
+  // order.
   virtual void hand_over(Submission submission) = 0;
   virtual void send_up(Submission submission) = 0;
   virtual void contributed(std::uint64_t handle, Range range) = 0;
@@ -60,7 +59,8 @@ class GroupUser {
 
 class SharedGroup final : private local::World {
  public:
-  // `number`: of the group for which it was made; of a machine's own, that of all ranks. The rest: as LocalGroup.
+  // `number`: of the group for which it was made; for a machine's own, that of the group of all ranks. The rest: as
+  // LocalGroup.
   SharedGroup(std::uint32_t number, std::shared_ptr<const Memory> memory, const JobConfig& config,
               std::vector<std::uint32_t> members, std::uint32_t rank, bool has_other_nodes, GroupUser& user);
   SharedGroup(const SharedGroup&) = delete;
@@ -73,16 +73,16 @@ class SharedGroup final : private local::World {
   void add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
                  const std::optional<local::Internode>& internode = {});
 
-  // Memory for arrays of this rank's: an all-reduce of arrays that all lie in such memory is done straight from one to
-  // the other, and straight from the first rank's to the network and back where there are other nodes. Zero; null where
-  // there is none of the kind. May be kept longer than the group. Throws std::system_error.
+  // Memory for this rank's arrays, all zero. If all arrays of an all-reduce lie in such memory, nothing is copied
+  // through slots; with other nodes, the first rank's output goes straight to the network and back. Null if there is no
+  // such memory. May outlive the group. Throws std::system_error.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return allocator_->allocate(bytes); }
 
   void submit(Submission submission);
-  // Works, and sleeps, until `done` or for so long. `done` is asked by this thread only.
+  // Works and sleeps until `done`, or for `longest`. Only this thread calls `done`.
   void wait(const std::function<bool()>& done, std::chrono::nanoseconds longest);
 
-  // What has become of an operation that was sent up: by the worker's thread, which it does not hold up.
+  // What has become of an operation that was sent up. Called by the worker's thread; does not block it.
   void received(std::uint64_t handle, Range range);
   void averaged(std::uint64_t handle, Status status);
 
@@ -90,12 +90,12 @@ class SharedGroup final : private local::World {
   bool has_called(const wire::Call& call);
   local::LocalGroup::Failed fail(const wire::Call& call, const Status& why);
 
-  // Nothing more can be done here, and why; the worker uses no array any more. What can still be finished is, all else
-  // fails, also what comes later.
+  // Nothing more can be done here, and why; the worker uses no array any more. Operations that can still be finished
+  // are; all others fail, later ones too.
   void fail_all(const Status& why);
-  // Nothing is submitted any more: the other ranks are told once nothing is open.
+  // Nothing more is submitted. The other ranks are told once nothing is open.
   void leave();
-  // Ends the attendant. What is open stays open, and the user is not called any more.
+  // Ends the attendant. Open operations stay open, and the user is not called any more.
   void close();
 
  private:
@@ -141,24 +141,24 @@ class SharedGroup final : private local::World {
 
   std::mutex submitting_;
   std::deque<Submission> submitted_;           // guarded by submitting_
-  std::atomic<std::uint32_t> submissions_{0};  // how many those are
+  std::atomic<std::uint32_t> submissions_{0};  // the size of submitted_
 
   std::mutex deferring_;
   std::deque<std::function<void()>> deferred_;  // guarded by deferring_
-  std::atomic<std::uint32_t> not_run_{0};       // how many those are
-  std::atomic<bool> runs_deferred_{false};      // a thread is at it
+  std::atomic<std::uint32_t> not_run_{0};       // how many have not been run
+  std::atomic<bool> runs_deferred_{false};      // a thread runs them
 
   std::mutex mutex_;         // held while steps are taken
   local::LocalGroup group_;  // guarded by mutex_
   std::size_t ended_ = 0;    // guarded by mutex_: operations that were finished or handed over meanwhile
-  bool closed_ = false;      // guarded by mutex_: nobody is there who could be told anything
+  bool closed_ = false;      // guarded by mutex_: the user is not called any more
 
-  std::atomic<Time> wake_at_{never};   // for whoever sleeps: the group's deadline
-  std::atomic<bool> can_work_{false};  // there was something to be done with a chunk when the last steps had been taken
+  std::atomic<Time> wake_at_{never};   // the group's deadline, for threads that sleep
+  std::atomic<bool> can_work_{false};  // a chunk could move when the last steps had been taken
 
   std::mutex arriving_;
   local::Arrivals arrivals_;          // guarded by arriving_
-  std::atomic<bool> arrived_{false};  // there are some to be taken
+  std::atomic<bool> arrived_{false};  // arrivals_ has some
   std::atomic<bool> closing_{false};
   std::thread attendant_;
 };

@@ -123,8 +123,8 @@ void Budget::divide_anew() {
   divide();
 }
 
-// Of what is left each job gets as much: half of it for its tables, half for larger windows. Who has more than that in
-// use already keeps it, so that less is left.
+// Each job gets an equal part of what is left: half of it for its tables, half for larger windows. A job that already
+// uses more keeps that, so that less is left for the others.
 void Budget::divide() {
   if (bytes_ == 0) {
     return;

@@ -1,10 +1,10 @@
 // How a dedicated server's memory is shared among its jobs: docs/decisions/server-memory.md.
 //
-// A job needs, at each of its servers in this process, what all of its workers may send at once and a little for
-// tables: that is reserved for it when its first worker comes, or the job is refused. What is left of the bound is
-// shared evenly: as more jobs come, each may have smaller windows and tables, down to what was reserved for it. What a
-// job has in use beyond its share stays its own until it gives it back, and the others share what is left. Freed
-// buffers are kept for reuse only within the share.
+// At each of its servers in this process a job needs as much as all of its workers may send at once, and a little for
+// tables. That is reserved when its first worker comes, or the job is refused. The rest of the bound is shared evenly.
+// As more jobs come, each may have smaller windows and tables, down to what was reserved for it. A job that uses more
+// than its share keeps that until it frees it, and the others share what is left. Freed buffers are kept for reuse only
+// within the share.
 #pragma once
 
 #include <atomic>
@@ -22,19 +22,19 @@
 
 namespace shoal::tcp {
 
-// What one job's server may have, and has: written by the budget and by the server's thread.
+// How much memory one job's server may have, and has. Written by the budget and by the server's thread.
 struct MemoryShare {
   std::atomic<std::size_t> bytes{~std::size_t{0}};  // all of it: tables, buffers, and freed ones that are kept
   std::atomic<std::size_t> tables{limits::tables_bytes};
   std::atomic<std::uint32_t> credit{~std::uint32_t{0}};  // of each worker, at most
   std::atomic<std::size_t> used{0};                      // by tables and buffers
   std::atomic<std::size_t> kept{0};                      // by freed buffers
-  // It has more than its share. Once it has less than this, what there is is to be divided anew; 0: it has not.
+  // Above 0: the job uses more than its share. Once it uses less than this value, shares are divided again.
   std::atomic<std::size_t> excess_until{0};
 };
 
-// What one state machine has of a share. (A server that is reached anew has two while the links of the old one end.)
-// Used by the server's thread; the machine and its pool must outlive it.
+// What one server machine uses of a share. (A server that is reached again has two machines while the links of the old
+// one end.) Used by the server's thread; the machine and its pool must outlive it.
 class MemoryUse {
  public:
   MemoryUse(std::shared_ptr<MemoryShare> share, Server& machine, BufferPool& pool);
@@ -42,10 +42,10 @@ class MemoryUse {
   MemoryUse(const MemoryUse&) = delete;
   MemoryUse& operator=(const MemoryUse&) = delete;
 
-  // Holds the machine and its pool to what the share is now, and notes what they have. To be called again and again.
-  // Whether what there is is to be divided anew.
+  // Limits the machine and its pool to the present share, and notes what they use. Called after every round. Returns
+  // whether shares are to be divided again.
   bool keep_to_share();
-  // As noted last: kept buffers too.
+  // As noted last, with kept buffers.
   std::size_t bytes() const { return used_ + kept_; }
 
  private:
@@ -64,18 +64,18 @@ class Budget {
   // `bytes`: for all jobs together. 0: there is no bound.
   explicit Budget(std::size_t bytes) : bytes_(bytes) {}
 
-  // For server `index` of a job; again for one that has it already. Empty if there is room, otherwise what to tell the
+  // For server `index` of a job; may be repeated. Returns an empty string if there is room, otherwise what to tell the
   // job.
   std::string reserve(const std::string& incarnation, std::uint32_t index, const JobConfig& config);
-  // All of a job's, or one.
+  // Releases all servers of a job, or one.
   void release(const std::string& incarnation);
   void release(const std::string& incarnation, std::uint32_t index);
-  // A job with more than its share has given it back.
+  // A job that used more than its share has freed the excess.
   void divide_anew();
-  // Never null. Reserves it, whatever else there is, if nothing is.
+  // Never null. If nothing is reserved, reserves it even beyond the bound.
   std::shared_ptr<MemoryShare> share_of(const std::string& incarnation, std::uint32_t index, const JobConfig& config);
 
-  // What each server of such a job needs at least, whatever its weight: it may come to be the largest that is left.
+  // What each server of such a job needs at least, whatever its weight: after losses it may have the largest.
   static std::size_t needed(const JobConfig& config);
 
  private:
@@ -87,7 +87,7 @@ class Budget {
   };
   using Servers = std::map<std::uint32_t, Reserved>;
 
-  // With mutex_ held. The first is null if there is none.
+  // With mutex_ held. find(): null if nothing is reserved.
   Reserved* find(const std::string& incarnation, std::uint32_t index);
   Reserved& add(const std::string& incarnation, std::uint32_t index, const JobConfig& config);
   void divide();

@@ -1,7 +1,7 @@
-// Which congestion control a connection uses while the job competes for its share: the host's own, in place of reno, if
-// it was given that before it was a link (src/shoal/net/congestion.py). docs/decisions/congestion.md.
+// Which congestion control a connection uses while the job competes: the host's own instead of reno. Connections have
+// reno since before they became links (src/shoal/net/congestion.py). docs/decisions/congestion.md.
 //
-// Any other is somebody's choice, and stays. The kernel's word counts: what it refuses stays as it is.
+// A connection with any other control keeps it: somebody has chosen that. Where the kernel refuses, nothing changes.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ class Congestion {
 
  private:
   const int socket_;
-  bool instead_ = false;  // it has the host's own instead of reno
+  bool instead_ = false;  // it uses the host's own instead of reno
 };
 
 // The name of the socket's congestion control; empty for sockets that are not TCP.

@@ -1,6 +1,6 @@
 // A dedicated server: the server machines of any number of jobs, on a fixed number of threads.
 //
-// Every (job, index) has a machine of its own, on thread `index mod proxies`. A job comes with its first link and goes
+// Every (job, index) has a machine of its own, on thread `index mod proxies`. A job begins with its first link and ends
 // with its last. In a child made by fork() every method but close() throws std::runtime_error.
 #pragma once
 
@@ -17,19 +17,19 @@ namespace shoal::tcp {
 
 class DedicatedServer {
  public:
-  // `memory`: bytes for all jobs together (budget.h); 0: as much as they take.
+  // `memory`: bytes for all jobs together (budget.h); 0: no bound.
   explicit DedicatedServer(std::uint32_t proxies, std::size_t memory = 0);
   ~DedicatedServer();
 
-  // Before the first link to server `index` of a job: makes sure that there is memory for it. Empty, or what to tell
-  // the job. Lasts until its last link there is gone, or release().
+  // Before the first link to server `index` of a job: reserves its memory, until its last link there is gone or
+  // release() is called. Returns an empty string, or what to tell the job.
   std::string reserve(const std::string& incarnation, std::uint32_t index, const JobConfig& config);
   void release(const std::string& incarnation);
 
-  // The link of worker `rank` to server `index` of the job. The socket is connected and authenticated, and
-  // owned by the server from here on, also when it throws (std::invalid_argument: a configuration that cannot be worked
-  // with or is not that of the job's first link, an index or rank that is not in it or is connected already).
-  // `attempt`: 0 when the job begins; each later one, after the server was lost to the job, has a machine of its own.
+  // The link of worker `rank` to server `index` of the job. The socket is connected and authenticated. The server owns
+  // it from here on, also when this throws std::invalid_argument: the configuration is invalid or not that of the job's
+  // first link, or the index or rank is not in it or is connected already.
+  // `attempt`: 0 when the job begins; higher after the server was lost to the job. Each attempt has its own machine.
   void attach(const std::string& incarnation, std::uint32_t index, std::uint32_t attempt, std::uint32_t rank,
               Socket&& socket, const JobConfig& config);
 

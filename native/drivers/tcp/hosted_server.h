@@ -1,4 +1,4 @@
-// A server machine on a loop, with the memory and the world that it needs: in a worker's process or in a server's own.
+// A server machine on a loop, with its pool and its world: in a rank's process or in a dedicated server.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace shoal::tcp {
 
-// What a machine's pool keeps of freed segments for reuse.
+// How many bytes of freed segments a machine's pool keeps for reuse.
 inline constexpr std::size_t pool_bytes = 64 * 1024 * 1024;
 
 // The loop must outlive it, and forget the machine (Loop::remove) before it goes.

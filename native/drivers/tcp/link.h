@@ -1,7 +1,7 @@
-// One connection: frames out of a non-blocking stream socket and into it, without copying payloads.
+// One connection: frames from and to a non-blocking stream socket, without copying payloads.
 //
-// Receiving, a link reads the rest of the present payload, straight into the memory that the machine named, and what
-// follows it in one system call (read_ahead.h). Sending, it hands many queued frames to the kernel at once.
+// Receiving: one system call reads the rest of the present payload, straight into the memory that the machine named,
+// and what follows it (read_ahead.h). Sending: one system call takes many queued frames.
 //
 // A link knows bytes and frames and no machine: its events go to a Receiver (the loop). It is used from one
 // thread. Invariant while receiving: either fewer than 40 bytes of a header are held, or a payload is being received of
@@ -35,14 +35,14 @@ namespace shoal::tcp {
 struct LinkOptions {
   // Seconds of silence from the other kernel after which the connection counts as broken.
   int peer_timeout_seconds = 15;
-  // Whether that holds for sent data that is not acknowledged, too. Not where payloads flow: the kernel counts a full
-  // receive buffer of a stopped process as silence.
+  // Whether unacknowledged data counts as silence too. Not where payloads flow: there a stopped process has a full
+  // receive buffer, which the kernel would count as silence.
   bool judges_unacknowledged_data = false;
 
   static LinkOptions of(const JobConfig& config) { return {static_cast<int>(config.peer_timeout), false}; }
 };
 
-// Of what has come, the bytes are counted before anybody is told of it. May be read by any thread.
+// Received bytes are counted before anybody hears of them. May be read by any thread.
 struct LinkCounters {
   std::atomic<std::uint64_t> bytes_sent{0};
   std::atomic<std::uint64_t> bytes_received{0};
@@ -51,8 +51,8 @@ struct LinkCounters {
 class Link {
  public:
   enum class Progress {
-    idle,     // everything there was to do is done
-    more,     // stopped because others must have their turn
+    idle,     // nothing is left to do
+    more,     // stopped, so that other links have their turn
     blocked,  // the kernel's buffer is full (sending only)
     lost,     // why() says why
   };
@@ -61,7 +61,7 @@ class Link {
 
   LinkId id() const { return id_; }
   int socket() const { return socket_.number(); }
-  // Whether receive() has something to do that the kernel does not know of.
+  // Whether receive() has something to do that epoll does not report.
   bool holds_bytes() const { return tls_ != nullptr && tls_->holds_bytes(); }
   bool closed() const { return !socket_; }
   const Status& why() const { return why_; }
@@ -72,8 +72,8 @@ class Link {
   // Copies what queued frames with this token have borrowed.
   void detach(Token token);
 
-  // Writes queued frames, at most a turn's worth; appends the tokens of those that are written whole.
-  // After an error nothing is written any more, and receive() tells of the loss once it has read what had arrived.
+  // Writes queued frames, at most a turn's worth; appends the tokens of frames that are written whole.
+  // After an error nothing more is written, and receive() reports the loss once it has read what had arrived.
   Progress flush(std::vector<Token>& sent, LinkCounters& counters, Time now);
   bool broken() const { return !send_error_.empty(); }
 
@@ -85,21 +85,20 @@ class Link {
 
   // Bytes that the other side's kernel has not acknowledged yet.
   int unacknowledged_bytes() const;
-  // Of those, bytes that our kernel has not sent yet.
+  // The part of them that our kernel has not sent yet.
   int unsent_bytes() const;
   // Packets that our kernel has sent more than once.
   std::uint64_t retransmissions() const;
-  // Makes the kernel try again to send what it has. Where this machine's own queue was full and nothing of the
-  // connection is on its way, so that no answer will come, it would wait for 200 ms.
+  // Makes the kernel try again to send what it has. If this machine's own queue was full and nothing of the connection
+  // is on its way, no acknowledgement will come, and the kernel would wait for 200 ms.
   void push() const;
 
-  // Whether it holds its own against somebody else's traffic.
+  // Whether it uses the host's own congestion control instead of the gentle default.
   void compete(bool on) { congestion_.compete(on); }
 
-  // Asks the kernel how the connection fares. To be called often: it tells when the last answer came, but not since
-  // when one is owed.
+  // Reads TCP_INFO. Call it often: the kernel reports the last answer's time, not how long one has been due.
   void look(Time now);
-  // Whether the other side's kernel had not answered for the peer timeout what it was sent, when it was last looked at.
+  // Whether, at the last look(), the other side's kernel had left something unanswered for the peer timeout.
   bool is_silent() const { return is_silent_; }
   int peer_timeout_seconds() const { return peer_timeout_seconds_; }
 
@@ -107,7 +106,7 @@ class Link {
   bool waits_for_room = false;
   // Whether the loop watches the kernel's backlog of this link.
   bool is_backlogged = false;
-  // Whether the loop has this link on its list of those to flush.
+  // Whether the loop has this link on its list of links to flush.
   bool is_listed = false;
 
  private:
@@ -123,7 +122,7 @@ class Link {
   std::size_t gather(std::span<iovec> vectors, std::size_t enough) const;
   void frames_written(std::size_t bytes, std::vector<Token>& sent);
 
-  // After a frame that was refused, or that closed the link.
+  // After a frame that was refused or closed the link.
   Progress end_stream();
   void judge_silence(const tcp_info& info, Time now);
   std::string describe_loss(int error) const;
@@ -146,7 +145,7 @@ class Link {
 
   FrameReader reader_;
 
-  // What the kernel has sent, as look() has seen it.
+  // What the kernel had sent at the last look().
   struct Questions {
     Time looked_at = 0;
     std::uint32_t segments = 0;
@@ -154,10 +153,10 @@ class Link {
     std::uint8_t probes = 0;
   };
 
-  bool heard_ = false;  // bytes have come since it was looked at
+  bool heard_ = false;  // bytes have come since the last look()
   Questions questions_;
-  int in_vain_ = 0;      // how many looks have found a new question since the last answer
-  Time owed_since_ = 0;  // an answer, as far as look() has seen; 0: none is
+  int in_vain_ = 0;      // how many looks have found something new sent since the last answer
+  Time owed_since_ = 0;  // since when an answer is due, as far as look() has seen; 0: none is
   bool is_silent_ = false;
 };
 

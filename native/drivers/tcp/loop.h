@@ -1,22 +1,22 @@
-// One thread that brings machines to life: it waits for sockets, for time and for tasks of other threads, and carries
-// out what the machines ask for.
+// One thread that runs machines: it waits for sockets, for deadlines and for tasks of other threads, and carries out
+// what the machines ask for.
 //
-// A round, in order: the time, tasks, what arrived on sockets, follow-ups (sums, sent tokens, links in memory), and
-// what is to be written. Nothing that a machine asks for calls it back from within its own call: what follows from
-// an action is a follow-up (drivers/common/follow_ups.h), which waits until the machine has returned.
+// A round, in order: the time, tasks, what arrived on sockets, follow-ups (sums, sent tokens, links in memory),
+// writing. No action calls a machine back from within its own call: the events that it causes are follow-ups
+// (drivers/common/follow_ups.h), which wait until the machine has returned.
 //
-// Another thread that has a task for a loop that sleeps does such a round itself (do_or_post()), without asking which
-// sockets have something: docs/decisions/callers.md. So the machines belong to whoever holds `running_`.
+// While the loop sleeps, another thread with a task does a round itself (do_or_post()), but does not poll the sockets:
+// docs/decisions/callers.md. So the machines belong to whoever holds `running_`.
 //
 // A link belongs to one machine and has one of two forms: a socket (sockets.h), or one end of a pair in memory, for
 // machines of one process (drivers/common/memory_links.h). Both keep the contract in protocol/machine.h. Tokens always
 // come back, also for frames that were thrown away.
 //
-//   No link is both a socket and in memory; while the thread sleeps, nothing is to be done before sleeps_until_ that it
-//   is not woken for.
+//   No link is both a socket and in memory. While the thread sleeps, it is woken for whatever is due before
+//   sleeps_until_.
 //
-// Threads: post(), do_or_post(), call() and counters() may be called by any; everything else from within a round, or by
-// any one thread while the loop does not run.
+// Threads: post(), do_or_post(), call() and counters() may be called by any thread; everything else from within a
+// round, or by one thread while the loop does not run.
 #pragma once
 
 #include <atomic>
@@ -66,11 +66,11 @@ class Loop final {
   // Runs the tasks posted so far, then ends the thread. May be called again.
   void stop();
 
-  // The task runs in a round, after all that were posted before. False: the loop has ended, it never will.
+  // The task runs in a round, after all that were posted before. False: the loop has ended, so it never runs.
   bool post(Task task);
 
-  // The same for a task that is short and does not wait: if the loop has nothing to do at the moment, the calling
-  // thread carries it out before it returns, and sends what follows from it.
+  // The same for a short task that does not wait. If the loop has nothing to do at the moment, the calling thread
+  // carries it out before it returns, and sends what it leads to.
   bool do_or_post(Task task);
 
   // Runs `function` on the loop's thread and waits for its result; at once if the loop has not been started.
@@ -87,7 +87,7 @@ class Loop final {
     return add_link(machine, std::move(connection), options_);
   }
   LinkId add_link(Machine& machine, Connection connection, const LinkOptions& options);
-  // The same of a link on which the liveness of the other host is judged.
+  // The same for a link by which the liveness of the other host is judged.
   LinkId add_control_link(Machine& machine, Connection connection) {
     return add_link(machine, std::move(connection), {options_.peer_timeout_seconds, true});
   }
@@ -105,14 +105,14 @@ class Loop final {
             Token token);
   void detach(Machine& machine, Token token);
   void close(LinkId link);
-  // Links in memory have nobody beside them.
+  // No effect on links in memory.
   void compete(LinkId link, bool on) { sockets_.compete(link, on); }
   std::uint64_t retransmissions(LinkId link) const { return sockets_.retransmissions(link); }
   void sum(Machine& machine, const Sum& sum);
 
   // Called at the end of every round, by the thread that did it. Set before start().
   std::function<void()> after_round;
-  // Called on the loop's thread when it ends by an exception, as when memory is used up. Set before start().
+  // Called on the loop's thread when it ends by an exception, such as std::bad_alloc. Set before start().
   std::function<void(const std::string& why)> on_failure;
 
   Counters counters() const;
@@ -150,7 +150,7 @@ class Loop final {
   std::mutex running_;
 
   bool stopping_ = false;
-  Time sleeps_until_ = 0;       // when the thread looks again, if nobody wakes it
+  Time sleeps_until_ = 0;       // when the thread wakes up by itself
   std::exception_ptr failure_;  // of a round that another thread did; ends the loop
   std::vector<Task> tasks_at_hand_;
   std::vector<Machine*> machines_;

@@ -1,7 +1,7 @@
 // The few functions of OpenSSL that encryption uses, found at run time.
 //
-// Nothing is linked to OpenSSL and none of its headers is needed: one build serves every distribution, and who does not
-// encrypt needs no OpenSSL at all. What is declared here has been the same from 1.1.1 to 3.x; the names are OpenSSL's.
+// Nothing is linked to OpenSSL and none of its headers is needed: one build serves every distribution, and users who do
+// not encrypt need no OpenSSL. What is declared here is the same from 1.1.1 to 3.x; the names are OpenSSL's.
 #pragma once
 
 #include <cstddef>

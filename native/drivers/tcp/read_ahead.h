@@ -1,10 +1,10 @@
-// The memory that a link reads into behind the payload that it is receiving: what comes there has no place yet.
+// The memory into which a link reads what follows the present payload, before it knows what that is.
 //
-// Frames come in rows, all of one size. So it is laid out as that many frames like the last one, each with a buffer of
-// the machine's own, which the machine takes as it is if such a frame has come (FrameReader). Whatever else has come is
-// copied to its place.
+// Frames tend to come in rows of one size. So the memory is laid out as several frames like the last one, each with a
+// buffer of the machine's. If such a frame has come, the machine takes the buffer as it is (FrameReader). Anything else
+// is copied to its place.
 //
-// To be used while a link receives, and for one machine: a buffer that nobody took goes back to it.
+// Used during one receive() of a link, for one machine: buffers that it does not take go back to it.
 #pragma once
 
 #include <array>
@@ -24,17 +24,17 @@ class ReadAhead {
   static constexpr std::size_t most_frames = 4;
   static constexpr std::size_t most_vectors = 2 * most_frames + 1;
 
-  // Lays it out for what comes behind a frame whose payload had `length` bytes, in `vectors` (at least most_vectors):
-  // returns those that are to be read into, in their order.
+  // Lays it out for what follows a frame whose payload had `length` bytes. `vectors` has at least most_vectors entries.
+  // Returns the entries to read into, in order.
   std::span<iovec> prepare(std::span<iovec> vectors, std::size_t length, Receiver& receiver);
 
   // Gives the reader the first `bytes` of it. False: as with FrameReader::consume().
   bool consume(std::size_t bytes, FrameReader& reader, Receiver& receiver);
 
  private:
-  // Where frames are of at most so many bytes, many are read at once, or all of one: even copied they take less time
-  // than another call, after which the kernel acknowledges again. Among larger payloads only the next header is read:
-  // its own payload shall go to its place directly.
+  // Frames of at most so many bytes are read many at once: copying them takes less time than another system call, after
+  // which the kernel also sends another acknowledgement. Behind a larger payload only the next header is read, so that
+  // its own payload goes to its place directly.
   static constexpr std::size_t capacity = std::size_t{64} * 1024 + wire::header_bytes;
 
   std::size_t frames_ = 0;

@@ -1,12 +1,12 @@
-// How long a connection's kernel waits before it takes what is unanswered for lost: as long as it likes, and far less
-// from the first loss until there has been none for a while.
+// The least time after which a connection's kernel retransmits: the kernel's default, and far less from a loss until
+// there has been none for a while.
 //
-// A lost packet at the end of what was sent is known only by a timer, and everybody waits for what it carried. Between
-// machines of one room the kernel's least, 200 ms, is a thousand round trips. But the same time also tells the kernel
-// when a connection is idle, and one whose sender waits for answers then seems idle all the time: the kernel gives it
-// less and less of a window, and segments go out in pieces. docs/decisions/lost-packets.md has both in figures.
+// Only the timer finds a lost packet at the end of what was sent, and meanwhile everybody waits for it. Between
+// machines of one room the kernel's minimum, 200 ms, is a thousand round trips. But the kernel also uses this time to
+// tell when a connection is idle. With a short one, a sender that waits for answers seems idle all the time: the kernel
+// shrinks its congestion window, and segments go out in pieces. docs/decisions/lost-packets.md has both in figures.
 //
-// The option is Linux' own and new (6.18 has it). Older kernels keep their least.
+// The socket option is Linux' own and new (6.18). Older kernels keep their minimum.
 #pragma once
 
 #include <cstdint>
@@ -24,17 +24,17 @@ class RetransmissionTimer {
  public:
   explicit RetransmissionTimer(int socket);
 
-  // To be called now and then, with what the kernel says of the connection.
+  // Sets the timer by what the kernel says of the connection. Called at every look().
   void heed(const tcp_info& info, Time now);
 
  private:
   void wait_at_least(int microseconds);
 
   const int socket_;
-  const int usual_;  // what the kernel waits at least by itself, in microseconds; 0: it does not let itself be told
-  int present_;      // what it waits at least now
-  std::uint32_t losses_ = 0;  // until it was last asked
-  Time loss_at_ = 0;          // when it was last heard of one; 0: never
+  const int usual_;           // the kernel's own minimum, in microseconds; 0: it has no such option
+  int present_;               // the present minimum
+  std::uint32_t losses_ = 0;  // as of the last call of heed()
+  Time loss_at_ = 0;          // when heed() last saw one; 0: never
 };
 
 }  // namespace shoal::tcp

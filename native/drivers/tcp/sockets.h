@@ -1,8 +1,8 @@
 // The sockets of a loop: which machine's each is, what is to be written, and whose other host has fallen silent.
 //
-//   Every socket is watched by the loop's epoll, for room in the kernel's buffer as long as its link waits for that; a
-//   link is listed once to be written to, and once to be pushed while the kernel keeps its bytes; while there are
-//   sockets, next_look() is a time.
+//   Every socket is watched by the loop's epoll; for room in the kernel's buffer exactly while its link waits for that.
+//   A link is listed at most once to be written to, and at most once to be pushed, while the kernel keeps its bytes.
+//   While there are sockets, next_look() is a time.
 #pragma once
 
 #include <cstddef>
@@ -49,11 +49,11 @@ class Sockets final : private Receiver {
   std::uint64_t retransmissions(LinkId link) const;
   // The machine is gone: its sockets are closed.
   void forget(const Machine& machine);
-  // All of them, so that the others hear of it.
+  // Closes all of them, so that the other ends hear of it.
   void clear() { sockets_.clear(); }
 
-  // Parts of a round. look(): for hosts that are silent, when it is time; handle(): what epoll tells; receive(): the
-  // follow-up to read; then what is queued is written, and what the kernel keeps is pushed.
+  // Parts of a round. look(): checks for silent hosts, when it is time. handle(): an event of epoll. receive(): the
+  // follow-up `read`. Then queued frames are written, and bytes that the kernel keeps are pushed.
   void look();
   void handle(LinkId link, std::uint32_t events);
   void receive(LinkId link);

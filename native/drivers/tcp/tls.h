@@ -1,16 +1,17 @@
 // TLS 1.3 on a non-blocking stream socket, with a key that both sides hold: docs/protocol/format.md, Encryption.
 //
-// send() and receive() have the manners of sendmsg() and readv(), so that a link can use either. A Tls belongs to one
-// connection from its first byte to its last, and to one thread at a time.
+// send() and receive() behave as sendmsg() and readv(), so that a link can use either. A Tls belongs to one connection
+// from its first byte to its last, and to one thread at a time.
 //
 // Promises:
-//   * send() says that bytes are sent when all of the records that they are in were taken by the kernel. Until then it
-//     says EAGAIN, and is to be called again with the same bytes first.
-//   * receive() gives only bytes that the other side has sent, in order, none missing. It gives fewer than there is
-//   room
-//     for only when it holds no more of them.
-//   * Keys are replaced long before the bytes under one of them become too many.
-//   * A caller who has said nothing yet costs a few KB, one who has begun a handshake some 45 KB.
+//   * send() reports bytes as sent once the kernel has taken all the records that hold them. Until then it gives
+//   EAGAIN,
+//     and the next call must begin with the same bytes.
+//   * receive() gives only bytes that the other side has sent, in order, none missing. It fills the caller's room
+//   unless
+//     it holds no more bytes.
+//   * Keys are replaced long before one has encrypted too many bytes.
+//   * A caller who has sent nothing yet costs a few KB, one who has begun a handshake some 45 KB.
 #pragma once
 
 #include <sys/uio.h>
@@ -47,7 +48,7 @@ class Tls {
     done,
     wants_input,
     wants_room,
-    unencrypted,  // the other side speaks, but no TLS: see greeting()
+    unencrypted,  // the other side does not speak TLS: see greeting()
     wrong_key,    // one side does not have the other's key
     ended,        // the connection is closed, or broken: see error()
     failed,       // why() says why
@@ -56,12 +57,12 @@ class Tls {
 
   // Bytes, or -1 and errno: EAGAIN, or the connection's error; EBADMSG: see why().
   ssize_t send(int socket, std::span<const iovec> vectors);
-  // Bytes, 0 at the end of the connection, or -1 and errno as above. `from_kernel`: whether to read from the socket, or
-  // only what is held already.
+  // Bytes, 0 at the end of the connection, or -1 and errno as above. `from_kernel` false: only bytes that are here
+  // already, and nothing is read from the socket.
   ssize_t receive(int socket, std::span<const iovec> vectors, bool from_kernel = true);
   // Whether receive() might give something without asking the kernel.
   bool holds_bytes() const;
-  // Whether the next call of receive() says how the connection has ended.
+  // Whether the next receive() will report the end of the connection.
   bool has_ended() const { return ended_ || error_ != 0 || !why_.empty(); }
   // From now on many records are read from the kernel at once.
   void read_ahead();
@@ -71,7 +72,7 @@ class Tls {
   int error() const { return error_; }
   const std::string& why() const { return why_; }
 
-  // For tests: so many records are sent under one key.
+  // For tests: how many records are sent under one key.
   void set_records_per_key(std::uint64_t records) { records_per_key_ = records; }
 
  private:

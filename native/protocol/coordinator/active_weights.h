@@ -1,10 +1,10 @@
-// Who averages how much at present: the weights of the job while its servers are there, and those of who takes over
-// where they are not. docs/protocol/recovery.md, Epochs.
+// The weight of every server at present: the job's own weights while its servers are there, and those of the servers
+// that take over for lost ones. docs/protocol/recovery.md, Epochs.
 //
-// What is decided depends on nothing but who is lost, who has left, and which dedicated servers have taken over before.
+// Decisions depend only on who is lost, who has left, and which dedicated servers have taken over before.
 //
-//   A server is lost with all of its lanes, or not at all; a lost one has no weight; any other has none, that of
-//   `welcome`, or 1 where it has taken over.
+//   All lanes of a server are lost together. A lost server weighs 0. Any other weighs 0, its weight in `welcome`, or 1
+//   after taking over.
 #pragma once
 
 #include <cstdint>
@@ -23,18 +23,18 @@ class ActiveWeights {
 
   // By server, lanes included.
   const std::vector<std::uint32_t>& weights() const { return weights_; }
-  // Whether any lane of the server does.
+  // Whether any lane of the server has a weight.
   bool averages(std::uint32_t server) const;
   bool nobody_averages() const;
   bool is_lost(std::uint32_t server) const { return lost_.count(server) > 0; }
 
   void lose(std::uint32_t server);
   void bring_back(std::uint32_t server);
-  // After a loss or a return. `is_there`: whether a rank has neither left nor been lost. Whether any weight has
+  // After a loss or a return. `is_there`: whether a rank has neither left nor been lost. Returns whether any weight has
   // changed.
   bool decide(const std::function<bool(std::uint32_t)>& is_there);
 
-  // "1 of 2": how many dedicated servers there are.
+  // "1 of 2": how many dedicated servers are left.
   std::string dedicated_left() const;
   // The rest of "server s is lost, and there is no other: ".
   std::string why_no_other() const;

@@ -1,10 +1,10 @@
 // The coordinator's machine, on rank 0's worker: the one place that decides who is in the job and which servers average
 // how much. It hears of departures and losses on the control links and tells every worker. docs/protocol/recovery.md.
 //
-// It puts its parts together, and decides about ranks; about servers its servers do, and about ranks that wait for each
-// other its circles.
+// It decides about ranks itself. Its part Servers decides about servers, and Circles about ranks that wait for each
+// other.
 //
-//   What ranks say that they wait for, arriving and kept, takes no more than the job's `waits` table.
+//   WAITS, arriving and kept, take no more than the job's `waits` table.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
-// The frames that workers are sending to the coordinator, one a link.
+// The frame that each worker is sending to the coordinator.
 //
-// Each rank may say a megabyte of what it waits for at any time, and there are thousands: so that is counted before it
-// is read, and what there is no room for goes where all that is thrown away goes.
+// Each of thousands of ranks may send 1 MiB of WAITS at any time. So their size is counted before they are read, and a
+// payload without room is read into a scratch buffer that all links share.
 //
-//   arriving() = bytes of the frames that are counted and have not come whole.
+//   arriving() = bytes of counted frames that have not come whole.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +18,12 @@ class Inbox {
  public:
   // Where the payload goes.
   std::byte* begin(LinkId link, const wire::Header& header);
-  // The same of one that is counted. `has_room`: for what is arriving with it.
+  // The same for a frame that is counted. `has_room`: there is room for it beside all that is arriving.
   std::byte* begin_counted(LinkId link, const wire::Header& header, bool has_room);
 
   const wire::Header& header(LinkId link) const { return frames_.at(link).header; }
   const wire::Bytes& payload(LinkId link) const { return frames_.at(link).payload; }
-  // What has come is not counted any more; nothing if it was thrown away.
+  // The counted frame has come whole, and is not counted any more. Nothing: it had no room.
   std::optional<wire::Bytes> take_counted(LinkId link);
   // The link is gone.
   void forget(LinkId link);
@@ -40,7 +40,7 @@ class Inbox {
 
   std::unordered_map<LinkId, Frame> frames_;
   std::size_t arriving_ = 0;
-  wire::Bytes unread_;  // of all links
+  wire::Bytes unread_;  // the scratch buffer
 };
 
 }  // namespace shoal

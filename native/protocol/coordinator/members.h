@@ -1,7 +1,7 @@
 // Who is in the job, and the control links of their workers.
 //
-//   A link that is known is its member's, and the other way round; who is there has neither left nor been lost; once
-//   nobody is there, all who still have a link have been told that the job has ended.
+//   Each known link belongs to the member that has it, and the other way round. A member that is there has neither left
+//   nor been lost. Once nobody is there, all members with a link have been told that the job has ended.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class Members {
 
   void attach(LinkId link, std::uint32_t rank);
   std::uint32_t rank_of(LinkId link) const { return ranks_.at(link); }
-  // It has broken.
+  // The link has broken.
   void detach(LinkId link);
 
   void leave(std::uint32_t rank) { members_[rank].left = true; }

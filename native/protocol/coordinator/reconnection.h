@@ -1,11 +1,11 @@
-// How a dedicated server that was lost comes to be used again: when it is tried, and who has reached what there.
+// How a lost dedicated server comes to be used again: when it is tried, and which rank has reached which process there.
 // docs/protocol/recovery.md, Reconnection.
 //
-// An attempt asks rank 0 first, which alone finds out whether there is a server at all, and then all others; it
-// succeeds when every rank has reached the process that rank 0 has.
+// An attempt asks rank 0 first, to find out whether there is a server at all, and then all others. It succeeds when
+// every rank has reached the same process as rank 0.
 //
-//   deadline() is a time exactly while the server is waited for or tried, so no attempt stays without an end; an
-//   attempt has a number; others have reached the server only after rank 0 has.
+//   deadline() is a time exactly while the server is waited for or tried, so every attempt ends. An attempt has a
+//   number. Other ranks have reached the server only after rank 0.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +28,13 @@ class Reconnection {
     all,
   };
 
-  // `probation`: one that is lost so soon after it came back is tried less and less often.
+  // `probation`: a server that is lost within this time after it came back is tried less and less often.
   Reconnection(std::uint32_t ranks, Time probation) : ranks_(ranks), probation_(probation) {}
 
-  // It is lost, for the first time or again.
+  // The server is lost, for the first time or again.
   void lose(Time now);
   bool is_lost() const { return state_ != State::back; }
-  // When it is to be tried, or the attempt to be given up.
+  // When to try the server, or to give up the attempt.
   Time deadline() const { return deadline_; }
   bool is_tried() const { return state_ == State::tried; }
   // The attempt, from its begin until the next: counted from 1.
@@ -42,14 +42,14 @@ class Reconnection {
 
   void begin_attempt(Time now);
   void give_up(Time now);
-  // It is not tried any more.
+  // The server is not tried any more.
   void rest();
   Answer hear(std::uint32_t rank, const wire::Reached& reached, bool unreachable, Time now);
-  // A link of this rank to it has broken. What it had before the attempt does not count.
+  // A link of this rank to the server has broken. Links from before the attempt do not count.
   void hear_of_break(std::uint32_t rank, Time now);
   // After Answer::all: it is used again.
   void succeed(Time now);
-  // The first time that it is called since it was lost.
+  // True on the first call since the server was lost.
   bool is_first_ambiguity();
 
   void check_invariants() const;
@@ -65,8 +65,8 @@ class Reconnection {
   Time penalty_ = 0;  // after the last loss; 0: there was none
   Time back_since_ = 0;
   std::uint32_t attempt_ = 0;
-  std::set<std::uint32_t> reached_;  // the ranks, in this attempt
-  wire::ServerId process_{};         // that rank 0 has reached
+  std::set<std::uint32_t> reached_;  // ranks that have reached the server in this attempt
+  wire::ServerId process_{};         // the process that rank 0 has reached
   bool ambiguity_said_ = false;
 };
 

@@ -1,7 +1,7 @@
-// Losses that workers have reported, until the rank that one is about, or that holds the server, has had time for a
-// word of its own: it may have left, or have a better reason.
+// Losses that workers have reported. Each waits until the rank in question, or the rank that holds the server in
+// question, has had time to speak for itself: it may have left, or have a better reason.
 //
-//   Each thing is reported once, whoever does it first; deadline() is a time while a report waits.
+//   Only the first report about a rank or server counts. deadline() is a time while a report waits.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct Report {
 class Reports {
  public:
   void add(Report report, Time now);
-  // One that has waited long enough.
+  // The next report that has waited long enough.
   std::optional<Report> next(Time now);
   Time deadline() const { return waiting_.empty() ? never : waiting_.begin()->first; }
 

@@ -1,9 +1,8 @@
 // The coordinator's decisions about servers: who goes on when one is lost, and when a lost one is used again.
-// docs/protocol/recovery.md. Who averages how much is reckoned in active_weights.h, how a lost server comes back in
-// reconnection.h.
+// docs/protocol/recovery.md. Weights are in active_weights.h, the return of a lost server in reconnection.h.
 //
-//   A dedicated server that was ever lost has a reconnection, which says that it is lost exactly while its weights do;
-//   once no server averages the job is broken, and stays so.
+//   A dedicated server that was ever lost has a Reconnection. Reconnection and weights agree whether it is lost. Once
+//   no server averages, the job is broken, and stays so.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +24,9 @@ class Servers {
 
   // A worker's link to the dedicated server has broken. `why`: what follows the server's name in messages.
   void hear_break(std::uint32_t server, std::uint32_t by, const std::string& why, Time now);
-  // A server goes with all of its lanes, and the others share what it averaged. `text` begins with its name.
+  // A server is lost with all of its lanes, and the others take over its share. `text` begins with its name.
   void lose(std::uint32_t server, const std::string& text, Time now);
-  // The rank's process is gone, which averaged for the others though the rank had left. `why` as above.
+  // A rank that had left is gone with its process, and so is the server in it. `why`: as above.
   void lose_of_rank(std::uint32_t rank, const std::string& why, Time now);
   // What a worker says of an attempt to reach a lost server.
   Status hear_reached(std::uint32_t rank, const wire::Reached& reached, bool unreachable, Time now);
@@ -39,11 +38,11 @@ class Servers {
 
  private:
   void go_on_without(std::uint32_t server, const std::string& text);
-  // Whether any weight has changed.
+  // Returns whether any weight has changed.
   bool decide();
   void announce_epoch(std::string text);
 
-  // Only while every rank is there: a server that starts anew cannot know who has left.
+  // Only while every rank is there: a server that starts anew does not know who has left.
   void try_again(std::uint32_t server, Reconnection& reconnection, Time now);
   void ask_to_reach(std::uint32_t rank, std::uint32_t server, const Reconnection& reconnection);
   void warn_of_ambiguity(std::uint32_t server, std::uint32_t rank);

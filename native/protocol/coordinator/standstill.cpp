@@ -12,7 +12,7 @@ namespace shoal {
 
 namespace {
 
-// Ranks that are named with what they wait for, and how many of that.
+// At most so many ranks are named, and so many waits of each.
 constexpr std::size_t most_named = 8;
 
 void keep_each_once(std::vector<std::uint32_t>& numbers) {
@@ -103,7 +103,7 @@ void Standstill::find_members() {
   }
 }
 
-// Whoever waits for what lacks none of those that are left.
+// Frees the ranks that wait for a call which every remaining suspect has made.
 void Standstill::free_complete(std::uint32_t number, std::vector<std::uint32_t>& freed) {
   Group& group = groups_[number];
   while (!group.calls.empty()) {

@@ -1,11 +1,12 @@
-// Ranks that stand still, what each waits for and what it has called: which of them can never go on? A part of the
-// search for circles (circles.h).
+// Given ranks that stand still, what each waits for and what it has called: which of them can never go on? A part of
+// the search for circles (circles.h).
 //
-// It takes as many steps as there are waits, calls that were made of them, and members of their groups, each counted
-// once; not a product of any of these.
+// A suspect is a rank of which all calls are known, so that a call that is missing from it is known to be missing.
 //
-//   After stuck(): who is stuck waits for nothing that all of those left have called who may be is_suspect, and of
-//   these are as many left in each group as are stuck.
+// Time is linear in the waits, the calls that were made of them, and the members of their groups.
+//
+//   After stuck(): every call that a stuck rank waits for is missing from at least one remaining suspect. `left` counts
+//   a group's remaining suspects.
 #pragma once
 
 #include <cstdint>
@@ -24,14 +25,14 @@ class Standstill {
  public:
   explicit Standstill(const JobConfig& config);
 
-  // This rank cannot go on before one of these is done. `is_suspect`: others may wait for it, of which is known what it
-  // has called: what it waits for, and what note_called says. `waits` live as long as this does. One that has other
-  // members than another rank said is believed of nobody: the rank is left out.
+  // This rank cannot go on before one of `waits` is done, which must outlive this. `is_suspect`: it is known what it
+  // has called: what it waits for, and what note_called() says. A rank that names other members of a group than an
+  // earlier one did is left out.
   void add(std::uint32_t rank, const std::vector<wire::Wait>& waits, bool is_suspect);
   // After all have been added.
   void note_called(std::uint32_t rank, const wire::Call& call);
 
-  // Those that can never go on, in rising order: each waits only for operations that lack one of them.
+  // The ranks that can never go on, in rising order: each waits only for operations that lack the call of one of them.
   const std::vector<std::uint32_t>& stuck();
 
   // What they wait for, each once; after stuck().
@@ -50,19 +51,19 @@ class Standstill {
     bool stuck = true;
     std::vector<std::uint32_t> waits;   // calls, by number
     std::vector<std::uint32_t> called;  // likewise
-    std::vector<std::uint32_t> groups;  // that it is a member of, by number
+    std::vector<std::uint32_t> groups;  // its groups, by number
   };
   struct Call {
     const wire::Wait* wait = nullptr;
     std::uint32_t group = 0;
-    std::uint32_t called = 0;            // by how many of those that are left and may be is_suspect
-    std::vector<std::uint32_t> waiting;  // ranks, by place; none any more once they are free
+    std::uint32_t called = 0;            // by how many remaining suspects
+    std::vector<std::uint32_t> waiting;  // ranks, by place; empty once they are free
   };
   struct Group {
     const std::vector<wire::Stride>* members = nullptr;
-    std::uint32_t left = 0;  // of those that may be is_suspect
-    // Its calls by how many have called them, the most on top. Of one whose number has become smaller there is more
-    // than one entry, of which the smallest is true.
+    std::uint32_t left = 0;  // remaining suspects
+    // Its calls by how many have called them, the most on top. A call whose count has fallen has several entries, of
+    // which the smallest is true.
     std::priority_queue<std::pair<std::uint32_t, std::uint32_t>> calls;
   };
 
@@ -74,7 +75,7 @@ class Standstill {
 
   const JobConfig& config_;
   std::vector<Rank> ranks_;
-  std::vector<std::uint32_t> places_;  // by rank of the job: in ranks_, and one more; 0: it was not added
+  std::vector<std::uint32_t> places_;  // by rank of the job: 1 + its index in ranks_; 0: it was not added
   std::map<wire::Call, std::uint32_t> numbers_;
   std::vector<Call> calls_;
   std::map<Hash128, std::uint32_t> group_numbers_;

@@ -1,8 +1,7 @@
-// What the worker tells the local group of a node's first rank, chunk by chunk: which chunks of results are there, and
-// which operations have ended.
+// What the worker tells the local group on a leader: which chunks of results are there, and which operations have
+// ended.
 //
-//   a chunk arrives once, when the last of its bytes does; an operation ends once, after the chunks of one that ended
-//   well
+//   a chunk arrives once, when the last of its bytes does; an operation ends once; if it ended well, after its chunks
 #pragma once
 
 #include <cstdint>
@@ -20,16 +19,16 @@ namespace shoal::local {
 struct Arrival {
   std::uint64_t handle = 0;
   Range chunk;         // is there
-  bool ended = false;  // all chunks of one that ended well have been told before
+  bool ended = false;  // the operation has ended; if well, all its chunks have arrived before
   Status status;
 };
 
 class Arrivals {
  public:
-  // `chunks`: of a large operation; of a small one only the end is told.
+  // `chunks`: of a large operation. Of a small one only the end arrives.
   void expect(std::uint64_t handle, const std::optional<Chunks>& chunks);
-  // Parts of the result are there, or it has ended. Whether there is something to be taken. What was not expected, or
-  // has ended, is ignored.
+  // A part of the result is there; the operation has ended. Return whether there is something to take. Operations that
+  // are not expected, or have ended, are ignored.
   bool received(std::uint64_t handle, Range range);
   bool ended(std::uint64_t handle, Status status);
 

@@ -1,10 +1,10 @@
-// What has become of one operation that goes on to the other nodes: the first rank of the node sends the node's sum and
-// says how it ends; chunk by chunk the result is handed out.
+// The state of one operation that goes on to the other nodes. The first rank of the node sends the node's sum, hands
+// the result out chunk by chunk, and says how the operation ends.
 //
-// The first rank alone knows what the network says, and no rank ends the operation before it has its verdict: so all
-// ranks of the node agree, whatever happens when.
+// Only the first rank hears the network, and no rank ends the operation before it has the first rank's verdict. So all
+// ranks of the node agree, whatever happens.
 //
-//   lent_parts > 0 → the operation is lent;   told_done → the verdict is well;   a disputed one is never sent up
+//   lent_parts > 0 → the output is lent;   done_told → the verdict is ok;   a disputed operation is never sent up
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@ class Averaging {
  public:
   // --- Whether it can end well ---
 
-  // Something is wrong with it, as this rank sees it; the first reason counts.
+  // This rank has a reason why it fails; the first reason counts.
   void dispute(const Status& why);
   const std::optional<Status>& disputed() const { return disputed_; }
-  // The other nodes have heard that it has failed here. Whether they had not before.
+  // The other nodes hear that it has failed here. Returns whether they had not been told before.
   bool tell_network() { return !std::exchange(network_told_, true); }
   bool is_network_told() const { return network_told_; }
-  // What the first rank says of its end.
+  // The first rank's verdict: how it ends.
   void decide(const Status& verdict) { verdict_ = verdict; }
   const std::optional<Status>& verdict() const { return verdict_; }
 
@@ -39,26 +39,27 @@ class Averaging {
 
   void note_flowed() { flowed_ = true; }
   bool flowed() const { return flowed_; }
-  // Where the arrays of all ranks lie in the shared memory: the first rank's output, from which the others copy.
+  // If the arrays of all ranks lie in the shared memory: the first rank's output, from which the others copy.
   void lend(const std::byte* output) { lent_ = output; }
   const std::byte* lent() const { return lent_; }
-  // A part of the result is to be handed out, or taken; it is; so many never will be.
+  // add_part(): a part of the result is to be handed out or taken. take_part(): it has been. drop_parts(): so many
+  // never will be.
   void add_part() { ++parts_; }
   void take_part(bool hands_out) {
     --parts_;
     lent_parts_ += hands_out && lent_ != nullptr ? 1 : 0;
   }
   void drop_parts(std::size_t count) { parts_ -= count; }
-  // All others have copied a part of what the first rank lends.
+  // All others have copied a lent part.
   void note_returned() { --lent_parts_; }
   bool hands_out() const { return parts_ + lent_parts_ > 0; }
 
   // --- Its end ---
 
-  // Whether the verdict, the flow and the parts are all there. `flows`: it is one that flows.
+  // Whether the verdict, the sums and the parts are all there. `flows`: it is a large operation.
   bool is_through(bool flows) const { return verdict_ && (!flows || (flowed_ && parts_ == 0)); }
   bool is_returned() const { return lent_parts_ == 0; }
-  // The first rank has told the others that it has ended well. Whether it had not before.
+  // The first rank tells the others that it has ended well. Returns whether it had not before.
   bool tell_done() { return !std::exchange(done_told_, true); }
 
   void check_invariants() const;

@@ -1,8 +1,7 @@
-// How chunks move in which ranks have different bytes for each other: a chunk is a slice of each block, and each slice
-// has its place in the slot of the rank that it comes from. So all ranks have something to do in every chunk, whoever
-// the blocks are for.
+// How chunks move if ranks have different bytes for each other. A chunk is a slice of each block, and each slice lies
+// in the slot of the rank that it comes from. So all ranks have work in every chunk, whoever the blocks are for.
 //
-// Sums that are scattered take the first two steps of a chunk, copies the first and the last.
+// A reduce-scatter takes the first two steps of a chunk, a copy the first and the last.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +12,7 @@
 
 namespace shoal::local::block_chunks {
 
-// Of each block, in a chunk.
+// Bytes of each block in a chunk.
 std::uint64_t slice_bytes(const Transfer& transfer, const Shape& shape);
 
 void contribute(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands);

@@ -1,8 +1,8 @@
-// What the ranks of a group have called, matched by operation: this rank's calls on their way to the others, theirs as
-// they are read, and whether they agree.
+// The calls of a group's ranks, matched by operation: this rank's calls until the others can read them, the others'
+// calls as they are read, and whether they agree.
 //
-//   open calls = operations that are open;   eager ≥ the bytes beside the openings of those
-//   an operation stays until all ranks have called it, or have left
+//   open calls = open operations;   eager ≥ the inline bytes of their openings
+//   an operation stays until all ranks have called it or left
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ class CallTable {
  public:
   using Operations = std::unordered_map<Hash128, std::unique_ptr<Operation>>;
 
-  // All of these must outlive it. `own`: this rank's place. `has_other_nodes`: what is called here goes on to them.
+  // All of these must outlive it. `own`: this rank's place. `has_other_nodes`: all-reduces go on to other nodes.
   CallTable(const GroupMemory& memory, const Members& members, std::uint32_t own, bool has_other_nodes, Outbox& outbox,
             World& world);
 
@@ -39,15 +39,15 @@ class CallTable {
 
   // --- This rank's calls ---
 
-  // Opens an operation, or finishes it at once: with what stands against it, or with what the others know of it
+  // Opens an operation, or ends it at once: with the reason why it cannot be, or with the failure that the others have
   // already.
   void call(Submission submission, Time now);
   bool all_written() const { return unwritten_.empty(); }
-  // The next call is written to the others, with its contribution if it is small. Null: there is none, or no room.
+  // Writes the next call to the others, with its contribution if it is small. Null: there is none, or no room.
   Operation* write_next(std::uint64_t round);
-  // It has ended here, or is the worker's now.
+  // The operation has ended here, or is the worker's now.
   void close(Operation& operation);
-  // Nothing is written any more.
+  // No call is written any more.
   void drop_unwritten() { unwritten_.clear(); }
   std::size_t open() const { return registry_.open(); }
   bool has_called(const wire::Call& call) const { return registry_.has_called(call); }
@@ -56,21 +56,21 @@ class CallTable {
 
   // What another rank has called.
   Operation& hear(std::uint32_t rank, const Record& record, Time now);
-  // What stands against the operation, now that this rank and the other have called it.
+  // Why the operation fails, now that this rank and the other have called it; none: it does not.
   std::optional<Status> objection(Operation& operation, std::uint32_t rank) const;
 
-  Operation& at(const Hash128& key);  // made if it is not there
+  Operation& at(const Hash128& key);  // made if there is none
   Operation* find(const Hash128& key) const;
   void erase(const Hash128& key);
   // Operations that this rank has called and the other has not.
   std::vector<Operation*> lacking(std::uint32_t rank) const;
-  // Nobody else writes into the arrays of this rank's open operations any more.
+  // From now on no other rank writes into the arrays of this rank's open operations.
   void detach_arrays();
   const Operations& all() const { return operations_; }
-  // What operations are that are open, by handle; without their members. Of these handles, in rising order.
+  // Open operations by handle, without their members. `handles`: which ones, in rising order.
   std::map<std::uint64_t, wire::Wait> described(const std::vector<std::uint64_t>& handles) const;
 
-  // Whether operations of this kind are carried out here, or left to the worker.
+  // Whether operations of this kind are carried out here. If not, the worker carries them out.
   bool stays(Collective collective) const { return !has_other_nodes_ || traits_of(collective).shares_results(); }
 
   void check_invariants() const;
@@ -84,14 +84,14 @@ class CallTable {
   const Members& members_;
   const std::uint32_t own_;
   const bool has_other_nodes_;
-  const std::size_t inline_bytes_;  // contributions of at most so many lie beside the opening
+  const std::size_t inline_bytes_;  // contributions of at most so many bytes lie beside the opening
   Outbox& outbox_;
   World& world_;
   CallRegistry registry_;
-  std::map<std::uint32_t, std::unique_ptr<Group>> groups_;  // by number; nobody forgets one
+  std::map<std::uint32_t, std::unique_ptr<Group>> groups_;  // by number; never forgotten
   Operations operations_;
   std::deque<Hash128> unwritten_;  // calls, in order
-  std::size_t eager_ = 0;          // bytes beside openings of operations that are open
+  std::size_t eager_ = 0;          // bytes beside openings of open operations
 };
 
 }  // namespace shoal::local

@@ -1,7 +1,7 @@
 // What the ranks of a group have said of one operation, and whether they agree.
 //
 //   a rank's call is `same` → it is opened, and its body is not kept;   has_data → opened
-//   count = how many are opened
+//   count = the ranks that have opened
 #pragma once
 
 #include <cstddef>
@@ -19,10 +19,10 @@ class Calls {
  public:
   explicit Calls(std::uint32_t ranks) : calls_(ranks) {}
 
-  // This rank's own, once it is written. `body`: the opening as the others read it.
+  // This rank's own call, once it is written.
   void note_own(std::uint32_t own, bool has_data, const std::optional<Place>& place);
-  // Another rank's. `own_body`: what this rank has called; empty if it has not. Throws std::runtime_error for a record
-  // that cannot be one.
+  // Another rank's call. `own_body`: this rank's opening, encoded; empty if it has not called. Throws
+  // std::runtime_error for an impossible record.
   void hear(std::uint32_t rank, const Record& record, const wire::Bytes& own_body);
 
   std::size_t count() const { return count_; }
@@ -30,10 +30,11 @@ class Calls {
   bool opened(std::uint32_t rank) const { return calls_[rank].opened; }
   std::vector<std::uint32_t> missing() const;
 
-  // Whether this rank has called the same to the byte; what it has called, if that is not known to be so.
+  // Whether the rank's opening equals this rank's, byte for byte.
   bool is_same(std::uint32_t rank, const wire::Bytes& own_body);
+  // The rank's opening.
   wire::Opening opening_of(std::uint32_t rank, const wire::Opening& own) const;
-  // What other ranks have called, but for what is known to be the same as this rank's.
+  // The openings of other ranks, except those that are known to equal this rank's.
   std::vector<wire::Opening> others() const;
 
   bool all_have_data() const;
@@ -46,7 +47,7 @@ class Calls {
  private:
   struct Call {
     bool opened = false;
-    bool same = false;      // as this rank's own opening, to the byte
+    bool same = false;      // byte for byte this rank's own opening
     bool has_data = false;  // its contribution came along
     wire::Bytes body;
     wire::Bytes data;
@@ -57,7 +58,7 @@ class Calls {
   std::size_t count_ = 0;
 };
 
-// What records say. They throw std::runtime_error for what cannot be.
+// Decode the body of a record. Throw std::runtime_error for an impossible one.
 wire::Opening decoded_opening(ConstBytes body);
 Status decoded_status(ConstBytes body);
 

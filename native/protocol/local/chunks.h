@@ -1,8 +1,8 @@
 // How a large operation is cut into the chunks that move through the node's memory.
 //
-// What goes on to servers is cut where their shards end (protocol/sharding.h), and the shards' chunks take turns: every
-// server soon has something to add, and none waits for what belongs to another. Shards of different sizes have as many
-// chunks each, so that they end together.
+// An operation that goes on to servers is cut where their shards end (protocol/sharding.h), and the chunks of the
+// shards take turns. So every server soon has something to sum, and none waits for another's bytes. Shards of different
+// sizes have equally many chunks, so that they end together.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ namespace shoal::local {
 class Chunks {
  public:
   Chunks() = default;
-  // `chunk`: bytes of the largest. `weights`: of the servers; none: the operation stays here, or goes to some servers
-  // only: one shard.
+  // `chunk`: bytes of the largest. `weights`: of the servers. Without weights there is one shard: the operation stays
+  // here, or goes only to some servers.
   Chunks(std::uint64_t bytes, std::uint64_t chunk, std::span<const std::uint32_t> weights = {});
 
   std::uint64_t count() const { return shards_.size() * turns_; }

@@ -1,15 +1,17 @@
-// Results that came over the network, from the first rank to the others of its node: chunk by chunk, so that they do
-// not hold up what still goes the other way.
+// Passes results from the network on, from the first rank to the others of its node: part by part, so that they do not
+// hold up contributions that still go the other way. A part goes in one of two ways:
 //
-// Through slots of their own: the first rank puts a part in, the others take it out.
+//   * Through a slot for results: the first rank copies the part in, the others copy it out.
 //
-//   (the first rank's) handed out ≤ (the least of the others') taken + slots
+//       parts handed out by the first rank ≤ parts taken by the slowest other rank + slots
 //
-// Straight, where the arrays of all ranks lie in the shared memory: the others copy a part from the first rank's
-// output, which it *lends* them: its operation does not end before all have taken what they were told of. Should
-// everything end before, it says so (`withdrawn`), and what is copied later does not count.
+//   * Lent, if the arrays of all ranks lie in the shared memory: the others copy the part from the first rank's output.
+//   The
+//     first rank's operation does not end before all have copied the parts that they were told of. If it must end
+//     earlier, the first rank sets `withdrawn`, and later copies do not count.
 //
-// What a part is of, and where, the first rank says in its mailbox. One number after the other counts both kinds.
+// The first rank says in its mailbox which operation and range a part belongs to. One counter counts parts of both
+// kinds.
 #pragma once
 
 #include <cstdint>
@@ -35,16 +37,16 @@ class Delivery {
   Delivery(const GroupMemory& memory, std::uint32_t own, Bells& bells, Hands& hands)
       : memory_(memory), own_(own), bells_(bells), hands_(hands) {}
 
-  // The first rank: this part of the result is for the others. Another rank: it is in the next slot, or lent.
+  // On the first rank: hand this part out. On another rank: take it, from the next slot or lent.
   void add(const Part& part);
-  // Those parts of an operation that have not been handed out never will be. How many they were.
+  // Parts of the operation that have not been handed out never will be. Returns how many there were.
   std::size_t drop(std::uint64_t handle);
-  // Whether step() would do something, and that: one part.
+  // step() moves one part; ready(): whether it can.
   bool ready() const;
   bool step();
   // The next part that was handed out, or taken.
   std::optional<Part> take_done();
-  // The next lent one that all others have taken: on the first rank.
+  // On the first rank: the next lent part that all others have taken.
   std::optional<Part> take_returned();
   // The ranks that have taken the least.
   std::vector<std::uint32_t> late() const;
@@ -54,7 +56,7 @@ class Delivery {
  private:
   struct Lent {
     Part part;
-    std::uint64_t end;  // the least taken when it is returned
+    std::uint64_t end;  // it is returned when every other rank has taken so many parts
   };
 
   void lend();

@@ -1,15 +1,16 @@
-// In which order the chunks of large operations move, and who may do what with a chunk: counters alone.
+// The order in which chunks of large operations move, and what a rank may do with a chunk. Counters decide, and nothing
+// else.
 //
-// Operations follow one another in the same order on every rank, so three counters a rank say all there is to know:
+// Operations have the same order on every rank, so three counters of each rank suffice:
 //
 //   collected ≤ reduced ≤ contributed ≤ admitted,   contributed ≤ (the least of all ranks' collected) + slots
 //
 // A chunk moves in one of four ways: by shares (shares.h), as a chain (chain.h), straight (straight.h) or in blocks
-// (block_chunks.h). Where slots are used in another way than before, all of them are free for a moment. What goes
-// straight needs none: it counts as contributed at once, and is done when all have reduced their shares of all chunks.
+// (block_chunks.h). Before slots are used in another way, all of them become free. A straight chunk needs no slot: it
+// counts as contributed at once, and its operation is done when all ranks have reduced their shares of all chunks.
 //
-// Each step does one thing with one chunk and then raises one counter of this rank: between two of them a rank may stop
-// or die, and the others find every count true.
+// Each step does one thing with one chunk and then raises one counter of this rank. So a rank may stop or die between
+// any two steps, and the others find every counter true.
 #pragma once
 
 #include <cstddef>
@@ -31,19 +32,19 @@ class Flow {
   Flow(const GroupMemory& memory, std::uint32_t own, Bells& bells, Hands& hands)
       : memory_(memory), own_(own), bells_(bells), hands_(hands) {}
 
-  // The next operation, the same on every rank. Into which chunks it is cut.
+  // The next operation, the same on every rank. Returns the chunks into which it is cut.
   Chunks admit(Transfer transfer);
-  // One step of one chunk, if there is one to be done. Whether there was.
+  // One step of one chunk, if one can be done. Returns whether one was.
   bool step();
   // Whether step() would do something.
   bool ready() const;
-  // The next chunk of an operation for the network that is there: on the first rank.
+  // On the first rank: the next summed chunk of an operation that goes on to the network.
   struct Collected {
     std::uint64_t handle;
     Range range;
   };
   std::optional<Collected> take_collected();
-  // The handle of the next operation that is done here: nothing uses its arrays any more.
+  // The handle of the next operation that is done here: no rank uses its arrays any more.
   std::optional<std::uint64_t> take_finished();
   // The ranks that others wait for.
   std::vector<std::uint32_t> late() const;
@@ -56,11 +57,11 @@ class Flow {
     std::uint64_t first = 0;  // the number of its first chunk
     Chunks chunks;
     bool chain = false;
-    // So many chunks must have been collected by all ranks before one of these may be in a slot.
+    // All ranks must have collected so many chunks before one of these may be in a slot.
     std::uint64_t after = 0;
 
     std::uint64_t end() const { return first + chunks.count(); }
-    // Whether a rank has something to do with each chunk that is reduced, and not with all of them at once.
+    // Whether the rank does something with each chunk when it is reduced, instead of once when all are.
     bool collects_each(std::uint32_t rank) const { return !transfer.straight() || (transfer.up && rank == 0); }
   };
 
@@ -92,7 +93,7 @@ class Flow {
   std::deque<Admitted> transfers_;
   std::deque<Collected> for_network_;
   std::deque<std::uint64_t> finished_;
-  bool chain_ = false;          // how slots were used last
+  bool chain_ = false;          // whether slots were last used by a chain
   std::uint64_t admitted_ = 0;  // chunks
   std::uint64_t contributed_ = 0;
   std::uint64_t reduced_ = 0;

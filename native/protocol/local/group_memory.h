@@ -1,10 +1,9 @@
-// How the memory that ranks of a machine share is laid out: the words of each rank, a mailbox for each, slots for the
-// data of large operations, areas in which groups of some of its ranks have the same for themselves
-// (drivers/shm/areas.h), and a region for each rank, from which it takes memory for arrays
-// (drivers/shm/array_allocator.h).
+// The layout of the memory that ranks of a machine share: words and a mailbox for each rank, slots for the data of
+// large operations, areas in which subgroups have the same (drivers/shm/areas.h), and for each rank a region from which
+// it allocates arrays (drivers/shm/array_allocator.h).
 //
-// Addresses only: where the memory comes from is a driver's matter. Every word is written by its own rank alone, except
-// for the bell. So no lock is held in here, and a process that is killed leaves nothing half done.
+// Only addresses: a driver provides the memory. Except for the bell, only its own rank writes a word. So there are no
+// locks in it, and a process that is killed leaves nothing half done.
 #pragma once
 
 #include <atomic>
@@ -19,50 +18,50 @@ namespace shoal::local {
 // The most ranks of a machine that can share memory.
 inline constexpr std::uint32_t most_ranks = 64;
 
-// Areas, regions, and what is taken from these, are multiples of this: of every page size that there is.
+// Areas, regions and allocations are multiples of this, which is a multiple of every page size.
 inline constexpr std::size_t region_grain = 64 * 1024;
 
-// What is the same on every rank.
+// The sizes, which are the same on every rank.
 struct Shape {
   std::uint32_t ranks = 0;
   std::size_t mailbox = 256 * 1024;  // bytes of each rank's
   std::size_t slot = 0;              // bytes of each rank's part of a slot
   std::uint32_t slots = 0;
   std::uint32_t results = 0;  // slots of the same size for what comes back over the network
-  std::size_t areas = 0;      // addresses for groups of some ranks, a multiple of region_grain; 0: they have none
+  std::size_t areas = 0;      // addresses for subgroups, a multiple of region_grain; 0: they have none
   std::size_t region = 0;     // addresses for each rank's arrays, a multiple of region_grain
 
   // All but the areas and the regions, which come last.
   std::size_t bytes_in_use() const;
   std::size_t bytes_without_regions() const { return bytes_in_use() + areas; }
   std::size_t bytes() const { return bytes_without_regions() + ranks * region; }
-  // Groups that can have a part of the areas: as many of the smallest as fit into them.
+  // The most subgroups that can have an area: as many of the smallest size as fit.
   std::size_t groups() const;
 };
 
-// For so many ranks, without arrays in it: at most 16 MiB of slots. `alone`: there are no other nodes.
+// For so many ranks, without areas and regions, with at most 16 MiB of slots. `alone`: there are no other nodes.
 Shape shape_without_arrays(std::uint32_t ranks, bool alone);
 
-// For a group of so many ranks of a machine, in its area: nothing of it goes to other nodes.
+// For a subgroup of so many ranks, in its area: none of its operations goes to other nodes.
 Shape shape_for_group(std::uint32_t ranks);
 
-// What each rank says to all others, a line of the cache for what is written together.
+// What each rank says to all others. Words that are written together share a cache line.
 struct RankWords {
-  // The driver's: rises whenever another rank has done something that this one waits for; what is slept on.
+  // The driver's: rises whenever another rank has done something that this one may wait for. Threads sleep on it.
   alignas(64) std::atomic<std::uint32_t> bell;
-  // Threads of this rank: those that wait for an operation, how many of them sleep, and whether the attendant does.
+  // How many threads of this rank wait for an operation, how many of these sleep, and whether the attendant sleeps.
   std::atomic<std::uint32_t> waiting;
   std::atomic<std::uint32_t> asleep;
   std::atomic<std::uint32_t> attendant_asleep;
-  // Operations that are open here. Without any, nobody needs to be woken for them.
+  // Operations that are open here. If there are none, nobody is woken for them.
   std::atomic<std::uint32_t> open;
 
-  // Bytes that have been written into its mailbox since the beginning, and whether it has more than there is room for.
+  // Bytes written into its mailbox since the beginning, and whether a record waits for room.
   alignas(64) Counter written;
   Flag blocked;
-  // It reads nothing any more: nobody waits for it.
+  // It reads nothing any more, so nobody waits for it to read.
   Flag gone;
-  // Its arrays may be its program's again, although others have not copied what they need (delivery.h).
+  // Its program may use its arrays again, although others have not copied what they need (delivery.h).
   Flag withdrawn;
 
   // Chunks of large operations since the beginning (flow.h): put into slots, reduced, taken out again.
@@ -74,8 +73,8 @@ struct RankWords {
 
   // It reads, or has read, what others say.
   alignas(64) Flag here;
-  // It calls nothing any more, neither here nor in groups of this machine's ranks: all that it has called is in its
-  // mailboxes. Nor will it be in a group where it is not yet.
+  // It calls nothing more, here or in any group of this machine, and joins no further group. All its calls are in its
+  // mailboxes.
   Flag left;
 
   // Bytes that it has read of each other rank's mailbox.
@@ -84,8 +83,8 @@ struct RankWords {
 
 class GroupMemory {
  public:
-  // `begin`: shape.bytes_in_use() bytes, all zero before the first rank uses them. `node`, `places`: of a group of some
-  // of a machine's ranks, the machine's memory and their places in it; null: this is the machine's.
+  // `begin`: shape.bytes_in_use() bytes, all zero before the first rank uses them. `node`, `places`: for a subgroup,
+  // the machine's memory and the members' places in it. Null: this is the machine's memory.
   GroupMemory(std::byte* begin, const Shape& shape, const GroupMemory* node = nullptr,
               std::vector<std::uint32_t> places = {})
       : shape_(shape), begin_(begin), node_(node), places_(std::move(places)) {}
@@ -99,12 +98,12 @@ class GroupMemory {
   std::byte* result(std::uint64_t number) const;
   std::byte* region(std::uint32_t rank) const;
 
-  // Whether a rank reads nothing any more, or never will.
+  // Whether a rank reads nothing any more, or will never begin to.
   bool is_gone(std::uint32_t rank) const;
-  // In an area: whether a rank calls nothing any more, as the machine's memory says. It may know nothing of this group.
+  // In an area: whether the machine's memory says that a rank calls nothing any more. It may not know this group.
   bool has_left(std::uint32_t rank) const { return node_ != nullptr && node_->words(places_[rank]).left.load() != 0; }
 
-  // Whose the areas are, in their order.
+  // The word of an area, which says whose it is.
   std::atomic<std::uint64_t>& owner(std::size_t number) const;
 
  protected:

@@ -12,31 +12,31 @@
 
 namespace shoal::local {
 
-// The network waits so much longer than the ranks of a node, so that whoever has not called is named by the group that
-// knows it, and not the first rank of its node by the servers.
+// The network waits so much longer than the ranks of a node. So a rank that has not called is named by its local group,
+// which knows it, and servers do not name its leader instead.
 inline constexpr Time others_first = second;
 
-// Operations among the nodes have the handles of the operations that they are for, marked, so that a worker can tell
-// them from the rank's own: what becomes of them is the local group's to hear.
+// An operation among the nodes has the handle of the local operation that it serves, with a mark. So the events of
+// marked handles go to the local group, and those of other handles to the program.
 inline constexpr std::uint64_t internode_mark = std::uint64_t{1} << 63U;
 inline constexpr bool is_internode(std::uint64_t handle) { return (handle & internode_mark) != 0; }
 inline constexpr std::uint64_t internode_handle(std::uint64_t handle) { return handle | internode_mark; }
 inline constexpr std::uint64_t own_handle(std::uint64_t handle) { return handle & ~internode_mark; }
 
-// Of one group of ranks.
+// How one group of ranks goes on to the other nodes.
 struct Internode {
-  std::uint32_t group = 0;             // of the nodes' first ranks, in their workers; on the first rank
-  std::uint32_t ranks = 0;             // that are added in all
+  std::uint32_t group = 0;             // number of the leaders' group in the worker; on a leader
+  std::uint32_t ranks = 0;             // ranks that contribute, on all nodes
   std::uint32_t largest = 0;           // ranks of the largest node
-  std::vector<std::uint32_t> weights;  // of the servers: what each averages (protocol/sharding.h)
-  std::uint64_t shared_from = 0;       // bytes of an operation that all of them work on
+  std::vector<std::uint32_t> weights;  // of the servers (protocol/sharding.h)
+  std::uint64_t shared_from = 0;       // from so many bytes on, all servers work on an operation
 };
 
-// The node's part of an all-reduce that all of its ranks have called: the sum goes from, and comes into, the first
-// rank's output.
+// The node's part of an all-reduce that all of its ranks have called. The node's sum lies in the first rank's output,
+// and the result comes there.
 Submission submission_up(const Submission& called, std::uint32_t occurrence, const Internode& internode);
 
-// Of one that has failed on this node, so that the others need not wait for it. `group`: in the worker.
+// Tells the other nodes that an operation has failed on this node. `group`: its number in the worker.
 Submission submission_failed(const wire::Opening& opening, std::uint32_t group, const Status& why);
 
 }  // namespace shoal::local

@@ -1,7 +1,7 @@
-// What a node adds up of an all-reduce that goes on to other nodes, and what is left for the servers to divide.
+// How a node and the servers share the work of a mean: what the node computes, and what the servers divide by.
 //
-// A type whose sums are rounded goes up as the node's own mean, so that it does not overflow where the mean does not,
-// and is rounded once (docs/decisions/several-nodes.md).
+// Of a type with wider sums the node sends its own mean up. So it does not overflow where the mean of all does not, and
+// is rounded once (docs/decisions/several-nodes.md).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace shoal::local {
 
 struct LocalMean {
   Operator op = Operator::none;  // among the node's ranks
-  double divisor = 1;            // of that
+  double divisor = 1;            // for `op`
   double rest = 0;               // what the servers divide by
 };
 

@@ -1,7 +1,7 @@
-// What a rank says to all others of its group, in order: a ring of records that it alone writes and every other one
+// What a rank says to all others of its group, in order: a ring of records that it alone writes and every other rank
 // reads.
 //
-// A record counts once it is whole. One that finds no room waits with its writer until the slowest reader has gone on:
+// A record counts once it is whole. If there is no room, the writer keeps it until the slowest reader has read on:
 //
 //   read by each reader ≤ written ≤ (the least read by a reader that is not gone) + size
 #pragma once
@@ -18,23 +18,23 @@
 namespace shoal::local {
 
 enum class RecordKind : std::uint32_t {
-  skip = 0,             // nothing: the rest of the ring is too short
+  skip = 0,             // no record: the rest of the ring is too short for the next one
   open = 1,             // the rank has called an operation; the body is an opening of docs/protocol/format.md, Openings
-  open_with_data = 2,   // and here is its whole contribution
+  open_with_data = 2,   // as open; the data is its whole contribution
   open_in_region = 10,  // as open; the data says where the arrays lie in the rank's region (Place)
   admit = 3,            // from the first rank: a large operation that all have opened is the next to flow
   leave = 4,            // the rank calls nothing more
-  broken = 5,           // the rank can do nothing more in here; the body is a status
+  broken = 5,           // the rank can do nothing more in this group; the body is a status
   // From the first rank, of an operation that goes over the network:
   part = 6,  // a part of the result is in the next slot for results, or lent (delivery.h); the body is its range
   done = 7,  // it has ended well; the data is the result of a small one
-  // From the first rank, of any operation: it has failed; the body is a status, the data says who on the other nodes
-  // has to hear of it (local_group.cpp).
+  // From the first rank, of any operation: it has failed. The body is a status; the data says whether ranks of other
+  // nodes wait for it, and so have to be told (local_group.cpp).
   failed = 8,
-  // From another rank: the operation's time is out there; the body is a status.
+  // From another rank: the operation has timed out there; the body is a status.
   overdue = 9,
-  // From the first rank, of an operation whose time is out: nobody begins with it until the first rank has said that it
-  // has failed, or that it goes on (local_group.h).
+  // From the first rank, of an operation that has timed out: no rank begins it until the first rank has said `failed`
+  // or `go_on` (local_group.h).
   fail_pending = 11,
   go_on = 12,
 };
@@ -53,7 +53,7 @@ class MailboxWriter {
   MailboxWriter(const GroupMemory& memory, std::uint32_t own, Bells& bells)
       : memory_(memory), own_(own), bells_(bells) {}
 
-  // False: there is no room now. The readers have been woken.
+  // False: there is no room now, and the readers have been woken.
   bool write(const Record& record);
 
   void check_invariants() const;
@@ -76,7 +76,7 @@ class MailboxReader {
   // Whether there is another record.
   bool any() const { return memory_.words(writer_).written.load() != read_; }
 
-  // The next record, which stays where it is until done(). Throws std::runtime_error for what cannot be one.
+  // The next record, which stays valid until done(). Throws std::runtime_error for an impossible one.
   std::optional<Record> next();
   void done();
 

@@ -1,4 +1,4 @@
-// Who the ranks of a local group are, and what they are called in messages.
+// The ranks of a local group, and their names in messages.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace shoal::local {
 
 class Members {
  public:
-  // `ranks`: of the job, by their places in the group's memory. `config` must outlive it.
+  // `ranks`: ranks of the job by place, which is the index in the local group. `config` must outlive it.
   Members(const JobConfig& config, std::vector<std::uint32_t> ranks) : config_(config), ranks_(std::move(ranks)) {}
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(ranks_.size()); }
@@ -35,7 +35,7 @@ class Members {
     }
     return ranks_text(named, config_);
   }
-  // Why an operation of this name fails that needs this rank.
+  // The error of an operation that needs this rank, which has left.
   Status left_status(const std::string& operation, std::uint32_t place) const {
     return Status::error(Code::peer_left,
                          "'" + operation + "' needs " + name_of(place) + ", which has left the job normally",

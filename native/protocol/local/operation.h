@@ -1,5 +1,5 @@
-// One operation among the ranks of a machine, as one of them knows it. Lives until all ranks have called it and it is
-// over here.
+// One operation among the ranks of a machine, as one of them knows it. It lives until all ranks have called it and it
+// is over on this rank.
 #pragma once
 
 #include <algorithm>
@@ -22,16 +22,16 @@ namespace shoal::local {
 struct Group {
   std::uint32_t number = 0;  // in this rank's worker
   Hash128 id;
-  std::vector<std::uint32_t> here;  // all members of the local group by their places in it, in the group's order
+  std::vector<std::uint32_t> here;  // places of the members in the local group, in the group's order
   std::optional<Internode> internode;
 };
 
-// Since when an operation has not moved, and when somebody is told.
+// When an operation moved last, and when that is reported as late.
 class Lateness {
  public:
   void note_moved(Time now) { moved_ = std::max(moved_, now); }
   Time moved() const { return moved_; }
-  // Whether it is late, without progress since `since`; then it is late again after twice as long.
+  // Whether it is late, without progress since `since`. If so, it is late again only after twice as long.
   bool is_late(Time since, Time now) {
     const bool late = since + late_after_ <= now;
     late_after_ *= late ? 2 : 1;
@@ -46,11 +46,11 @@ class Lateness {
 
 struct Operation {
   enum class State {
-    gathering,   // not all have called it, as far as is known here
-    complete,    // all have; the first rank's word is waited for
+    gathering,   // not all ranks are known to have called it
+    complete,    // all have; waits for the first rank's word
     at_network,  // a small one, which the first rank has sent up
-    flowing,
-    over,  // finished here, handed over, or failed
+    flowing,     // a large one, whose chunks move
+    over,        // finished here, handed over, or failed
   };
 
   Operation(const Hash128& its_key, std::uint32_t ranks) : key(its_key), calls(ranks) {}
@@ -61,7 +61,7 @@ struct Operation {
 
   // This rank's own call.
   bool called = false;
-  std::size_t record = 0;  // bytes that it counts for while it is open here
+  std::size_t record = 0;  // bytes of its record, which count while it is open here
   const Group* group = nullptr;
   Submission submission;
   wire::Opening opening;
@@ -71,23 +71,23 @@ struct Operation {
 
   Averaging averaging;
   Lateness lateness;
-  bool overdue = false;       // which the first rank has been told
-  bool fail_pending = false;  // the first rank is about to say whether it fails
+  bool overdue = false;       // it has timed out here, and the first rank has been told
+  bool fail_pending = false;  // the first rank has announced that it may fail
 
   bool is_open() const { return called && state != State::over; }
   bool gathers() const { return state == State::gathering; }
-  // What a rank of this group has called, if any has: this one's if it has.
+  // The opening of a rank of this group, if any has called: this rank's own if it has.
   std::optional<wire::Opening> any_opening() const;
-  // Whether, as far as is known, it is one that is carried out here and goes up (`goes_up`), or one that is left to the
-  // workers: what ranks of this group have called is, or none has said what it is. Where there are other nodes.
+  // With other nodes: whether, as far as is known here, the operation is carried out in this group and goes up to the
+  // network (`goes_up`), or is left to the workers (not `goes_up`). Before any rank has called, both may be.
   bool may_be(bool goes_up) const;
-  // Whether this rank's input counts. `own`: its place.
+  // Whether this rank contributes. `own`: its place.
   bool contributes(std::uint32_t own) const;
 
   void check_invariants() const;
 };
 
-// What an operation takes of a rank's memory, without its arrays: what limits::open_bytes limits.
+// Bytes of an operation's record, without its arrays. limits::open_bytes limits their sum.
 std::size_t record_bytes(const Submission& submission, std::size_t ranks);
 
 }  // namespace shoal::local

@@ -1,4 +1,4 @@
-// What a rank has to say to the others of its group, in order, until there is room for it in its mailbox.
+// Records for the others of a group, in order, until there is room for them in this rank's mailbox.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class Outbox {
   bool empty() const { return unsaid_.empty(); }
   // Writes the next, if there is one and room for it.
   bool write_next();
-  // A record of which the outbox keeps no copy, once it is empty. False: there is no room now.
+  // Writes a record without keeping a copy, if the outbox is empty. False: it is not, or there is no room now.
   bool write(const Record& record) { return unsaid_.empty() && writer_.write(record); }
 
   void check_invariants() const { writer_.check_invariants(); }

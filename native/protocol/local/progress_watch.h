@@ -1,7 +1,7 @@
-// Which operations of a local group do not move, whom they wait for, and when somebody is told: in a warning after 10
-// s, then at doubling intervals, and in the error when an operation's time is out.
+// Which operations of a local group do not move, and whom they wait for. Says so in a warning after 10 s, then at
+// doubling intervals, and in the error of an operation that times out.
 //
-//   deadline ≤ the time at which the next open operation is late, or its time is out
+//   deadline ≤ the time at which the next open operation is late or times out
 #pragma once
 
 #include <algorithm>
@@ -21,10 +21,10 @@ class ProgressWatch {
   ProgressWatch(const Members& members, std::uint32_t own, bool has_other_nodes)
       : members_(members), own_(own), has_other_nodes_(has_other_nodes) {}
 
-  // One that the first rank has been told of: its word is waited for.
+  // The first rank has been told of this operation, and its word is waited for.
   void watch_for_verdict(const Operation& operation) { check_by(moved(operation) + longest_wait(operation)); }
   void begin_call(const Submission& submission, Time now) { check_by(now + std::min(submission.timeout, first_late)); }
-  // A step of a large operation was done: what is behind others waits for its turn, so their progress counts.
+  // A step of a large operation was done. Operations behind it wait for their turn, so that counts as their progress.
   void note_flowed(Time now) { flowed_ = now; }
   Time deadline() const { return next_check_; }
 
@@ -33,7 +33,7 @@ class ProgressWatch {
     std::optional<std::string> warning;
   };
   Findings look(const CallTable& calls, const Execution& execution, Time now);
-  // The error of one whose time is out.
+  // The error of an operation that has timed out.
   Status timed_out(const Operation& operation, const Execution& execution, Time now) const;
 
  private:

@@ -1,5 +1,5 @@
-// How a chunk moves by shares: every rank puts its contribution into its part of the slot; when all have, each reduces
-// its share of the chunk, in the order of the group's members; when all have, each takes the whole result out.
+// How a chunk moves by shares. Every rank copies its contribution into its part of the slot. When all have, each
+// reduces its share of the chunk, in the order of the group's members. When all have, each copies the whole result out.
 //
 // Steps per chunk: 3. Bytes of M that a rank reads: (3 - 1/n) · M; that it writes: 2 · M.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace shoal::local::shares {
 
-// What of the chunk this rank reduces.
+// The share of the chunk that this rank reduces.
 Range share_of(const Chunk& chunk, std::uint32_t rank, std::uint32_t ranks);
 
 void contribute(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands);

@@ -1,5 +1,4 @@
-// Operations whose contributions all lie beside the openings: each rank has everything at once, and does its part
-// alone.
+// Operations whose contributions all lie beside the openings. Each rank has everything at once, and needs no other.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +12,7 @@ namespace shoal::local::small {
 // The sum of all contributions, in the group's order, into this rank's output.
 void reduce(const Operation& operation, std::uint32_t own, Operator op, double divisor, Hands& hands);
 
-// Everything else. The output is there.
+// All other operations. The output is allocated.
 void move_blocks(const Operation& operation, const Blocks& blocks, std::uint32_t own, Hands& hands);
 
 }  // namespace shoal::local::small

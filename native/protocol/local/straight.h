@@ -1,11 +1,12 @@
-// How a chunk moves straight from arrays to arrays, where those of all ranks lie in the shared memory: each rank
-// reduces its share of the chunk, and writes it to all. It needs no slot and waits for nobody, since all ranks have
+// How a chunk moves straight from arrays to arrays, if the arrays of all ranks lie in the shared memory. Each rank
+// reduces its share of the chunk and writes it to all outputs. That needs no slot and no waiting, since all ranks have
 // called the operation before it flows.
 //
-// What goes on to other nodes (`up`) is written into the first rank's output alone, which sends each chunk from there
-// as soon as all have reduced it. A share is read in all inputs before it is written, so that output may be an input.
+// A sum that goes on to other nodes (`up`) is written only into the first rank's output. The first rank sends each
+// chunk from there as soon as all have reduced it. A share is read from all inputs before it is written, so an output
+// may be an input.
 //
-// Steps per chunk: 1. Bytes of M that a rank reads: M; that it writes: M, or M/n where it goes up.
+// Steps per chunk: 1. Bytes of M that a rank reads: M; that it writes: M, or M/n if it goes up.
 #pragma once
 
 #include <cstdint>

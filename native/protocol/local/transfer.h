@@ -1,4 +1,4 @@
-// One large operation as a rank carries it out in the memory that the ranks of a machine share.
+// One large operation, as a rank carries it out in the shared memory of its machine.
 #pragma once
 
 #include <cstddef>
@@ -12,27 +12,27 @@
 
 namespace shoal::local {
 
-// Where an array lies in a rank's region: what ranks tell each other.
+// Where a rank's arrays lie in its region, as ranks tell each other.
 struct Place {
   std::uint64_t input = 0;
   std::uint64_t output = 0;
 };
 
-// What all ranks can reach; empty if not all of it lies in the shared memory.
+// The arrays of all ranks; empty if not all of them lie in the shared memory.
 struct Arrays {
   std::vector<const std::byte*> inputs;  // in the order in which they are added
-  std::vector<std::byte*> outputs;       // where the sum goes: one may be one of the inputs
+  std::vector<std::byte*> outputs;       // where the sum goes; an output may be an input
 
   bool empty() const { return inputs.empty(); }
 };
 
 // Which bytes of a rank's arrays go to, and come from, which other rank.
 struct Blocks {
-  std::vector<Range> outgoing;         // by rank: what of this rank's input it needs
-  std::vector<Range> incoming;         // by rank: where in this rank's output it is what comes from there
-  std::vector<std::uint64_t> origins;  // by rank: where in its input that begins
-  std::uint64_t largest = 0;           // of all that any rank has for another, or for itself: the same on every rank
-  bool same = false;                   // all need the same of a rank, and it is in the slot once
+  std::vector<Range> outgoing;         // by rank: the block of this rank's input for it
+  std::vector<Range> incoming;         // by rank: where its block goes in this rank's output
+  std::vector<std::uint64_t> origins;  // by rank: where in its input that block begins
+  std::uint64_t largest = 0;           // bytes of the largest block of any rank: the same on every rank
+  bool same = false;                   // a rank has the same block for all, and it lies in the slot once
 };
 
 struct Transfer {
@@ -45,9 +45,9 @@ struct Transfer {
   std::vector<std::uint32_t> order;        // the ranks, as their contributions are added
   double divisor = 1;                      // of a mean
   bool up = false;                         // the sum goes on to other nodes, from the first rank
-  std::span<const std::uint32_t> weights;  // of the servers, if it goes up to all (chunks.h): while it is admitted
+  std::span<const std::uint32_t> weights;  // of the servers, if it goes up to all (chunks.h); valid in Flow::admit()
   Arrays arrays;                           // of all ranks; outputs of the first alone if it goes up
-  // Of all but all-reduces. With an operator each rank gets the sum of its block, without one it gets copies.
+  // Of everything but an all-reduce. With an operator each rank gets the sum of its block, otherwise copies.
   std::optional<Blocks> blocks;
 
   bool adds() const { return op != Operator::none; }
@@ -60,7 +60,7 @@ struct Transfer {
 // One chunk of a transfer, and in which slot it moves.
 struct Chunk {
   const Transfer* transfer;
-  std::uint64_t number;  // since the beginning, of all transfers
+  std::uint64_t number;  // counted since the beginning, over all transfers
   std::uint64_t begin;   // in the transfer's bytes
   std::uint64_t bytes;
 };

@@ -1,8 +1,8 @@
-// What a group of ranks of one machine asks of its driver.
+// The actions of a local group, which its driver carries out.
 //
-// As with every machine (protocol/machine.h) an action may be carried out at once or later, but none calls the group
-// back from within the call. Copies and sums alone are always carried out at once: what follows from them is published
-// when they have returned.
+// As with every machine (protocol/machine.h) an action may be carried out at once or later, but never calls the group
+// back from within the call. Copies and sums are always carried out at once: the group publishes their results when
+// they have returned.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +25,8 @@ namespace shoal::local {
 class Bells {
  public:
   virtual ~Bells() = default;
-  // This rank of the group may go on: something has happened that its open operations may wait for. `always`: also if
-  // it has none.
+  // Wakes this rank of the group: something has happened for which its open operations may wait. `always`: also if it
+  // has none.
   virtual void ring(std::uint32_t rank, bool always) = 0;
 };
 
@@ -44,7 +44,7 @@ class World : public Bells, public Hands {
  public:
   // --- The application ---
 
-  // The call has been said to the others. For timelines.
+  // The call has been written to the others. For timelines.
   virtual void sending(std::uint64_t handle) = 0;
   virtual void finish(std::uint64_t handle, Status status) = 0;
   // Memory for what a gather brings, by member of the group. Null: there is none.
@@ -53,27 +53,26 @@ class World : public Bells, public Hands {
 
   // --- Arrays in the memory that the ranks share (drivers/shm/array_allocator.h) ---
 
-  // Whether these bytes are of this rank's region.
+  // Whether these bytes lie in an allocation of this rank's region.
   virtual bool holds(const std::byte* begin, std::uint64_t bytes) const = 0;
-  // This process can use another rank's region up to `end` from here on. Throws std::system_error.
+  // From now on this process can use another rank's region up to `end`. Throws std::system_error.
   virtual void reach(std::uint32_t rank, std::size_t end) = 0;
-  // The others reach these bytes here no more. Throws std::system_error.
+  // From now on the other ranks cannot reach these bytes. Throws std::system_error.
   virtual void detach(const std::byte* begin, std::uint64_t bytes) = 0;
 
-  // --- The worker of this rank, for what goes on to other nodes. In the order in which they come up. ---
+  // --- The worker of this rank, for operations that go on to other nodes. In the order of these calls. ---
 
-  // All ranks have called it with the same arguments: the rest is for the worker.
+  // All ranks have called the operation with the same arguments. From here on it is the worker's.
   virtual void hand_over(Submission submission) = 0;
-  // On the first rank: an all-reduce among the nodes. What comes of it is told to the group under the same handle:
+  // On the first rank: an all-reduce among the nodes. The group hears of it under the same handle:
   // LocalGroup::chunk_averaged for each of these chunks, if there are any, then LocalGroup::averaged.
   virtual void send_up(Submission submission, const std::optional<Chunks>& chunks) = 0;
   virtual void contributed(std::uint64_t handle, Range range) = 0;
-  // It has failed among the ranks of this node, and has ended for this rank: the other nodes are to hear of it. It has
-  // no handle.
+  // The operation has failed on this node and ended for this rank: tells the other nodes. It has no handle.
   virtual void open_as_failed(Submission submission) = 0;
-  // The group of a node among several has given up, so the job has to.
+  // The group has given up. With other nodes, the job has to end.
   virtual void fail_job(const Status& why) = 0;
-  // leave() was called, nothing is open any more, and the others can read so.
+  // leave() was called, nothing is open any more, and the others can read that.
   virtual void empty() = 0;
 };
 

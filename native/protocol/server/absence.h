@@ -1,7 +1,7 @@
-// Ranks that will open nothing more here: they have left, or their link broke and nobody has said for a minute what
+// Ranks that will open nothing more here: they have left, or their link broke a minute ago and nobody has said what
 // became of them.
 //
-//   No rank is waited for and absent; deadline() is the earliest time until which one is waited for.
+//   No rank is both waited for and absent. deadline() is the earliest end of such a wait.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ class Absence {
   explicit Absence(const Terms& terms) : terms_(terms), absence_(terms.ranks(), Code::ok) {}
 
   bool is_absent(std::uint32_t rank) const { return absence_[rank] != Code::ok; }
-  // Why an operation that the rank has not opened cannot be finished any more.
+  // Why an operation that the rank has not opened can never be complete.
   Status status(const std::string& operation, std::uint32_t rank) const;
 
   void leave(std::uint32_t rank) { absence_[rank] = Code::peer_left; }
-  // Its link broke. The coordinator decides what that means, and the workers drop what cannot be finished. Only where
-  // the rank had left, and its LEAVE was lost with the link, has the coordinator nothing to decide.
+  // Its link broke. The coordinator decides what that means, and the workers drop what cannot be finished. But if the
+  // rank had left and its LEAVE was lost with the link, the coordinator has nothing to decide.
   void lose(std::uint32_t rank, Time now);
-  // The next rank that has been waited for long enough: it is absent now.
+  // The next rank that has been waited for long enough. From now on it is absent.
   std::optional<std::uint32_t> next_lost(Time now);
   Time deadline() const { return waited_for_.empty() ? never : waited_for_.begin()->first; }
 

@@ -1,8 +1,8 @@
-// Operations whose data goes from worker to worker, in blocks or round the ring: their numbers, and what each member is
-// told of the others' sizes. Where all inputs came with the openings the outputs are put together here.
+// Operations whose data goes from worker to worker, in blocks or round the ring: gives out their numbers, and tells
+// each member the others' sizes. If all inputs came with the openings, the outputs are put together here.
 //
-// The number of a transfer is this server's alone: (index + 1) << 40 | count, and an epoch begins with a count of its
-// own, so that a server that has started anew gives none twice:
+// A transfer's number, (index + 1) << 40 | count, is never used twice, also by a server that has started anew: the
+// count of an epoch begins above those of the epochs before.
 //
 //   (epoch mod 4096) << 28 < next count, which only rises.
 #pragma once
@@ -25,7 +25,7 @@ class BlockTransfers {
   BlockTransfers(const Terms& terms, Links& links, Credit& credit, Receipts& receipts, Results& results,
                  BufferPool& pool);
 
-  // Tells all members of an operation that all have opened. True: they get everything from here, so it is over.
+  // All have opened the operation: tells its members. True: they get everything from here, so it is over.
   bool start(Operation& operation);
 
   void begin_epoch(std::uint32_t number);

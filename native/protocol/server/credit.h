@@ -1,10 +1,10 @@
-// What each worker may have on its way to this server, and has: the books of the window.
+// How many bytes each worker may have in flight to this server, and has.
 //
-// With `window` the credit of a worker from now on (rank 0's worker changes it, a shared process limits it), `granted`
-// what this worker has of it, spent or not, and `outstanding` its bytes of DATA without an answer:
+// `window`: the credit of every worker from now on; rank 0's worker changes it, a shared process limits it. `granted`:
+// the credit that this worker has, spent or not. `outstanding`: its bytes of DATA without an answer.
 //
 //   outstanding <= granted + max(the job's segment, small) - segment, eager <= the job's eager limit,
-//   window <= wanted, and granted falls to window only by what is given back.
+//   window <= wanted; granted falls to window only as less is given back than was spent.
 #pragma once
 
 #include <cstdint>
@@ -26,18 +26,19 @@ class Credit {
   bool covers_eager(std::uint32_t rank, std::uint32_t bytes) const;
   void spend_eager(std::uint32_t rank, std::uint32_t bytes) { workers_[rank].eager += bytes; }
 
-  // So many bytes of DATA and of inline data have their answer.
+  // So many bytes of DATA, and of inline data, have been answered.
   void answer(std::uint32_t rank, std::uint32_t bytes, std::uint32_t eager = 0);
-  // What of the credit that it spent on them the worker gets back: less while it has more than the window.
+  // How much of the credit that it spent on them the worker gets back: less while it has more than the window.
   std::uint32_t give_back(std::uint32_t rank, std::uint32_t spent);
 
-  // The window from now on. raise() says what a worker is to be granted then.
+  // The window from now on.
   void want(std::uint32_t window);
-  // No window is larger than this, but none is smaller than at first for it. False: nothing changes.
+  // From now on no window is larger than this, unless it was so at first. False: nothing changes.
   bool limit(std::uint32_t most);
+  // After a change of the window: how much the worker is to be granted now.
   std::uint32_t raise(std::uint32_t rank);
 
-  // Workers begin anew: all of the window, nothing outstanding.
+  // Every worker has the whole window again, and nothing outstanding.
   void begin_epoch();
 
   std::uint64_t outstanding(std::uint32_t rank) const { return workers_[rank].outstanding; }

@@ -1,8 +1,9 @@
 // How operations end on a server: they have been answered, have failed, or nobody needs to know of them any more; and
-// who is told that they have failed. docs/protocol/lifecycle.md, "The end" and "Failure".
+// which members are told of a failure. docs/protocol/lifecycle.md, "The end" and "Failure".
 //
-//   Who waits to fail (openings differ, and others are still to come) is known, is a home's, has openings that differ,
-//   and has an alarm; deadline() is the first of these.
+// If openings differ, the operation fails when all members have opened it, or at its alarm.
+//
+//   Every alarm belongs to a known operation whose home is here and whose openings differ. deadline() is the earliest.
 #pragma once
 
 #include <cstddef>
@@ -27,23 +28,24 @@ class Endings {
   Endings(const Terms& terms, OperationTable& operations, Links& links, Credit& credit, Receipts& receipts,
           Summation& flow);
 
-  // Openings differ: the operation fails when all have opened it, or have had time to.
+  // Openings differ: sets the alarm.
   void fail_soon(const Operation& operation, Time now);
-  // It does not, after all: it is over.
+  // The operation is over: no alarm.
   void fail_not(const Operation& operation);
 
-  // The operation may be gone after each of these. fail(): `why` ok: others say why.
+  // After each of these the operation may be gone. fail(): with `why` ok, another server says why.
   void fail(Operation& operation, Status why);
   void fail_for_conflict(Operation& operation);
   // All its results have been sent.
   void end_flow(Operation& operation);
-  // Removes it if all who have opened it have dropped it, and nobody else can who would have to hear that it failed.
+  // Removes it if all members that have opened it have dropped it, and no other can open it and has to hear of its
+  // failure.
   void remove_if_done(Operation& operation);
   void remove(Operation& operation);
 
-  // Who opens it after it has failed hears so.
+  // A member that opens it after it has failed is told so.
   void tell_failure(Operation& operation, std::size_t index);
-  // Members whose handles were done before say nothing more of it: they have dropped it.
+  // Members whose handles are done say nothing more of it, so they count as having dropped it.
   void drop_finished(Operation& operation);
   // The member's number is forgotten.
   void drop(Operation& operation, std::size_t index);
@@ -55,7 +57,7 @@ class Endings {
   void check_invariants() const;
 
  private:
-  // What has come and is not answered.
+  // Gives back the credit of what has come and is not answered.
   void release(Operation& operation);
 
   const Terms& terms_;
@@ -64,7 +66,7 @@ class Endings {
   Credit& credit_;
   Receipts& receipts_;
   Summation& summation_;
-  std::set<std::pair<Time, std::uint64_t>> alarms_;      // and the serial
+  std::set<std::pair<Time, std::uint64_t>> alarms_;      // when, and the serial
   std::unordered_map<std::uint64_t, Time> alarm_times_;  // by serial
 };
 

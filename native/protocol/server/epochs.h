@@ -1,6 +1,6 @@
 // Which epoch it is at this server and at each worker (docs/protocol/recovery.md).
 //
-//   said(rank) <= number(); a worker that has said nothing since the first epoch has nothing to open again.
+//   said(rank) <= number(). A worker that has never said EPOCH has nothing to open again.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ class Epochs {
   explicit Epochs(std::uint32_t ranks) : workers_(ranks) {}
 
   std::uint32_t number() const { return number_; }
-  // Whether the worker has said EPOCH for this one: before that it is told nothing.
+  // Whether the worker has said EPOCH for this epoch. Before that it is sent nothing.
   bool is_current(std::uint32_t rank) const { return workers_[rank].said == number_; }
   // Whether the worker has opened again all that was open before its last EPOCH.
   bool has_reopened(std::uint32_t rank) const { return workers_[rank].reopened; }
-  // Whether the frame was on its way when this epoch began. It is read and thrown away.
+  // Whether the frame was on its way when this epoch began. Then it is read and thrown away.
   bool is_stale(const wire::Header& header) const;
 
-  // Whether the worker may send the frame now. An EPOCH: whether it is the next.
+  // Whether the worker may send the frame now. Of an EPOCH: whether it is the next one.
   Status check(std::uint32_t rank, const wire::Header& header) const;
 
   void begin(std::uint32_t number) { number_ = number; }

@@ -1,6 +1,6 @@
 // The groups of a job that workers have told this server of. None is ever forgotten.
 //
-//   bytes() is the sum of what they take, without the group of all ranks; no group has a rank twice.
+//   bytes() is the sum of what they take, without the group of all ranks. No group has a rank twice.
 #pragma once
 
 #include <cstddef>
@@ -28,11 +28,11 @@ class Groups {
 
   // Null: it was not announced.
   const Group* find(const Hash128& id) const;
-  // Whether such a group can be: of ranks that exist, and as it was announced before, if it was.
+  // Refuses a group of ranks that do not exist, or with other members than were announced before.
   Status check(const wire::GroupMembers& members) const;
   void add(wire::GroupMembers members);
 
-  // What they take of a server's tables.
+  // How many bytes of a server's tables they take.
   std::size_t bytes() const { return bytes_; }
   void check_invariants() const;
 

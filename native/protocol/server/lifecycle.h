@@ -1,10 +1,10 @@
 // The life of operations on a server, from the first opening until nobody needs to know of them:
-// docs/protocol/lifecycle.md and recovery.md. It matches openings and decides when an operation is admitted, resumed or
-// settled; how one ends is in endings.h, and what has been decided its other parts carry out.
+// docs/protocol/lifecycle.md and recovery.md. This class matches openings and decides when an operation is admitted,
+// resumed or settled; endings.h decides how it ends. The other parts carry out what is decided.
 //
-//   For each worker, DATA without an answer = contributions to segments + what is being summed + what a root waits for;
-//   inline data without an answer = that of its operations. Admitted operations have a receipt until all have their
-//   results; failed ones have none.
+//   For each worker, unanswered DATA = contributions to segments + sums in progress + what a root waits for.
+//   For each worker, unanswered inline data = that of its operations.
+//   An admitted operation has a receipt until all have their results; a failed one has none.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ class Lifecycle {
   Lifecycle(const Terms& terms, const Epochs& epochs, const Groups& groups, const Absence& absence, Links& links,
             Credit& credit, ServerWorld& world, BufferPool& pool);
 
-  // What workers say of operations. Numbers are theirs; those that are not known any more have ended here.
+  // What workers say of operations, by the workers' numbers. An operation whose number is not known has ended here.
   Status open(const Group& group, std::size_t index, std::uint64_t number, wire::Opening opening,
               Contribution inline_data, Time now);
   Status check_data(std::uint32_t rank, const wire::Header& header);
@@ -46,11 +46,11 @@ class Lifecycle {
   // What becomes of workers. lose(): the link broke. be_absent(): the worker opens nothing more.
   void lose(std::uint32_t rank);
   void be_absent(std::uint32_t rank);
-  // Members forget an operation when they know that all have its results. So when all of an operation's members have
-  // opened again what was open there, and none of those who have opened it lacks anything, it is over for the rest. A
-  // member whose link broke may lack it nevertheless, and open it at another server in the next epoch.
+  // Members forget an operation when they know that all have its results. So an operation is over when all its members
+  // have opened again what was open there, and none that has opened it lacks anything. Only a member whose link broke
+  // may still lack it, and open it at another server in the next epoch.
   void settle_what_all_have();
-  // Everything that was known of operations is forgotten: workers open again what is not over for all.
+  // Forgets all operations: workers open again what is not over for all.
   void begin_epoch();
 
   void summed(Token token);
@@ -69,7 +69,7 @@ class Lifecycle {
   using State = Operation::State;
 
   void opened(Operation& operation, std::size_t index, Time now);
-  // There is no room for an operation: it fails, on all its members.
+  // There is no room for an operation: it fails on all its members.
   void refuse(Operation& operation, std::size_t index);
   void admit(Operation& operation);
   void start(Operation& operation);

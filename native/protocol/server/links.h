@@ -1,6 +1,6 @@
-// The links to the workers: the frame that each is receiving, what is sent to them, and whether they have said goodbye.
+// The links to the workers: the frame that each receives, what is sent to it, and whether its worker has said goodbye.
 //
-//   rank_of() names each attached link's rank, and no other; a lost worker has no link.
+//   rank_of() knows exactly the attached links. A lost worker has no link.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class Links {
 
   void attach(LinkId link, std::uint32_t rank);
   std::uint32_t rank_of(LinkId link) const { return ranks_.at(link); }
-  // It has broken.
+  // The link has broken.
   void lose(LinkId link);
   bool is_lost(std::uint32_t rank) const { return workers_[rank].lost; }
   // The worker has said LEAVE.
@@ -35,29 +35,28 @@ class Links {
   wire::ConstBytes payload(std::uint32_t rank) const;
   Buffer take_payload(std::uint32_t rank) { return std::move(workers_[rank].payload); }
 
-  // Sends a frame of this epoch. False: the worker's link is gone, and no on_sent will come. A token (not 0) is heard
-  // of again through written().
+  // Sends a frame of this epoch. False: the worker's link is gone, and no on_sent will come. A token that is not 0
+  // comes back through written().
   bool send(std::uint32_t rank, wire::Header header, wire::Bytes owned = {}, std::span<const std::byte> borrowed = {},
             Token token = 0);
   void grant(std::uint32_t rank, std::uint32_t credit);
-  // What the driver has written: the token as it was given to send().
+  // The driver has written a frame. Returns the token as it was given to send().
   Token written(Token token);
-  // Whether the driver has frames for the worker, sent with a token, that the network does not take.
+  // Whether frames to the worker that were sent with a token have not been written.
   bool is_behind(std::uint32_t rank) const { return workers_[rank].unwritten > 0; }
 
-  // All members have what they get of the operation with this number of the worker's: its worker is told, soon or at
+  // All members have their results of the operation with this number of the worker's. The worker is told, soon or at
   // once.
   void tell_settled(std::uint32_t rank, std::uint64_t number, bool at_once);
 
-  // Whether links hold their own against other traffic: of each both ends do, since what flows in either direction may
-  // be what has to.
+  // Whether links compete. Both ends of a link switch, because either direction may need it.
   void compete(bool on);
-  // The worker's epoch has begun. What was said of competing before may have come too early for it, or have been thrown
-  // away with all else of an epoch before.
+  // The worker has begun its epoch. It is told again to compete, since it may have thrown away what it was told in an
+  // earlier epoch.
   void repeat_competing(std::uint32_t rank);
 
   void begin_epoch() { notices_.clear(); }
-  // The time is `now`; tell_overdue(): what waits for a frame to go along with has waited long enough.
+  // The time is `now`. tell_overdue(): sends notices that have waited long enough for a frame to go along with.
   void set_time(Time now) { now_ = now; }
   void tell_overdue();
   Time deadline() const { return notices_.deadline(); }
@@ -69,7 +68,7 @@ class Links {
     std::optional<LinkId> link;
     bool left = false;
     bool lost = false;
-    bool told_to_compete = false;  // at any time
+    bool told_to_compete = false;  // ever
     std::size_t unwritten = 0;     // frames with a token
     wire::Header header;
     Buffer payload;

@@ -1,9 +1,10 @@
-// Numbers of operations whose results all members have, until their workers are told (HAVE).
+// Operations whose results all members have, until their workers are told so (HAVE).
 //
-// A worker is told with the first frame to it that follows 5 ms later: many numbers in one HAVE, and no packet for it
-// alone, which with small arrays would be every third. Where no frame follows, alone, after 20 ms.
+// A HAVE goes along with the first frame to the worker after 5 ms, with all numbers that wait by then. Alone, HAVEs
+// would be every third packet with small arrays. If no frame follows, a HAVE is sent alone after 20 ms.
 //
-//   A worker has fewer than have_at_once numbers waiting; if any has some, deadline() is a time. (Between two events.)
+//   A worker has fewer than have_at_once numbers waiting. While any has some, deadline() is a time. (Between two
+//   events.)
 #pragma once
 
 #include <cstdint>
@@ -17,13 +18,13 @@ class Notices {
  public:
   explicit Notices(std::uint32_t ranks) : workers_(ranks) {}
 
-  // The worker is to be told of this one of its operations. True: the caller tells it now, of all that waits.
+  // The worker is to be told of its operation with this number. True: the caller sends all that waits now.
   bool add(std::uint32_t rank, std::uint64_t number, bool at_once, Time now);
-  // Whether a frame to the worker shall take along what waits.
+  // Whether a HAVE is to go along with a frame to the worker.
   bool goes_along(std::uint32_t rank, Time now) const;
   std::vector<std::uint64_t> take(std::uint32_t rank);
 
-  // True: all that waits is to be told now.
+  // True: all workers are to be told now.
   bool on_time(Time now);
   Time deadline() const { return deadline_; }
   void clear();

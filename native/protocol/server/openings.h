@@ -1,4 +1,4 @@
-// Which openings can be at a server, as far as the opening itself tells (docs/protocol/format.md, Openings).
+// Which openings are valid at a server, as far as the opening itself tells (docs/protocol/format.md, Openings).
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace shoal::server {
 
-// `members`: of its group. `carried`: the worker may open what was open in an epoch before, which alone says how far it
-// has come.
+// `members`: of its group. `carried`: the worker may open operations of an earlier epoch. Only those say how far they
+// have come.
 Status check_opening(const wire::Opening& opening, std::size_t members, bool carried, const Terms& terms);
 
 // The longest OPEN.

@@ -8,9 +8,10 @@
 //   serial  this server's own, never used twice.
 // (The application's handle for it never leaves the worker.)
 //
-//   opened() = members that have opened it; who has dropped it has opened it;
-//   a state after gathering, other than failed, is reached when all have opened it or who has is complete;
-//   inline data is held while gathering alone; segments are gathered and summed while flowing alone.
+//   opened() = members that have opened it; a member that has dropped it has opened it;
+//   a state after gathering, other than failed, is reached when every member has opened it, or those that have are
+//   complete;
+//   inline data is held only while gathering; segments are gathered and summed only while flowing.
 #pragma once
 
 #include <cstddef>
@@ -31,12 +32,12 @@ namespace shoal::server {
 struct Member {
   bool opened = false;
   bool dropped = false;      // it has told us to forget it, or its link is gone
-  bool ended = false;        // its handle is done, and it may yet send what others lack
+  bool ended = false;        // its handle is done, but it may still send what others lack
   std::uint64_t number = 0;  // the worker's own
   wire::Opening opening;     // without inline data
   Contribution inline_data;  // until the operation is admitted
   bool inlined = false;      // its whole contribution to the operation came with the opening
-  std::uint32_t eager = 0;   // bytes of inline data that it has no answer to
+  std::uint32_t eager = 0;   // bytes of inline data without an answer
 };
 
 class Operation {
@@ -65,15 +66,15 @@ class Operation {
   std::size_t size() const { return members_.size(); }
   std::uint32_t rank(std::size_t index) const { return group_.ranks[index]; }
   std::size_t opened() const { return opened_; }
-  // Of the first member that has opened it, which there is.
+  // The opening of the first member that has opened it; there is one.
   const wire::Opening& attributes() const;
   const std::string& name() const { return attributes().name; }
   bool is_contributor(std::size_t index) const;
-  // What the member gets of the result.
+  // The part of the result that the member gets.
   Range wanted(std::size_t index) const;
-  // Whether it lacks the result of this segment.
+  // Whether the member lacks the result of this segment.
   bool lacks(std::size_t index, std::uint64_t number) const;
-  // Whether members have results from an epoch before.
+  // Whether members have results from an earlier epoch.
   bool has_results() const;
   // What every member sent, and who has not called yet: the text of a Mismatch.
   std::string mismatch_text(const JobConfig& config) const;
@@ -85,7 +86,7 @@ class Operation {
   void drop(std::size_t index) { members_[index].dropped = true; }
   Contribution take_inline_data(std::size_t index) { return std::exchange(members_[index].inline_data, {}); }
   void discard_inline_data();
-  // Bytes of inline data that are answered now.
+  // The member's inline data is answered. Returns its bytes.
   std::uint32_t take_eager(std::size_t index) { return std::exchange(members_[index].eager, 0); }
 
   // Openings differ: it cannot be admitted.
@@ -97,7 +98,7 @@ class Operation {
   const Segments& segments() const { return segments_; }
   void close() { state_ = State::closing; }
   void transfer() { state_ = State::transferring; }
-  // `why` ok: others say why.
+  // With `why` ok, another server says why.
   void fail(Status why);
   const Status& failure() const { return failure_; }
   // Whether the members hear from here that it has failed.

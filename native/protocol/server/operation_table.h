@@ -1,10 +1,10 @@
-// The operations that a server knows of, tombstones included: by serial, by key and by each worker's numbers; and what
-// they take of the memory that tables may (docs/protocol/lifecycle.md, Opening).
+// The operations that a server knows of, tombstones included, by serial, by key and by each worker's numbers; and how
+// much of the tables' memory they take (docs/protocol/lifecycle.md, Opening).
 //
-// An operation has room from the beginning for an opening of each of its members like the first, so what is open can
-// always become complete, which alone makes room again.
+// The first opening of an operation reserves room for openings of all its members. So open operations can always become
+// complete, which is the only way to free their memory.
 //
-//   bytes() = groups + the records of all operations; there are as many keys as operations, and of each worker as many
+//   bytes() = groups + the records of all operations. There are as many keys as operations. Each worker has as many
 //   numbers as operations that it has opened and not dropped.
 #pragma once
 
@@ -27,14 +27,14 @@ class OperationTable {
   struct Entry {
     Operation operation;
     std::size_t record = 0;    // bytes that it counts for
-    std::size_t reserved = 0;  // of these, for the opening of each member
+    std::size_t reserved = 0;  // the part of them for the opening of each member
   };
   using Entries = std::unordered_map<std::uint64_t, Entry>;
 
  public:
   OperationTable(const Terms& terms, const Groups& groups);
 
-  // Where a worker's number leads.
+  // What a worker's number stands for.
   struct Place {
     Operation* operation = nullptr;
     std::size_t member = 0;
@@ -47,7 +47,7 @@ class OperationTable {
   Operation* find(std::uint64_t serial);
   const Operation& at(std::uint64_t serial) const { return entries_.at(serial).operation; }
   std::size_t size() const { return entries_.size(); }
-  // Serials of those that are so; in no order.
+  // Serials of the operations for which `is_wanted` is true, in no order.
   template <class Predicate>
   std::vector<std::uint64_t> find_all(const Predicate& is_wanted) const;
 
@@ -60,22 +60,22 @@ class OperationTable {
   void remove(Operation& operation);
   void clear();
 
-  // What all of it takes, groups included.
+  // Bytes of the tables, groups included.
   std::size_t bytes() const { return groups_.bytes() + records_; }
   // Whether new operations fail.
   bool is_full() const { return bytes() > limit_; }
-  // Whether not even those have room: then links end. `times`: as much as so many limits allow.
+  // Whether there is no room even for failed operations, so that links end. `times`: how many times the limit counts.
   bool is_overfull(std::size_t times = 1) const;
-  // Whether there is room for this opening. `carried`: of what was open in an epoch before, which may come from all
+  // Whether there is room for this opening. `carried`: of an operation of an earlier epoch. Those may come from all
   // servers of the job.
   bool has_room(const wire::Opening& opening, bool carried) const;
-  // What limits say, for people.
+  // The error of an operation for which there is no room.
   Status too_much() const;
-  // What there is keeps its room. The process is shared with other jobs.
+  // Lowers the limit, since other jobs share the process. Operations that are here keep their room.
   void limit(std::size_t bytes);
 
   void check_invariants() const;
-  // For each operation and its record: for checks of those who hold more about operations.
+  // Visits every operation: for the invariants of other classes.
   template <class Check>
   void for_each(const Check& check) const;
 
@@ -90,7 +90,7 @@ class OperationTable {
   std::uint64_t next_serial_ = 1;
   std::size_t records_ = 0;  // bytes
   std::size_t limit_;        // bytes, with groups
-  std::size_t kept_ = 0;     // what there was when the limit was lowered, as far as it is still there
+  std::size_t kept_ = 0;     // bytes that were there when the limit was lowered, and still are
   bool is_shared_ = false;
 };
 

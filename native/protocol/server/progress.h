@@ -1,6 +1,6 @@
 // Whom an operation waits for, for workers that ask (docs/protocol/lifecycle.md, Stalls).
 //
-//   heard(rank) <= the present time.
+//   heard(rank) <= now.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class Progress {
   void hear(std::uint32_t rank, Time now) { workers_[rank].heard = now; }
   void hear_opening(std::uint32_t rank, const wire::Opening& opening);
 
-  // Members whom the operation waits for are added to the answer.
+  // Adds the members that the operation waits for to the answer.
   void add_late(const Operation& operation, Time now, wire::Late& late) const;
   void add_late(std::uint32_t rank, wire::Late::Why why, Time now, wire::Late& late) const;
 

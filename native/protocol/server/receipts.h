@@ -1,8 +1,8 @@
-// Which results of an operation its members have: from the first RESULT or SIZES that is sent until all have said that
-// they have the last. A receipt outlives its operation.
+// Which results of an operation its members have: from the first RESULT or SIZES that is sent until all members have
+// acknowledged the last. A receipt outlives its operation.
 //
-//   acknowledged <= sent (modulo 2^32); a worker whose link stands has sent − acknowledged results on their way.
-//   Where a receipt counts by segment: awaited = sum of missing, and missing.front() > 0.
+//   acknowledged <= sent (modulo 2^32). A worker with a link has sent − acknowledged results on their way.
+//   If a receipt counts by segment: awaited = sum of missing, and missing.front() > 0.
 //   A receipt that has ended and awaits nothing is gone.
 #pragma once
 
@@ -26,23 +26,23 @@ class Receipts {
 
   // All members have opened the operation.
   void begin(const Operation& operation);
-  // A result of this segment (of sizes, and small operations: 0) is about to be sent, or would be if the link were not
-  // gone: then nobody has it.
+  // A result of this segment is to be sent (0 for SIZES and small operations). It counts as missing also if the
+  // member's link is gone.
   void expect(std::uint64_t serial, std::uint64_t segment);
-  // It has been handed to the link.
+  // The result has been handed to the link.
   void sent(std::uint32_t rank, std::uint64_t serial, std::uint64_t segment);
   // There are no more results of it.
   void end(std::uint64_t serial);
-  // It has failed: nobody asks.
+  // The operation has failed: nobody needs its receipt.
   void forget(std::uint64_t serial) { receipts_.erase(serial); }
   bool has(std::uint64_t serial) const { return receipts_.count(serial) > 0; }
-  // How many segments, from the first, all members have. 0 where they need not know before the end.
+  // How many segments, from the first, all members have. 0 if they need not know before the end.
   std::uint64_t settled(std::uint64_t serial) const;
 
-  // The worker has so many results in all.
+  // Whether the worker can have so many results in all.
   Status check(std::uint32_t rank, std::uint32_t acknowledged) const;
   void acknowledge(std::uint32_t rank, std::uint32_t acknowledged);
-  // Its link is gone: nobody is told that it has what was on its way.
+  // The worker's link is gone: results on their way to it count as missing.
   void lose(std::uint32_t rank) { workers_[rank].on_their_way.clear(); }
 
   void begin_epoch();
@@ -52,11 +52,11 @@ class Receipts {
  private:
   struct Receipt {
     std::vector<std::pair<std::uint32_t, std::uint64_t>> members;  // rank and its number
-    bool urgent = false;                                           // somebody's handle waits for it
+    bool urgent = false;                                           // a handle waits for it
     bool by_segment = false;                                       // members keep results until all have them
     bool ended = false;                                            // there are no more results
-    std::uint64_t awaited = 0;                                     // results that members do not say they have
-    std::deque<std::uint32_t> missing;                             // of these, by segment from `settled` on
+    std::uint64_t awaited = 0;                                     // results that members have not acknowledged
+    std::deque<std::uint32_t> missing;                             // the same by segment, from `settled` on
     std::uint64_t settled = 0;                                     // segments that all have
   };
   // A RESULT or SIZES.

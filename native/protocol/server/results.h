@@ -1,8 +1,8 @@
-// Results on their way to the members: the memory behind their frames until the network has it all, and the root of a
-// broadcast, which is answered when a segment has been written to all others.
+// Results on their way to the members: keeps the memory behind their frames until all are written, and answers the root
+// of a broadcast when a segment has been written to all others.
 //
-//   A result in flight has unwritten frames, or its root's answer waits for that of a segment before it.
-//   The segments that a root waits for are in flight, ascending, and the first has unwritten frames.
+//   A result in flight has unwritten frames, or its root's answer waits for that of an earlier segment.
+//   The segments that a root waits for are in flight and ascending, and the first has unwritten frames.
 #pragma once
 
 #include <cstddef>
@@ -25,23 +25,23 @@ class Results {
  public:
   Results(const Terms& terms, Links& links, Credit& credit, Receipts& receipts);
 
-  // The segment's result goes to every member that is answered, with the credit that it has spent on it.
+  // Sends the segment's result to every member that is answered, with the credit that the member has spent on it.
   void send(Operation& operation, std::uint64_t number, Segment segment);
-  // A whole output that was put together here, as the operation's last result. False: the worker's link is gone.
+  // Sends a whole output that was put together here, as the operation's last result. False: the worker's link is gone.
   bool send_block(std::uint32_t rank, std::uint64_t number, DType dtype, Buffer buffer, std::size_t bytes);
   // The segment has no result: its members get their credit back.
   void refund(const Group& group, const Segment& segment);
-  // The network has a frame with this token (or the link is gone).
+  // A frame with this token has been written, or its link is gone.
   void written(Token token);
-  // Whether a root waits for others to be written to. `number`: of its broadcast.
+  // Whether a root waits until its broadcast has been written to the others. `number`: the broadcast's.
   bool keeps_waiting(std::uint32_t root, std::uint64_t number) const {
     return unanswered_broadcasts_[root].contains(number);
   }
 
-  // What is being sent still is; nobody is answered when it has been.
+  // Frames that are being sent still are, but no root is answered for them.
   void begin_epoch();
 
-  // Adds what roots are yet to be answered to the worker's bytes.
+  // Adds the credit of answers that roots wait for, by rank.
   void add_unanswered(std::vector<std::uint64_t>& by_rank) const;
   void check_invariants() const;
 
@@ -66,8 +66,8 @@ class Results {
   Receipts& receipts_;
   Token next_token_ = 1;
   std::unordered_map<Token, InFlight> in_flight_;
-  // By rank, and number of its broadcast: the segments that it has no answer to, in order. (A link that breaks ends the
-  // frames on it in any order.)
+  // By the root's rank, and the number of its broadcast: the segments without an answer, in order. (A link that breaks
+  // ends its frames in any order.)
   std::vector<std::unordered_map<std::uint64_t, std::deque<Token>>> unanswered_broadcasts_;
 };
 

@@ -1,14 +1,14 @@
 // The server's machine for one job and one lane: matches openings, admits operations, sums segments in member order,
 // sends results, and keeps every worker within its credit. docs/protocol/lifecycle.md.
 //
-// It puts its parts together: a frame is checked by those who know what may come, and told to those whom it concerns.
-// What becomes of operations is decided in one of them (lifecycle.h).
+// Server checks frames and hands them to its parts. Lifecycle (lifecycle.h) decides what becomes of operations.
 //
-//   Who has left is absent; a worker whose link broke, or that has not begun this epoch, has no operation open here.
+//   A worker that has left is absent. A worker whose link broke, or that has not begun this epoch, has no operation
+//   open here.
 //
-// Memory is bounded: for each worker at most `credit` bytes of contributions and `eager` bytes of inline data; for all,
-// what tables may take (limits::tables_bytes). Beyond that new operations fail, on all their members; beyond twice as
-// much, the link of the worker that opens another one ends. What is open has its room, also where the limit is lowered.
+// Memory is bounded: for each worker by `credit` bytes of contributions and `eager` bytes of inline data, for tables by
+// limits::tables_bytes. Beyond that, new operations fail on all their members. Beyond twice as much, a worker that
+// opens another one loses its link. Open operations keep their room, also if the limit is lowered.
 #pragma once
 
 #include <cstddef>
@@ -45,11 +45,11 @@ class Server final : public Machine {
   Time deadline() const override;
   void check_invariants() const override;
 
-  // From now on: what tables may take, instead of what the configuration says, and what no worker's credit exceeds,
-  // whatever the job says; but it is never less than at first.
+  // From now on: what tables may take, in place of the configuration's, and the most credit of a worker, whatever the
+  // job says. Credit is never less than at first.
   void limit(std::size_t table_bytes, std::uint32_t most_credit);
 
-  // Operations it knows of, tombstones included, and what tables take: for tests and limits.
+  // How many operations it knows of, tombstones included, and how many bytes tables take: for tests and limits.
   std::size_t operations() const { return lifecycle_.operations().size(); }
   std::size_t table_bytes() const { return lifecycle_.operations().bytes(); }
 
@@ -64,7 +64,7 @@ class Server final : public Machine {
   void hear_ask(std::uint32_t rank, std::uint64_t number);
   void hear_leave(std::uint32_t rank);
   void begin_epoch(std::uint32_t number, const std::vector<std::uint32_t>& weights);
-  // Grants those who have less than the window what they lack.
+  // Grants workers below the window the difference.
   void raise_credit();
 
   BufferPool& pool_;

@@ -1,4 +1,5 @@
-// From contributions to results: sums that are being carried out, and the memory of their sources.
+// Turns contributions into results: starts the sum of a segment when all its contributions are there, and keeps their
+// memory until it is done.
 //
 //   A sum in progress has a contribution of every member of its group.
 #pragma once
@@ -23,14 +24,14 @@ class Summation {
 
   // The member's contribution to a segment has come. True: the operation's last result has been sent.
   bool contribute(Operation& operation, std::uint64_t number, std::size_t member, Contribution contribution);
-  // The segment has nothing to be summed any more. True: as above.
+  // The segment needs no sum, or no further one. True: as above.
   bool finish(Operation& operation, std::uint64_t number, Segment segment);
-  // The operation whose last result has been sent with this sum; null: none.
+  // A sum is done. Returns the operation whose last result has been sent with it, or null.
   Operation* summed(Token token);
-  // Gives back the credit of what has come and is not answered. Sums in progress give theirs back when they are done.
+  // Gives back the credit of contributions that are not answered. Sums in progress give theirs back when they are done.
   void release(Operation& operation);
 
-  // Adds the credit of what is being summed to its workers' bytes.
+  // Adds the credit of sums in progress, by rank.
   void add_summing(std::vector<std::uint64_t>& by_rank) const;
   void check_invariants() const;
 

@@ -23,7 +23,7 @@ class Terms {
   const JobConfig& config() const { return config_; }  // its weights are those of the epoch
   std::uint32_t index() const { return index_; }
   std::uint32_t ranks() const { return config_.size(); }
-  // Before rank 0's worker changes the credit.
+  // The window before rank 0's worker changes the credit.
   const JobConfig::Window& window() const { return window_; }
   // For messages.
   const std::string& name() const { return config_.server_names[index_]; }
@@ -31,18 +31,19 @@ class Terms {
   bool is_small(const wire::Opening& opening) const { return opening.bytes <= config_.small; }
   // The home decides for all members whether an operation fails.
   bool is_home_of(const Hash128& key) const;
-  // Whether its data goes from worker to worker, in blocks or round the ring, and only their sizes come from here.
+  // Whether its data goes from worker to worker, in blocks or round the ring, so that only sizes come from here.
   bool is_transferred(const wire::Opening& opening) const;
   bool takes_ring(const wire::Opening& opening) const;
-  // Whether no server but its home has a part in it.
+  // Whether only its home works on it.
   bool lives_at_home(const wire::Opening& opening) const;
 
-  // What this server averages of the operation, and how that is cut.
+  // This server's shard of the operation, and its segment.
   Range shard_of(const wire::Opening& opening) const;
   std::uint32_t segment_of(const wire::Opening& opening, Range shard) const;
   // Bytes of inline data that may come with the opening.
   std::uint32_t inline_of(const wire::Opening& opening) const;
-  // Whether the member that says this has everything that it gets from here. (It then knows that all have opened it.)
+  // Whether the member with this opening has everything that it gets from here. (Then it knows that all have opened
+  // it.)
   bool is_complete(const wire::Opening& opening) const;
 
   void begin_epoch(const std::vector<std::uint32_t>& weights);

@@ -1,6 +1,6 @@
 // The blocks of one all-gather or all-to-all, on their way from worker to worker: docs/protocol/lifecycle.md.
 //
-// The receiver grants, the sender sends within what was granted, and the grants for a block add up to exactly its size.
+// The receiver grants bytes, and the sender sends no more than was granted. The grants for a block add up to its size.
 // Of each block:
 //   moved ≤ granted ≤ range.size()
 #pragma once
@@ -43,13 +43,13 @@ class Block {
 
 class BlockTransfer {
  public:
-  // Its number is known, the home's `exchange`, and then, member by member, the blocks that come and go.
+  // The number is known, the home's `exchange`. add_member() follows for each member, with its blocks.
   // `through_home`: a RESULT with everything follows, and no block moves.
   void begin(std::uint64_t number, bool through_home, std::size_t members);
   void add_member(Range incoming, Range outgoing);
-  // An operation of the ring has a number and no blocks.
+  // An operation on the ring has a number and no blocks.
   void begin(std::uint64_t number) { number_ = number; }
-  // A new epoch: what comes through the home comes again, through the new one.
+  // A new epoch: what comes through the home comes again, through the new home.
   void restart();
   // The handle is done: only the number is kept.
   void forget_blocks();

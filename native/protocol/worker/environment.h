@@ -1,5 +1,5 @@
-// What every part of a worker may know and use: the job as the present epoch has it, which rank this is, the time, and
-// the world outside.
+// What every part of a worker may use: the job's configuration in the present epoch, this rank, the time, and the
+// world.
 //
 //   the sum of the weights > 0, one weight a server
 #pragma once
@@ -55,7 +55,7 @@ class Environment {
   std::uint32_t epoch_ = 0;
 };
 
-// For a frame that nobody sends who keeps to the protocol.
+// The error for a frame that violates the protocol.
 inline Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
 
 }  // namespace shoal::worker

@@ -1,6 +1,7 @@
-// How this rank leaves the job: it is about to, waits for others that may need what it has, says so, and everybody has.
+// How this rank leaves the job: it is leaving, waits for others that may need its results, says goodbye, and at last
+// every rank has left.
 //
-//   is_said → is_leaving;  only who leaves waits for others;  unsent > 0 → is_said
+//   is_said → is_leaving;  only a rank that leaves waits for others;  unsent > 0 → is_said
 #pragma once
 
 #include <cstddef>
@@ -14,32 +15,32 @@ namespace shoal::worker {
 
 class Goodbye {
  public:
-  // Of LEAVE and ABORT; operations have their numbers as tokens, which never get there.
+  // Token of LEAVE and ABORT. Other tokens are operation numbers, which never reach it.
   static constexpr Token token = ~Token{0};
 
   Goodbye(const Environment& environment, Links& links, ServerFrames& frames);
 
-  // Nothing is submitted any more.
+  // Nothing more is submitted.
   void begin() { leaving_ = true; }
   bool is_leaving() const { return leaving_; }
 
-  // Others may need this rank yet; but they are not waited for without end. Whether the wait begins now.
+  // Others may still need this rank. It waits for them, but not for ever. Returns whether the wait begins now.
   bool wait_for_others();
-  // When they have been waited for long enough, which take_due() says once.
+  // When the wait is over, which take_due() says once.
   Time deadline() const { return give_up_at_; }
   bool take_due();
 
-  // From now on it counts as said: this rank reports nothing and acknowledges nothing. Then: says it to all.
+  // From now on the goodbye counts as said: this rank reports nothing and acknowledges nothing. say(): says it to all.
   void begin_saying();
   void say();
-  // An error is this rank's end: says so to the coordinator, which tells all.
+  // This rank ends with an error: tells the coordinator, which tells all.
   void abort(const std::string& text);
   bool is_said() const { return said_; }
   void count_sent() { --unsent_; }
-  // And the network has it.
+  // Said, and written to the network.
   bool has_left() const { return said_ && unsent_ == 0; }
 
-  // Every rank has left or is lost, or it cannot be known any more. False: that was known.
+  // Every rank has left or is lost, or nobody can say so any more. False: that was known before.
   bool end();
 
   void check_invariants() const;

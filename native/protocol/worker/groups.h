@@ -1,7 +1,7 @@
-// The groups of ranks that were made on this rank. Nobody forgets one, so what they take is limited.
+// The groups that were made on this rank. None is ever forgotten, so their memory is limited.
 //
 //   group 0 has all ranks
-//   bytes ≥ the sum of what is known of each; a group has no members exactly if there was no room for it
+//   bytes ≥ the sum over all groups; a group has no members exactly if there was no room for it
 #pragma once
 
 #include <cstddef>
@@ -20,14 +20,14 @@ namespace shoal::worker {
 struct Group {
   Hash128 id;
   std::vector<std::uint32_t> ranks;
-  std::vector<std::uint32_t> needed;  // whose loss ends it: the members, and those that they speak for
+  std::vector<std::uint32_t> needed;  // ranks whose loss ends it: the members, and the ranks that they speak for
   std::size_t own = 0;                // this rank's index
   bool too_many = false;              // there was no room for it; its members are not known
 
   std::size_t size() const { return ranks.size(); }
   std::optional<std::size_t> index_of(std::uint32_t rank) const;
   bool needs(std::uint32_t rank) const;
-  // The member so far behind this rank in the group, which is a circle here.
+  // The member at this distance after this rank, around the group.
   std::uint32_t member_after(std::size_t distance) const { return ranks[(own + distance) % ranks.size()]; }
 };
 
@@ -38,9 +38,10 @@ class Groups {
 
   // Returns its number.
   std::uint32_t make(std::vector<std::uint32_t> ranks, std::vector<std::uint32_t> needed, const std::string& name);
-  // Of the first ranks of nodes, who speak for the others that are `needed`. Those after the group of all ranks have
-  // names of their own kind: groups of all ranks in two orders may have the same first ranks in the same order, and so
-  // may a group of these ranks alone, and all of them may be made in any order.
+  // A group of leaders, which speak for the others that are `needed`. It has a name of its own kind, except that of the
+  // group of all ranks. Otherwise its id could meet another group's: two groups of all ranks, in different orders, may
+  // have the same leaders in the same order, and so may a group of only these ranks; and ranks may make them in any
+  // order.
   std::uint32_t make_of_nodes(std::vector<std::uint32_t> leaders, std::vector<std::uint32_t> needed,
                               const std::string& name);
   // Null: there is no such group.

@@ -1,5 +1,5 @@
-// Whether a frame may come now, by its header alone: before anything is allocated for it. (Those of other workers:
-// transfers.h.)
+// Whether a frame may come now, by its header alone, before anything is allocated for it. (For frames of other workers
+// see transfers.h.)
 #pragma once
 
 #include <cstdint>

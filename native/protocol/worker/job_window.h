@@ -1,7 +1,7 @@
-// The credit of the whole job: what rank 0's worker, which alone decides it, has told the servers last, and what it
-// measures for that. On other ranks nothing is ever measured.
+// The credit of the whole job: what rank 0's worker has told the servers last, and what it measures to decide that. On
+// other ranks this class does nothing.
 //
-//   credit of what was told ≤ JobConfig::most_credit(); measured > 0 only on rank 0
+//   told credit ≤ JobConfig::most_credit(); measured > 0 only on rank 0
 #pragma once
 
 #include <cstddef>
@@ -19,17 +19,17 @@ class JobWindow {
  public:
   JobWindow(const Environment& environment, const Links& links, ServerFrames& frames);
 
-  // Tells the servers that share the work.
+  // Tells the servers that have a weight.
   void set(const CongestionController::Setting& setting);
-  // Says the same to those of a new epoch, if anything was ever said.
+  // Tells the servers of a new epoch the same, if any were ever told.
   void tell_again();
 
-  // Whether this rank measures operations; of those that are not small.
+  // Whether this rank measures operations, of which only large ones count.
   bool measures() const { return environment_.rank() == 0; }
-  // An operation is measured from now on; not any more.
+  // An operation is measured from now on, or no longer.
   void begin_measuring();
   void end_measuring();
-  // So many bytes of one that is measured were answered.
+  // So many bytes of a measured operation were answered.
   void answered(std::uint64_t bytes);
 
   void check_invariants() const;

@@ -1,6 +1,6 @@
-// Which link is what, and the frame that is being received on each.
+// What is at the other end of each link, and the frame that is being received on it.
 //
-//   every link of a server, a peer or the coordinator is in the table of links as that, and nothing else is in it
+//   the table of links has exactly the links of servers, peers and the coordinator, each as what it is
 #pragma once
 
 #include <cstddef>
@@ -35,25 +35,25 @@ class Links {
 
   void attach_server(LinkId id, std::uint32_t server);
   void attach_coordinator(LinkId id);
-  // One more link to a rank that has one is closed: the loss of either would count as the rank's. Whether it was taken.
+  // A second link to the same rank is closed, since its loss would count as the rank's. Returns whether the link was
+  // taken.
   bool attach_peer(LinkId id, std::uint32_t rank);
   Link& at(LinkId id) { return links_.at(id); }
-  // The link is gone. What it was.
+  // The link is gone. Returns what it was.
   Link remove(LinkId id);
   void close_server(std::uint32_t server);
 
   std::optional<LinkId> server(std::uint32_t index) const { return servers_[index]; }
   std::optional<LinkId> coordinator() const { return coordinator_; }
   bool has_peer(std::uint32_t rank) const { return peers_[rank].link.has_value(); }
-  // Asks for a link to the rank, once, if it is this rank's to make: that of the lower one of two.
+  // Asks for a link to the rank, once, if this is the lower rank of the two, which makes the link.
   void make_peer(std::uint32_t rank);
 
-  // The length of the header is filled in. Nothing is sent where there is no link, nor to the coordinator after
-  // silence_coordinator().
+  // Fill in the header's length. Nothing is sent without a link, nor to the coordinator after silence_coordinator().
   void send_to_peer(std::uint32_t rank, wire::Header header, std::span<const std::byte> borrowed = {},
                     Token token = 0) const;
   void tell_coordinator(wire::Type type, wire::Bytes bytes, std::uint8_t flags = 0) const;
-  // This rank has said its last word: what happens to its links means nothing any more.
+  // This rank has said goodbye: nothing that happens to its links is reported.
   void silence_coordinator() { is_silent_ = true; }
 
   void check_invariants() const;

@@ -1,6 +1,7 @@
-// What this worker knows to be lost: ranks, and what ended the job.
+// The ranks that this worker knows to be lost, and why the job has ended, if it has.
 //
-//   ranks are lost up to the end of the job; of what is lost first, all that came after may be a consequence
+//   No rank is added after the end of the job. They are in the order of their loss: every later loss may be a
+//   consequence of the first.
 #pragma once
 
 #include <cstdint>
@@ -18,23 +19,24 @@ class LostRanks {
  public:
   explicit LostRanks(const Environment& environment) : environment_(environment) {}
 
-  // In the order of their loss. After the end of the job none are added.
+  // No effect after the end of the job.
   void add_rank(std::uint32_t rank, const Status& why);
   const std::vector<std::pair<std::uint32_t, Status>>& ranks() const { return ranks_; }
-  // Why it was lost; null: it is not known to be.
+  // Why the rank was lost; null: it is not known to be lost.
   const Status* of_rank(std::uint32_t rank) const;
   // The first reason counts.
   void end_job(const Status& why);
   const Status& end_of_job() const { return end_of_job_; }
   bool job_has_ended() const { return !end_of_job_.ok(); }
 
-  // Why operations of this group cannot work any more; ok: nothing that they need is lost. Null: of no known group.
+  // Why operations of this group cannot work any more; ok: nothing that they need is lost. Null: the group is not
+  // known.
   Status of(const Group* group) const;
   // Whether a rank that the group needs is lost.
   bool concern(const Group& group) const;
 
-  // The link to this rank broke before the coordinator has said anything of it. It is waited for that for a while: then
-  // take_due() returns the rank, and operations that lack what it sent fail.
+  // The link to this rank broke, and the coordinator has not said what became of it. After a while take_due() returns
+  // the rank, and operations that lack its blocks fail.
   void await_word_of(std::uint32_t rank);
   std::optional<std::uint32_t> take_due();
   Time deadline() const { return awaited_.empty() ? never : awaited_.begin()->first; }

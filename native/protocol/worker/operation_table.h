@@ -1,6 +1,7 @@
-// A worker's operations: the open ones, and those that have finished here and that other members may still need.
+// A worker's operations: open ones, and finished ones that other members may still need.
 //
-//   every number is below next_number(); none is open and finished; every streamed handle is that of an open operation
+//   every number is below next_number_; none is both open and finished; every streamed handle belongs to an open
+//   operation
 #pragma once
 
 #include <algorithm>
@@ -22,26 +23,27 @@ class OperationTable {
   bool was_given(std::uint64_t number) const { return number > 0 && number < next_number_; }
 
   Operation& open(std::unique_ptr<Operation> operation);
-  // It is not open any more, nor is its handle known.
+  // The operation is no longer open, and its handle no longer known.
   std::unique_ptr<Operation> close(std::uint64_t number);
   void keep_finished(std::unique_ptr<Operation> operation);
   std::unique_ptr<Operation> forget_finished(std::uint64_t number);
 
-  // Null where there is none: among the open ones; also among the finished ones; among those that have not failed.
+  // Null if there is none. find(): open ones. find_any(): finished ones too. find_going_on(): open ones, and finished
+  // ones that did not fail.
   Operation* find(std::uint64_t number) const { return find_in(open_, number); }
   Operation* find_finished(std::uint64_t number) const { return find_in(finished_, number); }
   Operation* find_any(std::uint64_t number) const;
   Operation* find_going_on(std::uint64_t number) const;
-  // An open one that is streamed.
+  // Null unless an open streamed operation has this handle.
   Operation* find_streamed(std::uint64_t handle) const;
 
   std::size_t open_count() const { return open_.size(); }
   bool nothing_is_open() const { return open_.empty(); }
   std::size_t finished_count() const { return finished_.size(); }
-  // Whether others may need what this rank has of one that did not fail.
+  // Whether others may need a finished operation that did not fail.
   bool others_need_some() const;
 
-  // The numbers of those of which `which` is true, ascending.
+  // The numbers of the operations for which `which` is true, ascending.
   template <class Which>
   std::vector<std::uint64_t> open_where(Which which) const {
     return numbers_in(open_, which);

@@ -1,10 +1,10 @@
-// The lives of a worker's operations: they are submitted, opened, answered and ended, kept for others that may lack
+// The lives of a worker's operations: they are submitted, opened, answered and ended, kept for members that may lack
 // their results, and opened again in a new epoch. docs/protocol/lifecycle.md and recovery.md.
 //
-// Its parts know how each of that is done, and own what they need for it. This class decides what comes next.
+// This class decides what comes next. Its parts do it, and own the state for it.
 //
-//   measured = the open operations by which the job's window is measured
-//   nothing is kept for others once the goodbye is said
+//   measured = the open operations by which the job's credit is measured
+//   after the goodbye, nothing is kept for others
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ class Operations {
   }
   Status receive_from_peer(std::uint32_t rank, Frame& frame);
   void peer_attached(std::uint32_t rank) { transfers_.begin_with(rank); }
-  // Fails those that lack what this rank, whose link is gone, has sent or would have. Whether there are any.
+  // Fails operations that lack blocks of this rank, whose link is gone. Returns whether there are any.
   bool fail_lacking(std::uint32_t rank);
 
   // What the driver has done, and what is due.
@@ -56,14 +56,14 @@ class Operations {
 
   // The home is to fail this one for all members. `stall`: what is said of it if the home does not answer.
   void give_up(std::uint64_t number, const std::string& stall, const Status& why);
-  // Ends those that need this rank; all.
+  // Ends the operations that need this rank; ends all.
   void end_needing(std::uint32_t rank, const Status& why);
   void end_all(const Status& why);
-  // Whatever others may still need is not kept any longer.
+  // Keeps nothing for other members any longer.
   void forget_finished();
 
-  // A new epoch: what is not over for all members, once it is noted how far it has come, in the order of numbers. Then,
-  // when its weights hold, that is opened again.
+  // A new epoch. suspend(): notes how far operations have come, and returns the numbers of those that are not over for
+  // all members, ascending. reopen(): opens them again, once the new weights hold.
   std::vector<std::uint64_t> suspend();
   void restart_server(std::uint32_t server) { sender_.restart(server); }
   void close_server(std::uint32_t server);
@@ -76,7 +76,7 @@ class Operations {
   const OperationTable& table() const { return table_; }
   const CallRegistry& calls() const { return submissions_.calls(); }
 
-  // Of a long table not every time: on average it looks at a few operations.
+  // Skips most calls if the table is long, so that on average it checks a few operations.
   void check_invariants() const;
 
  private:

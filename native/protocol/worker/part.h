@@ -37,7 +37,8 @@ class Part {
   const Range& shard() const { return shard_; }
   std::uint32_t segment() const { return segment_; }
 
-  // Sending. From a cursor on, where the next bytes are that this rank sends, and the segment there: empty at the end.
+  // Sending. next_to_send(): where the next bytes are that this rank sends. segment_at(): the segment there; empty at
+  // the end.
   Cursor next_to_send() const;
   Range segment_at(const Cursor& cursor) const;
   bool all_sent() const { return segment_at(next_to_send()).empty(); }

@@ -1,7 +1,7 @@
-// What a worker does about operations that do not move: it asks the servers that have not answered whom they wait for,
-// gives them a second, and says what it has learnt: in a warning, and in the error of an operation whose time is out.
-// A server that says nothing in that second is itself what is waited for. docs/protocol/lifecycle.md, Stalls and
-// "Timeout".
+// What a worker does about operations that do not move. It asks the servers that have not answered whom they wait for,
+// gives them a second, and reports the answers: in a warning, and in the error of an operation that times out. If a
+// server does not answer within that second, it is the server that is waited for. docs/protocol/lifecycle.md, Stalls
+// and "Timeout".
 //
 //   an operation is in the table of checks exactly at its watch's check_at, and only while it is open
 //   unanswered = answers that are missing;  nothing is asked → there are no answers
@@ -33,8 +33,8 @@ class Progress {
   void note_result(std::uint32_t server) { last_results_[server] = environment_.now(); }
   void forget_server(std::uint32_t server) { last_results_[server] = 0; }
 
-  // When operations are due or an inquiry ends. Then: each operation that is due, with why it ends now, if it does;
-  // then what follows for the others.
+  // When operations are due or an inquiry ends. Then the caller takes each operation that is due, and check() says why
+  // it ends now, if it does. end_checks() does the rest.
   Time deadline() const;
   bool asks() const { return inquiry_.until != never; }
   Operation* take_due();
@@ -43,10 +43,10 @@ class Progress {
 
   // LATE, the answer of a server that was asked.
   Status receive_late(std::uint32_t server, const Frame& frame);
-  // Its home is to fail it for all members; if the home does not answer, check() says so.
+  // Asks its home to fail it for all members. If the home does not answer, check() says so.
   void ask_home_to_fail(Operation& operation, const Status& why);
 
-  // A new epoch: what was asked is void, and the new servers have to be asked about what was late.
+  // A new epoch: questions are void, and the new servers are asked about what was late.
   void begin_epoch() { inquiry_ = {}; }
   void restart(Operation& operation);
 

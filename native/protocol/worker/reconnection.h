@@ -22,9 +22,10 @@ class Reconnection {
   Status decode(const Frame& frame, wire::Attempt& attempt) const;
   // Begins, once the server's links are closed.
   void begin(const wire::Attempt& attempt);
-  // A link of that attempt; of one that is over it is closed. With that of the last lane the server is reached.
+  // A link of this attempt. If the attempt is over, the link is closed. With the link of the last lane the server is
+  // reached.
   void attach(LinkId link, std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process);
-  // It is over: the server cannot be reached, or a link to it broke.
+  // The attempt is over: the server cannot be reached, or a link to it broke.
   void give_up(std::uint32_t server);
   // The present attempt at reaching that server, 0: none.
   std::uint32_t attempt_at(std::uint32_t server) const { return attempts_[server]; }

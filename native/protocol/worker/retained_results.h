@@ -20,17 +20,17 @@ class RetainedResults {
   RetainedResults(RetainedResults&&) noexcept = default;
   RetainedResults& operator=(RetainedResults&&) noexcept = default;
 
-  // The next result. Without bytes: this worker has sent it, and keeps it already. `had_by_all`: how many of the
-  // results from here, in their order, all members have; modulo 2^32.
+  // The next result. Without bytes: this worker has sent it itself, and keeps it already. `had_by_all`: how many of the
+  // server's results, in order, all members have; modulo 2^32.
   void add(Range range, Buffer bytes, std::uint32_t had_by_all);
-  // Those of an epoch that has ended, beside the older ones here. They are not counted any more.
+  // Adds the results of an epoch that has ended. They are no longer counted.
   void take_over(RetainedResults& ended);
   void forget(const RangeSet& had_by_all);
   void clear() { results_.clear(); }
 
   bool empty() const { return results_.empty(); }
   std::size_t count() const { return results_.size(); }
-  // What is kept of these bytes.
+  // Copies what is kept of these bytes.
   void copy(Range range, std::byte* to) const;
 
   void check_invariants() const;

@@ -10,7 +10,7 @@
 //   processed ≤ received ≤ granted ≤ all that comes
 //   processed + the pieces that wait = received
 //
-// Order of the sum of chunk c: members c, c+1, ..., c-1. Always the same, so the ring repeats to the bit with itself.
+// Order of the sum of chunk c: members c, c+1, ..., c-1. Always the same, so results are the same bits on every run.
 //
 // Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009); for
 // gradients: Baidu, "Bringing HPC Techniques to Deep Learning" (2017).
@@ -32,33 +32,33 @@ class Ring {
   // `segment`: the most bytes of one piece.
   Ring(std::uint64_t bytes, std::size_t members, std::size_t own, std::uint64_t segment);
 
-  // Sending. The next member takes so many bytes more. False: that would be more than there are.
+  // Sending. The next member grants so many bytes more. False: that would be more than there are.
   bool grant(std::uint64_t bytes);
   // What can be sent now, in the operation's buffer; empty: nothing.
   Range next_to_send() const;
-  // Whether that is of this rank's own contribution; else it is what came by.
+  // Whether that is this rank's own contribution; otherwise it was received.
   bool sends_own() const { return outgoing_.step == 0; }
   std::uint64_t sent() const { return outgoing_.moved; }
   void send(std::uint64_t bytes) { outgoing_.advance(bytes); }
 
-  // Receiving. What the previous member is granted at first, of at most so much; 0 if it was granted that.
+  // Receiving. The first grant for the previous member, of at most so much; 0 if it had one.
   std::uint64_t first_grant(std::uint64_t most);
   // Whether so many bytes at this offset of the stream are the next piece, and were granted.
   bool expects(std::uint64_t offset, std::uint64_t bytes) const;
-  // A piece has come: where it belongs in the buffer, and whether it is to be added to what is there; in the last such
-  // step a mean is divided.
+  // A piece has come. Says where it belongs in the buffer, and whether it is added to what is there. In the last step
+  // that adds, a mean is divided.
   struct Received {
     Range piece;
     bool is_summed = false;
     bool is_last_sum = false;
   };
   Received receive();
-  // It is in its place; its sum is being carried out, from this memory; that has ended.
+  // place(): the piece is in its place. begin_sum(): it is being added, from this memory. end_sum(): that is done.
   void place(std::uint64_t bytes);
   void begin_sum(std::uint64_t bytes, Buffer buffer, Token token);
   void end_sum(Token token);
-  // Counts the pieces that are in their places, in order: pieces count in order also when their sums end in another.
-  // What the previous member may be granted for them.
+  // Counts the pieces that are done, in order; sums may end in another order. Returns how many bytes the previous
+  // member may be granted for them.
   std::uint64_t process();
   std::size_t sums() const;
 

@@ -54,7 +54,7 @@ void Sender::plan(Operation& operation) const {
   operation.plan(home, std::move(parts));
 }
 
-// Short operations are all beginning and end, where a server that waits for another only loses time.
+// In a short operation, following a reference server only adds latency.
 void Sender::follow_reference(std::vector<Part>& parts) const {
   const bool is_short = std::any_of(parts.begin(), parts.end(), [this](const Part& part) {
     return part.is_reference() && has_smaller_segments(part);
@@ -104,7 +104,7 @@ Range Sender::take_inline(Operation& operation, Part& part, bool again) {
   if (answered_before || bytes == 0 || server.eager + bytes > config.eager) {
     return {};
   }
-  // A part of a shard only saves a round trip, of which there is none to save behind other operations.
+  // Sending a part of a shard early saves one round trip. Behind other operations there is none to save.
   if (bytes < shard.size() && (server.unanswered > 0 || server.eager > 0)) {
     return {};
   }
@@ -121,16 +121,16 @@ void Sender::admit(Operation& operation, Part& part) {
   servers_[part.server()].admitted.push_back(operation.number());
 }
 
-// What came with openings takes of the window too, so that not more than a window is on its way. But where nothing else
-// is, one segment may always be sent, so that operations that wait for their last member hold nothing up.
+// While DATA is unanswered, inline bytes count against the window too, so that no more than a window is in flight.
+// Otherwise credit for one segment suffices, so that operations that wait for their last member hold nothing up.
 bool Sender::Server::may_send(std::uint64_t length) const {
   const auto least = static_cast<std::int64_t>(std::min<std::uint64_t>(length, window.segment));
   const auto wanted = static_cast<std::int64_t>(unanswered == 0 ? 0 : length + eager);
   return credit >= std::max(least, wanted);
 }
 
-// Of smaller segments no more are on their way than a window has of its own, and more than one only where no other
-// server waits for as many: what one link sends at once keeps the worker's wire from the others.
+// At most as many smaller segments are in flight as full ones would fit, and more than one only while no other server
+// that is owed more has been sent fewer: a burst on one link would keep the worker's wire from the others.
 bool Sender::has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const {
   const Server& server = servers_[part.server()];
   if (!has_smaller_segments(part) || part.on_its_way() == 0) {

@@ -1,9 +1,9 @@
-// What a worker sends of its operations to servers, and when: with their openings, and in each server's order within
-// its window. docs/protocol/lifecycle.md.
+// When a worker sends the bytes of its operations to servers: inline with their openings, and as DATA in each server's
+// order within its window. docs/protocol/lifecycle.md.
 //
-// For each server, with the sums over the parts that it has of all operations:
+// For each server, with sums over its parts of all operations:
 //   credit ≤ most_credit
-//   unanswered = the sum of their unanswered bytes of DATA;  eager = the sum of their unanswered inline bytes
+//   unanswered = the sum of unanswered bytes of DATA;  eager = the sum of unanswered inline bytes
 #pragma once
 
 #include <cstddef>
@@ -23,29 +23,29 @@ class Sender {
  public:
   Sender(const Environment& environment, const OperationTable& operations, ServerFrames& frames);
 
-  // Begins anew toward a server, with the window that the weights of the epoch give it.
+  // A new epoch: begins anew toward a server, with the window that the new weights give it.
   void restart(std::uint32_t server);
   // Nothing can be sent there any more.
   void close(std::uint32_t server) { servers_[server] = Server{}; }
 
   // Which servers work on the operation, and on what of it.
   void plan(Operation& operation) const;
-  // Says OPEN to all of them. `again`: it was open in an epoch before.
+  // Sends OPEN to all of them. `again`: it was open in an earlier epoch.
   void open(Operation& operation, bool again);
 
   // The part is the next in its server's order.
   void admit(Operation& operation, Part& part);
-  // Sends what the server's window allows of the operations that it has admitted.
+  // Sends as much of the admitted operations as the server's window allows.
   void send_on(std::uint32_t server);
-  // The same for the servers that follow reference servers of this operation: they may have waited for this one, which
-  // now has less to be sent.
+  // The same for the servers that follow the reference servers of this operation. They may have waited for `server`,
+  // which is now owed less.
   void send_followers(const Operation& operation, std::uint32_t server);
 
-  // Credit that has come back. False: that is more than there can be, and none of it counts.
+  // Credit has come back. False: it would be more than there can be, and does not count.
   bool add_credit(std::uint32_t server, std::uint32_t bytes);
-  // A RESULT of the part's next segment has come. That segment.
+  // A RESULT for the part's next segment has come. Returns that segment.
   Range answered(Operation& operation, Part& part);
-  // What came with the opening is answered; everything is, or does not count any more.
+  // The inline bytes are answered; all bytes are answered, or no longer count.
   void answered_inline(Part& part);
   void answered_all(Part& part);
 
@@ -54,13 +54,13 @@ class Sender {
  private:
   struct Server {
     JobConfig::Window window;
-    std::int64_t credit = 0;       // bytes that may be sent; below 0 after a small operation that is larger
-    std::int64_t most_credit = 0;  // that it can ever be
+    std::int64_t credit = 0;       // bytes that may be sent; below 0 after a small operation larger than the credit
+    std::int64_t most_credit = 0;  // the most that credit can ever be
     bool is_reference = false;     // JobConfig::is_reference, JobConfig::follows_reference
     bool follows_reference = false;
     std::uint64_t eager = 0;             // bytes of inline data without an answer
     std::uint64_t unanswered = 0;        // bytes of DATA of operations that go on, without an answer
-    std::deque<std::uint64_t> admitted;  // numbers in the server's order; ended ones are passed over
+    std::deque<std::uint64_t> admitted;  // numbers in the server's order; ended operations are skipped
 
     bool may_send(std::uint64_t length) const;
   };

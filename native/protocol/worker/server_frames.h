@@ -1,9 +1,9 @@
-// What a worker says to each server: its frames, with the epoch and with how many results have come from there, and,
-// ahead of them, which operations have ended well. When nothing else is said for a while, that is said by itself.
-// docs/protocol/lifecycle.md, "The end" and "The end".
+// Frames from a worker to each server. Each carries the epoch and how many results have come from that server; ahead of
+// it goes DROP for the operations that have ended well. If no frame is sent for a while, these are sent alone.
+// docs/protocol/lifecycle.md, "The end".
 //
 //   acknowledged ≤ results, modulo 2^32
-//   what a server with a link does not know yet is due after acknowledge_after, until the goodbye
+//   until the goodbye: news that a server with a link lacks is due after acknowledge_after
 #pragma once
 
 #include <cstddef>
@@ -20,31 +20,31 @@ namespace shoal::worker {
 
 class ServerFrames {
  public:
-  // How long a server may not know that a result is here, unless something else is sent to it.
+  // How long the news of a result waits for another frame to go along with.
   static constexpr Time acknowledge_after = second / 200;
 
   ServerFrames(const Environment& environment, const Links& links);
 
-  // Fills in length, epoch and acknowledged. Nothing is sent where there is no link. Whether it was sent.
+  // Fills in length, epoch and acknowledged. Returns whether it was sent; without a link nothing is.
   bool send(std::uint32_t server, wire::Header header, wire::Bytes owned = {}, std::span<const std::byte> borrowed = {},
             Token token = 0);
-  // The members of a group, unless that server knows them.
+  // Tells the server the members of a group, unless it knows them.
   void announce(std::uint32_t server, std::uint32_t number, const Group& group);
 
   // A RESULT or SIZES has come.
   void count_result(std::uint32_t server);
-  // The operation has ended well here, and this server, its home, keeps a record of it until it knows.
+  // The operation has ended well here. Its home, this server, keeps a record of it until it is told.
   void drop_soon(std::uint32_t home, std::uint64_t number);
-  // Says what had to be said by then, where no frame has said it since.
+  // Tells each server what has been here since `came_by` and no frame has told it.
   void acknowledge(Time came_by);
-  // When acknowledge(now - acknowledge_after) is due.
+  // When acknowledge(now - acknowledge_after) has something to tell.
   Time deadline() const { return acknowledge_at_; }
   // Nothing is acknowledged after the goodbye.
   void end() { is_over_ = true; }
 
   // A new epoch: all counts begin anew.
   void restart(std::uint32_t server);
-  // The link was closed for good: another process may be there when it is made again.
+  // The link was closed for good. The next one may lead to another process.
   void forget(std::uint32_t server);
 
   void check_invariants() const;
@@ -52,13 +52,13 @@ class ServerFrames {
  private:
   struct Server {
     std::uint32_t results = 0;         // RESULT and SIZES frames received in this epoch, modulo 2^32
-    std::uint32_t acknowledged = 0;    // of these, as the server knows
+    std::uint32_t acknowledged = 0;    // how many of them the server knows of
     Time unknown_since = 0;            // when the first came that it does not know of
-    std::vector<std::uint64_t> ended;  // numbers of those that have ended well here, which it has not been told
-    Time ended_since = 0;              // when the first did
+    std::vector<std::uint64_t> ended;  // numbers of operations that ended well here, and of which it was not told
+    Time ended_since = 0;              // when the first of them ended
     std::unordered_set<std::uint32_t> announced;  // groups
 
-    // Since when it lacks something that this worker knows.
+    // Since when it lacks news of this worker.
     Time lacks_since() const;
   };
 

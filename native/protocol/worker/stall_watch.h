@@ -1,4 +1,4 @@
-// When one operation moved last, and what has been done about it since: progress.h looks after all of them.
+// When one operation moved last, and what has been done about it since. progress.h watches all operations.
 //
 //   first_late ≤ late_after;  its home has been asked to fail it → it is known why
 #pragma once
@@ -19,12 +19,12 @@ class StallWatch {
   void move(Time now) { moved_at_ = now; }
   Time moved_at() const { return moved_at_; }
 
-  // When it is looked at next. Progress keeps the same in a table.
+  // When it is looked at next. Progress has the same time in a table.
   Time check_at() const { return check_at_; }
   void set_check(Time when) { check_at_ = when; }
 
-  // Looks at it. `moved`: when it moved last, for whatever reason. Late: servers are to be asked whom it waits for, and
-  // then after twice as long. Overdue: they are to be asked for the last time.
+  // Looks at it. `moved`: when it moved last, for whatever reason. Late: servers are asked whom it waits for, and again
+  // after twice as long. Overdue: they are asked for the last time.
   enum class Verdict { moves, is_late, is_overdue };
   Verdict look(Time moved, Time timeout, Time now) {
     if (moved != std::exchange(still_since_, moved)) {
@@ -41,11 +41,13 @@ class StallWatch {
     return Verdict::is_late;
   }
   Time next_look(Time moved, Time timeout) const { return moved + std::min(timeout, late_after_); }
-  // Somebody else is asked about now, so that this one is too if it is about to be.
+  // Whether it is late. When servers are asked about another operation, operations that are nearly late are asked about
+  // too.
   bool is_late(Time moved, Time now) const { return moved + late_after_ <= now; }
   void look_early() { late_after_ *= 2; }
 
-  // A question is on its way. Has it moved, when the answers are here? Then it is not overdue.
+  // ask(): a question is on its way. has_moved(): whether it has moved by the time of the answers; then it is not
+  // overdue.
   void ask(Time moved) { still_since_ = moved; }
   bool has_moved(Time moved) {
     overdue_ = overdue_ && moved == still_since_;
@@ -53,14 +55,13 @@ class StallWatch {
   }
   bool is_overdue() const { return overdue_; }
 
-  // Its home has been asked to fail it. `stall`: since when it has not moved, and why, as far as is known; for
-  // messages.
+  // give_up(): its home has been asked to fail it. `stall`: since when it has not moved, and why, for messages.
   void give_up() { given_up_ = true; }
   bool is_given_up() const { return given_up_; }
   void explain(std::string stall) { stall_ = std::move(stall); }
   const std::string& stall() const { return stall_; }
 
-  // A new epoch: nobody has been asked anything. Whether somebody was, for the last time.
+  // A new epoch: all questions are void. Returns whether somebody had been asked for the last time.
   bool restart() {
     const bool asked = std::exchange(given_up_, false);
     return std::exchange(overdue_, false) || asked;

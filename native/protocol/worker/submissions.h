@@ -1,8 +1,8 @@
-// How calls of the application become operations: a call that cannot be one, and one of a group of this rank alone, end
-// at once; one that fails on this rank before it begins becomes an operation that is opened as failed, so that all
-// members hear of it.
+// Turns calls of the application into operations. An invalid call, and a call in a group of this rank alone, end at
+// once. A call that fails on this rank before it begins becomes an operation that is opened as failed, so that all
+// members hear.
 //
-//   what the registry has of open calls = the records of the operations that are open
+//   the registry's open calls = the records of the open operations
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ class Submissions {
 
   // The operation, to be planned and opened; null: its handle has ended, and nobody else hears of it.
   std::unique_ptr<Operation> take(Submission submission);
-  // What its record takes counts while it is open.
+  // Its record counts against the limit while it is open.
   void count(Operation& operation);
   void discount(const Operation& operation);
 

@@ -3,10 +3,9 @@
 //
 // A transfer has a number, which the home of its operation gives out with SIZES ("exchange" there).
 //
-//   every transfer in progress is that of an open operation, which knows its number
-//   a grant that came early is for none of them
-//   unnumbered = open operations that await their number again;  sums = those that the rings of open operations wait
-//   for
+//   every transfer in progress belongs to an open operation, which knows its number
+//   early grants belong to no transfer in progress
+//   unnumbered = open operations that await their number again;  sums = the sums that rings of open operations wait for
 #pragma once
 
 #include <cstddef>
@@ -31,7 +30,7 @@ class Transfers {
   // `problem`: why the operation cannot end well on this rank.
   Status receive_sizes(std::uint32_t server, const Frame& frame, std::optional<Status>& problem);
 
-  // Frames of other workers. They never end an operation; whoever calls looks whether it is transferred.
+  // Frames of other workers. They never end an operation here; the caller checks whether it is transferred.
   Status check_header(std::uint32_t rank, const wire::Header& header) const;
   Status receive(std::uint32_t rank, Frame& frame);
   // A link to the rank is there: transfers that waited for it begin.
@@ -39,17 +38,17 @@ class Transfers {
 
   // The open operation whose transfer has this number, or null.
   Operation* find(std::uint64_t number) const;
-  // A sum of this operation's ring has been carried out. With proceed() it counts.
+  // A sum of this operation's ring is done. proceed() then counts it.
   Operation& end_sum(Token token);
   void proceed(Operation& operation);
 
-  // The operation has ended; nothing of it comes or goes any more.
+  // The operation has ended; nothing of it moves any more.
   void end(const Operation& operation);
   // A new epoch: this operation has been opened again.
   void note_reopened(const Operation& operation);
   void begin_epoch() { unnumbered_ = 0; }
 
-  // Those that lack what this rank, whose link is gone, would have sent.
+  // Operations that lack blocks of this rank, whose link is gone.
   std::vector<Operation*> lacking(std::uint32_t rank) const;
 
   void check_invariants() const;
@@ -70,7 +69,7 @@ class Transfers {
   void grant(std::uint32_t rank, const Operation& operation, std::uint64_t bytes) const;
   void send_data(Operation& operation, std::uint32_t rank, const std::byte* from, std::uint64_t offset,
                  std::uint64_t length) const;
-  // Whether its home has told this number: if it is not in progress now, it has ended.
+  // Whether the home has told this number. If so, and it is not in progress now, it has ended.
   bool was_heard(std::uint64_t number) const;
   std::uint64_t early_grant(std::uint64_t number, std::uint32_t rank) const;
   void forget_grants(std::uint64_t number);
@@ -83,7 +82,7 @@ class Transfers {
   // Grants that came before SIZES: (number, rank) → bytes.
   std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint64_t> early_grants_;
   std::vector<std::uint64_t> heard_;  // by server: the highest number in a SIZES from it
-  std::size_t unnumbered_ = 0;        // reopened ones whose number may be one of those that others have heard before
+  std::size_t unnumbered_ = 0;        // reopened operations whose number other ranks may know already
   Token next_sum_ = 1;
   std::unordered_map<Token, std::uint64_t> sums_;  // by token: the number of the operation
 };

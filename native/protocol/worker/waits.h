@@ -1,7 +1,7 @@
-// What a worker says of those who use it: what they wait for, once nothing there can call anything before one of those
-// operations is done, and whether they have called what others wait for. The coordinator finds out whether ranks wait
-// for each other in a circle (coordinator/circles.h), and says so; then what can never be complete fails.
-// docs/protocol/recovery.md.
+// A worker's part in finding circles. It tells the coordinator what this rank waits for, once nothing here can call
+// anything before one of those operations is done, and answers whether this rank has called what others wait for. If
+// the coordinator finds ranks that wait for each other (coordinator/circles.h), the operations that can never be
+// complete fail. docs/protocol/recovery.md.
 //
 //   unchanged_since ≤ now
 #pragma once
@@ -24,7 +24,7 @@ class Waits {
   Waits(const Environment& environment, const OperationTable& operations, const Groups& groups,
         const CallRegistry& calls, const Links& links);
 
-  // From now on it is looked every second what they wait for: at deadline(). Not any more.
+  // watch(): from now on looks every second, at deadline(), what this rank waits for. stop(): no longer.
   void watch() { look_at_ = environment_.now(); }
   void stop() { look_at_ = never; }
   Time deadline() const { return look_at_; }
@@ -45,7 +45,7 @@ class Waits {
   const CallRegistry& calls_;
   const Links& links_;
   Time look_at_ = never;
-  std::uint64_t seen_changes_ = 0;  // WorkerWorld::Waiting, when it was last looked, and since when they are the same
+  std::uint64_t seen_changes_ = 0;  // `changes` of WorkerWorld::Waiting at the last look
   Time unchanged_since_ = 0;
   std::uint64_t told_changes_ = 0;  // the coordinator
 };

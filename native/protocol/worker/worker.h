@@ -2,20 +2,20 @@
 // order and within its credit, puts results where they belong, moves blocks to and from other workers, and ends every
 // handle exactly once. docs/protocol/lifecycle.md and recovery.md.
 //
-// Worker puts its parts together and turns events into calls of them. Each knows only those above it:
+// Worker turns events into calls of its parts. Each part knows only those above it:
 //
 //   environment      the job in this epoch, this rank, the time, the world
 //   groups           groups of ranks
-//   part, block_transfer, ring, retained_results, stall_watch   the state of one operation, which
-//   operation, operation_table                                  has them, and of all
-//   links, server_frames       which link is what; what is said to each server, with its acknowledgements
+//   part, block_transfer, ring, retained_results, stall_watch   parts of one operation's state
+//   operation, operation_table                                  one operation; all of them
+//   links, server_frames       what is at each link; frames to each server, with acknowledgements
 //   sender, job_window         windows: what is sent when; how large they are
 //   transfers                  what goes from worker to worker
 //   progress, stall_reasons    what does not move, and why
-//   lost_ranks, goodbye            what is lost; how this rank leaves
+//   lost_ranks, goodbye        what is lost; how this rank leaves
 //   submissions                how calls become operations
 //   operations                 the lives of operations
-//   waits, reconnection        what those who use this worker wait for; servers that come back
+//   waits, reconnection        what this rank waits for; servers that come back
 #pragma once
 
 #include <cstddef>
@@ -64,37 +64,36 @@ class Worker final : public Machine {
   // A group whose members speak for others too: it works as long as all that are `needed` are there.
   std::uint32_t make_group_of_nodes(std::vector<std::uint32_t> members, std::vector<std::uint32_t> needed,
                                     const std::string& name);
-  // What keys of the group's operations are made from.
+  // The group's id, from which the keys of its operations are made.
   const Hash128& id_of(std::uint32_t group) const { return groups_.at(group).id; }
 
-  // The handle is finished exactly once: within this call if the submission is refused, has failed or needs no one
-  // else.
+  // The handle is finished exactly once: within this call if the submission is refused, has failed or needs no other
+  // rank.
   void submit(Submission submission) { operations_.submit(std::move(submission)); }
-  // These bytes of a streamed operation are there. Nothing happens if it has ended.
+  // These bytes of a streamed operation's contribution are there. No effect if it has ended.
   void contributed(std::uint64_t handle, Range range) { operations_.contributed(handle, range); }
 
-  // The job's credit from now on, from the one of the configuration to most_credit(), and whether its links compete
-  // (machine.h). Of rank 0's worker only, while an operation is open there: for tests; in a job it is the worker itself
-  // that decides (congestion_controller.h).
+  // For tests, on rank 0's worker, while an operation is open: the job's credit from now on, from the configuration's
+  // up to most_credit(), and whether its links compete (machine.h). In a job the worker itself decides
+  // (congestion_controller.h).
   void set_window(const CongestionController::Setting& window) { operations_.set_window(window); }
 
   // Says goodbye as soon as no operation is open; nothing may be submitted after it.
   void leave() { operations_.leave(); }
-  // Goodbye has been said and handed to the network.
+  // Goodbye has been said and written to the network.
   bool left() const { return goodbye_.has_left(); }
   // Whether the server in this process averages at present, so that others need it after this rank has left.
   bool serves() const;
-  // From now on WorkerWorld::waiting() is asked every second, and ranks that wait for each other in a circle hear of
-  // it.
+  // From now on WorkerWorld::waiting() is asked every second, so that ranks that wait for each other in a circle are
+  // found.
   void watch_waits() { waits_.watch(); }
   // This rank ends with an error: everyone is told, every handle ends.
   void abort(const std::string& reason);
 
-  // Why operations of this group cannot work any more; ok: nothing that they need is known to be lost. What was lost
-  // first counts: what ended after it may have ended because of it.
+  // Why operations of this group cannot work any more; ok: nothing that they need is known to be lost. The first loss
+  // counts: later ones may be consequences.
   Status loss_of(std::uint32_t group) const { return lost_ranks_.of(groups_.find(group)); }
-  // Ranks that are lost, in the order of their loss, and what ended the job: ok if nothing has. One that has left is
-  // none of them.
+  // Ranks that are lost, in the order of their loss; and why the job has ended, or ok. Ranks that left are not lost.
   const std::vector<std::pair<std::uint32_t, Status>>& lost() const { return lost_ranks_.ranks(); }
   const Status& end_of_job() const { return lost_ranks_.end_of_job(); }
 
