@@ -28,7 +28,7 @@ LAYOUT, USED = "layout", "used"
 
 
 class Buffer(Protocol):
-    """A balanced fusion buffer: a window on an arena."""
+    """A balanced fusion buffer: a slice of an arena."""
 
     @property
     def label(self) -> str:

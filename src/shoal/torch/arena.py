@@ -35,7 +35,7 @@ _Reference = weakref.ref[torch.Tensor]
 
 @dataclass(frozen=True)
 class Buffer:
-    """A balanced fusion buffer: a window on an arena, in the dtype that is summed.
+    """A balanced fusion buffer: a slice of an arena, in the dtype that is summed.
 
     ``gradients``: the indices of the parameters whose gradients it holds bytes of. ``host``: the same window on the
     mirror; None where ``memory`` is the host's itself.
