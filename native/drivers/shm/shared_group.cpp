@@ -111,7 +111,7 @@ void SharedGroup::run(Works may_work, Enough enough, std::uint32_t waiters_here)
 // there may be more to do.
 bool SharedGroup::take_steps(bool works) {
   group_.on_time(now());
-  take_arrivals();
+  take_network_results();
   take_submissions();
   while (group_.step()) {
   }
@@ -140,17 +140,17 @@ void SharedGroup::take_submissions() {
   }
 }
 
-void SharedGroup::take_arrivals() {
+void SharedGroup::take_network_results() {
   if (!arrived_.load()) {
     return;
   }
-  std::vector<local::Arrival> arrivals;
+  std::vector<local::NetworkResult> arrivals;
   {
     const std::lock_guard lock(arriving_);
     arrived_.store(false);
-    arrivals = arrivals_.take();
+    arrivals = network_results_.take();
   }
-  for (const local::Arrival& arrival : arrivals) {
+  for (const local::NetworkResult& arrival : arrivals) {
     if (arrival.ended) {
       group_.averaged(arrival.handle, arrival.status);
     } else {
@@ -270,7 +270,7 @@ void SharedGroup::hand_over(Submission submission) {
 void SharedGroup::send_up(Submission submission, const std::optional<local::Chunks>& chunks) {
   {
     const std::lock_guard lock(arriving_);
-    arrivals_.expect(submission.handle, chunks);
+    network_results_.expect(submission.handle, chunks);
   }
   run_later([this, submission = std::move(submission)]() mutable { user_.send_up(std::move(submission)); });
 }
@@ -322,7 +322,7 @@ void SharedGroup::received(std::uint64_t handle, Range range) {
   bool any = false;
   {
     const std::lock_guard lock(arriving_);
-    any = arrivals_.received(handle, range);
+    any = network_results_.received(handle, range);
     arrived_.store(any || arrived_.load());
   }
   if (any) {
@@ -334,7 +334,7 @@ void SharedGroup::averaged(std::uint64_t handle, Status status) {
   bool any = false;
   {
     const std::lock_guard lock(arriving_);
-    any = arrivals_.ended(handle, std::move(status));
+    any = network_results_.ended(handle, std::move(status));
     arrived_.store(any || arrived_.load());
   }
   if (any) {
@@ -382,7 +382,7 @@ void SharedGroup::fail_all(const Status& why) {
     } catch (const std::exception&) {
       // Whatever is wrong with the memory: all that is open ends for the first reason.
     }
-    take_arrivals();
+    take_network_results();
     group_.fail_all(why, true);
   }
   shm::ring(words_, true);

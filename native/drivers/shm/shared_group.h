@@ -30,8 +30,8 @@
 #include "drivers/shm/array_allocator.h"
 #include "drivers/shm/memory.h"
 #include "protocol/job.h"
-#include "protocol/local/arrivals.h"
 #include "protocol/local/local_group.h"
+#include "protocol/local/network_results.h"
 #include "wire/waits.h"
 
 namespace shoal::shm {
@@ -105,7 +105,7 @@ class SharedGroup final : private local::World {
   void run(Works may_work, Enough enough, std::uint32_t waiters_here = 0);
   bool take_steps(bool works);
   void take_submissions();
-  void take_arrivals();
+  void take_network_results();
   void run_later(std::function<void()> question);
   void run_deferred();
   bool others_are_blocked() const;
@@ -157,8 +157,8 @@ class SharedGroup final : private local::World {
   std::atomic<bool> can_work_{false};  // a chunk could move when the last steps had been taken
 
   std::mutex arriving_;
-  local::Arrivals arrivals_;          // guarded by arriving_
-  std::atomic<bool> arrived_{false};  // arrivals_ has some
+  local::NetworkResults network_results_;  // guarded by arriving_
+  std::atomic<bool> arrived_{false};       // network_results_ has some
   std::atomic<bool> closing_{false};
   std::thread attendant_;
 };

@@ -56,12 +56,12 @@ class LocalRanks::Member final : private local::World {
     wake(0);
   }
   void received(std::uint64_t handle, Range range) {
-    if (arrivals_.received(handle, range)) {
+    if (network_results_.received(handle, range)) {
       ring_own();
     }
   }
   void averaged(std::uint64_t handle, Status status) {
-    if (arrivals_.ended(handle, std::move(status))) {
+    if (network_results_.ended(handle, std::move(status))) {
       ring_own();
     }
   }
@@ -75,9 +75,9 @@ class LocalRanks::Member final : private local::World {
     if (!group_.broken().ok()) {
       return;
     }
-    take_arrivals();
+    take_network_results();
     take_steps(ranks_.network_.random().between(0, 100));
-    take_arrivals();
+    take_network_results();
     group_.fail_all(why, true);
     wake(0);
   }
@@ -108,7 +108,7 @@ class LocalRanks::Member final : private local::World {
   void act(bool by_clock) {
     awake_ = false;
     Random& random = ranks_.network_.random();
-    take_arrivals();
+    take_network_results();
     const bool all = take_steps(random.chance(0.3) ? 1'000 : random.between(1, 8), by_clock);
     if (!all) {
       wake(random.chance(0.5) ? 0 : ranks_.network_.delay());
@@ -153,8 +153,8 @@ class LocalRanks::Member final : private local::World {
     return true;
   }
 
-  void take_arrivals() {
-    for (const local::Arrival& arrival : arrivals_.take()) {
+  void take_network_results() {
+    for (const local::NetworkResult& arrival : network_results_.take()) {
       if (arrival.ended) {
         group_.averaged(arrival.handle, arrival.status);
       } else {
@@ -271,7 +271,7 @@ class LocalRanks::Member final : private local::World {
     to_worker([submission = std::move(submission)](Worker& worker) { worker.submit(submission); });
   }
   void send_up(Submission submission, const std::optional<local::Chunks>& chunks) override {
-    arrivals_.expect(submission.handle, chunks);
+    network_results_.expect(submission.handle, chunks);
     submission.handle = local::internode_handle(submission.handle);
     to_worker([submission = std::move(submission)](Worker& worker) { worker.submit(submission); });
   }
@@ -301,7 +301,7 @@ class LocalRanks::Member final : private local::World {
   const std::uint32_t place_;
   const HeapGroup& memory_;
   std::deque<Submission> submitted_;
-  local::Arrivals arrivals_;
+  local::NetworkResults network_results_;
   std::vector<std::pair<std::uint32_t, bool>> rung_;
   bool awake_ = false;  // it will act
   bool by_clock_ = false;

@@ -20,8 +20,8 @@
 #include "drivers/sim/heap_group.h"
 #include "drivers/sim/network.h"
 #include "drivers/sim/workload.h"
-#include "protocol/local/arrivals.h"
 #include "protocol/local/local_group.h"
+#include "protocol/local/network_results.h"
 #include "protocol/worker/worker.h"
 
 namespace shoal::sim {

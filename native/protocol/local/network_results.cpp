@@ -1,10 +1,10 @@
-#include "protocol/local/arrivals.h"
+#include "protocol/local/network_results.h"
 
 #include <algorithm>
 
 namespace shoal::local {
 
-void Arrivals::expect(std::uint64_t handle, const std::optional<Chunks>& chunks) {
+void NetworkResults::expect(std::uint64_t handle, const std::optional<Chunks>& chunks) {
   Expected expected;
   if (chunks) {
     expected.chunks = *chunks;
@@ -15,7 +15,7 @@ void Arrivals::expect(std::uint64_t handle, const std::optional<Chunks>& chunks)
   expected_[handle] = std::move(expected);
 }
 
-bool Arrivals::received(std::uint64_t handle, Range range) {
+bool NetworkResults::received(std::uint64_t handle, Range range) {
   const auto found = expected_.find(handle);
   if (found == expected_.end()) {
     return false;
@@ -36,7 +36,7 @@ bool Arrivals::received(std::uint64_t handle, Range range) {
   return any;
 }
 
-bool Arrivals::ended(std::uint64_t handle, Status status) {
+bool NetworkResults::ended(std::uint64_t handle, Status status) {
   if (expected_.erase(handle) == 0) {
     return false;
   }

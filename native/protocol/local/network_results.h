@@ -16,14 +16,14 @@
 
 namespace shoal::local {
 
-struct Arrival {
+struct NetworkResult {
   std::uint64_t handle = 0;
   Range chunk;         // is there
   bool ended = false;  // the operation has ended; if well, all its chunks have arrived before
   Status status;
 };
 
-class Arrivals {
+class NetworkResults {
  public:
   // `chunks`: of a large operation. Of a small one only the end arrives.
   void expect(std::uint64_t handle, const std::optional<Chunks>& chunks);
@@ -33,7 +33,7 @@ class Arrivals {
   bool ended(std::uint64_t handle, Status status);
 
   bool any() const { return !arrived_.empty(); }
-  std::vector<Arrival> take() { return std::exchange(arrived_, {}); }
+  std::vector<NetworkResult> take() { return std::exchange(arrived_, {}); }
 
  private:
   struct Expected {
@@ -42,7 +42,7 @@ class Arrivals {
   };
 
   std::unordered_map<std::uint64_t, Expected> expected_;
-  std::vector<Arrival> arrived_;
+  std::vector<NetworkResult> arrived_;
 };
 
 }  // namespace shoal::local
