@@ -65,8 +65,8 @@ void CallTable::call(Submission submission, Time now) {
   operation.called = true;
   operation.group = &group;
   operation.lateness.note_moved(now);
-  if (operation.averaging.verdict()) {
-    problem = *operation.averaging.verdict();
+  if (operation.internode_state.verdict()) {
+    problem = *operation.internode_state.verdict();
   }
   operation.record = record_bytes(submission, members_.size());
   if (problem.ok()) {

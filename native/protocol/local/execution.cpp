@@ -56,7 +56,7 @@ void Execution::send_up_small(Operation& operation) {
   const LocalMean mean = local_mean_of(s.dtype, s.op, internode.ranks, internode.largest);
   small::reduce(operation, own_, mean.op, mean.divisor, world_);
   operation.state = Operation::State::at_network;
-  operation.averaging.begin_at_network();
+  operation.internode_state.begin_at_network();
   moving_[s.handle] = &operation;
   world_.send_up(submission_up(s, operation.opening.occurrence, internode), std::nullopt);
 }
@@ -80,13 +80,13 @@ Status Execution::begin_next_admitted(Operation& operation) {
     transfer.arrays = {{operation.submission.input}, {operation.submission.output}};
   } else if (all_have_places(operation)) {
     transfer.arrays = arrays_of(operation);
-    operation.averaging.lend(transfer.up ? transfer.arrays.outputs.front() : nullptr);
+    operation.internode_state.lend(transfer.up ? transfer.arrays.outputs.front() : nullptr);
   }
   const Chunks chunks = flow_.admit(std::move(transfer));
   if (has_other_nodes_ && is_first()) {
     Submission up = submission_up(operation.submission, operation.opening.occurrence, *operation.group->internode);
     up.streamed = true;  // what is sent follows, chunk by chunk
-    operation.averaging.begin_at_network();
+    operation.internode_state.begin_at_network();
     world_.send_up(std::move(up), chunks);
   }
   return {};
@@ -148,7 +148,7 @@ void Execution::read_part(Operation& operation, ConstBytes body) {
     throw std::runtime_error("a part of a result that was not asked for");
   }
   std::memcpy(&part, body.data(), sizeof part);
-  const bool fits = operation.averaging.lent() != nullptr || part.size() <= memory_.shape().slot;
+  const bool fits = operation.internode_state.lent() != nullptr || part.size() <= memory_.shape().slot;
   if (part.begin > part.end || part.end > operation.submission.output_bytes || !fits) {
     throw std::runtime_error("a part of a result that does not fit");
   }
@@ -156,12 +156,12 @@ void Execution::read_part(Operation& operation, ConstBytes body) {
 }
 
 void Execution::add_part(Operation& operation, Range part) {
-  operation.averaging.add_part();
-  delivery_.add({operation.submission.handle, operation.submission.output, part, operation.averaging.lent()});
+  operation.internode_state.add_part();
+  delivery_.add({operation.submission.handle, operation.submission.output, part, operation.internode_state.lent()});
 }
 
 void Execution::drop_parts(Operation& operation) {
-  operation.averaging.drop_parts(delivery_.drop(operation.submission.handle));
+  operation.internode_state.drop_parts(delivery_.drop(operation.submission.handle));
 }
 
 Operation* Execution::take_advanced() {
@@ -170,13 +170,13 @@ Operation* Execution::take_advanced() {
   }
   while (const std::optional<std::uint64_t> handle = flow_.take_finished()) {
     if (Operation* const operation = moving(*handle)) {
-      operation->averaging.note_flowed();
+      operation->internode_state.note_flowed();
       return operation;
     }
   }
   while (const std::optional<Delivery::Part> part = delivery_.take_done()) {
     if (Operation* const operation = moving(part->handle)) {
-      operation->averaging.take_part(is_first());
+      operation->internode_state.take_part(is_first());
       if (is_first()) {
         outbox_.say(RecordKind::part, operation->key, encoded(part->range));
       }
@@ -185,7 +185,7 @@ Operation* Execution::take_advanced() {
   }
   while (const std::optional<Delivery::Part> part = delivery_.take_returned()) {
     if (Operation* const operation = moving(part->handle)) {
-      operation->averaging.note_returned();
+      operation->internode_state.note_returned();
       return operation;
     }
   }

@@ -98,7 +98,7 @@ bool LocalGroup::write_next_call() {
     }
   }
   if (operation.opening.failed && has_other_nodes_) {
-    operation.averaging.dispute(failed_before(operation.opening, members_.rank_of(own_), config_));
+    operation.internode_state.dispute(failed_before(operation.opening, members_.rank_of(own_), config_));
   }
   proceed(operation);
   return true;
@@ -190,7 +190,7 @@ void LocalGroup::read_verdict(const Record& record) {
 void LocalGroup::read_overdue(const Record& record) {
   Operation* const operation = calls_.find(record.key);
   if (!is_first() || operation == nullptr || !operation->gathers() || operation->calls.all() ||
-      operation->averaging.is_network_told()) {
+      operation->internode_state.is_network_told()) {
     return;
   }
   const Status why = decoded_status(record.body);
@@ -228,10 +228,10 @@ void LocalGroup::judge(Operation& operation, std::uint32_t rank) {
 }
 
 void LocalGroup::proceed(Operation& operation) {
-  if (operation.averaging.disputed()) {
+  if (operation.internode_state.disputed()) {
     settle_dispute(operation);
   }
-  if (!operation.calls.all() || !operation.gathers() || operation.averaging.disputed()) {
+  if (!operation.calls.all() || !operation.gathers() || operation.internode_state.disputed()) {
     return forget_if_done(operation);
   }
   complete_.push_back(operation.key);
@@ -315,7 +315,7 @@ void LocalGroup::averaged(std::uint64_t handle, const Status& status) {
   }
   Operation& operation = *found;
   operation.lateness.note_moved(now_);
-  operation.averaging.end_at_network();
+  operation.internode_state.end_at_network();
   if (!broken_.ok()) {
     execution_.forget(handle);
     if (operation.is_open()) {
@@ -324,7 +324,7 @@ void LocalGroup::averaged(std::uint64_t handle, const Status& status) {
     return;
   }
   note_advanced();  // before the end is said
-  operation.averaging.decide(status);
+  operation.internode_state.decide(status);
   if (!status.ok()) {
     execution_.drop_parts(operation);
     outbox_.say(RecordKind::failed, operation.key, wire::encode(wire::Failure{status}));
@@ -346,7 +346,7 @@ bool LocalGroup::note_advanced() {
 }
 
 void LocalGroup::hear_verdict(Operation& operation, const Status& status, ConstBytes result) {
-  operation.averaging.decide(status);
+  operation.internode_state.decide(status);
   if (!operation.called) {
     return;
   }
@@ -367,19 +367,19 @@ void LocalGroup::hear_verdict(Operation& operation, const Status& status, ConstB
 // With other nodes the last of three: the verdict, the flow, and the delivery of what has arrived. The first rank also
 // waits until the others have copied what its array has for them.
 void LocalGroup::end_if_through(Operation& operation) {
-  Averaging& averaging = operation.averaging;
-  if (!has_other_nodes_ && averaging.flowed()) {
-    averaging.decide({});
+  InternodeState& state = operation.internode_state;
+  if (!has_other_nodes_ && state.flowed()) {
+    state.decide({});
   }
   const bool flows = execution_.flows(operation);
-  if (!averaging.is_through(flows)) {
+  if (!state.is_through(flows)) {
     return;
   }
-  if (has_other_nodes_ && is_first() && flows && averaging.verdict()->ok() && averaging.tell_done()) {
+  if (has_other_nodes_ && is_first() && flows && state.verdict()->ok() && state.tell_done()) {
     outbox_.say(RecordKind::done, operation.key);
   }
-  if (averaging.is_returned()) {
-    end(operation, *averaging.verdict());
+  if (state.is_returned()) {
+    end(operation, *state.verdict());
     forget_if_done(operation);
   }
 }
@@ -392,7 +392,7 @@ void LocalGroup::end(Operation& operation, const Status& status) {
 
 void LocalGroup::forget_if_done(const Operation& operation) {
   // Of what has failed here the first rank has yet to say so.
-  const bool unsaid = !decides() && operation.opening.failed && !operation.averaging.verdict() && !left_[0];
+  const bool unsaid = !decides() && operation.opening.failed && !operation.internode_state.verdict() && !left_[0];
   bool all = operation.state == Operation::State::over && !unsaid;
   for (std::uint32_t rank = 0; rank < members_.size() && all; ++rank) {
     all = operation.calls.opened(rank) || left_[rank];
@@ -407,7 +407,7 @@ void LocalGroup::fail(Operation& operation, const Status& why) {
     return;
   }
   if (has_other_nodes_) {
-    operation.averaging.dispute(why);
+    operation.internode_state.dispute(why);
     settle_dispute(operation);
   } else {
     end(operation, why);
@@ -417,12 +417,12 @@ void LocalGroup::fail(Operation& operation, const Status& why) {
 // Something is wrong with it that other ranks and nodes have to hear: from the first rank, as soon as it knows what it
 // is.
 void LocalGroup::settle_dispute(Operation& operation) {
-  if (!is_first() || operation.averaging.is_network_told()) {
+  if (!is_first() || operation.internode_state.is_network_told()) {
     return;
   }
   const std::optional<wire::Opening> opening = operation.any_opening();
   if ((opening && !opening->failed) || nobody_else_calls(operation)) {
-    fail_everywhere(operation, *operation.averaging.disputed());
+    fail_everywhere(operation, *operation.internode_state.disputed());
   }
 }
 
@@ -444,7 +444,7 @@ void LocalGroup::fail_everywhere(Operation& operation, const Status& why) {
   }
   outbox_.say(RecordKind::failed, operation.key, wire::encode(wire::Failure{why}), waiting);
   tell_worker(operation, waiting, why);
-  operation.averaging.decide(why);
+  operation.internode_state.decide(why);
   if (operation.is_open()) {
     end(operation, why);
   }
@@ -453,7 +453,7 @@ void LocalGroup::fail_everywhere(Operation& operation, const Status& why) {
 // The other nodes may wait for it: for the first rank in what goes up, for every rank in everything else.
 void LocalGroup::tell_worker(Operation& operation, ConstBytes waiting, const Status& why) {
   const std::optional<wire::Opening> opening = operation.any_opening();
-  if (!operation.averaging.tell_network() || !opening) {
+  if (!operation.internode_state.tell_network() || !opening) {
     return;
   }
   const Group* const group = calls_.group_of(opening->group);
@@ -478,7 +478,7 @@ LocalGroup::Failed LocalGroup::fail_call(const wire::Call& call, const Status& w
   failed.found = operation->is_open();
   if (operation->gathers() && !operation->overdue && !operation->fail_pending) {
     fail_gathering(*operation, why);
-  } else if (operation->averaging.is_at_network()) {
+  } else if (operation->internode_state.is_at_network()) {
     failed.at_network = operation->submission.handle;
   }
   return failed;
@@ -487,7 +487,7 @@ LocalGroup::Failed LocalGroup::fail_call(const wire::Call& call, const Status& w
 void LocalGroup::fail_those_who_need(std::uint32_t rank) {
   for (Operation* const operation : calls_.lacking(rank)) {
     fail_without(*operation, rank);
-    if (operation->averaging.disputed()) {
+    if (operation->internode_state.disputed()) {
       settle_dispute(*operation);
     }
     forget_if_done(*operation);
@@ -513,7 +513,7 @@ void LocalGroup::fail_all(const Status& why, bool network_is_done) {
   broken_ = why;
   detach_arrays();
   for (const auto& [key, operation] : calls_.all()) {
-    if (operation->is_open() && (network_is_done || !operation->averaging.is_at_network())) {
+    if (operation->is_open() && (network_is_done || !operation->internode_state.is_at_network())) {
       end(*operation, why);
     }
   }
@@ -557,7 +557,7 @@ bool LocalGroup::has_untold_failures() const {
   }
   const auto is_untold = [this](const auto& entry) {
     const Operation& operation = *entry.second;
-    return operation.called && operation.opening.failed && !operation.averaging.is_network_told();
+    return operation.called && operation.opening.failed && !operation.internode_state.is_network_told();
   };
   return std::any_of(calls_.all().begin(), calls_.all().end(), is_untold);
 }
@@ -644,7 +644,7 @@ bool LocalGroup::settle_pending() {
     return true;
   }
   outbox_.say(RecordKind::failed, key, wire::encode(wire::Failure{why}));
-  operation->averaging.decide(why);
+  operation->internode_state.decide(why);
   if (operation->is_open()) {
     end(*operation, why);
   }
@@ -659,7 +659,7 @@ void LocalGroup::check_invariants() const {
     const bool moves =
         operation->state == Operation::State::flowing || operation->state == Operation::State::at_network;
     SHOAL_INVARIANT(!moves || execution_.moving(operation->submission.handle) == operation.get());
-    SHOAL_INVARIANT(!operation->is_open() || broken_.ok() || operation->averaging.is_at_network());
+    SHOAL_INVARIANT(!operation->is_open() || broken_.ok() || operation->internode_state.is_at_network());
   }
   SHOAL_INVARIANT(pending_.empty() || is_first());
   SHOAL_INVARIANT(!is_empty_ || calls_.open() == 0);

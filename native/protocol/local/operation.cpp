@@ -41,7 +41,7 @@ std::size_t record_bytes(const Submission& submission, std::size_t ranks) {
 
 void Operation::check_invariants() const {
   calls.check_invariants();
-  averaging.check_invariants();
+  internode_state.check_invariants();
   SHOAL_INVARIANT(called || state == State::gathering || state == State::over);
   SHOAL_INVARIANT(called == (group != nullptr) || !called);
   SHOAL_INVARIANT(gathers() || state == State::over || calls.all());

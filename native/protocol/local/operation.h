@@ -10,9 +10,9 @@
 
 #include "base/hash.h"
 #include "protocol/collectives.h"
-#include "protocol/local/averaging.h"
 #include "protocol/local/calls.h"
 #include "protocol/local/internode.h"
+#include "protocol/local/internode_state.h"
 #include "protocol/progress.h"
 #include "protocol/submission.h"
 #include "wire/opening.h"
@@ -69,7 +69,7 @@ struct Operation {
   bool inlined = false;
   std::uint64_t written_in = 0;  // the round in which it was written
 
-  Averaging averaging;
+  InternodeState internode_state;
   Lateness lateness;
   bool overdue = false;       // it has timed out here, and the first rank has been told
   bool fail_pending = false;  // the first rank has announced that it may fail

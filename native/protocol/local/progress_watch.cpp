@@ -79,10 +79,10 @@ std::string ProgressWatch::stall_text(const Operation& operation, const Executio
   const bool is_flowing = operation.state == Operation::State::flowing;
   std::vector<std::uint32_t> missing = operation.calls.missing();
   std::string why = " has not called it";
-  if (operation.averaging.hands_out() && own_ == 0) {
+  if (operation.internode_state.hands_out() && own_ == 0) {
     why = " does not take its result";
     missing = execution.late_in_delivery();
-  } else if (missing.empty() && has_other_nodes_ && (operation.averaging.flowed() || !is_flowing)) {
+  } else if (missing.empty() && has_other_nodes_ && (operation.internode_state.flowed() || !is_flowing)) {
     why = " averages it with the other nodes";
     missing = {0};
   } else if (missing.empty() && is_flowing) {

@@ -2,7 +2,7 @@
 // the result out chunk by chunk, and says how the operation ends.
 //
 // Only the first rank hears the network, and no rank ends the operation before it has the first rank's verdict. So all
-// ranks of the node agree, whatever happens.
+// ranks of the node agree, whatever happens. Without other nodes only the verdict and note_flowed() are used.
 //
 //   lent_parts > 0 → the output is lent;   done_told → the verdict is ok;   a disputed operation is never sent up
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace shoal::local {
 
-class Averaging {
+class InternodeState {
  public:
   // --- Whether it can end well ---
 
