@@ -8,11 +8,11 @@ namespace shoal::local {
 
 namespace {
 
-std::optional<Delivery::Part> first_of(std::deque<Delivery::Part>& parts) {
+std::optional<Delivery::ResultPart> first_of(std::deque<Delivery::ResultPart>& parts) {
   if (parts.empty()) {
     return std::nullopt;
   }
-  const Delivery::Part part = parts.front();
+  const Delivery::ResultPart part = parts.front();
   parts.pop_front();
   return part;
 }
@@ -27,13 +27,13 @@ std::uint64_t Delivery::least_taken() const {
   return least;
 }
 
-void Delivery::add(const Part& part) {
+void Delivery::add(const ResultPart& part) {
   parts_.push_back(part);
   lend();
 }
 
 std::size_t Delivery::drop(std::uint64_t handle) {
-  const std::size_t dropped = std::erase_if(parts_, [handle](const Part& part) { return part.handle == handle; });
+  const std::size_t dropped = std::erase_if(parts_, [handle](const ResultPart& part) { return part.handle == handle; });
   lend();
   return dropped;
 }
@@ -41,13 +41,13 @@ std::size_t Delivery::drop(std::uint64_t handle) {
 // There is nothing to be done for them but to say so.
 void Delivery::lend() {
   while (own_ == 0 && !parts_.empty() && parts_.front().lent != nullptr) {
-    const Part part = *first_of(parts_);
+    const ResultPart part = *first_of(parts_);
     note_moved(part);
     lent_.push_back({part, moved_});
   }
 }
 
-void Delivery::note_moved(const Part& part) {
+void Delivery::note_moved(const ResultPart& part) {
   done_.push_back(part);
   memory_.words(own_).delivered.store(++moved_);
 }
@@ -60,7 +60,7 @@ bool Delivery::step() {
   if (!ready()) {
     return false;
   }
-  const Part part = *first_of(parts_);
+  const ResultPart part = *first_of(parts_);
   std::byte* const array = part.array + part.range.begin;
   if (own_ == 0) {
     hands_.copy(memory_.result(moved_), array, part.range.size());
@@ -80,13 +80,13 @@ bool Delivery::step() {
   return true;
 }
 
-std::optional<Delivery::Part> Delivery::take_done() { return first_of(done_); }
+std::optional<Delivery::ResultPart> Delivery::take_done() { return first_of(done_); }
 
-std::optional<Delivery::Part> Delivery::take_returned() {
+std::optional<Delivery::ResultPart> Delivery::take_returned() {
   if (lent_.empty() || least_taken() < lent_.front().end) {
     return std::nullopt;
   }
-  const Part part = lent_.front().part;
+  const ResultPart part = lent_.front().part;
   lent_.pop_front();
   return part;
 }

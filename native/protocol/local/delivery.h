@@ -27,7 +27,7 @@ namespace shoal::local {
 
 class Delivery {
  public:
-  struct Part {
+  struct ResultPart {
     std::uint64_t handle = 0;         // of the operation
     std::byte* array = nullptr;       // all of this rank's output
     Range range;                      // of it
@@ -38,16 +38,16 @@ class Delivery {
       : memory_(memory), own_(own), bells_(bells), hands_(hands) {}
 
   // On the first rank: hand this part out. On another rank: take it, from the next slot or lent.
-  void add(const Part& part);
+  void add(const ResultPart& part);
   // Parts of the operation that have not been handed out never will be. Returns how many there were.
   std::size_t drop(std::uint64_t handle);
   // step() moves one part; ready(): whether it can.
   bool ready() const;
   bool step();
   // The next part that was handed out, or taken.
-  std::optional<Part> take_done();
+  std::optional<ResultPart> take_done();
   // On the first rank: the next lent part that all others have taken.
-  std::optional<Part> take_returned();
+  std::optional<ResultPart> take_returned();
   // The ranks that have taken the least.
   std::vector<std::uint32_t> late() const;
 
@@ -55,20 +55,20 @@ class Delivery {
 
  private:
   struct Lent {
-    Part part;
+    ResultPart part;
     std::uint64_t end;  // it is returned when every other rank has taken so many parts
   };
 
   void lend();
-  void note_moved(const Part& part);
+  void note_moved(const ResultPart& part);
   std::uint64_t least_taken() const;
 
   const GroupMemory& memory_;
   const std::uint32_t own_;
   Bells& bells_;
   Hands& hands_;
-  std::deque<Part> parts_;
-  std::deque<Part> done_;
+  std::deque<ResultPart> parts_;
+  std::deque<ResultPart> done_;
   std::deque<Lent> lent_;
   std::uint64_t moved_ = 0;  // parts
 };

@@ -174,7 +174,7 @@ Operation* Execution::take_advanced() {
       return operation;
     }
   }
-  while (const std::optional<Delivery::Part> part = delivery_.take_done()) {
+  while (const std::optional<Delivery::ResultPart> part = delivery_.take_done()) {
     if (Operation* const operation = moving(part->handle)) {
       operation->internode_state.take_part(is_first());
       if (is_first()) {
@@ -183,7 +183,7 @@ Operation* Execution::take_advanced() {
       return operation;
     }
   }
-  while (const std::optional<Delivery::Part> part = delivery_.take_returned()) {
+  while (const std::optional<Delivery::ResultPart> part = delivery_.take_returned()) {
     if (Operation* const operation = moving(part->handle)) {
       operation->internode_state.note_returned();
       return operation;
