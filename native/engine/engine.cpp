@@ -250,7 +250,7 @@ std::optional<Event> Engine::Impl::next_event(std::chrono::nanoseconds longest) 
 }
 
 void Engine::Impl::after_round() {
-  // In this order: who has left and is then not needed may end.
+  // In this order: a rank that has left and does not serve may end.
   serves_ = machines_->worker().serves();
   left_ = machines_->worker().left();
   const Status loss = machines_->worker().loss_of(0);

@@ -4,7 +4,7 @@
 
 namespace shoal::shm {
 
-// Sequentially consistent throughout: whoever goes to sleep says so before it looks at the bell again.
+// Sequentially consistent throughout: a thread that goes to sleep says so before it looks at the bell again.
 void ring(RankWords& words, bool always) {
   words.bell.fetch_add(1);
   if (words.waiting.load() > 0) {

@@ -21,7 +21,7 @@ using std::chrono::nanoseconds;
 // When all is lost, what can still be finished has so long.
 constexpr Time longest_finish = second / 4;
 
-// Who sleeps looks again after so long, whatever happens.
+// A thread that sleeps looks again after so long in any case.
 constexpr nanoseconds longest_sleep{second};
 
 // How often a thread that waits lets others run before it sleeps: what it waits for is mostly their next step, and
@@ -77,7 +77,8 @@ void SharedGroup::run(Works may_work, Enough enough, std::uint32_t waiters_here)
   bool more = true;
   do {
     const bool works = may_work();
-    // Who cannot have it leaves the work to whoever has: that thread looks again when it is done. Who waits, waits.
+    // A thread that cannot have the lock leaves the work to its holder, which looks again when it is done. A thread
+    // that waits for an operation waits for the lock.
     std::unique_lock lock(mutex_, std::defer_lock);
     if (!works) {
       if (!lock.try_lock()) {
@@ -169,7 +170,7 @@ void SharedGroup::submit(Submission submission) {
     submissions_.fetch_add(1);
   }
   run([] { return false; }, [] { return false; });
-  // What is left to do is for whoever waits next, or for the attendant.
+  // The rest is for the next thread that waits, or for the attendant.
   if (words_.waiting.load() == 0 && (can_work_.load() || submissions_.load() > 0)) {
     shm::ring(words_, true);
   }
@@ -240,7 +241,7 @@ void SharedGroup::run_later(std::function<void()> question) {
   not_run_.fetch_add(1);
 }
 
-// Whoever finds another thread at it, or itself further up, leaves the rest to that one.
+// A thread that finds another one running them, or itself further up its stack, leaves the rest to that call.
 void SharedGroup::run_deferred() {
   while (not_run_.load() > 0 && !runs_deferred_.exchange(true)) {
     while (not_run_.load() > 0) {

@@ -9,7 +9,7 @@ namespace shoal::tcp {
 
 namespace {
 
-// What a connection takes beside what is on its way: what was read ahead, frames, and with encryption its records.
+// Bytes of a connection beside its payloads in flight: read-ahead, frames, and with encryption its records.
 constexpr std::size_t link_bytes = 256 * 1024;
 
 // For tables, at twice their limit: what a job has open that averages each parameter of a large model by itself, 2,500

@@ -65,7 +65,7 @@ void configure(int socket, const LinkOptions& options) {
   set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, timeout / 3);
   set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, std::max(timeout / 6, 1));
   set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 4);
-  // Zero is "no limit": whoever opened the connection may have set one for the handshake.
+  // Zero is "no limit": the code that opened the connection may have set one for the handshake.
   set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, options.judges_unacknowledged_data ? timeout * 1000 : 0);
 }
 

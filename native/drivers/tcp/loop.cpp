@@ -28,7 +28,7 @@ constexpr std::size_t follow_ups_per_round = 1024;
 // The same of a round that a caller's thread does: it came for one thing. The loop's thread is woken for the rest.
 constexpr std::size_t follow_ups_of_caller = 64;
 
-// The thread looks this often even if nothing happens, so that whoever sets a deadline beyond need not wake it.
+// The thread wakes up this often even if nothing happens, so that setting a later deadline need not wake it.
 constexpr Time longest_sleep = second;
 
 int checked(int result, const char* what) {

@@ -207,7 +207,7 @@ long Tls::control(OpenSsl::Bio* /*bio*/, int command, long /*number*/, void* /*p
 // --- The handshake ---
 
 Tls::Step Tls::handshake(int socket) {
-  // OpenSSL makes its buffers when it is first asked: who says nothing shall not have them.
+  // OpenSSL allocates its buffers at the first call: a caller that sends nothing shall not have them.
   char first = 0;
   if (!is_client_ && greeting_.empty() && ::recv(socket, &first, 1, MSG_PEEK) < 0 &&
       (errno == EAGAIN || errno == EWOULDBLOCK)) {

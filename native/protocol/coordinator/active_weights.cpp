@@ -41,8 +41,8 @@ bool ActiveWeights::decide(const std::function<bool(std::uint32_t)>& is_there) {
   return weights_ != before;
 }
 
-// Those who had nothing to do average now, dedicated servers before ranks. Rank 0's process serves until the end of the
-// job; any other that averages nothing may end when its rank has left.
+// Idle servers average now, dedicated ones before those of ranks. Rank 0's process serves until the end of the job;
+// another process that averages nothing may end when its rank has left.
 void ActiveWeights::call_up(const std::function<bool(std::uint32_t)>& is_there) {
   const auto may_average = [&](std::uint32_t server) {
     const std::int32_t rank = config_.server_ranks[server];

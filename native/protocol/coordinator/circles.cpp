@@ -17,13 +17,13 @@ constexpr Time ask_patience = 3 * second / 2;
 
 constexpr Time answer_patience = second;
 
-// Those that say something meanwhile are looked at together.
+// Ranks that say something within this time are looked at together.
 constexpr Time look_patience = second / 10;
 
 // What all ranks together are asked, or told, at once, in bytes: more is not said. (10,000 operations of 100 ranks.)
 constexpr std::size_t most_bytes = 64 * 1024 * 1024;
 
-// A call takes so much in a message beside its name.
+// Bytes of a call in a message, without its name.
 constexpr std::size_t call_bytes = 24;
 
 }  // namespace

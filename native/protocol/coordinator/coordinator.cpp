@@ -139,8 +139,8 @@ Status Coordinator::hear_report(std::uint32_t by, wire::Loss loss) {
   return {};
 }
 
-// Of a rank, or of the server in its process. Where ranks average from the start, who cannot be reached to do it is
-// lost; one that only stands by is done without, and so is what a rank serves that has left.
+// A report about a rank, or about the server in its process. If the server averages from the start and cannot be
+// reached, its rank is lost. If it only stands by, or its rank has left, only the server is.
 void Coordinator::act_on(const Report& report) {
   const bool is_server = report.loss.kind == wire::Loss::Kind::server;
   const std::uint32_t index = report.loss.index;
@@ -206,7 +206,7 @@ Status Coordinator::hear_waits(LinkId link) {
   return {};
 }
 
-// Who is not heard counts as one that does not answer.
+// A rank whose CALLS find no room counts as one that does not answer.
 Status Coordinator::hear_calls(LinkId link) {
   const std::optional<wire::Bytes> payload = inbox_.take_counted(link);
   if (!payload) {

@@ -74,7 +74,7 @@ void Servers::go_on_without(std::uint32_t server, const std::string& text) {
     members_.tell_all(Type::lost, wire::encode(wire::Loss{wire::Loss::Kind::server, server, why}));
     return;
   }
-  // Who averaged nothing before.
+  // Whether a server averages now that did not before.
   bool others_have_begun = false;
   for (std::size_t i = 0; i < before.size(); ++i) {
     others_have_begun = others_have_begun || (before[i] == 0 && active_weights_.weights()[i] > 0);

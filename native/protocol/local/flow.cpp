@@ -293,8 +293,8 @@ std::vector<std::uint32_t> Flow::late() const {
   return ranks;
 }
 
-// The first of the members that have added to the fewest chunks: those after it wait for it. If that is the first of
-// all, it may wait for slots, and so for the members that have collected the fewest.
+// The first of the members that have added to the fewest chunks: the members after it wait for it. If that is the first
+// member of the chain, it may itself wait for slots, and so for the members that have collected the fewest chunks.
 std::vector<std::uint32_t> Flow::late_in_chain(const Admitted& whole) const {
   const std::vector<std::uint32_t>& order = whole.transfer.order;
   const auto contributed_by = [&](std::uint32_t rank) { return memory_.words(rank).contributed.load(); };

@@ -16,7 +16,7 @@ std::size_t rounded_up(std::size_t bytes, std::size_t to) { return (bytes + to -
 
 std::size_t words_bytes(const Shape& shape) { return rounded_up(shape.ranks * sizeof(RankWords), page); }
 
-// Of those who own areas.
+// Of the areas' owners.
 std::size_t owners_bytes(const Shape& shape) {
   return shape.areas > 0 ? rounded_up(shape.groups() * sizeof(std::uint64_t), page) : 0;
 }

@@ -31,7 +31,7 @@ Blocks blocks_of(const Operation& operation, std::uint32_t own) {
         blocks.outgoing[order[to]] = theirs[to];
       }
     }
-    // Sums come to where the output begins, whoever they come from.
+    // Sums go to the begin of the output, from whichever rank.
     const std::uint64_t begin = traits.gathers() ? in : 0;
     blocks.incoming[order[place]] = {begin, begin + theirs[own_place].size()};
     blocks.origins[order[place]] = theirs[own_place].begin;

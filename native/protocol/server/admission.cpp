@@ -48,7 +48,7 @@ bool Admission::first_result_tells(const Operation& operation) const {
   return operation.size() > 2 && config.rate > 0 && takes_long;
 }
 
-// Those that wait for their first result, before another operation is admitted: nobody is out of turn.
+// Tells operations that wait for their first result before another one is admitted, so that the order is kept.
 void Admission::tell_untold() {
   for (std::uint64_t serial : std::exchange(untold_, {})) {
     tell(operations_.at(serial));

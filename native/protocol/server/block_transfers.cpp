@@ -51,7 +51,7 @@ bool BlockTransfers::is_put_together_here(const Operation& operation) const {
   return inlined && total <= terms_.config().small && find_numbered(operation) == operation.members().end();
 }
 
-// Those of the ring follow from the operation's size.
+// On the ring, sizes follow from the operation's size.
 std::vector<std::uint64_t> BlockTransfers::blocks_for(const Operation& operation, std::size_t member) const {
   std::vector<std::uint64_t> blocks;
   if (terms_.takes_ring(operation.attributes())) {

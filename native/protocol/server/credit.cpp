@@ -14,7 +14,7 @@ Credit::Credit(const Terms& terms)
   }
 }
 
-// Who holds the smallest window may send one segment, so that a small operation fits into any.
+// A worker with the smallest window may send one segment, so that a small operation fits into any window.
 bool Credit::covers(std::uint32_t rank, std::uint32_t bytes) const {
   const Worker& from = workers_[rank];
   return from.outstanding + std::min(bytes, terms_.window().segment) <= from.granted;

@@ -233,7 +233,7 @@ void Lifecycle::opened(Operation& operation, std::size_t index, Time now) {
     endings_.fail(operation, failed_before(opening, operation.rank(index), terms_.config()));
     return;
   }
-  // Where every member that has opened it is complete, nobody needs those who are absent.
+  // If every member that has opened it is complete, nobody needs the absent members.
   const bool needs_all = operation.is_home() && !all_complete(operation);
   for (std::size_t i = 0; needs_all && i < operation.size(); ++i) {
     if (!operation.member(i).opened && absence_.is_absent(operation.rank(i))) {
@@ -330,7 +330,7 @@ void Lifecycle::start(Operation& operation) {
   }
 }
 
-// Asks for what is missing, from those who have it where there is one.
+// Asks for what is missing: from one member that has the result, or from all contributors.
 void Lifecycle::resume(Operation& operation, Range shard, std::uint32_t segment) {
   const std::vector<MissingRange> missing = missing_ranges(operation, shard);
   operation.flow(Segments(operation.attributes(), operation.size(), missing, segment));

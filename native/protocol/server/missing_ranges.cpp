@@ -20,7 +20,7 @@ std::vector<RangeSet> results_of(const Operation& operation) {
   return have;
 }
 
-// Where in the shard it may matter who has what: the ends of every range that a member has, or wants.
+// Where in the shard members may begin to differ: the ends of every range that a member has or wants.
 std::vector<std::uint64_t> cuts_of(const Operation& operation, const std::vector<RangeSet>& have, Range shard) {
   std::vector<std::uint64_t> cuts{shard.begin, shard.end};
   const auto cut = [&](Range range) {
@@ -37,7 +37,7 @@ std::vector<std::uint64_t> cuts_of(const Operation& operation, const std::vector
   return cuts;
 }
 
-// Who lacks what is between two cuts. `receives` says nobody: nothing is missing.
+// Which members lack the range between two cuts. Nothing is missing if `receives` is false for all.
 MissingRange between_cuts(const Operation& operation, const std::vector<RangeSet>& have, Range between) {
   const bool can_help = traits_of(operation.attributes().collective).shares_results();
   MissingRange missing{between, std::nullopt, false, std::vector<bool>(operation.size())};

@@ -11,7 +11,7 @@ using wire::Type;
 
 namespace {
 
-// How long a rank that leaves is there for those who may lack a result that it has.
+// How long a rank that leaves stays for members that may lack a result that it has.
 constexpr Time longest_help = 60 * second;
 
 }  // namespace

@@ -411,7 +411,7 @@ void Operations::forget_finished() {
   forget_finished(table_.finished_where([](const Operation&) { return true; }));
 }
 
-// Without waiting for those who may need them.
+// Without waiting for members that may need them.
 void Operations::forget_finished(const std::vector<std::uint64_t>& numbers) {
   for (const std::uint64_t number : numbers) {
     const Operation* operation = table_.find_finished(number);
@@ -425,7 +425,7 @@ void Operations::forget_finished(const std::vector<std::uint64_t>& numbers) {
   }
 }
 
-// Whoever lacks its result would wait in vain.
+// Members that lack its result would wait in vain.
 void Operations::tell_those_who_lack(const Operation& operation) {
   ask_home_to_fail(operation, Status::error(Code::peer_left,
                                             "'" + operation.name() + "' had ended on " + environment_.own_name() +

@@ -43,11 +43,11 @@ void Progress::check_again(Operation& operation, Time when) {
   }
 }
 
-// Where it waits for its turn, the progress of those before it counts.
+// While it waits for its turn, the progress of operations before it counts.
 Time Progress::last_move(const Operation& operation) const {
   Time moved = operation.watch().moved_at();
   for (const Part& part : operation.parts()) {
-    // Who only receives is not told that it is admitted.
+    // A member that only receives is not told that it is admitted.
     if ((part.is_admitted() || !operation.contributes()) && !part.is_done()) {
       moved = std::max(moved, last_results_[part.server()]);
     }
@@ -156,7 +156,7 @@ Status Progress::receive_late(std::uint32_t server, const Frame& frame) {
 void Progress::end_inquiry() {
   const Inquiry inquiry = std::exchange(inquiry_, {});
   const Time now = environment_.now();
-  // Those that wait for the same are told together.
+  // Operations that wait for the same are reported together.
   std::vector<std::pair<std::string, std::vector<const Operation*>>> warnings;
   for (const std::uint64_t number : inquiry.operations) {
     Operation* operation = operations_.find(number);

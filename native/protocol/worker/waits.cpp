@@ -43,7 +43,7 @@ void Waits::look() {
   }
 }
 
-// In no order. None if one of them is not open. In one go through what is open, however many are asked for.
+// In no order. None if one of them is not open. One pass over the open operations, however many are asked for.
 std::optional<std::vector<wire::Wait>> Waits::described(std::vector<std::uint64_t> handles) const {
   std::sort(handles.begin(), handles.end());
   handles.erase(std::unique(handles.begin(), handles.end()), handles.end());
@@ -81,7 +81,7 @@ Status Waits::receive_probe(const Frame& frame) {
     return status;
   }
   const WorkerWorld::Waiting waiting = environment_.world().waiting();
-  // Who waits for what is being ended, as one of another circle, is about to go on.
+  // A rank that waits for an operation that is being ended, as one of another circle, is about to go on.
   const bool stands_still = waiting.blocked && described(waiting.handles);
   if (!stands_still) {
     told_changes_ = 0;  // the coordinator forgets what was said

@@ -263,7 +263,7 @@ void Worker::begin_epoch(std::uint32_t number, const std::vector<std::uint32_t>&
   }
 }
 
-// Also those without a share: they may have had one, and forget what they knew.
+// Also servers without a share: they may have had one, and have to forget its operations.
 void Worker::tell_servers(std::uint8_t flags, const wire::Bytes& epoch) {
   for (std::uint32_t server = 0; server < environment_.config().servers(); ++server) {
     frames_.send(server, {.type = Type::epoch, .flags = flags}, epoch);
