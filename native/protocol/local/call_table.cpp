@@ -24,7 +24,8 @@ CallTable::CallTable(const GroupMemory& memory, const Members& members, std::uin
       inline_bytes_(std::min<std::size_t>(members.config().small, most_inline)),
       outbox_(outbox),
       world_(world),
-      registry_(members.config(), members.rank_of(own)) {}
+      registry_(members.config(), members.rank_of(own)),
+      left_(members.size()) {}
 
 void CallTable::add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
                           const std::optional<Internode>& internode) {
@@ -145,6 +146,11 @@ void CallTable::close(Operation& operation) {
   registry_.remove(operation.record);
 }
 
+void CallTable::end(Operation& operation, const Status& status) {
+  close(operation);
+  world_.finish(operation.submission.handle, status);
+}
+
 // --- All calls ---
 
 Operation& CallTable::hear(std::uint32_t rank, const Record& record, Time now) {
@@ -202,6 +208,18 @@ void CallTable::erase(const Hash128& key) {
   operations_.erase(key);
 }
 
+void CallTable::forget_if_done(const Operation& operation) {
+  // Of what has failed here the first rank has yet to say so.
+  const bool unsaid = !decides() && operation.opening.failed && !operation.internode_state.verdict() && !left_[0];
+  bool all = operation.state == Operation::State::over && !unsaid;
+  for (std::uint32_t rank = 0; rank < members_.size() && all; ++rank) {
+    all = operation.calls.opened(rank) || left_[rank];
+  }
+  if (all) {
+    erase(Hash128(operation.key));
+  }
+}
+
 std::vector<Operation*> CallTable::lacking(std::uint32_t rank) const {
   std::vector<Operation*> found;
   for (const auto& [key, operation] : operations_) {
@@ -210,6 +228,11 @@ std::vector<Operation*> CallTable::lacking(std::uint32_t rank) const {
     }
   }
   return found;
+}
+
+bool CallTable::nobody_else_calls(const Operation& operation) const {
+  const std::vector<std::uint32_t> missing = operation.calls.missing();
+  return std::all_of(missing.begin(), missing.end(), [this](std::uint32_t rank) { return left_[rank]; });
 }
 
 void CallTable::detach_arrays() {

@@ -45,9 +45,11 @@ class CallTable {
   bool all_written() const { return unwritten_.empty(); }
   // Writes the next call to the others, with its contribution if it is small. Null: there is none, or no room.
   Operation* write_next(std::uint64_t round);
-  // The operation has ended here, or is the worker's now.
+  // It is the worker's now.
   void close(Operation& operation);
-  // No call is written any more.
+  // It has ended here.
+  void end(Operation& operation, const Status& status);
+  // Nothing is written any more.
   void drop_unwritten() { unwritten_.clear(); }
   std::size_t open() const { return registry_.open(); }
   bool has_called(const wire::Call& call) const { return registry_.has_called(call); }
@@ -62,9 +64,18 @@ class CallTable {
   Operation& at(const Hash128& key);  // made if there is none
   Operation* find(const Hash128& key) const;
   void erase(const Hash128& key);
+  // Forgets an operation that is over here if nobody calls it any more.
+  void forget_if_done(const Operation& operation);
+
+  // The rank calls nothing any more.
+  void note_left(std::uint32_t rank) { left_[rank] = true; }
+  bool has_left(std::uint32_t rank) const { return left_[rank]; }
   // Operations that this rank has called and the other has not.
   std::vector<Operation*> lacking(std::uint32_t rank) const;
-  // From now on no other rank writes into the arrays of this rank's open operations.
+  // Whether all who have not called it have left.
+  bool nobody_else_calls(const Operation& operation) const;
+
+  // Nobody else writes into the arrays of this rank's open operations any more.
   void detach_arrays();
   const Operations& all() const { return operations_; }
   // Open operations by handle, without their members. `handles`: which ones, in rising order.
@@ -72,6 +83,9 @@ class CallTable {
 
   // Whether operations of this kind are carried out here. If not, the worker carries them out.
   bool stays(Collective collective) const { return !has_other_nodes_ || traits_of(collective).shares_results(); }
+
+  // Whether this rank sees for itself how operations end. With other nodes the first rank says it to all.
+  bool decides() const { return !has_other_nodes_ || own_ == 0; }
 
   void check_invariants() const;
 
@@ -90,6 +104,7 @@ class CallTable {
   CallRegistry registry_;
   std::map<std::uint32_t, std::unique_ptr<Group>> groups_;  // by number; never forgotten
   Operations operations_;
+  std::vector<bool> left_;         // by rank
   std::deque<Hash128> unwritten_;  // calls, in order
   std::size_t eager_ = 0;          // bytes beside openings of open operations
 };

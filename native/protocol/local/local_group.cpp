@@ -1,21 +1,12 @@
 #include "protocol/local/local_group.h"
 
-#include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "base/invariant.h"
-#include "protocol/agreement.h"
 #include "protocol/keys.h"
 
 namespace shoal::local {
-
-namespace {
-
-// Who on the other nodes waits for an operation that has failed here, as the first rank tells the others.
-constexpr std::uint8_t internode_waits = 1;
-constexpr std::uint8_t workers_wait = 2;
-
-}  // namespace
 
 LocalGroup::LocalGroup(const GroupMemory& memory, const JobConfig& config, std::vector<std::uint32_t> members,
                        std::uint32_t rank, bool has_other_nodes, World& world)
@@ -29,7 +20,7 @@ LocalGroup::LocalGroup(const GroupMemory& memory, const JobConfig& config, std::
       calls_(memory, members_, own_, has_other_nodes, outbox_, world),
       execution_(memory, members_, own_, has_other_nodes, outbox_, world),
       watch_(members_, own_, has_other_nodes),
-      left_(members_.size()) {
+      failures_(members_, own_, has_other_nodes, calls_, watch_, outbox_, world) {
   for (std::uint32_t other = 0; other < members_.size(); ++other) {
     readers_.emplace_back(memory, own_, other, world);
   }
@@ -46,7 +37,7 @@ bool LocalGroup::step() {
   // First what others say: they may have ended what is called here now. What follows in the same step finds nothing
   // unread: whoever begins with an operation has read all that the first rank had said when the last call was read.
   if (read_next() || write_next_call() || note_who_has_left() || begin_next() || note_advanced() || check_time() ||
-      settle_pending() || say_goodbye_if_done()) {
+      decide_next_failure() || say_goodbye_if_done()) {
     return true;
   }
   ++round_;
@@ -93,12 +84,12 @@ bool LocalGroup::write_next_call() {
   for (std::uint32_t rank = 0; rank < members_.size(); ++rank) {
     if (rank != own_ && operation.calls.opened(rank)) {
       judge(operation, rank);
-    } else if (rank != own_ && left_[rank]) {
-      fail_without(operation, rank);
+    } else if (rank != own_ && calls_.has_left(rank)) {
+      failures_.fail_without(operation, rank);
     }
   }
-  if (operation.opening.failed && has_other_nodes_) {
-    operation.internode_state.dispute(failed_before(operation.opening, members_.rank_of(own_), config_));
+  if (operation.opening.failed) {
+    failures_.note_failed_call(operation);
   }
   proceed(operation);
   return true;
@@ -139,12 +130,11 @@ void LocalGroup::read(std::uint32_t rank, const Record& record) {
       execution_.admit(record.key);
       return begin_admitted();
     case RecordKind::leave:
-      left_[rank] = true;
-      return fail_those_who_need(rank);
+      return failures_.note_left(rank);
     case RecordKind::broken:
       return fail_all(decoded_status(record.body), false);
     case RecordKind::overdue:
-      return read_overdue(record);
+      return failures_.read_overdue(record);
     case RecordKind::part:
     case RecordKind::done:
     case RecordKind::failed:
@@ -179,32 +169,20 @@ void LocalGroup::read_verdict(const Record& record) {
     default: {
       const Status why = decoded_status(record.body);
       if (!record.data.empty()) {
-        tell_worker(operation, record.data, why);
+        failures_.tell_worker(operation, record.data, why);
       }
       return hear_verdict(operation, why, {});
     }
   }
 }
 
-// On the first rank: another rank's time is out.
-void LocalGroup::read_overdue(const Record& record) {
-  Operation* const operation = calls_.find(record.key);
-  if (!is_first() || operation == nullptr || !operation->gathers() || operation->calls.all() ||
-      operation->internode_state.is_network_told()) {
-    return;
-  }
-  const Status why = decoded_status(record.body);
-  has_other_nodes_ ? fail_everywhere(*operation, why) : announce_failure(*operation, why);
-}
-
 // In the memory of the whole node, that is: whoever has said so there has left this group too, which it may not even
 // know.
 bool LocalGroup::note_who_has_left() {
   for (std::uint32_t rank = 0; rank < members_.size() && broken_.ok(); ++rank) {
-    if (rank != own_ && !left_[rank] && memory_.has_left(rank)) {
+    if (rank != own_ && !calls_.has_left(rank) && memory_.has_left(rank)) {
       if (!readers_[rank].any()) {  // what it has called before it left comes first
-        left_[rank] = true;
-        fail_those_who_need(rank);
+        failures_.note_left(rank);
       }
       return true;
     }
@@ -219,7 +197,7 @@ void LocalGroup::judge(Operation& operation, std::uint32_t rank) {
     return;
   }
   if (const std::optional<Status> why = calls_.objection(operation, rank)) {
-    fail(operation, *why);
+    failures_.fail(operation, *why);
     // Ranks that called before do not know yet.
     if (operation.written_in == round_) {
       ring_others();
@@ -228,11 +206,9 @@ void LocalGroup::judge(Operation& operation, std::uint32_t rank) {
 }
 
 void LocalGroup::proceed(Operation& operation) {
-  if (operation.internode_state.disputed()) {
-    settle_dispute(operation);
-  }
+  failures_.settle_dispute(operation);
   if (!operation.calls.all() || !operation.gathers() || operation.internode_state.disputed()) {
-    return forget_if_done(operation);
+    return calls_.forget_if_done(operation);
   }
   complete_.push_back(operation.key);
 }
@@ -280,7 +256,7 @@ void LocalGroup::begin(Operation& operation) {
     }
     return begin_admitted();
   }
-  forget_if_done(operation);
+  calls_.forget_if_done(operation);
 }
 
 // The first rank's word may be read before another rank's opening, which says where its arrays lie.
@@ -351,7 +327,7 @@ void LocalGroup::hear_verdict(Operation& operation, const Status& status, ConstB
     return;
   }
   if (!operation.is_open()) {
-    return forget_if_done(operation);
+    return calls_.forget_if_done(operation);
   }
   if (execution_.flows(operation)) {
     return end_if_through(operation);
@@ -361,7 +337,7 @@ void LocalGroup::hear_verdict(Operation& operation, const Status& status, ConstB
   }
   world_.copy(operation.submission.output, result.data(), result.size());
   end(operation, status);
-  forget_if_done(operation);
+  calls_.forget_if_done(operation);
 }
 
 // With other nodes the last of three: the verdict, the flow, and the delivery of what has arrived. The first rank also
@@ -380,93 +356,13 @@ void LocalGroup::end_if_through(Operation& operation) {
   }
   if (state.is_returned()) {
     end(operation, *state.verdict());
-    forget_if_done(operation);
+    calls_.forget_if_done(operation);
   }
 }
 
 void LocalGroup::end(Operation& operation, const Status& status) {
   execution_.forget(operation.submission.handle);
-  calls_.close(operation);
-  world_.finish(operation.submission.handle, status);
-}
-
-void LocalGroup::forget_if_done(const Operation& operation) {
-  // Of what has failed here the first rank has yet to say so.
-  const bool unsaid = !decides() && operation.opening.failed && !operation.internode_state.verdict() && !left_[0];
-  bool all = operation.state == Operation::State::over && !unsaid;
-  for (std::uint32_t rank = 0; rank < members_.size() && all; ++rank) {
-    all = operation.calls.opened(rank) || left_[rank];
-  }
-  if (all) {
-    calls_.erase(Hash128(operation.key));
-  }
-}
-
-void LocalGroup::fail(Operation& operation, const Status& why) {
-  if (!operation.gathers()) {
-    return;
-  }
-  if (has_other_nodes_) {
-    operation.internode_state.dispute(why);
-    settle_dispute(operation);
-  } else {
-    end(operation, why);
-  }
-}
-
-// Something is wrong with it that other ranks and nodes have to hear: from the first rank, as soon as it knows what it
-// is.
-void LocalGroup::settle_dispute(Operation& operation) {
-  if (!is_first() || operation.internode_state.is_network_told()) {
-    return;
-  }
-  const std::optional<wire::Opening> opening = operation.any_opening();
-  if ((opening && !opening->failed) || nobody_else_calls(operation)) {
-    fail_everywhere(operation, *operation.internode_state.disputed());
-  }
-}
-
-bool LocalGroup::nobody_else_calls(const Operation& operation) const {
-  const std::vector<std::uint32_t> missing = operation.calls.missing();
-  return std::all_of(missing.begin(), missing.end(), [this](std::uint32_t rank) { return left_[rank]; });
-}
-
-// On the first rank.
-void LocalGroup::fail_everywhere(Operation& operation, const Status& why) {
-  const bool goes_up = operation.may_be(true);
-  const bool is_handed_over = operation.may_be(false);
-  wire::Bytes waiting;
-  if (goes_up) {
-    waiting.push_back(std::byte{internode_waits});
-  }
-  if (is_handed_over) {
-    waiting.push_back(std::byte{workers_wait});
-  }
-  outbox_.say(RecordKind::failed, operation.key, wire::encode(wire::Failure{why}), waiting);
-  tell_worker(operation, waiting, why);
-  operation.internode_state.decide(why);
-  if (operation.is_open()) {
-    end(operation, why);
-  }
-}
-
-// The other nodes may wait for it: for the first rank in what goes up, for every rank in everything else.
-void LocalGroup::tell_worker(Operation& operation, ConstBytes waiting, const Status& why) {
-  const std::optional<wire::Opening> opening = operation.any_opening();
-  if (!operation.internode_state.tell_network() || !opening) {
-    return;
-  }
-  const Group* const group = calls_.group_of(opening->group);
-  if (group == nullptr) {
-    return;
-  }
-  for (const std::byte what : waiting) {
-    if (what == std::byte{workers_wait}) {
-      world_.open_as_failed(submission_failed(*opening, group->number, why));
-    } else if (is_first()) {
-      world_.open_as_failed(submission_failed(*opening, group->internode->group, why));
-    }
-  }
+  calls_.end(operation, status);
 }
 
 LocalGroup::Failed LocalGroup::fail_call(const wire::Call& call, const Status& why) {
@@ -477,31 +373,11 @@ LocalGroup::Failed LocalGroup::fail_call(const wire::Call& call, const Status& w
   }
   failed.found = operation->is_open();
   if (operation->gathers() && !operation->overdue && !operation->fail_pending) {
-    fail_gathering(*operation, why);
+    failures_.fail_late(*operation, why);
   } else if (operation->internode_state.is_at_network()) {
     failed.at_network = operation->submission.handle;
   }
   return failed;
-}
-
-void LocalGroup::fail_those_who_need(std::uint32_t rank) {
-  for (Operation* const operation : calls_.lacking(rank)) {
-    fail_without(*operation, rank);
-    if (operation->internode_state.disputed()) {
-      settle_dispute(*operation);
-    }
-    forget_if_done(*operation);
-  }
-}
-
-// The rank has left, and has not called it.
-void LocalGroup::fail_without(Operation& operation, std::uint32_t rank) {
-  const Status why = members_.left_status(operation.opening.name, rank);
-  if (!decides() && rank == 0 && operation.is_open()) {
-    end(operation, why);  // who would have said it
-  } else {
-    fail(operation, why);
-  }
 }
 
 // --- The end of all ---
@@ -519,7 +395,7 @@ void LocalGroup::fail_all(const Status& why, bool network_is_done) {
   }
   calls_.drop_unwritten();
   complete_.clear();
-  pending_.clear();
+  failures_.drop_pending();
   if (has_other_nodes_ && !network_is_done) {
     world_.fail_job(why);
   }
@@ -549,21 +425,9 @@ void LocalGroup::detach_arrays() {
   calls_.detach_arrays();
 }
 
-// Of what has failed here before it began the other nodes hear from the worker, once this node's ranks have agreed on
-// what it is: somebody who has called it too has to be there for that, and the first rank.
-bool LocalGroup::has_untold_failures() const {
-  if (!has_other_nodes_ || !broken_.ok() || left_[0]) {
-    return false;
-  }
-  const auto is_untold = [this](const auto& entry) {
-    const Operation& operation = *entry.second;
-    return operation.called && operation.opening.failed && !operation.internode_state.is_network_told();
-  };
-  return std::any_of(calls_.all().begin(), calls_.all().end(), is_untold);
-}
-
 bool LocalGroup::say_goodbye_if_done() {
-  if (!leaving_ || is_empty_ || calls_.open() > 0 || !calls_.all_written() || has_untold_failures()) {
+  if (!leaving_ || is_empty_ || calls_.open() > 0 || !calls_.all_written() ||
+      (broken_.ok() && failures_.any_untold())) {
     return false;
   }
   if (!std::exchange(said_goodbye_, true)) {
@@ -596,7 +460,7 @@ bool LocalGroup::check_time() {
       give_up(why);
       return true;
     }
-    fail_gathering(*operation, why);
+    failures_.fail_late(*operation, why);
   }
   if (findings.warning) {
     world_.warn(*findings.warning);
@@ -604,49 +468,12 @@ bool LocalGroup::check_time() {
   return true;
 }
 
-// Not all ranks of the node have called it, and it cannot be waited for any longer: the first rank decides.
-void LocalGroup::fail_gathering(Operation& operation, const Status& why) {
-  if (is_first() && has_other_nodes_) {
-    fail_everywhere(operation, why);
-  } else if (is_first()) {
-    announce_failure(operation, why);
-  } else {
-    operation.overdue = true;
-    outbox_.say(RecordKind::overdue, operation.key, wire::encode(wire::Failure{why}));
-    watch_.watch_for_verdict(operation);
-  }
-}
-
-// On the first rank.
-void LocalGroup::announce_failure(Operation& operation, const Status& why) {
-  if (!std::exchange(operation.fail_pending, true)) {
-    outbox_.say(RecordKind::fail_pending, operation.key);
-    pending_.emplace_back(operation.key, why);
-  }
-}
-
-// Once the others can read that it is pending, and all that they have called is read.
-bool LocalGroup::settle_pending() {
-  if (pending_.empty() || !outbox_.empty()) {
+bool LocalGroup::decide_next_failure() {
+  if (!failures_.can_decide()) {
     return false;
   }
-  const auto [key, why] = std::move(pending_.front());
-  pending_.pop_front();
-  Operation* const operation = calls_.find(key);
-  if (operation == nullptr) {
-    return true;
-  }
-  operation->fail_pending = false;
-  // What has failed meanwhile for what others have called fails so on every rank.
-  if (operation->calls.all() || !operation->gathers()) {
-    outbox_.say(RecordKind::go_on, key);
-    proceed(*operation);
-    return true;
-  }
-  outbox_.say(RecordKind::failed, key, wire::encode(wire::Failure{why}));
-  operation->internode_state.decide(why);
-  if (operation->is_open()) {
-    end(*operation, why);
+  if (Operation* const goes_on = failures_.decide_next()) {
+    proceed(*goes_on);
   }
   return true;
 }
@@ -655,13 +482,13 @@ void LocalGroup::check_invariants() const {
   outbox_.check_invariants();
   calls_.check_invariants();
   execution_.check_invariants();
+  failures_.check_invariants();
   for (const auto& [key, operation] : calls_.all()) {
     const bool moves =
         operation->state == Operation::State::flowing || operation->state == Operation::State::at_network;
     SHOAL_INVARIANT(!moves || execution_.moving(operation->submission.handle) == operation.get());
     SHOAL_INVARIANT(!operation->is_open() || broken_.ok() || operation->internode_state.is_at_network());
   }
-  SHOAL_INVARIANT(pending_.empty() || is_first());
   SHOAL_INVARIANT(!is_empty_ || calls_.open() == 0);
 }
 

@@ -17,29 +17,25 @@
 // Whoever has the group to itself takes steps: the thread that calls, one that waits, or an attendant. A step changes
 // one word that others read, at its end, and rings for them: between two steps a rank may stop or die.
 //
-// Failures. Ranks begin with small operations as soon as they see that all have called them, and ask nobody. So the
-// first rank may not say that one has failed while somebody begins with it. It announces that the failure is pending,
-// then looks who has called it: if all have, it goes on, else it fails. A rank that sees that all have called it reads
-// what the first rank has said, once more, before it begins. The order of these steps is the same for all (Flag and
-// Position, word.h), so whoever saw a call that the first rank did not see finds the announcement. With other nodes an
-// operation fails on all of them, and what has gone up fails when the network says so. A rank that does not do its part
-// in time ends everything, and so does a first rank that does not answer: nobody can say any more who has what, and a
-// wrong number would be worse.
+// Failures. Ranks begin with small operations as soon as they see that all have called them, and ask nobody: so the
+// first rank announces a failure before it decides on it (failures.h). With other nodes an operation fails on all of
+// them, and what has gone up fails when the network says so. A rank that does not do its part in time ends everything,
+// and so does a first rank that does not answer: nobody can say any more who has what, and a wrong number would be
+// worse.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <map>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "protocol/job.h"
 #include "protocol/local/call_table.h"
 #include "protocol/local/execution.h"
+#include "protocol/local/failures.h"
 #include "protocol/local/group_memory.h"
 #include "protocol/local/mailbox.h"
 #include "protocol/local/operation.h"
@@ -122,7 +118,6 @@ class LocalGroup {
   bool read_next();
   void read(std::uint32_t rank, const Record& record);
   void read_verdict(const Record& record);
-  void read_overdue(const Record& record);
   bool note_who_has_left();
 
   // From the last call to the first chunk.
@@ -137,29 +132,16 @@ class LocalGroup {
   bool note_advanced();
   void hear_verdict(Operation& operation, const Status& status, ConstBytes result);
   void end_if_through(Operation& operation);
-  void fail(Operation& operation, const Status& why);
-  void settle_dispute(Operation& operation);
-  bool nobody_else_calls(const Operation& operation) const;
-  void fail_everywhere(Operation& operation, const Status& why);
-  void tell_worker(Operation& operation, ConstBytes waiting, const Status& why);
   void end(Operation& operation, const Status& status);
-  void forget_if_done(const Operation& operation);
-  void fail_those_who_need(std::uint32_t rank);
-  void fail_without(Operation& operation, std::uint32_t rank);
 
   // Time.
   bool check_time();
-  void fail_gathering(Operation& operation, const Status& why);
-  void announce_failure(Operation& operation, const Status& why);
-  bool settle_pending();
+  bool decide_next_failure();
 
-  bool has_untold_failures() const;
   bool say_goodbye_if_done();
   void ring_others();
 
   bool is_first() const { return own_ == 0; }
-  // Whether this rank sees for itself how operations end. With other nodes the first rank says it to all.
-  bool decides() const { return !has_other_nodes_ || is_first(); }
   std::int32_t in_job(std::uint32_t place) const { return static_cast<std::int32_t>(members_.rank_of(place)); }
 
   const GroupMemory& memory_;
@@ -173,11 +155,10 @@ class LocalGroup {
   CallTable calls_;
   Execution execution_;
   ProgressWatch watch_;
+  Failures failures_;
 
   Time now_ = 0;
-  std::deque<Hash128> complete_;                    // all have called them, and nobody here has begun with them
-  std::deque<std::pair<Hash128, Status>> pending_;  // failures that the first rank has announced
-  std::vector<bool> left_;                          // by rank
+  std::deque<Hash128> complete_;  // all have called them, and nobody here has begun with them
   // Steps until there is nothing to be done are a round: whoever has called last, and finds so in the same round, tells
   // the others.
   std::uint64_t round_ = 0;

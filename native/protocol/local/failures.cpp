@@ -1,0 +1,177 @@
+#include "protocol/local/failures.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/invariant.h"
+#include "protocol/agreement.h"
+
+namespace shoal::local {
+
+namespace {
+
+// Who on the other nodes waits for an operation that has failed here, as the first rank tells the others.
+constexpr std::uint8_t internode_waits = 1;
+constexpr std::uint8_t workers_wait = 2;
+
+}  // namespace
+
+// --- What stands against an operation ---
+
+void Failures::fail(Operation& operation, const Status& why) {
+  if (!operation.gathers()) {
+    return;
+  }
+  if (has_other_nodes_) {
+    operation.internode_state.dispute(why);
+    settle_dispute(operation);
+  } else {
+    calls_.end(operation, why);
+  }
+}
+
+void Failures::note_failed_call(Operation& operation) {
+  if (has_other_nodes_) {
+    operation.internode_state.dispute(failed_before(operation.opening, members_.rank_of(own_), members_.config()));
+  }
+}
+
+void Failures::note_left(std::uint32_t rank) {
+  calls_.note_left(rank);
+  for (Operation* const operation : calls_.lacking(rank)) {
+    fail_without(*operation, rank);
+    settle_dispute(*operation);
+    calls_.forget_if_done(*operation);
+  }
+}
+
+void Failures::fail_without(Operation& operation, std::uint32_t rank) {
+  const Status why = members_.left_status(operation.opening.name, rank);
+  if (!calls_.decides() && rank == 0 && operation.is_open()) {
+    calls_.end(operation, why);  // who would have said it
+  } else {
+    fail(operation, why);
+  }
+}
+
+void Failures::settle_dispute(Operation& operation) {
+  if (!operation.internode_state.disputed() || !is_first() || operation.internode_state.is_network_told()) {
+    return;
+  }
+  const std::optional<wire::Opening> opening = operation.any_opening();
+  if ((opening && !opening->failed) || calls_.nobody_else_calls(operation)) {
+    fail_everywhere(operation, *operation.internode_state.disputed());
+  }
+}
+
+// --- What cannot be waited for ---
+
+void Failures::fail_late(Operation& operation, const Status& why) {
+  if (is_first() && has_other_nodes_) {
+    fail_everywhere(operation, why);
+  } else if (is_first()) {
+    announce(operation, why);
+  } else {
+    operation.overdue = true;
+    outbox_.say(RecordKind::overdue, operation.key, wire::encode(wire::Failure{why}));
+    watch_.watch_for_verdict(operation);
+  }
+}
+
+void Failures::read_overdue(const Record& record) {
+  Operation* const operation = calls_.find(record.key);
+  if (is_first() && operation != nullptr && operation->gathers() && !operation->calls.all() &&
+      !operation->internode_state.is_network_told()) {
+    fail_late(*operation, decoded_status(record.body));
+  }
+}
+
+void Failures::announce(Operation& operation, const Status& why) {
+  if (!std::exchange(operation.fail_pending, true)) {
+    outbox_.say(RecordKind::fail_pending, operation.key);
+    pending_.emplace_back(operation.key, why);
+  }
+}
+
+// All that the others have called is read.
+Operation* Failures::decide_next() {
+  const auto [key, why] = std::move(pending_.front());
+  pending_.pop_front();
+  Operation* const operation = calls_.find(key);
+  if (operation == nullptr) {
+    return nullptr;
+  }
+  operation->fail_pending = false;
+  // What has failed meanwhile for what others have called fails so on every rank.
+  if (operation->calls.all() || !operation->gathers()) {
+    outbox_.say(RecordKind::go_on, key);
+    return operation;
+  }
+  outbox_.say(RecordKind::failed, key, wire::encode(wire::Failure{why}));
+  operation->internode_state.decide(why);
+  if (operation->is_open()) {
+    calls_.end(*operation, why);
+  }
+  return nullptr;
+}
+
+// --- Other nodes ---
+
+// On the first rank.
+void Failures::fail_everywhere(Operation& operation, const Status& why) {
+  const bool goes_up = operation.may_be(true);
+  const bool is_handed_over = operation.may_be(false);
+  wire::Bytes waiting;
+  if (goes_up) {
+    waiting.push_back(std::byte{internode_waits});
+  }
+  if (is_handed_over) {
+    waiting.push_back(std::byte{workers_wait});
+  }
+  outbox_.say(RecordKind::failed, operation.key, wire::encode(wire::Failure{why}), waiting);
+  tell_worker(operation, waiting, why);
+  operation.internode_state.decide(why);
+  if (operation.is_open()) {
+    calls_.end(operation, why);
+  }
+}
+
+// The other nodes may wait for it: for the first rank in what goes up, for every rank in everything else.
+void Failures::tell_worker(Operation& operation, ConstBytes waiting, const Status& why) {
+  const std::optional<wire::Opening> opening = operation.any_opening();
+  if (!operation.internode_state.tell_network() || !opening) {
+    return;
+  }
+  const Group* const group = calls_.group_of(opening->group);
+  if (group == nullptr) {
+    return;
+  }
+  for (const std::byte what : waiting) {
+    if (what == std::byte{workers_wait}) {
+      world_.open_as_failed(submission_failed(*opening, group->number, why));
+    } else if (is_first()) {
+      world_.open_as_failed(submission_failed(*opening, group->internode->group, why));
+    }
+  }
+}
+
+bool Failures::any_untold() const {
+  if (!has_other_nodes_ || calls_.has_left(0)) {
+    return false;
+  }
+  const auto is_untold = [](const auto& entry) {
+    const Operation& operation = *entry.second;
+    return operation.called && operation.opening.failed && !operation.internode_state.is_network_told();
+  };
+  return std::any_of(calls_.all().begin(), calls_.all().end(), is_untold);
+}
+
+void Failures::check_invariants() const {
+  SHOAL_INVARIANT(pending_.empty() || (is_first() && !has_other_nodes_));
+  for (const auto& [key, why] : pending_) {
+    const Operation* const operation = calls_.find(key);
+    SHOAL_INVARIANT(operation == nullptr || operation->fail_pending);
+  }
+}
+
+}  // namespace shoal::local

@@ -1,0 +1,99 @@
+// How an operation of a local group fails before it has begun: its ranks disagree, it has failed on one of them, one
+// has left, or its time is out. What fails later, fails as the network or the end of the group says (local_group.h).
+//
+// Without other nodes every rank sees for itself that ranks disagree, or that one has left. Whose time is out is the
+// first rank's to decide, since others may begin with the operation at that moment. It announces that the failure is
+// pending, then looks who has called the operation: if all have, it goes on, else it fails. A rank that sees that all
+// have called it reads what the first rank has said, once more, before it begins. The order of these steps is the same
+// for all (Flag and Position, word.h), so whoever saw a call that the first rank did not see finds the announcement.
+//
+// With other nodes the first rank decides on every failure, and tells both the ranks of its node and the other nodes.
+// What stands against an operation is *disputed* until the first rank knows what the operation is, so that it can name
+// it to them.
+//
+//   a failure is pending → this is the first rank, there are no other nodes, and it has been announced
+//   an operation fails here → it gathers, and no rank has begun with it
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <utility>
+
+#include "base/hash.h"
+#include "base/status.h"
+#include "protocol/local/call_table.h"
+#include "protocol/local/members.h"
+#include "protocol/local/operation.h"
+#include "protocol/local/outbox.h"
+#include "protocol/local/progress_watch.h"
+#include "protocol/local/world.h"
+
+namespace shoal::local {
+
+class Failures {
+ public:
+  // All of these must outlive it. `own`: this rank's place.
+  Failures(const Members& members, std::uint32_t own, bool has_other_nodes, CallTable& calls, ProgressWatch& watch,
+           Outbox& outbox, World& world)
+      : members_(members),
+        own_(own),
+        has_other_nodes_(has_other_nodes),
+        calls_(calls),
+        watch_(watch),
+        outbox_(outbox),
+        world_(world) {}
+
+  // --- What stands against an operation ---
+
+  // Every rank that knows as much sees this for itself.
+  void fail(Operation& operation, const Status& why);
+  // This rank has said in its call that the operation has failed here.
+  void note_failed_call(Operation& operation);
+  // The rank calls nothing any more: operations that it has not called fail.
+  void note_left(std::uint32_t rank);
+  // A rank that has left has not called this one.
+  void fail_without(Operation& operation, std::uint32_t rank);
+  // If it is disputed: the first rank fails it everywhere, once it knows what it is.
+  void settle_dispute(Operation& operation);
+
+  // --- What cannot be waited for ---
+
+  // Not all ranks have called it, and its time is out on this rank: the first rank decides.
+  void fail_late(Operation& operation, const Status& why);
+  // The same on another rank, which says so.
+  void read_overdue(const Record& record);
+  // Whether the next pending failure can be decided: the others can read that it is pending.
+  bool can_decide() const { return !pending_.empty() && outbox_.empty(); }
+  // Decides it. What all have called goes on, and is returned; else null.
+  Operation* decide_next();
+  // Nothing is decided any more.
+  void drop_pending() { pending_.clear(); }
+
+  // --- Other nodes ---
+
+  // The first rank says that it has failed; `waiting`: who on the other nodes waits for it (fail_everywhere).
+  void tell_worker(Operation& operation, ConstBytes waiting, const Status& why);
+  // Whether the other nodes have yet to hear of what has failed here before it began. They hear it from the worker,
+  // once this node's ranks have agreed on what it is: somebody who has called it too has to be there for that, and the
+  // first rank.
+  bool any_untold() const;
+
+  void check_invariants() const;
+
+ private:
+  void fail_everywhere(Operation& operation, const Status& why);
+  void announce(Operation& operation, const Status& why);
+
+  bool is_first() const { return own_ == 0; }
+
+  const Members& members_;
+  const std::uint32_t own_;
+  const bool has_other_nodes_;
+  CallTable& calls_;
+  ProgressWatch& watch_;
+  Outbox& outbox_;
+  World& world_;
+  std::deque<std::pair<Hash128, Status>> pending_;  // in the order of their announcements
+};
+
+}  // namespace shoal::local
