@@ -43,6 +43,7 @@ struct Progress {
   std::atomic<std::uint64_t> runs;
   std::atomic<std::uint64_t> events;
   std::atomic<std::uint64_t> well;
+  std::atomic<std::uint64_t> straight;
   std::atomic<std::uint64_t> badly;
   std::atomic<std::uint64_t> current[most_jobs];  // seed, by job
 };
@@ -119,6 +120,7 @@ class Workers {
       limit_processor_time(0);
       ++progress_->runs;
       progress_->events += outcome.events;
+      progress_->straight += outcome.straight;
       for (const sim::Finish& finish : outcome.finishes) {
         ++(finish.status.ok() ? progress_->well : progress_->badly);
       }
@@ -144,7 +146,8 @@ class Workers {
 
   void print_summary() const {
     std::cout << progress_->runs << " runs from seed " << runs_.first_seed << ", " << progress_->events
-              << " events; handles: " << progress_->well << " ended well, " << progress_->badly << " with an error; "
+              << " events; handles: " << progress_->well << " ended well (" << progress_->straight
+              << " of them straight from arrays to arrays), " << progress_->badly << " with an error; "
               << progress_->failures << " runs failed\n";
     if (runs_.until_failure && progress_->failures > 0) {
       std::cout << "first failure after " << progress_->lowest_failed - runs_.first_seed + 1 << " seeds\n";

@@ -33,6 +33,7 @@ Outcome simulate(const Plan& plan, std::uint64_t seed) {
 }
 
 void simulate_random_jobs(bool faults) {
+  std::uint64_t straight = 0;
   for (std::uint64_t seed = 0; seed < 2 * random_jobs; ++seed) {
     // Even seeds are calm, odd ones are not, as for shoal_simulate.
     if ((seed % 2 == 1) != faults) {
@@ -45,7 +46,9 @@ void simulate_random_jobs(bool faults) {
                 << " --trace\n";
     }
     CHECK(outcome.violation.empty());
+    straight += outcome.straight;
   }
+  CHECK(straight > random_jobs / 2);
 }
 
 // An all-reduce of `elements` float32 by all ranks.
@@ -402,6 +405,30 @@ TEST(the_number_of_servers_and_the_schedule_change_no_bit) {
       sim::schedule(random, plan, false, second / 1000);
       CHECK(simulate(plan, seed).violation.empty());
     }
+  }
+}
+
+TEST(arrays_that_all_ranks_of_a_machine_reach_are_added_up_where_they_lie) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Random random(seed);
+    Plan plan = job(4, 2);
+    sim::leave_to_dedicated(plan);
+    plan.config.leaders =
+        seed % 2 == 0 ? std::vector<std::uint32_t>{0, 0, 0, 0} : std::vector<std::uint32_t>{0, 0, 2, 2};
+    for (int i = 0; i < 6; ++i) {
+      plan.operations.push_back(all_reduce(plan, "layer" + std::to_string(i), random.between(100, 700)));
+      for (MemberPlan& member : plan.operations.back().members) {
+        member.in_arena = true;
+        member.in_place = random.chance(0.5);
+      }
+    }
+    // One array of the last is elsewhere, so all of that go through slots: on its machine.
+    plan.operations.back().members[1].in_arena = false;
+    sim::schedule(random, plan, true, second / 1000);
+    const Outcome outcome = simulate(plan, seed);
+    CHECK(outcome.violation.empty());
+    CHECK_EQ(outcome.finishes.size(), 24U);
+    CHECK_EQ(outcome.straight, seed % 2 == 0 ? 20U : 22U);
   }
 }
 

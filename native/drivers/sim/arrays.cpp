@@ -15,7 +15,12 @@ bool all_are(std::span<const std::byte> bytes, std::byte value) {
 
 }  // namespace
 
-Array::Array(std::size_t size) : size_(size), storage_(size + 2 * guard, guarded) {}
+Array::Array(std::size_t size, std::byte* storage)
+    : size_(size),
+      own_(storage == nullptr ? storage_bytes(size) : 0),
+      storage_(storage == nullptr ? own_.data() : storage, storage_bytes(size)) {
+  std::fill(storage_.begin(), storage_.end(), guarded);
+}
 
 bool Array::guards_intact() const {
   return all_are(whole().first(guard), guarded) && all_are(whole().last(guard), guarded);
@@ -28,14 +33,14 @@ void Array::give_back() {
 
 bool Array::untouched() const { return all_are(whole().subspan(guard, size_), returned); }
 
-Array& Memory::make(std::size_t size) {
-  auto array = std::make_unique<Array>(size);
+Array& Memory::make(std::size_t size, std::byte* storage) {
+  auto array = std::make_unique<Array>(size, storage);
   Array& made = *array;
   arrays_.emplace(made.whole().data(), std::move(array));
   return made;
 }
 
-const Array* Memory::find(const std::byte* address) const {
+Array* Memory::find(const std::byte* address) const {
   auto found = arrays_.upper_bound(address);
   if (found == arrays_.begin()) {
     return nullptr;

@@ -24,10 +24,12 @@ struct Death {};
 local::Shape shape_for(std::uint32_t ranks, Random& random) {
   local::Shape shape;
   shape.ranks = ranks;
-  shape.mailbox = static_cast<std::size_t>(random.pick({8, 16, 64})) * 1024;
+  shape.mailbox = static_cast<std::size_t>(random.pick({4, 8, 16, 64})) * 1024;
   shape.slot = 64 * ranks * static_cast<std::size_t>(random.between(1, 4));
   shape.slots = static_cast<std::uint32_t>(random.between(1, 3));
   shape.results = static_cast<std::uint32_t>(random.between(1, 3));
+  shape.share = 64 * static_cast<std::size_t>(random.between(1, 8));
+  shape.share_up = 64 * static_cast<std::size_t>(random.between(1, 4));
   return shape;
 }
 
@@ -42,6 +44,8 @@ class LocalRanks::Member final : private local::World {
         rank_(rank),
         place_(static_cast<std::uint32_t>(std::find(members.begin(), members.end(), rank) - members.begin())),
         memory_(memory),
+        members_(members),
+        reached_(members.size()),
         group_(memory, ranks.plan_.config, std::move(members), rank, has_other_nodes, *this) {}
 
   local::LocalGroup& group() { return group_; }
@@ -212,23 +216,50 @@ class LocalRanks::Member final : private local::World {
 
   // --- Work ---
 
-  void note_access(const std::byte* begin, std::size_t bytes) { ranks_.user_.on_local_access(rank_, {begin, bytes}); }
+  // Whose region these bytes are of; the group's size: nobody's.
+  std::size_t owner_of(const std::byte* begin) const {
+    const std::size_t region = memory_.shape().region;
+    const std::byte* const first = memory_.region(0);
+    const bool inside = region > 0 && begin >= first && begin < first + members_.size() * region;
+    return inside ? static_cast<std::size_t>(begin - first) / region : members_.size();
+  }
+  // Where this rank finds them.
+  template <class Byte>
+  Byte* found(Byte* begin, std::size_t bytes, bool writes) {
+    const std::size_t owner = owner_of(begin);
+    if (owner == place_ || owner == members_.size()) {
+      ranks_.user_.on_local_access(rank_, {begin, bytes});
+      return begin;
+    }
+    const auto end = static_cast<std::size_t>(begin - memory_.region(static_cast<std::uint32_t>(owner))) + bytes;
+    if (end > reached_[owner]) {
+      ranks_.user_.violated(name() + ": it uses memory of rank " + std::to_string(members_[owner]) +
+                            " that it cannot reach");
+    }
+    if (std::byte* const apart = ranks_.hosts_[members_[owner]].arena->detached(begin)) {
+      return apart;
+    }
+    const bool withdrawn = memory_.words(static_cast<std::uint32_t>(owner)).withdrawn.load() != 0;
+    ranks_.user_.on_reached(rank_, {begin, bytes}, writes || !withdrawn);
+    return begin;
+  }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
     if (bytes == 0) {
       return;
     }
-    note_access(to, bytes);
-    note_access(from, bytes);
-    std::memcpy(to, from, die_within(bytes));
+    std::byte* const target = found(to, bytes, true);
+    const std::byte* const source = found(from, bytes, false);
+    std::memcpy(target, source, die_within(bytes));
     die_if_due();
   }
   void sum(std::byte* destination, std::span<const std::byte* const> sources, std::size_t count, DType dtype,
            Operator op, double divisor) override {
-    note_access(destination, count * size_of(dtype));
+    const std::size_t bytes = count * size_of(dtype);
+    std::vector<const std::byte*> found_at;
     for (const std::byte* source : sources) {
-      note_access(source, count * size_of(dtype));
+      found_at.push_back(found(source, bytes, false));
     }
-    reduce(destination, sources, die_within(count), dtype, op, divisor);
+    reduce(found(destination, bytes, true), found_at, die_within(count), dtype, op, divisor);
     die_if_due();
   }
   // How much of this is done, by one that may die meanwhile.
@@ -262,9 +293,14 @@ class LocalRanks::Member final : private local::World {
     return offered != nullptr ? offered : ranks_.user_.on_allocate(rank_, handle, block_bytes);
   }
   void warn(std::string text) override { ranks_.user_.on_warning(rank_, text); }
-  bool holds(const std::byte* /*begin*/, std::uint64_t /*bytes*/) const override { return false; }
-  void reach(std::uint32_t /*rank*/, std::size_t /*end*/) override {}
-  void detach(const std::byte* /*begin*/, std::uint64_t /*bytes*/) override {}
+  // As in the product, a group of some of the machine's ranks knows no arena.
+  bool holds(const std::byte* begin, std::uint64_t bytes) const override {
+    return memory_.shape().region > 0 && ranks_.hosts_[rank_].arena->holds(begin, bytes);
+  }
+  void reach(std::uint32_t place, std::size_t end) override { reached_[place] = std::max(reached_[place], end); }
+  void detach(const std::byte* begin, std::uint64_t bytes) override {
+    ranks_.hosts_[rank_].arena->detach(begin, bytes);
+  }
 
   void hand_over(Submission submission) override {
     memory_.words(place_).open.fetch_sub(1);
@@ -300,6 +336,8 @@ class LocalRanks::Member final : private local::World {
   const std::uint32_t rank_;
   const std::uint32_t place_;
   const HeapGroup& memory_;
+  const std::vector<std::uint32_t> members_;  // ranks, by their places
+  std::vector<std::size_t> reached_;          // bytes of each rank's region that this one can use
   std::deque<Submission> submitted_;
   local::NetworkResults network_results_;
   std::vector<std::pair<std::uint32_t, bool>> rung_;
@@ -331,8 +369,9 @@ void LocalRanks::add_rank(std::uint32_t rank, ActorId actor, CallWorker call_wor
 const HeapGroup& LocalRanks::memory_for(const std::vector<std::uint32_t>& ranks, const Hash128& id, bool is_node) {
   std::unique_ptr<HeapGroup>& memory = memories_[{id, *std::min_element(ranks.begin(), ranks.end())}];
   if (memory == nullptr) {
-    const local::Shape shape = shape_for(static_cast<std::uint32_t>(ranks.size()), network_.random());
+    local::Shape shape = shape_for(static_cast<std::uint32_t>(ranks.size()), network_.random());
     if (is_node) {
+      shape.region = local::region_grain;  // which large jobs use up
       memory = std::make_unique<HeapGroup>(shape);
     } else {
       const std::vector<std::uint32_t> node = node_of(ranks.front());
@@ -355,6 +394,9 @@ LocalRanks::Member& LocalRanks::member(std::uint32_t rank, const Hash128& id, co
   const bool has_other_nodes = is_node && ranks.size() < plan_.config.size();
   Member& made = *host.members.emplace_back(std::make_unique<Member>(*this, rank, memory, ranks, has_other_nodes));
   sharing_[&memory][made.place()] = &made;
+  if (is_node) {
+    host.arena = std::make_unique<HeapArena>(memory.region(made.place()), memory.shape().region);
+  }
   return made;
 }
 
@@ -404,6 +446,11 @@ void LocalRanks::add_group(std::uint32_t rank, const GroupPlan& group, std::uint
 }
 
 // --- Events ---
+
+std::byte* LocalRanks::allocate(std::uint32_t rank, std::size_t bytes) {
+  HeapArena* const arena = hosts_[rank].arena.get();
+  return arena == nullptr ? nullptr : arena->allocate(bytes);
+}
 
 bool LocalRanks::submit(std::uint32_t rank, Submission& submission) {
   const auto found = hosts_[rank].by_group.find(submission.group);

@@ -3,7 +3,8 @@
 //
 // A rank takes its steps a few at a time, with anything in between: other ranks' steps, a stop, its death. A death in
 // the middle of a copy leaves a part of it. What a group asks of the worker, and what the worker says, comes when it
-// likes, in order. Who is not rung for sleeps until its own deadline: a result that is found only then is a violation.
+// likes, in order. Arrays may lie in the memory of the whole machine, where other ranks reach them. Who is not rung for
+// sleeps until its own deadline: a result that is found only then is a violation.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "drivers/sim/heap_arena.h"
 #include "drivers/sim/heap_group.h"
 #include "drivers/sim/network.h"
 #include "drivers/sim/workload.h"
@@ -35,6 +37,8 @@ class LocalUser {
                                  const std::vector<std::uint64_t>& block_bytes) = 0;
   virtual void on_warning(std::uint32_t rank, const std::string& text) = 0;
   virtual void on_local_access(std::uint32_t rank, std::span<const std::byte> memory) = 0;
+  // In another rank's arena. `counts`: it writes, or what it reads may count.
+  virtual void on_reached(std::uint32_t rank, std::span<const std::byte> memory, bool counts) = 0;
   // The rank has died in the middle of a step.
   virtual void on_death(std::uint32_t rank) = 0;
   virtual void violated(const std::string& what) = 0;
@@ -53,6 +57,8 @@ class LocalRanks {
   // A group of the plan, whose number in the worker is this. Within one of the worker's events.
   void add_group(std::uint32_t rank, const GroupPlan& group, std::uint32_t number, Worker& worker);
 
+  // Memory for an array that the other ranks of the machine can reach; null: there is none.
+  std::byte* allocate(std::uint32_t rank, std::size_t bytes);
   // False: its group has no local group here, so it is the worker's.
   bool submit(std::uint32_t rank, Submission& submission);
   // Where the result of a gather is to go, if the caller has said so and it fits; null: nowhere yet.
@@ -78,6 +84,7 @@ class LocalRanks {
     CallWorker call_worker;
     std::vector<std::unique_ptr<Member>> members;  // the machine's own first
     std::map<std::uint32_t, Member*> by_group;     // by number in the worker
+    std::unique_ptr<HeapArena> arena;              // null: it shares no memory
     std::size_t not_left = 0;
     std::optional<std::uint32_t> dies_in;                   // copies
     std::map<std::uint64_t, std::span<std::byte>> offered;  // outputs of gathers, by handle

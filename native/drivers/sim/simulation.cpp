@@ -209,19 +209,27 @@ void Simulation::prepare(Work& work, const OperationPlan& operation, std::size_t
   const bool in_place = member.in_place && (!gathers || member.ready_output);
   const std::size_t offset = in_place ? own_offset(operation, index) : 0;
   if (in_place && gathers) {
-    work.input = &memory_.make(work.result_bytes);
+    work.input = &make_array(operation, index, work.result_bytes);
     std::copy(input.begin(), input.end(), work.input->data() + offset);
   } else {
-    work.input = &memory_.make(input.size());
+    work.input = &make_array(operation, index, input.size());
     std::copy(input.begin(), input.end(), work.input->data());
   }
   if (in_place) {
     work.output = work.input;
     work.result = work.output->data() + (gathers ? 0 : offset);
   } else if (!gathers || member.ready_output) {
-    work.output = &memory_.make(work.result_bytes);
+    work.output = &make_array(operation, index, work.result_bytes);
     work.result = work.output->data();
   }
+}
+
+Array& Simulation::make_array(const OperationPlan& operation, std::size_t index, std::size_t bytes) {
+  std::byte* storage = nullptr;
+  if (operation.members[index].in_arena) {
+    storage = cluster_.local().allocate(plan_.members(operation)[index], Array::storage_bytes(bytes));
+  }
+  return memory_.make(bytes, storage);
 }
 
 void Simulation::leave(std::uint32_t rank) {
@@ -305,6 +313,8 @@ void Simulation::on_finish(std::uint32_t rank, std::uint64_t handle, Status stat
   outcome_.finishes.push_back({rank, number, network_.now(), status});
   work.status = std::move(status);
   check_result(number, member_of(number, rank), work);
+  const bool reached = work.input->reached() || (work.output != nullptr && work.output->reached());
+  outcome_.straight += reached && work.status->ok() ? 1 : 0;
   work.input->give_back();
   if (work.output != nullptr) {
     work.output->give_back();
@@ -334,7 +344,7 @@ std::byte* Simulation::on_allocate(std::uint32_t rank, std::uint64_t handle,
     return nullptr;  // only a forged size is so large
   }
   work.result_bytes = bytes;
-  work.output = &memory_.make(work.result_bytes);
+  work.output = &memory_.make(work.result_bytes, nullptr);
   work.result = work.output->data();
   return work.result;
 }
@@ -420,6 +430,19 @@ void Simulation::on_local_access(std::uint32_t rank, std::span<const std::byte> 
   if (array != nullptr && array->given_back()) {
     violated("rank " + std::to_string(rank) +
              " reads or writes an array, for the ranks of its machine, whose handle is done");
+  }
+}
+
+// What another rank may see of an array that was withdrawn is nothing that counts: a wrong sum shows in its result.
+void Simulation::on_reached(std::uint32_t rank, std::span<const std::byte> memory, bool counts) {
+  Array* array = memory_.find(memory.data());
+  if (array == nullptr) {
+    return;
+  }
+  array->note_reached();
+  if (counts && array->given_back()) {
+    violated("rank " + std::to_string(rank) +
+             " reads or writes another rank's array, in the memory that they share, whose handle is done");
   }
 }
 

@@ -5,7 +5,7 @@
 //     come or cannot come;
 //   * an operation that nothing stands against ends well, with results right to the bit;
 //   * one that ranks disagree on, that failed somewhere or that somebody never calls ends so on every member, and the
-//     message names who;
+//     message names who; one whose last call comes when its time is out ends the same on all members;
 //   * a dead process ends the operations that need it, with PeerLost, and no others;
 //   * arrays are not touched outside their bounds, nor after their handle is done;
 //   * credit, eager data and the order of admission are kept, and all credit is back in the end (ledger.h); workers and
@@ -47,6 +47,7 @@ struct Outcome {
   std::uint64_t digest = 0;  // of every frame sent and received and every handle's end, with their times
   Time ended_at = 0;
   std::vector<Finish> finishes;  // in the order of time
+  std::uint64_t straight = 0;    // handles that ended well, and whose arrays other ranks of the machine have used
   std::vector<std::string> warnings;
 };
 
@@ -77,6 +78,7 @@ class Simulation final : public Observer, public Application {
   void on_warning(std::uint32_t rank, const std::string& text) override;
   void on_ended(std::uint32_t rank) override;
   void on_local_access(std::uint32_t rank, std::span<const std::byte> memory) override;
+  void on_reached(std::uint32_t rank, std::span<const std::byte> memory, bool counts) override;
   void on_death(std::uint32_t rank) override;
 
  private:
@@ -110,6 +112,7 @@ class Simulation final : public Observer, public Application {
   void contribute_in_parts(std::uint32_t rank, std::size_t number);
   void change_window(std::uint32_t rank, const CongestionController::Setting& window);
   void prepare(Work& work, const OperationPlan& operation, std::size_t member, const Bytes& input);
+  Array& make_array(const OperationPlan& operation, std::size_t member, std::size_t bytes);
   void leave(std::uint32_t rank);
   void exit_if_done(std::uint32_t rank);
   void exit(std::uint32_t rank);
@@ -135,6 +138,7 @@ class Simulation final : public Observer, public Application {
   // Checks (simulation_checks.cpp).
   void check_result(std::size_t number, std::size_t member, Work& work);
   void check_outcomes();
+  void check_alike(std::size_t number);
   void check_outcome(std::uint32_t rank, const OperationPlan& operation, const Status& status);
   void check_ends();
   void check_leftovers();

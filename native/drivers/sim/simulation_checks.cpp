@@ -45,7 +45,8 @@ void Simulation::check_result(std::size_t number, std::size_t index, Work& work)
   }
   const bool no_result =
       member.collective == Collective::broadcast && index == member.root && work.input != work.output;
-  if (!work.status->ok() || forged_ || elements_damaged_ || !operation.outcomes.empty() || no_result) {
+  if (!work.status->ok() || forged_ || elements_damaged_ || no_result ||
+      (!operation.outcomes.empty() && operation.outcomes.count(Code::ok) == 0)) {
     return;
   }
   const Bytes right = expected_[number].result(index);
@@ -73,6 +74,22 @@ void Simulation::check_outcomes() {
         check_outcome(rank, operation, *work.status);
       }
     }
+    if (operation.ends_alike && !forged_ && !concerned(operation)) {
+      check_alike(number);
+    }
+  }
+}
+
+void Simulation::check_alike(std::size_t number) {
+  std::set<Code> codes;
+  for (const Work& work : work_[number]) {
+    if (work.status) {
+      codes.insert(work.status->code);
+    }
+  }
+  if (codes.size() > 1) {
+    violated("operation " + std::to_string(number) + " ('" + plan_.operations[number].name +
+             "') has not ended the same on all members: " + codes_text(codes));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/limits.h"
+#include "drivers/sim/troubles.h"
 #include "protocol/collectives.h"
 #include "protocol/local/operation.h"
 #include "protocol/worker/operation.h"
@@ -15,13 +16,8 @@ namespace shoal::sim {
 
 namespace {
 
-constexpr Time millisecond = second / 1000;
 constexpr Time patient = 1800 * second;
 constexpr std::int64_t most_bytes = 3000;
-
-bool reduces(Collective collective) {
-  return collective == Collective::all_reduce || collective == Collective::reduce_scatter;
-}
 
 // docs/design.md, "Servers anywhere": co-located servers have a weight of n - k, dedicated ones of 2(n - 1), up to a
 // factor.
@@ -131,83 +127,6 @@ void vary_members(Random& random, OperationPlan& operation) {
   }
 }
 
-// Whether a rank of the member's own machine calls the same: where nodes call different collectives, each as one, the
-// all-reduce is among the nodes and the other among the ranks, and nobody sees both.
-bool is_seen_by_neighbour(const Plan& plan, std::uint32_t group, std::size_t member) {
-  const std::vector<std::uint32_t>& ranks = plan.groups[group].ranks;
-  if (!plan.is_local(group) || ranks.size() < plan.config.size()) {
-    return true;
-  }
-  const std::uint32_t leader = plan.config.leaders[ranks[member]];
-  return std::count(plan.config.leaders.begin(), plan.config.leaders.end(), leader) > 1;
-}
-
-// Makes one or two members send something else.
-void spoil_agreement(Random& random, const Plan& plan, OperationPlan& operation) {
-  const std::size_t spoiler = random.below(operation.members.size());
-  MemberPlan& odd = operation.members[spoiler];
-  const bool is_barrier = odd.collective == Collective::barrier;
-  if (is_barrier && !is_seen_by_neighbour(plan, operation.group, spoiler)) {
-    return;
-  }
-  const bool two_roots = odd.collective == Collective::broadcast && operation.members.size() > 1;
-  const std::uint64_t way = is_barrier ? 1 : random.below(5);
-  switch (way == 1 && !is_seen_by_neighbour(plan, operation.group, spoiler) ? 0 : way) {
-    case 0:
-      odd.shape.push_back(1);  // the same bytes in another shape
-      break;
-    case 1:
-      if (odd.collective == Collective::barrier) {
-        odd.collective = Collective::broadcast;
-        odd.dtype = DType::int8;
-        odd.shape = {5};
-      } else {
-        odd.collective = Collective::barrier;
-        odd.op = Operator::none;
-        odd.dtype = DType::none;
-        odd.shape = {};
-        odd.root = 0;
-      }
-      odd.splits.clear();
-      break;
-    case 2:
-      if (two_roots) {
-        odd.root = (odd.root + 1) % static_cast<std::uint32_t>(operation.members.size());
-        break;
-      }
-      [[fallthrough]];
-    case 3:
-      if (reduces(odd.collective)) {
-        odd.op = odd.op == Operator::max ? Operator::min : Operator::max;
-        break;
-      }
-      [[fallthrough]];
-    default:
-      if (is_gather(odd.collective)) {
-        odd.shape.push_back(1);
-      } else {
-        // Any other of the 13.
-        const auto other = (static_cast<std::uint64_t>(odd.dtype) + random.below(12)) % 13 + 1;
-        odd.dtype = static_cast<DType>(other);
-        odd.op = odd.op == Operator::none ? Operator::none : Operator::max;
-      }
-  }
-  operation.outcomes.insert(Code::mismatch);
-}
-
-void fail_some(Random& random, OperationPlan& operation) {
-  MemberPlan& failing = operation.members[random.below(operation.members.size())];
-  failing.failure = "the array is not where it should be";
-  operation.outcomes.insert(Code::failed_on_rank);
-}
-
-// Some never submit it. Only for names that are used once: occurrences would shift.
-void miss_some(Random& random, OperationPlan& operation) {
-  operation.members[random.below(operation.members.size())].absent = true;
-  operation.timeout = random.between(second, 60 * second);
-  operation.outcomes.insert({Code::timeout, Code::peer_left});
-}
-
 void add_groups(Random& random, Plan& plan) {
   std::vector<GroupPlan>& groups = plan.groups;
   const std::vector<std::uint32_t> all = groups.front().ranks;
@@ -236,6 +155,19 @@ Timing random_timing(Random& random) {
   return timing;
 }
 
+// Where all arrays of an all-reduce lie in the memory of the machine it goes straight from one to the other.
+void choose_arenas(Random& random, Plan& plan) {
+  for (OperationPlan& operation : plan.operations) {
+    if (!plan.is_local(operation.group)) {
+      continue;
+    }
+    const double share = random.pick({0.0, 0.8, 1.0, 1.0});
+    for (MemberPlan& member : operation.members) {
+      member.in_arena = member.collective == Collective::all_reduce && random.chance(share);
+    }
+  }
+}
+
 void choose_limits(Random& random, JobConfig& config) {
   const auto unit = static_cast<std::uint32_t>(limits::shard_alignment);
   config.segment = unit * static_cast<std::uint32_t>(random.chance(0.3) ? 1 : random.between(1, 16));
@@ -249,73 +181,6 @@ void choose_limits(Random& random, JobConfig& config) {
   config.least_segment =
       random.chance(0.5) ? 0 : unit * static_cast<std::uint32_t>(random.between(1, config.segment / unit));
   config.least_shard = random.chance(0.5) ? 1 : static_cast<std::uint32_t>(random.between(1, 4 * config.segment));
-}
-
-// What a job with several servers mostly gets over without an error.
-Fault::Kind random_survivable(Random& random) {
-  using Kind = Fault::Kind;
-  return random.pick({Kind::kill_server, Kind::kill_server, Kind::kill_server, Kind::break_server, Kind::break_server,
-                      Kind::break_standby, Kind::partition, Kind::delay_rank, Kind::freeze_rank, Kind::freeze_server,
-                      Kind::second_connection});
-}
-
-Fault::Kind random_kind(Random& random) {
-  using Kind = Fault::Kind;
-  return random.pick({Kind::break_link, Kind::break_server, Kind::kill_rank, Kind::kill_in_a_copy, Kind::kill_server,
-                      Kind::freeze_rank, Kind::freeze_server, Kind::partition, Kind::partition, Kind::corrupt,
-                      Kind::corrupt_elements, Kind::forge, Kind::refuse_connect, Kind::second_connection, Kind::abort});
-}
-
-// The first rank from this one on that holds no server, if there is one: the others go on without it.
-std::uint32_t without_server(const Plan& plan, std::uint32_t rank) {
-  for (std::uint32_t i = 0; i < plan.config.size(); ++i) {
-    const std::uint32_t candidate = (rank + i) % plan.config.size();
-    if (candidate != 0 && !plan.holds_server(candidate)) {
-      return candidate;
-    }
-  }
-  return rank;
-}
-
-Fault random_fault(Random& random, const Plan& plan, Time span, bool survivable) {
-  using Kind = Fault::Kind;
-  Fault fault;
-  fault.kind = survivable ? random_survivable(random) : random_kind(random);
-  fault.when = random.between(0, span);
-  fault.target = static_cast<std::uint32_t>(random.below(1000));
-  fault.duration = random.chance(0.5) ? random.between(millisecond, second) : random.between(second, 25 * second);
-  if (fault.kind == Kind::partition) {
-    // For ever, or so short that nobody may notice.
-    const bool breaks = random.chance(survivable ? 0.2 : 0.4);
-    fault.duration = breaks ? peer_timeout : std::min(fault.duration, peer_timeout - second);
-  } else if (fault.kind == Kind::kill_rank || fault.kind == Kind::kill_in_a_copy || fault.kind == Kind::abort ||
-             fault.kind == Kind::refuse_connect) {
-    fault.target %= plan.config.size();
-    if (random.chance(0.5)) {
-      fault.target = without_server(plan, fault.target);
-    }
-  }
-  // What has said goodbye may still serve, and what it was the last to know is lost with it or with a server.
-  if (fault.kind == Kind::kill_rank && random.chance(0.3)) {
-    fault.goodbye_of = fault.target;
-  } else if (fault.kind == Kind::kill_server && random.chance(0.4)) {
-    fault.goodbye_of = static_cast<std::uint32_t>(random.below(plan.config.size()));
-    fault.when = random.chance(0.5) ? 0 : random.between(0, 5 * millisecond);
-  }
-  return fault;
-}
-
-// The servers that are left hear of the goodbye late.
-void delay_goodbyes(Random& random, Plan& plan) {
-  for (std::size_t i = plan.faults.size(); i > 0; --i) {
-    const Fault& fault = plan.faults[i - 1];
-    if (fault.kind == Fault::Kind::kill_server && fault.goodbye_of && random.chance(0.5)) {
-      plan.faults.push_back({.kind = Fault::Kind::delay_rank,
-                             .target = *fault.goodbye_of,
-                             .duration = random.between(millisecond, 2 * second),
-                             .goodbye_of = fault.goodbye_of});
-    }
-  }
 }
 
 // A name that is used once, one of a few that come again, or none.
@@ -529,7 +394,7 @@ OperationPlan random_operation(Random& random, const Plan& plan, std::uint32_t g
     member.dtype = static_cast<DType>(random.between(1, 13));
     member.shape = random_shape(random, member.dtype, member.collective);
   }
-  if (reduces(member.collective)) {
+  if (traits_of(member.collective).reduces) {
     member.op = random_operator(random, member.dtype);
   }
   if (member.collective == Collective::broadcast) {
@@ -627,17 +492,15 @@ Plan random_plan(std::uint64_t seed, bool faults) {
   }
   plan.config.tables.open = least_open_bytes(plan) + (random.chance(0.5) ? 0 : random.below(10'000));
   plan.processes_end = random.chance(0.5);
-  const bool survivable = random.chance(0.4);
-  for (std::uint64_t i = faults ? random.between(1, random.chance(survivable ? 0.4 : 0.7) ? 1 : 3) : 0; i > 0; --i) {
-    const Time span =
-        random.chance(0.5) ? 2 * spread + millisecond : random.pick<Time>({millisecond, 20 * millisecond});
-    plan.faults.push_back(random_fault(random, plan, span, survivable));
-  }
-  delay_goodbyes(random, plan);
+  add_faults(random, plan, faults, spread);
   if (random.chance(0.3)) {
     change_windows(random, plan);
   }
   plan.server_rate = random.chance(0.7) ? 1 : 0;
+  choose_arenas(random, plan);
+  if (!faults && random.chance(0.3)) {
+    call_some_late(random, plan);
+  }
   return plan;
 }
 

@@ -35,6 +35,7 @@ struct MemberPlan {
   bool streamed = false;      // all-reduce in place: the contribution comes piece by piece after the submission
   bool ready_output = false;  // all-gather, all-to-all: the output is given although its size need not be known
   bool no_input = false;      // broadcast: a receiver without an input, a root without an output
+  bool in_arena = false;      // its arrays lie in the memory that the ranks of its machine share, if there is room
   bool absent = false;        // never submits it
   std::string failure;        // fails before it begins
 
@@ -51,6 +52,8 @@ struct OperationPlan {
   // How it may end. Empty: it must end well. Otherwise, without a fault that concerns it, every member that submits it
   // hears one of these.
   std::set<Code> outcomes;
+  // Whichever of these it is, unless a fault concerns it: all members hear the same.
+  bool ends_alike = false;
 };
 
 // One rank's life: what it submits when, in this order; then it leaves.

@@ -38,7 +38,7 @@ std::uint64_t Flow::chunk_bytes(const Transfer& transfer) const {
   if (transfer.blocks) {
     return block_chunks::slice_bytes(transfer, memory_.shape());
   }
-  return transfer.straight() ? straight::chunk_bytes(transfer, memory_.ranks()) : memory_.shape().slot;
+  return transfer.straight() ? straight::chunk_bytes(transfer, memory_.shape()) : memory_.shape().slot;
 }
 
 const Flow::Admitted& Flow::admitted(std::uint64_t number) const {

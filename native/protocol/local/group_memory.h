@@ -28,8 +28,12 @@ struct Shape {
   std::size_t slot = 0;              // bytes of each rank's part of a slot
   std::uint32_t slots = 0;
   std::uint32_t results = 0;  // slots of the same size for what comes back over the network
-  std::size_t areas = 0;      // addresses for subgroups, a multiple of region_grain; 0: they have none
-  std::size_t region = 0;     // addresses for each rank's arrays, a multiple of region_grain
+  // What a rank reduces of a chunk that moves straight from arrays to arrays (straight.h): between two chunks it looks
+  // whether the job still goes on. The same where the network waits for the chunk.
+  std::size_t share = std::size_t{1024} * 1024;
+  std::size_t share_up = std::size_t{128} * 1024;
+  std::size_t areas = 0;   // addresses for subgroups, a multiple of region_grain; 0: they have none
+  std::size_t region = 0;  // addresses for each rank's arrays, a multiple of region_grain
 
   // All but the areas and the regions, which come last.
   std::size_t bytes_in_use() const;
@@ -61,7 +65,7 @@ struct RankWords {
   Flag blocked;
   // It reads nothing any more, so nobody waits for it to read.
   Flag gone;
-  // Its program may use its arrays again, although others have not copied what they need (delivery.h).
+  // Its arrays may be its program's again, although others have not read what they need (delivery.h).
   Flag withdrawn;
 
   // Chunks of large operations since the beginning (flow.h): put into slots, reduced, taken out again.

@@ -9,19 +9,13 @@ namespace shoal::local::straight {
 
 namespace {
 
-// What a rank reduces of a chunk. Between two chunks it looks whether the job still goes on.
-constexpr std::uint64_t share_bytes = 1024 * 1024;
-
-// The same where the network waits for the chunk.
-constexpr std::uint64_t share_bytes_up = 128 * 1024;
-
 // Of each array: what was read to be reduced is written back while it is in the core's cache.
 constexpr std::uint64_t block_bytes = 32 * 1024;
 
 }  // namespace
 
-std::uint64_t chunk_bytes(const Transfer& transfer, std::uint32_t ranks) {
-  return (transfer.up ? share_bytes_up : share_bytes) * ranks;
+std::uint64_t chunk_bytes(const Transfer& transfer, const Shape& shape) {
+  return (transfer.up ? shape.share_up : shape.share) * shape.ranks;
 }
 
 void reduce(const Chunk& chunk, std::uint32_t own, std::uint32_t ranks, Hands& hands) {

@@ -11,12 +11,13 @@
 
 #include <cstdint>
 
+#include "protocol/local/group_memory.h"
 #include "protocol/local/transfer.h"
 #include "protocol/local/world.h"
 
 namespace shoal::local::straight {
 
-std::uint64_t chunk_bytes(const Transfer& transfer, std::uint32_t ranks);
+std::uint64_t chunk_bytes(const Transfer& transfer, const Shape& shape);
 
 void reduce(const Chunk& chunk, std::uint32_t own, std::uint32_t ranks, Hands& hands);
 

@@ -1,0 +1,203 @@
+#include "drivers/sim/troubles.h"
+
+#include <algorithm>
+
+#include "protocol/collectives.h"
+
+namespace shoal::sim {
+
+namespace {
+
+// Whether a rank of the member's own machine calls the same: where nodes call different collectives, each as one, the
+// all-reduce is among the nodes and the other among the ranks, and nobody sees both.
+bool is_seen_by_neighbour(const Plan& plan, std::uint32_t group, std::size_t member) {
+  const std::vector<std::uint32_t>& ranks = plan.groups[group].ranks;
+  if (!plan.is_local(group) || ranks.size() < plan.config.size()) {
+    return true;
+  }
+  const std::uint32_t leader = plan.config.leaders[ranks[member]];
+  return std::count(plan.config.leaders.begin(), plan.config.leaders.end(), leader) > 1;
+}
+
+// Whether ranks of one machine carry out the operations of this group, and no network decides on them.
+bool is_of_one_machine(const Plan& plan, std::uint32_t group) {
+  const std::vector<std::uint32_t>& ranks = plan.groups[group].ranks;
+  return plan.is_local(group) && std::all_of(ranks.begin(), ranks.end(), [&](std::uint32_t rank) {
+           return plan.config.leaders[rank] == plan.config.leaders[ranks.front()];
+         });
+}
+
+RankPlan::Step* step_of(Plan& plan, std::uint32_t rank, std::size_t operation) {
+  std::vector<RankPlan::Step>& steps = plan.ranks[rank].steps;
+  const auto found = std::find_if(steps.begin(), steps.end(),
+                                  [operation](const RankPlan::Step& step) { return step.operation == operation; });
+  return found == steps.end() ? nullptr : &*found;
+}
+
+// What a job with several servers mostly gets over without an error.
+Fault::Kind random_survivable(Random& random) {
+  using Kind = Fault::Kind;
+  return random.pick({Kind::kill_server, Kind::kill_server, Kind::kill_server, Kind::break_server, Kind::break_server,
+                      Kind::break_standby, Kind::partition, Kind::delay_rank, Kind::freeze_rank, Kind::freeze_server,
+                      Kind::second_connection});
+}
+
+Fault::Kind random_kind(Random& random) {
+  using Kind = Fault::Kind;
+  return random.pick({Kind::break_link, Kind::break_server, Kind::kill_rank, Kind::kill_in_a_copy, Kind::kill_server,
+                      Kind::freeze_rank, Kind::freeze_server, Kind::partition, Kind::partition, Kind::corrupt,
+                      Kind::corrupt_elements, Kind::forge, Kind::refuse_connect, Kind::second_connection, Kind::abort});
+}
+
+// The first rank from this one on that holds no server, if there is one: the others go on without it.
+std::uint32_t without_server(const Plan& plan, std::uint32_t rank) {
+  for (std::uint32_t i = 0; i < plan.config.size(); ++i) {
+    const std::uint32_t candidate = (rank + i) % plan.config.size();
+    if (candidate != 0 && !plan.holds_server(candidate)) {
+      return candidate;
+    }
+  }
+  return rank;
+}
+
+Fault random_fault(Random& random, const Plan& plan, Time span, bool survivable) {
+  using Kind = Fault::Kind;
+  Fault fault;
+  fault.kind = survivable ? random_survivable(random) : random_kind(random);
+  fault.when = random.between(0, span);
+  fault.target = static_cast<std::uint32_t>(random.below(1000));
+  fault.duration = random.chance(0.5) ? random.between(millisecond, second) : random.between(second, 25 * second);
+  if (fault.kind == Kind::partition) {
+    // For ever, or so short that nobody may notice.
+    const bool breaks = random.chance(survivable ? 0.2 : 0.4);
+    fault.duration = breaks ? peer_timeout : std::min(fault.duration, peer_timeout - second);
+  } else if (fault.kind == Kind::kill_rank || fault.kind == Kind::kill_in_a_copy || fault.kind == Kind::abort ||
+             fault.kind == Kind::refuse_connect) {
+    fault.target %= plan.config.size();
+    if (random.chance(0.5)) {
+      fault.target = without_server(plan, fault.target);
+    }
+  }
+  // What has said goodbye may still serve, and what it was the last to know is lost with it or with a server.
+  if (fault.kind == Kind::kill_rank && random.chance(0.3)) {
+    fault.goodbye_of = fault.target;
+  } else if (fault.kind == Kind::kill_server && random.chance(0.4)) {
+    fault.goodbye_of = static_cast<std::uint32_t>(random.below(plan.config.size()));
+    fault.when = random.chance(0.5) ? 0 : random.between(0, 5 * millisecond);
+  }
+  return fault;
+}
+
+// The servers that are left hear of the goodbye late.
+void delay_goodbyes(Random& random, Plan& plan) {
+  for (std::size_t i = plan.faults.size(); i > 0; --i) {
+    const Fault& fault = plan.faults[i - 1];
+    if (fault.kind == Fault::Kind::kill_server && fault.goodbye_of && random.chance(0.5)) {
+      plan.faults.push_back({.kind = Fault::Kind::delay_rank,
+                             .target = *fault.goodbye_of,
+                             .duration = random.between(millisecond, 2 * second),
+                             .goodbye_of = fault.goodbye_of});
+    }
+  }
+}
+
+}  // namespace
+
+void spoil_agreement(Random& random, const Plan& plan, OperationPlan& operation) {
+  const std::size_t spoiler = random.below(operation.members.size());
+  MemberPlan& odd = operation.members[spoiler];
+  const bool is_barrier = odd.collective == Collective::barrier;
+  if (is_barrier && !is_seen_by_neighbour(plan, operation.group, spoiler)) {
+    return;
+  }
+  const bool two_roots = odd.collective == Collective::broadcast && operation.members.size() > 1;
+  const std::uint64_t way = is_barrier ? 1 : random.below(5);
+  switch (way == 1 && !is_seen_by_neighbour(plan, operation.group, spoiler) ? 0 : way) {
+    case 0:
+      odd.shape.push_back(1);  // the same bytes in another shape
+      break;
+    case 1:
+      if (odd.collective == Collective::barrier) {
+        odd.collective = Collective::broadcast;
+        odd.dtype = DType::int8;
+        odd.shape = {5};
+      } else {
+        odd.collective = Collective::barrier;
+        odd.op = Operator::none;
+        odd.dtype = DType::none;
+        odd.shape = {};
+        odd.root = 0;
+      }
+      odd.splits.clear();
+      break;
+    case 2:
+      if (two_roots) {
+        odd.root = (odd.root + 1) % static_cast<std::uint32_t>(operation.members.size());
+        break;
+      }
+      [[fallthrough]];
+    case 3:
+      if (traits_of(odd.collective).reduces) {
+        odd.op = odd.op == Operator::max ? Operator::min : Operator::max;
+        break;
+      }
+      [[fallthrough]];
+    default:
+      if (is_gather(odd.collective)) {
+        odd.shape.push_back(1);
+      } else {
+        // Any other of the 13.
+        const auto other = (static_cast<std::uint64_t>(odd.dtype) + random.below(12)) % 13 + 1;
+        odd.dtype = static_cast<DType>(other);
+        odd.op = odd.op == Operator::none ? Operator::none : Operator::max;
+      }
+  }
+  operation.outcomes.insert(Code::mismatch);
+}
+
+void fail_some(Random& random, OperationPlan& operation) {
+  MemberPlan& failing = operation.members[random.below(operation.members.size())];
+  failing.failure = "the array is not where it should be";
+  operation.outcomes.insert(Code::failed_on_rank);
+}
+
+void miss_some(Random& random, OperationPlan& operation) {
+  operation.members[random.below(operation.members.size())].absent = true;
+  operation.timeout = random.between(second, 60 * second);
+  operation.outcomes.insert({Code::timeout, Code::peer_left});
+}
+
+void call_some_late(Random& random, Plan& plan) {
+  const Time near = 4 * plan.timing.longest + 1;
+  for (std::size_t number = 0; number < plan.operations.size(); ++number) {
+    OperationPlan& operation = plan.operations[number];
+    const std::vector<std::uint32_t>& members = plan.members(operation);
+    const std::uint32_t late = members[random.below(members.size())];
+    if (!is_of_one_machine(plan, operation.group) || !operation.outcomes.empty() || !random.chance(0.3)) {
+      continue;
+    }
+    Time last = 0;  // of the others' calls
+    for (const std::uint32_t rank : members) {
+      const RankPlan::Step* const step = step_of(plan, rank, number);
+      last = rank == late || step == nullptr ? last : std::max(last, step->when);
+    }
+    operation.timeout = random.between(3 * second, 6 * second);
+    operation.outcomes = {Code::ok, Code::timeout};
+    operation.ends_alike = true;
+    if (RankPlan::Step* const step = step_of(plan, late, number)) {
+      step->when = last + operation.timeout + random.between(-near, near);
+    }
+  }
+}
+
+void add_faults(Random& random, Plan& plan, bool faults, Time spread) {
+  const bool survivable = random.chance(0.4);
+  for (std::uint64_t i = faults ? random.between(1, random.chance(survivable ? 0.4 : 0.7) ? 1 : 3) : 0; i > 0; --i) {
+    const Time span =
+        random.chance(0.5) ? 2 * spread + millisecond : random.pick<Time>({millisecond, 20 * millisecond});
+    plan.faults.push_back(random_fault(random, plan, span, survivable));
+  }
+  delay_goodbyes(random, plan);
+}
+
+}  // namespace shoal::sim
