@@ -213,6 +213,39 @@ TEST(every_schedule_ends_and_gives_the_sums_of_the_order_asked_for) {
   }
 }
 
+// Rank 1 has reduced its share, and then fails everything: its program goes on with its array.
+TEST(a_share_of_an_array_that_was_withdrawn_meanwhile_does_not_count) {
+  for (const bool withdrawn : {false, true}) {
+    const sim::HeapGroup memory(small_shape(2));
+    sim::PromptHands hands(memory);
+    std::vector<Flow> flows;
+    std::vector<std::vector<float>> arrays(2, std::vector<float>(100, 1));
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      Transfer transfer;
+      transfer.output = reinterpret_cast<std::byte*>(arrays[rank].data());
+      transfer.input = transfer.output;
+      transfer.bytes = arrays[rank].size() * sizeof(float);
+      transfer.dtype = DType::float32;
+      transfer.op = Operator::sum;
+      transfer.order = {0, 1};
+      for (std::vector<float>& array : arrays) {
+        transfer.arrays.inputs.push_back(reinterpret_cast<std::byte*>(array.data()));
+        transfer.arrays.outputs.push_back(reinterpret_cast<std::byte*>(array.data()));
+      }
+      flows.emplace_back(memory, rank, hands, hands).admit(std::move(transfer));
+    }
+    while (flows[1].step()) {
+    }
+    memory.words(1).withdrawn.store(withdrawn ? 1 : 0);
+    while (flows[0].step()) {
+    }
+    flows[0].check_invariants();
+    CHECK(flows[0].take_finished().has_value() == !withdrawn);
+    CHECK(!flows[0].ready());
+    CHECK(memory.words(0).reduced.load() == (withdrawn ? 0 : 1));
+  }
+}
+
 // Three ranks and one large sum, of which rank 1 does nothing from some moment on.
 TEST(of_a_chain_the_one_that_others_wait_for_is_named) {
   const sim::HeapGroup memory(small_shape(3));

@@ -432,4 +432,31 @@ TEST(arrays_that_all_ranks_of_a_machine_reach_are_added_up_where_they_lie) {
   }
 }
 
+// Who hears first of a death ends its operations, and its program goes on with its arrays, while others still add them
+// up: what these find is no result.
+TEST(no_sum_counts_that_was_made_of_an_array_whose_operation_has_failed) {
+  std::size_t well = 0;
+  std::size_t lost = 0;
+  for (std::uint64_t seed = 0; seed < 1500; ++seed) {
+    Random random(seed);
+    Plan plan = job(4, 2);
+    sim::leave_to_dedicated(plan);
+    plan.config.leaders = {0, 0, 0, 0};
+    plan.timing.longest = second / 1000;
+    plan.operations.push_back(all_reduce(plan, "weight", 700));
+    for (MemberPlan& member : plan.operations.back().members) {
+      member.in_arena = true;
+    }
+    sim::schedule(random, plan, false, 0);
+    plan.faults.push_back({Fault::Kind::kill_rank, random.between(0, 8 * plan.timing.longest), 3, 0});
+    const Outcome outcome = simulate(plan, seed);
+    CHECK(outcome.violation.empty());
+    for (const Finish& finish : outcome.finishes) {
+      ++(finish.status.ok() ? well : lost);
+    }
+  }
+  CHECK(well > 300);
+  CHECK(lost > 300);
+}
+
 RUN_TESTS()

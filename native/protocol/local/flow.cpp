@@ -1,6 +1,7 @@
 #include "protocol/local/flow.h"
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <utility>
 
@@ -103,10 +104,13 @@ bool Flow::can_contribute() const {
   return has_slot(next, contributed_);
 }
 
-bool Flow::ready() const { return passes_chain() || can_reduce() || can_collect() || can_contribute(); }
+bool Flow::ready() const { return !stopped_ && (passes_chain() || can_reduce() || can_collect() || can_contribute()); }
 
 // What is ready for the network costs nothing more here, and is wanted there: it goes before more is reduced.
 bool Flow::step() {
+  if (stopped_) {
+    return false;
+  }
   if (passes_chain()) {
     while (passes_chain()) {
       ++reduced_;
@@ -153,6 +157,10 @@ void Flow::reduce_one() {
   ++reduced_;
   if (whole.transfer.straight()) {
     straight::reduce(next, own_, memory_.ranks(), hands_);
+    if (any_withdrawn()) {
+      stopped_ = true;  // who knows what that was
+      return;
+    }
     // Where nothing goes up, nobody waits for a part of it.
     if (reduced_ < whole.end() && !whole.transfer.up) {
       return;
@@ -163,6 +171,17 @@ void Flow::reduce_one() {
     shares::reduce(next, memory_, own_, hands_);
   }
   publish(&RankWords::reduced, reduced_);
+}
+
+// Asked once the arrays have been read: what their owners' programs write from now on was not among it.
+bool Flow::any_withdrawn() const {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  for (std::uint32_t rank = 0; rank < memory_.ranks(); ++rank) {
+    if (rank != own_ && memory_.words(rank).withdrawn.load() != 0) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void Flow::collect_one() {

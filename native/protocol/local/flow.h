@@ -8,6 +8,8 @@
 // A chunk moves in one of four ways: by shares (shares.h), as a chain (chain.h), straight (straight.h) or in blocks
 // (block_chunks.h). Before slots are used in another way, all of them become free. A straight chunk needs no slot: it
 // counts as contributed at once, and its operation is done when all ranks have reduced their shares of all chunks.
+// If a rank has withdrawn its arrays by the time a share of them is reduced, the share does not count and nothing flows
+// any more: that rank has failed everything, and so will the others.
 //
 // Each step does one thing with one chunk and then raises one counter of this rank. So a rank may stop or die between
 // any two steps, and the others find every counter true.
@@ -74,6 +76,7 @@ class Flow {
   bool can_reduce() const;
   bool can_collect() const;
   bool can_contribute() const;
+  bool any_withdrawn() const;
   void contribute_one();
   void reduce_one();
   void collect_one();
@@ -94,6 +97,7 @@ class Flow {
   std::deque<Collected> for_network_;
   std::deque<std::uint64_t> finished_;
   bool chain_ = false;          // whether slots were last used by a chain
+  bool stopped_ = false;        // arrays were withdrawn
   std::uint64_t admitted_ = 0;  // chunks
   std::uint64_t contributed_ = 0;
   std::uint64_t reduced_ = 0;

@@ -65,7 +65,7 @@ struct RankWords {
   Flag blocked;
   // It reads nothing any more, so nobody waits for it to read.
   Flag gone;
-  // Its arrays may be its program's again, although others have not read what they need (delivery.h).
+  // Its arrays may be its program's again, although others have not read what they need (delivery.h, flow.h).
   Flag withdrawn;
 
   // Chunks of large operations since the beginning (flow.h): put into slots, reduced, taken out again.

@@ -1,5 +1,6 @@
 #include "protocol/local/local_group.h"
 
+#include <atomic>
 #include <stdexcept>
 #include <utility>
 
@@ -419,6 +420,7 @@ void LocalGroup::give_up(const std::exception& error) {
 // nodes also the outputs of all but the first rank.
 void LocalGroup::detach_arrays() {
   memory_.words(own_).withdrawn.store(1);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // before anything that the program writes
   if (has_other_nodes_ && !is_first()) {
     return;
   }
