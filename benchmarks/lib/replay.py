@@ -156,32 +156,6 @@ def submit_in_turn(library: str) -> Callable[[Sequence[Any]], None]:
     return submit
 
 
-class _ScriptTroupe(Troupe):
-    """A troupe whose ranks run a script: ``script [--rank, JSON]``."""
-
-    def __init__(self, place: Place, folder: Path, script: Path, arguments: Mapping[str, Any]) -> None:
-        super().__init__(place, unix_stage(folder), folder)
-        self._script = script
-        self._arguments = dict(arguments)
-
-    def member_command(
-        self,
-        contestant: str,
-        hosts: str | Sequence[str],
-        arguments: Mapping[str, Any],
-        python: str = sys.executable,
-    ) -> list[str]:
-        asked = {
-            "control": self.stage.address,
-            "token": self.stage.token,
-            "library": contestant,
-            "joining": dict(arguments),
-            "host": hosts,
-            "arguments": self._arguments,
-        }
-        return [python, str(self._script), RANK_OPTION, json.dumps(asked)]
-
-
 def measure(
     script: Path,
     place_text: str,
@@ -206,7 +180,8 @@ def measure(
         load = foreign_load()
         place = _open(place_text)
         stack.callback(place.close)
-        troupe = _ScriptTroupe(place, folder, script.resolve(), arguments)
+        program = (str(script.resolve()), RANK_OPTION)
+        troupe = Troupe(place, unix_stage(folder), folder, program, arguments)
         stack.callback(troupe.stage.close)
         teams, pids = _start(troupe, plan)
         conductor = Conductor(_by_way(teams), place.watch(pids), plan.patience, troupe.alive)
@@ -245,11 +220,11 @@ def take_part(text: str, ways: Ways) -> None:
     asked = json.loads(text)
     channel = connect(asked["control"])
     end_with_conductor(channel)
-    joining = dict(asked["joining"])
+    joining = dict(asked["arguments"])
     if "store" in joining:
         joining |= _store(**joining.pop("store"))
-    joined = join(asked["library"], joining)
-    contestants = ways(joined, asked["library"], asked["arguments"])
+    joined = join(asked["contestant"], joining)
+    contestants = ways(joined, asked["contestant"], asked["task"])
     host = asked["host"] if isinstance(asked["host"], str) else asked["host"][joined.rank]
     try:
         Part(channel, contestants, host).serve(introduction(contestants, asked["token"], f"node {joined.rank}"))

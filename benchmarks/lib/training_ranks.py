@@ -174,17 +174,17 @@ def take_part(text: str) -> None:
     channel = connect(asked["control"])
     end_with_conductor(channel)
     torch.set_num_threads(1)
-    rank, version, close = _join(asked["library"], dict(asked["joining"]))
+    rank, version, close = _join(asked["contestant"], dict(asked["arguments"]))
     channel.send(
-        {"token": asked["token"], "rank": rank, "size": asked["size"], "pid": os.getpid(), "machine": "this"}
-        | {"versions": {asked["library"]: version}}
+        {"token": asked["token"], "rank": rank, "size": asked["task"]["size"], "pid": os.getpid(), "machine": "this"}
+        | {"versions": {asked["contestant"]: version}}
     )
     training: Training | None = None
     try:
         while (command := channel.receive())["do"] != "quit":
             if command["do"] == "begin":
                 training = None  # its arenas make room for the next one's
-                training = Training(rank, asked["library"], Task(**command["task"]))
+                training = Training(rank, asked["contestant"], Task(**command["task"]))
                 channel.send({})
                 continue
             assert training is not None

@@ -4,7 +4,6 @@ A team is all ranks of one library; ``alone`` is a team that averages nothing. A
 socket, and costs nothing. Everything that was started ends with the block.
 """
 
-import json
 import statistics
 import sys
 import tempfile
@@ -64,7 +63,9 @@ class Teams:
         self._stack.callback(place.close)
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-train-")))
         self._place = place
-        self._troupe = _Trainees(place, unix_stage(folder), folder)
+        program = (str(Path(__file__).with_name("training_ranks.py")),)
+        task = {"size": place.nodes * place.ranks_each}
+        self._troupe = Troupe(place, unix_stage(folder), folder, program, task)
         self._stack.callback(self._troupe.stage.close)
         self._shoal = ShoalTeams(self._troupe, Plan(variants={**_VARIANTS, **(variants or {})}))
         self._players: dict[str, list[Player]] = {}
@@ -139,21 +140,3 @@ class Teams:
             command = self._troupe.member_command(ALONE, self._place.address(host), {"rank": rank})
             self._troupe.start(host, f"{ALONE} rank {rank}", command, base_environment())
         return self._troupe.stage.admit(len(hosts), START_SECONDS, self._troupe.alive)
-
-
-class _Trainees(Troupe):
-    def member_command(
-        self,
-        contestant: str,
-        hosts: str | Sequence[str],
-        arguments: Mapping[str, Any],
-        python: str = sys.executable,
-    ) -> list[str]:
-        asked = {
-            "control": self.stage.address,
-            "token": self.stage.token,
-            "library": contestant,
-            "joining": dict(arguments),
-            "size": self.place.nodes * self.place.ranks_each,
-        }
-        return [python, str(Path(__file__).with_name("training_ranks.py")), json.dumps(asked)]

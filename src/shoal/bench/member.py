@@ -1,8 +1,8 @@
 """A process that the benchmark starts: ``python -m shoal.bench.member ARGUMENTS``, one rank of one contestant.
 
 ARGUMENTS is JSON: ``control`` (where the conductor listens), ``token``, ``contestant``, ``arguments`` (of that contestant;
-for gloo's store ``store``: host, port, rank, size), ``host`` (this rank's own address, or a list of all ranks' by rank). Each
-rank is a node of its own.
+for gloo's store ``store``: host, port, rank, size), ``host`` (this rank's own address, or a list of all ranks' by rank); a
+benchmark of its own reads ``task`` too. Each rank is a node of its own.
 """
 
 import json

@@ -32,11 +32,17 @@ _LAUNCHER_PREFIXES = ("SHOAL_", "TORCHELASTIC_", "OMPI_", "PMIX_", "HYDRA_", "MP
 
 @dataclass
 class Troupe:
-    """Everything that was started, and where its output is. ``alive`` raises when one of them has ended."""
+    """Everything that was started, and where its output is. ``alive`` raises when one of them has ended.
+
+    ``program``: what Python runs on each rank, with one more argument (``member_command``). ``task``: what it is told
+    besides, whatever JSON can carry.
+    """
 
     place: Place
     stage: Stage
     folder: Path
+    program: Sequence[str] = ("-m", "shoal.bench.member")
+    task: Mapping[str, Any] = field(default_factory=dict)
     _running: dict[str, tuple[Running, Path]] = field(default_factory=dict)
 
     def start(self, host: int, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Running:
@@ -70,8 +76,9 @@ class Troupe:
             "contestant": contestant,
             "arguments": dict(arguments),
             "host": hosts,
+            "task": dict(self.task),
         }
-        return [python, "-m", "shoal.bench.member", json.dumps(asked)]
+        return [python, *self.program, json.dumps(asked)]
 
 
 def base_environment() -> dict[str, str]:
