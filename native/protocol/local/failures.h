@@ -1,11 +1,13 @@
 // How an operation of a local group fails before it has begun: its ranks disagree, it has failed on one of them, one
 // has left, or its time is out. What fails later, fails as the network or the end of the group says (local_group.h).
 //
-// Without other nodes every rank sees for itself that ranks disagree, or that one has left. Whose time is out is the
-// first rank's to decide, since others may begin with the operation at that moment. It announces that the failure is
-// pending, then looks who has called the operation: if all have, it goes on, else it fails. A rank that sees that all
-// have called it reads what the first rank has said, once more, before it begins. The order of these steps is the same
-// for all (Flag and Position, word.h), so whoever saw a call that the first rank did not see finds the announcement.
+// Without other nodes every rank sees for itself that ranks disagree, or that one has left. When the time is out, the
+// first rank decides, since others may be about to begin with the operation:
+//   1. It announces that the failure is pending.
+//   2. It looks who has called the operation.
+//   3. If all have, it says that it goes on, otherwise that it has failed.
+// Before a rank begins with an operation, it reads the first rank's mailbox once more. All ranks see these steps in one
+// order (word.h): either the first rank sees the last call, or the rank that would begin sees the announcement.
 //
 // With other nodes the first rank decides on every failure, and tells both the ranks of its node and the other nodes.
 // What stands against an operation is *disputed* until the first rank knows what the operation is, so that it can name
