@@ -19,6 +19,7 @@
 #include "protocol/local/flow.h"
 #include "protocol/local/local_group.h"
 #include "tests/check.h"
+#include "tests/local_worlds.h"
 
 namespace {
 
@@ -249,33 +250,12 @@ TEST(counters_that_did_not_publish_would_be_found) {
 
 // --- The first rank fails what others may be about to begin ---
 
-class GroupWorld final : public local::World {
+class GroupWorld final : public IdleLocalWorld {
  public:
   explicit GroupWorld(Turns& turns) : turns_(turns) {}
 
   void ring(std::uint32_t rank, bool always) override { turns_.ring(rank, always); }
-  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
-    if (bytes > 0) {
-      std::memcpy(to, from, bytes);
-    }
-  }
-  void sum(std::byte* destination, std::span<const std::byte* const> sources, std::size_t count, DType dtype,
-           Operator op, double divisor) override {
-    reduce(destination, sources, count, dtype, op, divisor);
-  }
-  void sending(std::uint64_t) override {}
   void finish(std::uint64_t, Status status) override { ended = std::move(status); }
-  std::byte* allocate_output(std::uint64_t, const std::vector<std::uint64_t>&) override { return nullptr; }
-  void warn(std::string) override {}
-  bool holds(const std::byte*, std::uint64_t) const override { return false; }
-  void reach(std::uint32_t, std::size_t) override {}
-  void detach(const std::byte*, std::uint64_t) override {}
-  void hand_over(Submission) override {}
-  void send_up(Submission, const std::optional<Chunks>&) override {}
-  void contributed(std::uint64_t, Range) override {}
-  void open_as_failed(Submission) override {}
-  void fail_job(const Status&) override {}
-  void empty() override {}
 
   std::optional<Status> ended;
 

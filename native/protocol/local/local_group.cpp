@@ -428,8 +428,12 @@ void LocalGroup::detach_arrays() {
 }
 
 bool LocalGroup::say_goodbye_if_done() {
-  if (!leaving_ || is_empty_ || calls_.open() > 0 || !calls_.all_written() ||
-      (broken_.ok() && failures_.any_untold())) {
+  if (!leaving_ || is_empty_ || calls_.open() > 0 || !calls_.all_written()) {
+    return false;
+  }
+  // Others may wait for this goodbye to know what has failed there; for the first rank's all do.
+  const bool has_untold = broken_.ok() && failures_.any_untold();
+  if (is_first() && has_untold) {
     return false;
   }
   if (!std::exchange(said_goodbye_, true)) {
@@ -438,7 +442,7 @@ bool LocalGroup::say_goodbye_if_done() {
     return true;
   }
   // Where the mailbox is full, the others do not know yet; when all is lost, one may be dead who has not read.
-  if (!outbox_.empty() && broken_.ok()) {
+  if (has_untold || (!outbox_.empty() && broken_.ok())) {
     return false;
   }
   is_empty_ = true;

@@ -1,0 +1,112 @@
+// When the ranks of a machine among several can leave.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "drivers/sim/heap_group.h"
+#include "protocol/keys.h"
+#include "protocol/local/local_group.h"
+#include "tests/check.h"
+#include "tests/local_worlds.h"
+
+namespace {
+
+using namespace shoal;
+using namespace shoal::local;
+
+constexpr std::uint32_t ranks = 2;
+constexpr std::uint32_t in_job = 3;
+
+struct World final : IdleLocalWorld {
+  void open_as_failed(Submission submission) override { told.push_back(submission.name); }
+  void empty() override { is_empty = true; }
+
+  std::vector<std::string> told;  // to the other nodes
+  bool is_empty = false;
+};
+
+// Two ranks of a machine, and one of another.
+class Node {
+ public:
+  Node() {
+    config_.hosts = {"a", "a", "b"};
+    config_.leaders = {0, 0, 2};
+    config_.weights = {1};
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      groups_.push_back(
+          std::make_unique<LocalGroup>(memory_, config_, std::vector<std::uint32_t>{0, 1}, rank, true, worlds[rank]));
+      groups_[rank]->add_group(0, world_group_id(in_job), {0, 1, 2}, Internode{1, in_job, ranks, {1}, 0});
+    }
+  }
+
+  // It has failed on this rank before it began.
+  void fails(std::uint32_t rank, const std::string& name) {
+    Submission submission;
+    submission.handle = ++last_;
+    submission.collective = Collective::all_reduce;
+    submission.name = name;
+    submission.failure = "no such array";
+    submission.timeout = second;
+    groups_[rank]->call(std::move(submission));
+  }
+  void leaves(std::uint32_t rank) { groups_[rank]->leave(); }
+  void take_steps() {
+    bool any = true;
+    while (any) {
+      any = false;
+      for (const std::unique_ptr<LocalGroup>& group : groups_) {
+        any = group->step() || any;
+        group->check_invariants();
+      }
+    }
+  }
+
+  World worlds[ranks];
+
+ private:
+  static Shape shape() {
+    Shape shape;
+    shape.ranks = ranks;
+    shape.mailbox = 8 * 1024;
+    shape.slot = 128;
+    shape.slots = shape.results = 1;
+    return shape;
+  }
+
+  JobConfig config_;
+  const sim::HeapGroup memory_{shape()};
+  std::vector<std::unique_ptr<LocalGroup>> groups_;
+  std::uint64_t last_ = 0;
+};
+
+}  // namespace
+
+// What has failed on a rank the other nodes hear once somebody else has called it, or nobody is left who could: so the
+// first rank waits for the goodbye of the other one, which waited for the first.
+TEST(ranks_of_which_each_has_failed_alone_can_leave) {
+  Node node;
+  node.fails(0, "x");
+  node.fails(1, "y");
+  node.leaves(0);
+  node.leaves(1);
+  node.take_steps();
+  CHECK(node.worlds[0].is_empty && node.worlds[1].is_empty);
+  // As one that goes up and as one that is left to the workers: nobody here knows which it is.
+  CHECK_EQ(node.worlds[0].told.size(), 2U);
+  CHECK_EQ(node.worlds[0].told.front(), "x");
+}
+
+TEST(a_rank_waits_until_the_other_nodes_have_heard_what_has_failed_on_it) {
+  Node node;
+  node.fails(1, "y");
+  node.leaves(1);
+  node.take_steps();
+  CHECK(!node.worlds[1].is_empty);
+  node.leaves(0);
+  node.take_steps();
+  CHECK(node.worlds[0].is_empty && node.worlds[1].is_empty);
+}
+
+RUN_TESTS()
