@@ -95,14 +95,17 @@ std::vector<Range> blocks_for_members(const wire::Opening& opening, std::size_t 
   std::vector<Range> blocks(members);
   std::uint64_t end = 0;
   for (std::size_t to = 0; to < members; ++to) {
+    bool fits = true;
     if (split) {
-      blocks[to] = {end, end + static_cast<std::uint64_t>(opening.splits[to])};
-      end = blocks[to].end;
+      const auto bytes = static_cast<std::uint64_t>(opening.splits[to]);  // what is negative is too large
+      fits = bytes <= opening.bytes - end;
+      blocks[to] = {end, end + bytes};
+      end += bytes;
     } else if (contributes(opening.collective, member, opening.root)) {
       // The root has a broadcast's bytes for itself too, where its output is another array than its input.
       blocks[to] = traits.reduces ? received_by(opening, members, to) : Range{0, opening.bytes};
     }
-    if (blocks[to].end > opening.bytes) {
+    if (!fits || blocks[to].end > opening.bytes) {
       throw std::invalid_argument("blocks that are larger than their array");
     }
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <span>
+#include <stdexcept>
 #include <utility>
 
 #include "base/invariant.h"
@@ -161,15 +162,23 @@ Operation& CallTable::hear(std::uint32_t rank, const Record& record, Time now) {
 }
 
 std::optional<Status> CallTable::objection(Operation& operation, std::uint32_t rank) const {
-  if (operation.calls.is_same(rank, operation.body)) {
-    return std::nullopt;
+  std::uint64_t bytes = operation.opening.bytes;
+  if (!operation.calls.is_same(rank, operation.body)) {
+    const wire::Opening theirs = operation.calls.opening_of(rank, operation.opening);
+    if (theirs.failed) {
+      return failed_before(theirs, members_.rank_of(rank), members_.config());
+    }
+    std::string what;
+    if (!agree(operation.opening, theirs, what)) {
+      return mismatch(operation);
+    }
+    bytes = theirs.bytes;
   }
-  const wire::Opening theirs = operation.calls.opening_of(rank, operation.opening);
-  if (theirs.failed) {
-    return failed_before(theirs, members_.rank_of(rank), members_.config());
+  if (operation.calls.has_data(rank) &&
+      operation.calls.data_of(rank).size() != (operation.contributes(rank) ? bytes : 0)) {
+    throw std::runtime_error("the node's shared memory is damaged: a contribution of another size than its call says");
   }
-  std::string what;
-  return agree(operation.opening, theirs, what) ? std::nullopt : std::optional(mismatch(operation));
+  return std::nullopt;
 }
 
 // In the order of the group, as servers say it.

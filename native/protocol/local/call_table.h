@@ -58,7 +58,8 @@ class CallTable {
 
   // What another rank has called.
   Operation& hear(std::uint32_t rank, const Record& record, Time now);
-  // Why the operation fails, now that this rank and the other have called it; none: it does not.
+  // Why the operation fails, now that this rank and the other have called it; none: it does not. Throws
+  // std::runtime_error for a contribution that is not what the call says.
   std::optional<Status> objection(Operation& operation, std::uint32_t rank) const;
 
   Operation& at(const Hash128& key);  // made if there is none

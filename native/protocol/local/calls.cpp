@@ -46,16 +46,23 @@ void Calls::hear(std::uint32_t rank, const Record& record, const wire::Bytes& ow
   if (call.opened) {
     throw std::runtime_error("a rank of this node has called the same operation twice");
   }
+  const bool same = !own_body.empty() && equal(own_body, record.body);
+  const bool is_placed = record.kind == RecordKind::open_in_region;
+  const bool has_data = record.kind == RecordKind::open_with_data;
+  if ((!same && decoded_opening(record.body).key != record.key) ||
+      (!has_data && record.data.size() != (is_placed ? sizeof(Place) : 0))) {
+    throw std::runtime_error("the node's shared memory is damaged: a call that cannot be one");
+  }
   call.opened = true;
   ++count_;
-  call.has_data = record.kind == RecordKind::open_with_data;
-  if (record.kind != RecordKind::open_in_region) {
-    call.data.assign(record.data.begin(), record.data.end());
-  } else if (record.data.size() == sizeof(Place)) {
+  call.same = same;
+  call.has_data = has_data;
+  if (is_placed) {
     std::memcpy(&call.place.emplace(), record.data.data(), sizeof(Place));
+  } else {
+    call.data.assign(record.data.begin(), record.data.end());
   }
-  call.same = !own_body.empty() && equal(own_body, record.body);
-  if (!call.same) {
+  if (!same) {
     call.body.assign(record.body.begin(), record.body.end());
   }
 }

@@ -38,7 +38,8 @@ class Calls {
   std::vector<wire::Opening> others() const;
 
   bool all_have_data() const;
-  const std::byte* data_of(std::uint32_t rank) const { return calls_[rank].data.data(); }
+  bool has_data(std::uint32_t rank) const { return calls_[rank].has_data; }
+  const wire::Bytes& data_of(std::uint32_t rank) const { return calls_[rank].data; }
   const std::optional<Place>& place_of(std::uint32_t rank) const { return calls_[rank].place; }
 
   static std::size_t bytes_per_rank() { return sizeof(Call); }

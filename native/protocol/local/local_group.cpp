@@ -116,6 +116,10 @@ void LocalGroup::read(std::uint32_t rank, const Record& record) {
   if (!broken_.ok()) {
     return;  // it may be about what has ended here, and has been forgotten
   }
+  if (!may_say(rank, record)) {
+    throw std::runtime_error("the node's shared memory is damaged: " + members_.name_of(rank) +
+                             " says what it has no say in");
+  }
   switch (record.kind) {
     case RecordKind::open:
     case RecordKind::open_with_data:
@@ -149,6 +153,25 @@ void LocalGroup::read(std::uint32_t rank, const Record& record) {
       "a record of an unknown kind in the node's shared memory: install the same version of Shoal");
 }
 
+// The order of operations and how they end are the first rank's to say; what the network says of them, where there is
+// one.
+bool LocalGroup::may_say(std::uint32_t rank, const Record& record) const {
+  switch (record.kind) {
+    case RecordKind::admit:
+      return rank == 0;
+    case RecordKind::part:
+    case RecordKind::done:
+      return rank == 0 && has_other_nodes_;
+    case RecordKind::failed:
+      return rank == 0 && (has_other_nodes_ || record.data.empty());
+    case RecordKind::fail_pending:
+    case RecordKind::go_on:
+      return rank == 0 && !has_other_nodes_;
+    default:
+      return true;
+  }
+}
+
 // Of the first rank, about one operation.
 void LocalGroup::read_verdict(const Record& record) {
   Operation& operation = calls_.at(record.key);
@@ -163,7 +186,7 @@ void LocalGroup::read_verdict(const Record& record) {
       return;
     case RecordKind::go_on:
       operation.fail_pending = false;
-      if (operation.calls.count() == 0) {
+      if (operation.calls.count() == 0 && !operation.called) {
         return calls_.erase(Hash128(operation.key));  // over here, or not begun
       }
       return proceed(operation);
@@ -267,8 +290,11 @@ void LocalGroup::begin_admitted() {
     if (operation == nullptr) {
       throw std::runtime_error("an operation flows that was not called");
     }
-    if (operation->state != Operation::State::complete) {
+    if (operation->gathers()) {
       return;
+    }
+    if (operation->state != Operation::State::complete) {
+      throw std::runtime_error("the node's shared memory is damaged: an operation flows that has ended");
     }
     if (const Status problem = execution_.begin_next_admitted(*operation); !problem.ok()) {
       give_up(problem);

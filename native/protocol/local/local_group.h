@@ -117,6 +117,7 @@ class LocalGroup {
   // What others say.
   bool read_next();
   void read(std::uint32_t rank, const Record& record);
+  bool may_say(std::uint32_t rank, const Record& record) const;
   void read_verdict(const Record& record);
   bool note_who_has_left();
 

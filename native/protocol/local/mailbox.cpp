@@ -98,7 +98,8 @@ void MailboxWriter::check_invariants() const {
 std::optional<Record> MailboxReader::next() {
   const std::size_t size = memory_.shape().mailbox;
   for (;;) {
-    if (memory_.words(writer_).written.load() == read_) {
+    const std::uint64_t unread = memory_.words(writer_).written.load() - read_;
+    if (unread == 0) {
       return std::nullopt;
     }
     const std::size_t at = read_ % size;
@@ -106,7 +107,7 @@ std::optional<Record> MailboxReader::next() {
     Head head;
     std::memcpy(&head, from, sizeof head);
     const std::size_t needed = unit + aligned(head.body) + aligned(head.data);
-    if (head.bytes == 0 || head.bytes % unit != 0 || head.bytes > size - at ||
+    if (unread > size || head.bytes == 0 || head.bytes % unit != 0 || head.bytes > std::min(size - at, unread) ||
         (head.kind != RecordKind::skip && head.bytes != needed)) {
       throw std::runtime_error("the node's shared memory is damaged");
     }

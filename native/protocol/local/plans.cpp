@@ -7,6 +7,13 @@
 
 namespace shoal::local {
 
+namespace {
+
+// What one rank can get: more is not a number of bytes that memory could be asked for.
+constexpr std::uint64_t most_incoming = std::uint64_t{1} << 62U;
+
+}  // namespace
+
 Blocks blocks_of(const Operation& operation, std::uint32_t own) {
   const std::vector<std::uint32_t>& order = operation.group->here;
   const std::size_t ranks = order.size();
@@ -35,6 +42,9 @@ Blocks blocks_of(const Operation& operation, std::uint32_t own) {
     const std::uint64_t begin = traits.gathers() ? in : 0;
     blocks.incoming[order[place]] = {begin, begin + theirs[own_place].size()};
     blocks.origins[order[place]] = theirs[own_place].begin;
+    if (theirs[own_place].size() > most_incoming - in) {
+      throw std::runtime_error("in the node's shared memory there are blocks of more bytes than there can be");
+    }
     in += theirs[own_place].size();
   }
   return blocks;

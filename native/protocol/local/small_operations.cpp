@@ -9,7 +9,7 @@ namespace shoal::local::small {
 namespace {
 
 const std::byte* contribution_of(const Operation& operation, std::uint32_t rank, std::uint32_t own) {
-  return rank == own ? operation.submission.input : operation.calls.data_of(rank);
+  return rank == own ? operation.submission.input : operation.calls.data_of(rank).data();
 }
 
 }  // namespace
