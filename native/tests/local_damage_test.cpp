@@ -203,7 +203,7 @@ TEST(a_place_is_as_long_as_one) {
   Pair pair(0);
   std::vector<std::byte> array(64);
   const Submission call = Pair::call(Collective::all_reduce, array);
-  pair.says(RecordKind::open_in_arena, wire::encode(Pair::opening_of(call)), wire::Bytes(8));
+  pair.says(RecordKind::open_in_region, wire::encode(Pair::opening_of(call)), wire::Bytes(8));
   CHECK(pair.is_damaged("a call that cannot be one"));
 }
 
@@ -262,6 +262,25 @@ TEST(that_a_pending_failure_goes_on_forgets_no_call_that_is_not_written_yet) {
   pair.says(RecordKind::open, wire::encode(opening));
   CHECK_EQ(pair.take_steps(), "");
   CHECK(pair.world().finished.at(7).code == Code::failed_on_rank);
+}
+
+// No damage: a rank that is stopped, for whose reading what the first rank has to say waits.
+TEST(operations_end_although_a_rank_reads_nothing) {
+  constexpr std::uint64_t calls = 20;  // of which the mailbox has the failures of some
+  Pair pair(0);
+  std::vector<std::byte> array(64);
+  for (std::uint64_t handle = 1; handle <= calls; ++handle) {
+    Submission call = Pair::call(Collective::all_reduce, array);
+    call.handle = handle;
+    pair.group().call(std::move(call));
+  }
+  CHECK_EQ(pair.take_steps(), "");
+  CHECK_EQ(pair.take_steps(second), "");
+  CHECK(!pair.world().finished.empty() && pair.world().finished.size() < calls);
+  CHECK(pair.group().deadline() < never);
+  CHECK_EQ(pair.take_steps(pair.group().deadline()), "");
+  CHECK_EQ(pair.world().finished.size(), calls);
+  CHECK(pair.group().broken().code == Code::timeout);
 }
 
 RUN_TESTS()

@@ -90,6 +90,7 @@ void Failures::announce(Operation& operation, const Status& why) {
   if (!std::exchange(operation.fail_pending, true)) {
     outbox_.say(RecordKind::fail_pending, operation.key);
     pending_.emplace_back(operation.key, why);
+    watch_.watch_for_verdict(operation);  // a rank may read nothing, so that there is no room to say it
   }
 }
 

@@ -488,7 +488,7 @@ bool LocalGroup::check_time() {
   }
   for (Operation* const operation : findings.timed_out) {
     const Status why = watch_.timed_out(*operation, execution_, now_);
-    if (!operation->gathers() || operation->overdue) {
+    if (!operation->gathers() || operation->overdue || operation->fail_pending) {
       give_up(why);
       return true;
     }

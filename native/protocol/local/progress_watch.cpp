@@ -34,7 +34,8 @@ ProgressWatch::Findings ProgressWatch::look(const CallTable& calls, const Execut
     }
     looks += look_takes;
     const Time since = moved(*operation);
-    const bool others_end_it = operation->overdue || (has_other_nodes_ && !operation->gathers());
+    const bool others_end_it =
+        operation->overdue || operation->fail_pending || (has_other_nodes_ && !operation->gathers());
     const Time timeout = others_end_it ? longest_wait(*operation) : operation->submission.timeout;
     if (since + timeout <= now) {
       findings.timed_out.push_back(operation.get());
