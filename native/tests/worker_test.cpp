@@ -108,7 +108,7 @@ struct OwnServers {
   void admits(LinkId link) { CHECK(frame(worker, link, {.type = Type::admit, .operation = 1}, {}).ok()); }
 
   // It lacks these.
-  void admits_again(LinkId link, const std::vector<wire::Run>& lacked) {
+  void admits_again(LinkId link, const std::vector<wire::MissingRange>& lacked) {
     const wire::Header header{.type = Type::admit, .flags = wire::flag_resumed, .epoch = 1, .operation = 1};
     CHECK(frame(worker, link, header, wire::encode(lacked)).ok());
   }
