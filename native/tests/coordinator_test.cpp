@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "check.h"
-#include "frames.h"
 #include "protocol/coordinator/circles.h"
 #include "wire/epoch.h"
 #include "wire/waits.h"
+#include "worlds.h"
 
 namespace {
 

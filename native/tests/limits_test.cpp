@@ -9,7 +9,6 @@
 
 #include "check.h"
 #include "drivers/tcp/budget.h"
-#include "frames.h"
 #include "protocol/keys.h"
 #include "protocol/server/server.h"
 #include "protocol/worker/operation.h"

@@ -9,10 +9,10 @@
 
 #include "base/limits.h"
 #include "check.h"
-#include "frames.h"
 #include "protocol/keys.h"
 #include "wire/epoch.h"
 #include "wire/late.h"
+#include "worlds.h"
 
 namespace {
 

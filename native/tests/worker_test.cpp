@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "check.h"
-#include "frames.h"
 #include "wire/epoch.h"
 #include "worlds.h"
 
@@ -43,6 +42,10 @@ struct World final : IdleWorkerWorld {
   std::ptrdiff_t data_sent_to(LinkId link) const {
     return std::count_if(queue.begin(), queue.end(),
                          [link](const Queued& frame) { return frame.link == link && frame.header.type == Type::data; });
+  }
+  std::ptrdiff_t data_sent() const {
+    return std::count_if(queue.begin(), queue.end(),
+                         [](const Queued& frame) { return frame.header.type == Type::data; });
   }
 
   std::vector<Queued> queue;
@@ -96,13 +99,49 @@ struct TwoServers {
   Worker worker{config, 0, world, pool};
 };
 
-// Rank 0 of two, whose own servers have a quarter of the dedicated one's weight and segments of half the size.
+Submission all_reduce(std::vector<std::byte>& array) {
+  Submission submission;
+  submission.handle = 7;
+  submission.collective = Collective::all_reduce;
+  submission.name = std::string("x");  // assigning the literal makes gcc 12 warn of what cannot be
+  submission.op = Operator::sum;
+  submission.dtype = DType::uint8;
+  submission.shape = {static_cast<std::int64_t>(array.size())};
+  submission.input = array.data();
+  submission.input_bytes = array.size();
+  submission.output = array.data();
+  submission.output_bytes = array.size();
+  submission.timeout = second;
+  return submission;
+}
+
+Submission all_gather(const std::vector<std::byte>& input, std::vector<std::byte>& output) {
+  Submission submission;
+  submission.handle = 7;
+  submission.collective = Collective::all_gather;
+  submission.name = "x";
+  submission.dtype = DType::uint8;
+  submission.shape = {static_cast<std::int64_t>(input.size())};
+  submission.input = input.data();
+  submission.input_bytes = input.size();
+  submission.output = output.data();
+  submission.output_bytes = output.size();
+  submission.timeout = 1800 * second;
+  return submission;
+}
+
+// Rank 0 of two, whose own servers have a quarter of the dedicated one's weight and segments of half the size. It has
+// submitted an all-reduce of so many segments.
 struct OwnServers {
-  explicit OwnServers(std::uint32_t least_segment = 0)
-      : config{{"a", "b"}, {"a", "b", "s"}, {0, 1, -1}, {1, 1, 4}, 4096, 8192, 0, 1024, 1, least_segment} {
+  explicit OwnServers(std::size_t segments = 24, std::uint32_t least_segment = 0, bool streamed = false)
+      : config{{"a", "b"}, {"a", "b", "s"}, {0, 1, -1}, {1, 1, 4}, 4096, 8192, 0, 1024, 1, least_segment},
+        array(segments * 4096) {
     for (const LinkId link : {own, others, dedicated}) {
       worker.attach_server(link, static_cast<std::uint32_t>(link - own));
     }
+    Submission submission = all_reduce(array);
+    submission.streamed = streamed;
+    worker.submit(std::move(submission));
   }
 
   void admits(LinkId link) { CHECK(frame(worker, link, {.type = Type::admit, .operation = 1}, {}).ok()); }
@@ -146,41 +185,11 @@ struct OwnServers {
   static constexpr LinkId dedicated = server_link + 2;
   static constexpr LinkId coordinator = server_link + 3;
   const JobConfig config;
+  std::vector<std::byte> array;
   World world;
   BufferPool pool{0};
   Worker worker{config, 0, world, pool};
 };
-
-Submission all_reduce(std::vector<std::byte>& array) {
-  Submission submission;
-  submission.handle = 7;
-  submission.collective = Collective::all_reduce;
-  submission.name = std::string("x");  // assigning the literal makes gcc 12 warn of what cannot be
-  submission.op = Operator::sum;
-  submission.dtype = DType::uint8;
-  submission.shape = {static_cast<std::int64_t>(array.size())};
-  submission.input = array.data();
-  submission.input_bytes = array.size();
-  submission.output = array.data();
-  submission.output_bytes = array.size();
-  submission.timeout = second;
-  return submission;
-}
-
-Submission all_gather(const std::vector<std::byte>& input, std::vector<std::byte>& output) {
-  Submission submission;
-  submission.handle = 7;
-  submission.collective = Collective::all_gather;
-  submission.name = "x";
-  submission.dtype = DType::uint8;
-  submission.shape = {static_cast<std::int64_t>(input.size())};
-  submission.input = input.data();
-  submission.input_bytes = input.size();
-  submission.output = output.data();
-  submission.output_bytes = output.size();
-  submission.timeout = 1800 * second;
-  return submission;
-}
 
 }  // namespace
 
@@ -228,16 +237,12 @@ TEST(a_first_result_without_admit_says_the_same) {
   CHECK(job.world.queue.back().header.type == Type::open);
   wire::Header result{.type = Type::result, .dtype = DType::uint8, .operation = 1};
   CHECK(job.frame(result, Bytes(4096)).ok());
-  const auto data_sent = [&job] {
-    return std::count_if(job.world.queue.begin(), job.world.queue.end(),
-                         [](const World::Queued& frame) { return frame.header.type == Type::data; });
-  };
-  CHECK_EQ(data_sent(), 2);  // all that the credit allows
+  CHECK_EQ(job.world.data_sent(), 2);  // all that the credit allows
   CHECK(job.frame({.type = Type::admit, .operation = 1}, {}).code == Code::protocol);
   result.offset = 4096;
   result.credit = 4096;
   CHECK(job.frame(result, Bytes(4096)).ok());
-  CHECK_EQ(data_sent(), 3);
+  CHECK_EQ(job.world.data_sent(), 3);
 }
 
 // A window holds two segments: four of 2048 bytes would fit, but the other servers' first ones would wait meanwhile.
@@ -246,18 +251,14 @@ TEST(of_smaller_segments_no_more_are_on_their_way_than_of_others) {
   std::vector<std::byte> array(std::size_t{5} * 2048);
   job.worker.submit(all_reduce(array));
   CHECK(job.frame({.type = Type::admit, .operation = 1}, {}).ok());
-  const auto data_sent = [&job] {
-    return std::count_if(job.world.queue.begin(), job.world.queue.end(), [](const World::Queued& frame) {
-      return frame.header.type == Type::data && frame.header.length == 2048;
-    });
-  };
-  CHECK_EQ(data_sent(), 2);
+  CHECK_EQ(job.world.data_sent(), 2);
+  CHECK_EQ(job.world.queue.back().header.length, 2048U);
   wire::Header result{.type = Type::result, .dtype = DType::uint8, .operation = 1, .credit = 2048};
   CHECK(job.frame(result, Bytes(2048)).ok());
-  CHECK_EQ(data_sent(), 3);
+  CHECK_EQ(job.world.data_sent(), 3);
   // With a window that is twice as large, twice as many.
   CHECK(job.frame({.type = Type::grant, .credit = 8192}, {}).ok());
-  CHECK_EQ(data_sent(), 5);
+  CHECK_EQ(job.world.data_sent(), 5);
 }
 
 TEST(a_second_of_smaller_segments_leaves_when_every_server_has_its_first) {
@@ -285,8 +286,6 @@ TEST(a_second_of_smaller_segments_leaves_when_every_server_has_its_first) {
 // Shards of 8 segments at the workers' own servers, of 16 at the dedicated one.
 TEST(nodes_own_servers_keep_step_with_the_dedicated_one) {
   OwnServers job;
-  std::vector<std::byte> array(std::size_t{24} * 4096);
-  job.worker.submit(all_reduce(array));
   job.admits(job.own);
   job.admits(job.others);
   CHECK_EQ(job.sent_to(job.own), 1);
@@ -313,11 +312,7 @@ TEST(nodes_own_servers_keep_step_with_the_dedicated_one) {
 }
 
 TEST(they_wait_for_nothing_that_is_not_there_yet) {
-  OwnServers job;
-  std::vector<std::byte> array(std::size_t{24} * 4096);
-  Submission submission = all_reduce(array);
-  submission.streamed = true;
-  job.worker.submit(std::move(submission));
+  OwnServers job(24, 0, true);
   for (const LinkId link : {job.own, job.others, job.dedicated}) {
     job.admits(link);
   }
@@ -335,8 +330,6 @@ TEST(they_wait_for_nothing_that_is_not_there_yet) {
 // Found by the simulated network: in a new epoch the dedicated server lacked nothing and said so last.
 TEST(in_a_new_epoch_they_wait_for_no_server_that_lacks_nothing) {
   OwnServers job;
-  std::vector<std::byte> array(std::size_t{24} * 4096);
-  job.worker.submit(all_reduce(array));
   job.change_epoch_after_the_dedicated_shard();
   job.admits_again(job.own, {{{4096, 16384}, true, true}});
   job.admits_again(job.others, {{{16384 + 4096, 32768}, true, true}});
@@ -349,8 +342,6 @@ TEST(in_a_new_epoch_they_wait_for_no_server_that_lacks_nothing) {
 
 TEST(in_a_new_epoch_they_wait_for_no_server_whose_shard_all_have) {
   OwnServers job;
-  std::vector<std::byte> array(std::size_t{24} * 4096);
-  job.worker.submit(all_reduce(array));
   job.change_epoch_after_the_dedicated_shard();
   job.admits_again(job.own, {{{4096, 16384}, true, true}});
   CHECK_EQ(job.sent_to(job.own), 0);
@@ -359,9 +350,7 @@ TEST(in_a_new_epoch_they_wait_for_no_server_whose_shard_all_have) {
 }
 
 TEST(in_short_operations_no_server_keeps_step) {
-  OwnServers job(1024);
-  std::vector<std::byte> array(std::size_t{6} * 4096);
-  job.worker.submit(all_reduce(array));
+  OwnServers job(6, 1024);
   job.admits(job.own);
   CHECK_EQ(job.sent_to(job.own), 1);
   job.answers(job.own, 0, 512);
@@ -491,12 +480,6 @@ struct HalfSent : TwoServers {
     }
   }
 
-  std::size_t data_sent() const {
-    return static_cast<std::size_t>(
-        std::count_if(world.queue.begin(), world.queue.end(),
-                      [](const World::Queued& frame) { return frame.header.type == Type::data; }));
-  }
-
   std::vector<std::byte> array = std::vector<std::byte>(100'000);
 };
 
@@ -504,7 +487,7 @@ struct HalfSent : TwoServers {
 // sent from an array that had been given back.
 TEST(what_has_failed_half_sent_sends_nothing_more_when_credit_comes_back) {
   HalfSent job;
-  const std::size_t sent = job.data_sent();
+  const std::ptrdiff_t sent = job.world.data_sent();
   CHECK(sent > 0);
   // Only the home may fail it; the other server's word would be refused.
   const wire::Bytes failure = wire::encode(wire::Failure{Status::error(Code::timeout, "'x' did not move", 1)});
@@ -513,57 +496,58 @@ TEST(what_has_failed_half_sent_sends_nothing_more_when_credit_comes_back) {
   }
   CHECK(job.world.finished.contains(HalfSent::handle));
   job.from_both({.type = Type::grant, .credit = 4096});
-  CHECK_EQ(job.data_sent(), sent);
+  CHECK_EQ(job.world.data_sent(), sent);
 }
 
 // Found by the simulated network with forged frames: what all have, a server says, was sent on from an array that had
 // been given back.
 TEST(what_all_have_is_sent_no_further) {
   HalfSent job;
-  const std::size_t sent = job.data_sent();
+  const std::ptrdiff_t sent = job.world.data_sent();
   CHECK(sent > 0);
   job.from_both({.type = Type::have}, wire::encode_numbers({1}));
   CHECK(job.world.finished.at(HalfSent::handle).ok());
   job.from_both({.type = Type::grant, .credit = 4096});
-  CHECK_EQ(job.data_sent(), sent);
+  CHECK_EQ(job.world.data_sent(), sent);
 }
+
+// An all-gather whose home has said which blocks go from worker to worker.
+struct Exchange : TwoServers {
+  static constexpr LinkId peer_link = 4;
+  static constexpr std::uint64_t bytes = 2048;
+
+  Exchange() {
+    worker.attach_peer(peer_link, 1);
+    worker.submit(all_gather(input, output));
+    home = world.queue.back().link;
+    number = (std::uint64_t{home - server_link} + 1) << 40 | 1;
+    const wire::Sizes sizes{number, {bytes, bytes}};
+    CHECK(arrives(home, {.type = Type::sizes, .operation = 1}, wire::encode(sizes)).ok());
+  }
+
+  LinkId home = 0;
+  std::uint64_t number = 0;  // of the exchange
+  std::vector<std::byte> input = std::vector<std::byte>(bytes);
+  std::vector<std::byte> output = std::vector<std::byte>(2 * bytes);
+};
 
 // Found by the simulated network: an all-gather failed while blocks were on their way, then its home was lost.
 TEST(blocks_of_an_exchange_that_has_ended_may_come_after_the_loss_of_its_home) {
-  constexpr LinkId peer_link = 4;
-  constexpr std::uint64_t bytes = 2048;
-  TwoServers job;
-  job.worker.attach_peer(peer_link, 1);
-
-  std::vector<std::byte> input(bytes);
-  std::vector<std::byte> output(2 * bytes);
-  job.worker.submit(all_gather(input, output));
-  const LinkId home = job.world.queue.back().link;
-  const std::uint64_t exchange = (std::uint64_t{home - server_link} + 1) << 40 | 1;
-  CHECK(job.arrives(home, {.type = Type::sizes, .operation = 1}, wire::encode(wire::Sizes{exchange, {bytes, bytes}}))
-            .ok());
-  CHECK(job.world.queue.back().link == peer_link && job.world.queue.back().header.type == Type::grant);
+  Exchange job;
+  CHECK(job.world.queue.back().link == job.peer_link && job.world.queue.back().header.type == Type::grant);
   const wire::Failure failure{Status::error(Code::timeout, "'x' did not move", 1)};
-  CHECK(job.arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
+  CHECK(job.arrives(job.home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
   CHECK(job.world.finished.contains(7));
-  CHECK(job.loses(home).ok());
-  CHECK(job.arrives(peer_link, {.type = Type::data, .dtype = DType::uint8, .operation = exchange}, Bytes(bytes)).ok());
+  CHECK(job.loses(job.home).ok());
+  CHECK(
+      job.arrives(job.peer_link, {.type = Type::data, .dtype = DType::uint8, .operation = job.number}, Bytes(job.bytes))
+          .ok());
 }
 
 // Found by the simulated network: a rank had left when its machine died, and took with it a block that was on its way.
 TEST(what_a_rank_took_with_it_that_has_left_is_not_waited_for) {
-  constexpr LinkId peer_link = 4;
-  constexpr std::uint64_t bytes = 2048;
-  TwoServers job;
-  job.worker.attach_peer(peer_link, 1);
-  std::vector<std::byte> input(bytes);
-  std::vector<std::byte> output(2 * bytes);
-  job.worker.submit(all_gather(input, output));
-  const LinkId home = job.world.queue.back().link;
-  const std::uint64_t exchange = (std::uint64_t{home - server_link} + 1) << 40 | 1;
-  CHECK(job.arrives(home, {.type = Type::sizes, .operation = 1}, wire::encode(wire::Sizes{exchange, {bytes, bytes}}))
-            .ok());
-  job.worker.on_lost(peer_link, Status::error(Code::peer_lost, "connection reset by peer"));
+  Exchange job;
+  job.worker.on_lost(job.peer_link, Status::error(Code::peer_lost, "connection reset by peer"));
   CHECK(job.world.queue.back().header.type == Type::report);
   const auto fails = [&job] {
     return std::find_if(job.world.queue.begin(), job.world.queue.end(),
@@ -572,11 +556,11 @@ TEST(what_a_rank_took_with_it_that_has_left_is_not_waited_for) {
   job.worker.on_time(4 * second);
   CHECK(fails() == job.world.queue.end());
   job.worker.on_time(6 * second);
-  CHECK(fails() != job.world.queue.end() && fails()->link == home);
+  CHECK(fails() != job.world.queue.end() && fails()->link == job.home);
   wire::Failure failure;
   CHECK(wire::decode(fails()->owned, failure).ok());
   CHECK_EQ(failure.status.rank, 1);
-  CHECK(job.arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
+  CHECK(job.arrives(job.home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
   CHECK(job.world.finished.at(7).code == Code::peer_lost);
 }
 

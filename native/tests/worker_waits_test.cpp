@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "check.h"
-#include "frames.h"
 #include "protocol/worker/worker.h"
 #include "wire/epoch.h"
 #include "worlds.h"
