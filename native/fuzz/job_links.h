@@ -24,7 +24,7 @@ namespace shoal::fuzz {
 // The longest payload that any machine takes: parts of an operation that a server asks for again, or what a rank waits
 // for.
 inline std::size_t longest_payload() {
-  return std::max({wire::runs_limit(), wire::late_limit(), wire::circle_bytes + limits::text_bytes + 16});
+  return std::max({wire::missing_limit(), wire::late_limit(), wire::circle_bytes + limits::text_bytes + 16});
 }
 
 class JobLinks {

@@ -38,7 +38,7 @@ inline void damage_word(const local::GroupMemory& memory, Input& input) {
                                &RankWords::left};
     (words.*flags[which - 4]).store(input.byte());
   } else {
-    local::Position& position = which == 9 ? words.written : words.read[input.below(memory.ranks())];
+    local::Counter& position = which == 9 ? words.written : words.read[input.below(memory.ranks())];
     position.store(other_number(position.load(), input));
   }
 }
