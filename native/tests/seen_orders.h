@@ -107,13 +107,14 @@ class Memory {
     std::vector<Store>& stores = words_[word];
     seen_[rank_][word] = stores.size() + 1;
     stores.push_back({value, rank_, known_[rank_], seen_[rank_]});
+    ++known_[rank_][rank_];  // what follows in the same step is not published with it
   }
 
   void wrote(const std::byte* begin, std::size_t bytes) { touch(begin, bytes, true); }
   void read(const std::byte* begin, std::size_t bytes) { touch(begin, bytes, false); }
 
  private:
-  using Clock = std::vector<std::uint64_t>;         // by rank: steps
+  using Clock = std::vector<std::uint64_t>;         // by rank: steps, and stores in them
   using Seen = std::map<const void*, std::size_t>;  // by word: stores
   struct Store {
     std::uint64_t value;
@@ -122,7 +123,7 @@ class Memory {
     Seen seen;
   };
   struct Bytes {
-    Clock written;  // by rank: in which of its steps it last wrote, or read
+    Clock written;  // by rank: between which of its stores it last wrote, or read
     Clock read;
   };
 
