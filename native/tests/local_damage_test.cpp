@@ -39,8 +39,8 @@ struct World final : IdleLocalWorld {
 
 JobConfig job_config() {
   JobConfig config;
-  config.hosts = {"a", "a"};
-  config.leaders = {0, 0};
+  config.hosts = {"a", "a", "b"};
+  config.leaders = {0, 0, 2};
   config.weights = {1};
   config.server_names = {"s"};
   config.server_ranks = {0};
@@ -58,15 +58,19 @@ Shape small_shape() {
   return shape;
 }
 
-// One rank, and a mailbox for the other one, which is there and says what the test says.
+// One rank, and a mailbox for the other one, which is there and says what the test says. `has_other_nodes`: rank 2 of
+// the group is on another node.
 class Pair {
  public:
-  explicit Pair(std::uint32_t own)
+  explicit Pair(std::uint32_t own, bool has_other_nodes = false)
       : other_(1 - own),
         bells_(memory_),
         writer_(memory_, 1 - own, bells_),
-        group_(memory_, config_, {0, 1}, own, false, world_) {
-    group_.add_group(0, world_group_id(ranks), {0, 1}, std::nullopt);
+        group_(memory_, config_, {0, 1}, own, has_other_nodes, world_) {
+    const std::vector<std::uint32_t> members =
+        has_other_nodes ? std::vector<std::uint32_t>{0, 1, 2} : std::vector<std::uint32_t>{0, 1};
+    group_.add_group(0, world_group_id(ranks), members,
+                     has_other_nodes ? std::optional(Internode{1, 3, ranks, {1}, 0}) : std::nullopt);
     memory_.words(other_).here.store(1);
   }
 
@@ -83,6 +87,10 @@ class Pair {
     s.timeout = second;
     if (collective == Collective::all_reduce) {
       s.op = Operator::sum;
+      s.output = array.data();
+      s.output_bytes = array.size();
+    } else if (collective == Collective::broadcast) {
+      s.root = 2;
       s.output = array.data();
       s.output_bytes = array.size();
     } else if (collective == Collective::all_to_all) {
@@ -158,6 +166,15 @@ TEST(a_contribution_that_came_before_the_own_call_is_as_long_as_it_says) {
   pair.says(RecordKind::open_with_data, wire::encode(Pair::opening_of(call)), wire::Bytes(8));
   CHECK_EQ(pair.take_steps(), "");
   pair.group().call(call);
+  CHECK(pair.is_damaged("a contribution of another size"));
+}
+
+TEST(what_is_left_to_the_worker_has_no_contribution_here) {
+  Pair pair(0, true);
+  std::vector<std::byte> array(64);
+  const Submission call = Pair::call(Collective::broadcast, array);
+  pair.group().call(call);
+  pair.says(RecordKind::open_with_data, wire::encode(Pair::opening_of(call)), wire::Bytes(64));
   CHECK(pair.is_damaged("a contribution of another size"));
 }
 
@@ -237,11 +254,16 @@ TEST(an_operation_that_has_ended_does_not_flow) {
   CHECK(pair.is_damaged("an operation flows that has ended"));
 }
 
-TEST(more_than_a_mailbox_holds_was_not_written) {
-  for (const std::uint64_t written : {std::uint64_t{1} << 40U, ~std::uint64_t{0} - 63, std::uint64_t{64}}) {
+// What was read once would be read again, round and round.
+TEST(a_writer_neither_goes_back_nor_writes_more_than_a_mailbox_holds) {
+  for (const std::uint64_t ahead : {~std::uint64_t{0} - 63, std::uint64_t{1} << 40U}) {
     Pair pair(0);
-    pair.says(RecordKind::open, wire::Bytes(64));
-    pair.words_of_other().written.store(written);
+    for (std::size_t bytes = 0; bytes < small_shape().mailbox; bytes += 64) {
+      pair.says(RecordKind::leave, {});
+    }
+    CHECK_EQ(pair.take_steps(), "");
+    Position& written = pair.words_of_other().written;
+    written.store(written.load() + ahead);
     CHECK(pair.is_damaged("the node's shared memory is damaged"));
   }
 }

@@ -175,7 +175,8 @@ std::optional<Status> CallTable::objection(Operation& operation, std::uint32_t r
     bytes = theirs.bytes;
   }
   if (operation.calls.has_data(rank) &&
-      operation.calls.data_of(rank).size() != (operation.contributes(rank) ? bytes : 0)) {
+      (!stays(operation.opening.collective) ||
+       operation.calls.data_of(rank).size() != (operation.contributes(rank) ? bytes : 0))) {
     throw std::runtime_error("the node's shared memory is damaged: a contribution of another size than its call says");
   }
   return std::nullopt;
