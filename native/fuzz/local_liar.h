@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <deque>
 #include <stdexcept>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "drivers/sim/heap_group.h"
 #include "fuzz/damage.h"
 #include "fuzz/input.h"
+#include "fuzz/local_damage.h"
 #include "protocol/local/mailbox.h"
 
 namespace shoal::fuzz {
@@ -89,6 +91,15 @@ class LocalLiar {
     heard_.clear();
   }
 
+  static void damage_number(wire::Bytes& bytes, std::size_t at, Input& input) {
+    std::uint64_t value = 0;
+    if (at + sizeof value <= bytes.size()) {
+      std::memcpy(&value, bytes.data() + at, sizeof value);
+      value = other_number(value, input);
+      std::memcpy(bytes.data() + at, &value, sizeof value);
+    }
+  }
+
   // As another rank has said it, or almost.
   void say_again(Input& input) {
     if (heard_.empty()) {
@@ -104,11 +115,12 @@ class LocalLiar {
       damage_payload(record.data, input);
     } else if (way == 4) {
       record.key.bytes[input.below(16)] ^= std::byte{1};
-    } else if (way == 5) {
-      const std::uint64_t bytes = input.size();
-      if (record.body.size() > 72) {
-        std::memcpy(record.body.data() + 64, &bytes, 8);  // what an opening says of its size
-      }
+    } else if (way >= 5) {
+      // Where an opening says its root, its size and the first of its dimensions and splits; or where a place is.
+      constexpr std::array<std::size_t, 8> fields{8, 64, 64, 112, 120, 128, 136, 144};
+      const bool is_placed = record.kind == local::RecordKind::open_in_arena && input.once_in(2);
+      damage_number(is_placed ? record.data : record.body, is_placed ? 8 * input.below(2) : input.one_of(fields),
+                    input);
     }
     say(record);
   }
