@@ -262,7 +262,7 @@ TEST(a_writer_neither_goes_back_nor_writes_more_than_a_mailbox_holds) {
       pair.says(RecordKind::leave, {});
     }
     CHECK_EQ(pair.take_steps(), "");
-    Position& written = pair.words_of_other().written;
+    Counter& written = pair.words_of_other().written;
     written.store(written.load() + ahead);
     CHECK(pair.is_damaged("the node's shared memory is damaged"));
   }
