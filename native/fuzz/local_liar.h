@@ -118,7 +118,7 @@ class LocalLiar {
     } else if (way >= 5) {
       // Where an opening says its root, its size and the first of its dimensions and splits; or where a place is.
       constexpr std::array<std::size_t, 8> fields{8, 64, 64, 112, 120, 128, 136, 144};
-      const bool is_placed = record.kind == local::RecordKind::open_in_arena && input.once_in(2);
+      const bool is_placed = record.kind == local::RecordKind::open_in_region && input.once_in(2);
       damage_number(is_placed ? record.data : record.body, is_placed ? 8 * input.below(2) : input.one_of(fields),
                     input);
     }
