@@ -25,7 +25,7 @@ class Array {
   std::span<const std::byte> whole() const { return storage_; }
 
   bool guards_intact() const;
-  // From here on nothing may touch it.
+  // From now on nothing may touch the array.
   void give_back();
   bool given_back() const { return given_back_; }
   bool untouched() const;

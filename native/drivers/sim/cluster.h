@@ -22,7 +22,7 @@
 
 namespace shoal::sim {
 
-// What the workers tell those who use them.
+// What workers tell their users.
 class Application : public LocalUser {
  public:
   virtual void on_received(std::uint32_t rank, std::uint64_t handle, Range range) = 0;
@@ -70,7 +70,7 @@ class Cluster {
   // From now on nobody can connect to this rank's worker.
   void refuse_connections(std::uint32_t rank) { unreachable_.insert(rank); }
   void connect(std::uint32_t from, std::uint32_t to);
-  // To a worker that has a link to another one, a second one comes from there.
+  // Makes a second link between two workers that have one.
   void connect_again(std::uint32_t which);
   // Nothing passes between some processes and the others for so long, drawn by the seed. Beyond the peer timeout the
   // links between them break: `broken` is told of each that does.

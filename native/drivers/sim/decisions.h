@@ -1,7 +1,6 @@
-// One place decides: the coordinator says the same words in the same order to every worker, and workers take to the
-// servers what it said and nothing else. It declares those ranks lost that have not left, and no others; what has left
-// and is gone averages nothing any more. docs/protocol/recovery.md. (RECONNECT, which goes to rank 0's worker first,
-// asks.)
+// Checks that one place decides (docs/protocol/recovery.md). The coordinator says the same words in the same order to
+// every worker, and workers pass on only its words. It declares ranks lost that have not left, and no others. A rank
+// that has left and is gone averages nothing. RECONNECT is a question, and goes to rank 0's worker first.
 #pragma once
 
 #include <cstdint>

@@ -34,7 +34,7 @@ void Ledger::begin(Flow& at, std::uint32_t server, const JobConfig& config) cons
   at.limit = config.credit_of(server, config.most_credit());
 }
 
-void Ledger::node_begins(Flow& at, std::uint32_t server, const wire::Header& header, const Bytes& owned) {
+void Ledger::worker_begins(Flow& at, std::uint32_t server, const wire::Header& header, const Bytes& owned) {
   at.reopening = (header.flags & wire::flag_reopened) == 0;
   wire::Epoch epoch;
   if (!at.reopening || !wire::decode(owned, epoch).ok()) {
@@ -55,14 +55,14 @@ std::string Ledger::sent(const End& from, const wire::Header& header, const Byte
   if (from.kind == LinkKind::server) {
     Flow& at = flow(from);
     if (from.is_client && header.type == Type::epoch) {
-      node_begins(at, from.service, header, owned);
+      worker_begins(at, from.service, header, owned);
       return "";
     }
     if (from.is_client && header.type == Type::leave) {
       return "";  // said to servers that are not in use, too
     }
     if (from.is_client) {
-      return header.epoch == at.epoch ? node_sent(at, header, owned) : "is not of the worker's epoch";
+      return header.epoch == at.epoch ? worker_sent(at, header, owned) : "is not of the worker's epoch";
     }
     // While the rest of an EPOCH is on its way, the server is still in the one before.
     if (header.epoch != at.server_epoch) {
@@ -90,7 +90,7 @@ std::string Ledger::arrived(const End& to, const wire::Header& header) {
   }
   Flow& at = flow(to);
   if (to.is_client) {
-    return header.epoch == at.epoch ? node_heard(at, header) : "";
+    return header.epoch == at.epoch ? worker_heard(at, header) : "";
   }
   if (header.type == Type::epoch && header.epoch != at.server_epoch) {
     at.server_epoch = header.epoch;
@@ -131,7 +131,7 @@ std::string Ledger::at_rest(const End& client) const {
   return credit >= window ? "" : std::to_string(window - credit) + " bytes of credit have not come back";
 }
 
-std::string Ledger::node_sent(Flow& at, const wire::Header& header, const Bytes& owned) {
+std::string Ledger::worker_sent(Flow& at, const wire::Header& header, const Bytes& owned) {
   if (header.acknowledged > at.results) {
     return "the worker acknowledges results that it does not have whole";
   }
@@ -168,7 +168,7 @@ std::string Ledger::server_sent(Flow& at, const wire::Header& header) {
   return at.unanswered < at.least - at.limit ? "the server grants more than it was sent and windows can grow" : "";
 }
 
-std::string Ledger::node_heard(Flow& at, const wire::Header& header) {
+std::string Ledger::worker_heard(Flow& at, const wire::Header& header) {
   at.credit += header.credit;
   if (at.credit > at.limit) {
     return "the worker has more credit than the job allows";

@@ -1,5 +1,5 @@
-// Counts what is on every link and says when a machine goes beyond what it was granted, or has not got it back in the
-// end. docs/protocol/lifecycle.md: credit, eager data, the order of admission, acknowledgements.
+// Counts the bytes in flight on every link, and says when a machine exceeds what it was granted, or has not got its
+// credit back in the end. docs/protocol/lifecycle.md: credit, eager data, the order of admission, acknowledgements.
 #pragma once
 
 #include <cstdint>
@@ -42,10 +42,10 @@ class Ledger {
 
   Flow& flow(const End& end);
   void begin(Flow& flow, std::uint32_t server, const JobConfig& config) const;
-  void node_begins(Flow& flow, std::uint32_t server, const wire::Header& header, const Bytes& owned);
-  std::string node_sent(Flow& flow, const wire::Header& header, const Bytes& owned);
+  void worker_begins(Flow& flow, std::uint32_t server, const wire::Header& header, const Bytes& owned);
+  std::string worker_sent(Flow& flow, const wire::Header& header, const Bytes& owned);
   std::string server_sent(Flow& flow, const wire::Header& header);
-  std::string node_heard(Flow& flow, const wire::Header& header);
+  std::string worker_heard(Flow& flow, const wire::Header& header);
   void answered(Flow& flow, std::uint64_t operation);
 
   // What a server goes by, whoever told it first.

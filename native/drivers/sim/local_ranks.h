@@ -2,9 +2,9 @@
 // meet the rank's worker, as the engine's router has them meet.
 //
 // A rank takes its steps a few at a time, with anything in between: other ranks' steps, a stop, its death. A death in
-// the middle of a copy leaves a part of it. What a group asks of the worker, and what the worker says, comes when it
-// likes, in order. Arrays may lie in the memory of the whole machine, where other ranks reach them. Who is not rung for
-// sleeps until its own deadline: a result that is found only then is a violation.
+// the middle of a copy leaves a part of it. What a group asks of the worker, and what the worker says, comes
+// after any delay, in order. Arrays may lie in the memory of the whole machine, where other ranks reach them. A rank
+// that is not rung sleeps until its own deadline: if it finds a result only then, that is a violation.
 #pragma once
 
 #include <cstdint>

@@ -1,16 +1,16 @@
 // A network of machines under a virtual clock and a seed.
 //
-// Promises what native/protocol/machine.h promises for every driver, and beyond that as little as it can:
+// It keeps the contract of native/protocol/machine.h, and promises as little more as possible:
 //   * a link is a stream of bytes in both directions, read by the product's own reader (protocol/frame_reader.h): it is
 //     handed over in pieces that are cut anywhere, with anything in between, and ends in the middle of a frame when it
 //     breaks; streams of different links overtake each other at will;
-//   * borrowed bytes are read piece by piece until the very moment before on_sent is due, and on_sent comes when
-//     it likes; sums are carried out when they like, in any order;
+//   * borrowed bytes are read piece by piece until the very moment before on_sent is due, and on_sent comes after any
+//     delay; sums are carried out after any delay, in any order;
 //   * a machine is never called from within its own call; it may hear of much at once, or late.
 //
-// What a network does to its users besides: links that break, that are silent for a while or for ever, bytes that come
-// out otherwise than they went in. Links to oneself are links like any other, but never break. Rates, queues that drop
-// and TCP are those of another network, packet_level/.
+// Beyond that it has faults: links that break or fall silent, for a while or for ever, and bytes that are damaged.
+// Links to oneself are links like any other, but never break. Rates, queues that drop and TCP are those of another
+// network, packet_level/.
 #pragma once
 
 #include <cstddef>

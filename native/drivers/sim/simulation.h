@@ -1,9 +1,9 @@
 // Carries out a plan: submits, watches, lets things go wrong, and says whether everything came out as it must.
 //
 // Promises checked in every run:
-//   * every submitted handle is finished exactly once, and the run ends; nobody waits, before its goodbye, for what has
-//     come or cannot come;
-//   * an operation that nothing stands against ends well, with results right to the bit;
+//   * every submitted handle is finished exactly once, and the run ends; before its goodbye no rank waits for
+//     something that has come or cannot come;
+//   * an operation without an error ends well, with results right to the bit;
 //   * one that ranks disagree on, that failed somewhere or that somebody never calls ends so on every member, and the
 //     message names who; one whose last call comes when its time is out ends the same on all members;
 //   * a dead process ends the operations that need it, with PeerLost, and no others;
@@ -11,7 +11,7 @@
 //   * credit, eager data and the order of admission are kept, and all credit is back in the end (ledger.h); workers and
 //     servers keep within their memory after every event, and nothing is left on them in the end;
 //   * the coordinator's decisions are the same everywhere, it declares those lost that are gone and had not left, and
-//     leaves no share to the others (decisions.h); a damaged header is always known for one;
+//     leaves no share to the others (decisions.h); a damaged header is always detected;
 //   * the same plan and seed do the same, event by event: Outcome::digest.
 #pragma once
 

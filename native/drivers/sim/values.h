@@ -1,4 +1,4 @@
-// Inputs that a seed gives, and the results that must come of them: sums in the order of the group's members, computed
+// Inputs drawn from a seed, and the results that they must have: sums in the order of the group's members, computed
 // the plain way, independently of native/reduce.
 #pragma once
 

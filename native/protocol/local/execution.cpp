@@ -113,7 +113,7 @@ Status Execution::make_output(Operation& operation, const Blocks& blocks) {
                        static_cast<std::int32_t>(members_.rank_of(own_)));
 }
 
-// All ranks have read the same, so all come to the same. What goes on to the network, goes from the first rank's
+// Every rank reads the same places, so all build the same lists. With other nodes, sums go into the first rank's
 // output.
 Arrays Execution::arrays_of(const Operation& operation) {
   Arrays arrays;

@@ -27,15 +27,15 @@ class Execution {
 
   // --- Beginning ---
 
-  // A small one, here and now. Not ok: there is no memory for what it brings.
+  // Carries out a small operation at once. Not ok: there is no memory for its output.
   Status finish_small(Operation& operation);
-  // A small one that goes on to other nodes: on the first rank, which sends up the node's sum.
+  // A small operation that goes on to other nodes: the first rank sends up the node's sum.
   void send_up_small(Operation& operation);
-  // A large one. The first rank decides on the order: `admit` is its word, at once on itself. Operations flow once
-  // their openings are all there. Not ok: there is no memory for what it brings.
+  // A large operation is the next to flow, as the first rank decides. It begins once all its openings are there.
   void admit(const Hash128& key) { admitted_.push_back(key); }
   bool is_admitted(const Hash128& key) const;
   const std::deque<Hash128>& admitted() const { return admitted_; }
+  // Not ok: there is no memory for its output.
   Status begin_next_admitted(Operation& operation);
 
   // --- What comes back ---
@@ -52,19 +52,19 @@ class Execution {
   // One thing with one chunk. Whether there was one to be done.
   bool step() { return flow_.step() || delivery_.step(); }
   bool ready() const { return flow_.ready() || delivery_.ready(); }
-  // The next operation that is further than before: its flow is through, or a part of its result.
+  // The next operation that has advanced: its sums are done, or a part of its result has been handed out or taken.
   Operation* take_advanced();
 
   // --- Its end ---
 
-  // Whether this operation flows, or will: this rank has to do its part, whatever comes of it.
+  // Whether this operation flows or is admitted. Then this rank has to do its part, even if it fails.
   bool flows(const Operation& operation) const {
     return operation.state == Operation::State::flowing || is_admitted(operation.key);
   }
   Operation* moving(std::uint64_t handle) const;
   void forget(std::uint64_t handle) { moving_.erase(handle); }
 
-  // The ranks that others wait for: in the flow, and to take results.
+  // The ranks that others wait for, in the flow and in the delivery of results.
   std::vector<std::uint32_t> late_in_flow() const { return flow_.late(); }
   std::vector<std::uint32_t> late_in_delivery() const { return delivery_.late(); }
 

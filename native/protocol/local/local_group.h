@@ -2,9 +2,9 @@
 // them out in the memory that they share. A state machine as the others (protocol/machine.h): it opens no file, takes
 // no lock, reads no clock and starts no thread.
 //
-// Where the job has other nodes too, an all-reduce is the first rank's to take to the network for all of them: it sends
-// their sum from its own array as it grows, and what comes back there goes to all. Every other operation is left to the
-// worker once all ranks of the node have called it with the same arguments.
+// With other nodes, the first rank takes an all-reduce to the network for all ranks of the node: it sends their sum
+// from its own array as the sum grows, and the result comes back there and goes to all. Every other operation is handed
+// to the worker once all ranks of the node have called it with the same arguments.
 //
 // Promises:
 //   * Operations are matched by their keys, as on servers: ranks may call them in different orders. Ranks that disagree
@@ -12,16 +12,15 @@
 //   * Contributions are added in the order of the group's members, with the kernels of the servers: the same bits.
 //   * Every operation that was called is finished or handed to the worker, exactly once.
 //   * A small operation is done when its last member has called it: contributions lie beside the openings. Large ones
-//     flow one after the other, in the order in which the first rank of the node has found that all have called them.
+//     flow one after the other, in the order that the first rank decides.
 //
-// Whoever has the group to itself takes steps: the thread that calls, one that waits, or an attendant. A step changes
-// one word that others read, at its end, and rings for them: between two steps a rank may stop or die.
+// The thread that holds the group takes steps: one that calls, one that waits, or the attendant. A step changes one
+// word that others read, as its last act, and rings for them. So a rank may stop or die between any two steps.
 //
-// Failures. Ranks begin with small operations as soon as they see that all have called them, and ask nobody: so the
-// first rank announces a failure before it decides on it (failures.h). With other nodes an operation fails on all of
-// them, and what has gone up fails when the network says so. A rank that does not do its part in time ends everything,
-// and so does a first rank that does not answer: nobody can say any more who has what, and a wrong number would be
-// worse.
+// Failures. Ranks begin a small operation as soon as they see that all have called it, and ask nobody. So the first
+// rank announces a failure before it decides on it (failures.h). With other nodes an operation fails on all of them,
+// and one that has gone up fails when the network says so. If a rank does not do its part in time, or the first rank
+// does not answer, everything ends: nobody knows any more who has what, and a wrong number would be worse.
 #pragma once
 
 #include <cstdint>
@@ -70,7 +69,7 @@ class LocalGroup {
   // all chunks of one that ended well.
   void chunk_averaged(std::uint64_t handle, Range chunk);
   void averaged(std::uint64_t handle, const Status& status);
-  // Nothing is called any more: the other ranks are told once nothing is open.
+  // Nothing more is called. The other ranks are told once nothing is open.
   void leave() { leaving_ = true; }
   // This operation can never be complete: it fails for all members, if it is not complete.
   struct Failed {
@@ -81,19 +80,19 @@ class LocalGroup {
   // Nothing more can be done here, and why: all that is open fails, also what comes later. `network_is_done`: the
   // worker uses no array any more.
   void fail_all(const Status& why, bool network_is_done);
-  // The same for a reason that was found in here: the other ranks hear it from this one. What the network knows, they
+  // The same for a reason that this rank found: the others hear it from this rank. A loss that the network knows they
   // hear from rank 0.
   void give_up(const Status& why);
   void give_up(const std::exception& error);
-  // Nobody else writes into this rank's arrays any more, however late, and what is copied from them counts no more:
-  // what is open is about to fail.
+  // From now on no other rank writes into this rank's arrays, and copies from them do not count: open operations are
+  // about to fail.
   void detach_arrays();
 
   // --- Steps ---
 
-  // Of what ranks say to each other. Whether there was one.
+  // step(): one thing of what ranks say to each other. work(): one thing with one chunk. Both return whether there was
+  // one.
   bool step();
-  // Of a large operation: one thing with one chunk.
   bool work();
   bool can_work() const { return broken_.ok() && execution_.ready(); }
   // When on_time() and then step() are to be called at the latest.
@@ -104,8 +103,7 @@ class LocalGroup {
   // Why everything fails; ok: it does not.
   const Status& broken() const { return broken_; }
   std::size_t open_operations() const { return calls_.open(); }
-  // What operations are that have been called and not finished or handed over, by handle; without their members. Of
-  // these handles, in rising order.
+  // Open operations by handle, without their members. `handles`: which ones, in rising order.
   std::map<std::uint64_t, wire::Wait> described(const std::vector<std::uint64_t>& handles) const {
     return calls_.described(handles);
   }
@@ -129,7 +127,7 @@ class LocalGroup {
   void begin(Operation& operation);
   void begin_admitted();
 
-  // The end of one.
+  // The end of an operation.
   bool note_advanced();
   void hear_verdict(Operation& operation, const Status& status, ConstBytes result);
   void end_if_through(Operation& operation);
@@ -160,12 +158,12 @@ class LocalGroup {
 
   Time now_ = 0;
   std::deque<Hash128> complete_;  // all have called them, and nobody here has begun with them
-  // Steps until there is nothing to be done are a round: whoever has called last, and finds so in the same round, tells
-  // the others.
+  // Counts rounds. A round is all steps until nothing is left to do. A rank that was the last to call, and finds so in
+  // the round in which it called, tells the others.
   std::uint64_t round_ = 0;
   bool leaving_ = false;
   bool said_goodbye_ = false;
-  bool is_empty_ = false;  // which the driver has been told
+  bool is_empty_ = false;  // the driver has been told that it is empty
   Status broken_;
 };
 
