@@ -74,15 +74,16 @@ class ArrivalOrder:
         if self.is_known and not now.changes_buffers(wanted):
             wanted = now.order
         order = np.array(wanted, np.int64)
-        return SentOrder(operations, operations.broadcast(ORDER, order, root), order)
+        return SentOrder(operations, operations.broadcast(ORDER, order, root), order, list(now.order))
 
 
 class SentOrder(NamedTuple):
-    """An order on its way to all ranks. ``order`` holds it when ``handle`` is done."""
+    """An order on its way to all ranks. ``order`` holds it when ``handle`` is done. ``before``: the one until now."""
 
     operations: NamedOperations
     handle: AnyHandle
     order: npt.NDArray[np.int64]
+    before: list[int]
 
     def received(self) -> list[int]:
         """Waits for it. May be called again where that was interrupted."""

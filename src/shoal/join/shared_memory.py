@@ -145,7 +145,7 @@ async def _receive(node: Node) -> int:
 
 
 async def _connect(node: Node) -> socket.socket:
-    """Until it is there, or the caller's deadlines is at its end."""
+    """Until it is there, or the caller's time is out."""
     while True:
         link = sockets.watched(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:

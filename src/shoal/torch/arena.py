@@ -21,7 +21,7 @@ import torch
 
 from shoal.errors import ShoalError
 from shoal.gradients.arrangement import Arrangement, Kind, Window
-from shoal.gradients.layout import Item
+from shoal.gradients.layout import Extent, Item
 from shoal.torch import accelerators, arena_memory
 from shoal.torch.accelerators import Accelerator
 from shoal.torch.devices import places_of
@@ -374,7 +374,10 @@ class GradientArenas:
         return None
 
     def _lay_out(self, arrangement: Arrangement, renewed: Collection[Kind] = ()) -> None:
-        """``renewed``: the arenas that get new memory. If there is none, everything stays as it is."""
+        """``renewed``: the arenas that get new memory.
+
+        If there is none, or this is interrupted, everything stays as it is: nothing is taken over before all is made.
+        """
         memory: dict[Kind, tuple[torch.Tensor, torch.Tensor | None]] = {}
         for kind, indices in arrangement.orders.items():
             if kind in self._memory and kind not in renewed:
@@ -382,20 +385,22 @@ class GradientArenas:
             else:
                 size, first = arrangement.layouts[kind].size, indices[0]
                 memory[kind] = arena_memory.allocate(size, self._parameters[first], self._devices[first])
-        self.arrangement, self._memory = arrangement, memory
-        self.touched = arrangement.touched
-        self.buffers = [self._buffer_at(window) for window in arrangement.windows]
-        self._slots = [self._slot_of(index, self._memory_of(index)) for index in range(len(self._parameters))]
+        buffers = [self._buffer_at(window, *memory[window.kind]) for window in arrangement.windows]
+        places = [
+            self._place_of(index, arrangement.extents[index], memory[kind][0]) for index, kind in enumerate(self._kinds)
+        ]
+        slots = [self._slot_of(index, place) for index, place in enumerate(places)]
+        self.arrangement, self._memory, self.touched = arrangement, memory, arrangement.touched
+        self.buffers, self._slots = buffers, slots
 
-    def _memory_of(self, index: int) -> torch.Tensor:
-        """Of a gradient, in the shape of its parameter."""
-        dtype, extent, parameter = self._dtypes[index], self.arrangement.extents[index], self._parameters[index]
-        elements = self._memory[self._kinds[index]][0].view(dtype)
+    def _place_of(self, index: int, extent: Extent, memory: torch.Tensor) -> torch.Tensor:
+        """Of a gradient in its arena's memory, in the shape of its parameter."""
+        dtype, parameter = self._dtypes[index], self._parameters[index]
+        elements = memory.view(dtype)
         part = elements[extent.begin // dtype.itemsize : extent.end // dtype.itemsize]
         return part.as_strided(parameter.shape, gradient_strides(parameter))
 
-    def _buffer_at(self, window: Window) -> Buffer:
-        memory, mirror = self._memory[window.kind]
+    def _buffer_at(self, window: Window, memory: torch.Tensor, mirror: torch.Tensor | None) -> Buffer:
         wire, bytes_of_it = self._wire_dtypes[window.gradients[0]], slice(*window.extent)
         host = None if mirror is None else mirror[bytes_of_it].view(wire)
         return Buffer(window.label, memory[bytes_of_it].view(wire), window.gradients, host)

@@ -154,7 +154,7 @@ class ManagedParameters:
     def take_order(self, sent: SentOrder) -> bool:
         """Whether the order has changed since the first pass. What was interrupted in here can be done again."""
         received = sent.received()
-        renewed = received != self.arenas.order
+        renewed = received != sent.before
         has_changed = renewed and self.order.is_known
         if has_changed:
             trace.instant("order of gradients renewed")

@@ -3,7 +3,8 @@
 Those of an accelerator go through memory of the host (staging.py), in a queue that those on the CPU do not wait in.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,9 +35,10 @@ class TensorOperations(NamedOperations):
         """
         device = accelerators.of([memory])
         assert device is not None, "memory of the host goes nowhere"
-        transfer = self._submissions.transfer(device)
-        transfer.follow_streams(made_in)
-        transfer.bring(host, memory)
+        with self._failing_everywhere(label):
+            transfer = self._submissions.transfer(device)
+            transfer.follow_streams(made_in)
+            transfer.bring(host, memory)
         return self._submissions.submit(
             "allreduce_",
             self.name(label),
@@ -56,8 +58,9 @@ class TensorOperations(NamedOperations):
         if device is None:
             return super().broadcast(label, array, root)
         source = self.group.ranks[root]
-        transfer = self._submissions.transfer(device)
-        staged = transfer.mirror(array, read=self.group.rank == root)
+        with self._failing_everywhere(label):
+            transfer = self._submissions.transfer(device)
+            staged = transfer.mirror(array, read=self.group.rank == root)
         return self._submissions.submit(
             "broadcast_",
             self.name(label),
@@ -68,3 +71,12 @@ class TensorOperations(NamedOperations):
             None,
             transfer,
         )
+
+    @contextmanager
+    def _failing_everywhere(self, label: str) -> Iterator[None]:
+        """What raises here has not been submitted: the other ranks hear of it and do not wait for this one."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(label, str(error))
+            raise
