@@ -29,7 +29,7 @@ class BlockedBy {
 };
 
 // While this lives, the calling thread, which waits, may run the program's code (signal handlers), and does not count
-// as blocked. That alone is no change.
+// as blocked. That does not raise Callers::changes.
 class Awake {
  public:
   Awake();

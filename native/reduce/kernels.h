@@ -138,7 +138,7 @@ void accumulate_block(const Call& call, std::size_t begin, std::size_t count, T*
   }
 }
 
-// `ResultElement`: the type of the results, which signed integers are not summed in.
+// `ResultElement`: the type of the results. Signed integers are summed as unsigned ones.
 template <class Format, class Op, class ResultElement = typename Format::Element>
 void reduce_blocks(const Call& call) {
   using T = typename Format::Accumulator;

@@ -32,7 +32,7 @@ class Reader {
     rest_ = rest_.subspan(count);
     return taken;
   }
-  // So many of something that takes so many bytes at least: none if there are not so many.
+  // A count of items of at least so many bytes; 0 if the payload cannot hold them.
   std::size_t count(std::size_t least_bytes) {
     const auto count = number<std::uint32_t>();
     if (count > rest_.size() / least_bytes) {

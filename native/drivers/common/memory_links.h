@@ -1,5 +1,5 @@
-// Links in memory, between machines of one process. The other end hears of frames and of a close after the present
-// event, in order.
+// Links in memory, between machines of one process. The other end hears of frames and of a close, in order,
+// after the machine's call has returned.
 //
 //   queue = the follow-ups of links in memory, in the same order
 //   an end's other end leads back to it, or is gone

@@ -2,9 +2,8 @@
 // shared memory.
 //
 // Promises:
-//   * If the machine lacks memory, allocate() fails; no signal comes later. Memory is zero when it is given out, and
-//   goes
-//     back to the system when nobody uses it any more, whether the job goes on or not.
+//   * If the machine lacks memory, allocate() fails; no signal comes later. Memory is zero when it is given out.
+//     It goes back to the system when nobody uses it any more, whether the job goes on or not.
 //   * A child made by fork() has it at the same addresses, and what it writes there is its own. It sees what the parent
 //     wrote before the fork, and may see what the parent and its peers write later.
 //   * After detach() no other rank writes into an array, however late.

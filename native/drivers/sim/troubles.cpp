@@ -78,7 +78,7 @@ Fault random_fault(Random& random, const Plan& plan, Time span, bool survivable)
       fault.target = without_server(plan, fault.target);
     }
   }
-  // What has said goodbye may still serve, and what it was the last to know is lost with it or with a server.
+  // A rank that said goodbye may still serve. What it alone knew dies with it or with a server.
   if (fault.kind == Kind::kill_rank && random.chance(0.3)) {
     fault.goodbye_of = fault.target;
   } else if (fault.kind == Kind::kill_server && random.chance(0.4)) {

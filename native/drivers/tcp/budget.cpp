@@ -12,8 +12,8 @@ namespace {
 // Bytes of a connection beside its payloads in flight: read-ahead, frames, and with encryption its records.
 constexpr std::size_t link_bytes = 256 * 1024;
 
-// For tables, at twice their limit: what a job has open that averages each parameter of a large model by itself, 2,500
-// operations of 2 ranks or 1,000 of 8. However many jobs come, none has less.
+// The least for tables, which may reach twice their limit: enough for a job that averages each parameter of a large
+// model by itself, 2,500 operations of 2 ranks or 1,000 of 8. However many jobs come, none has less.
 constexpr std::size_t tables_bytes = 8 * 1024 * 1024;
 constexpr std::size_t tables_bytes_of_rank = 256 * 1024;
 

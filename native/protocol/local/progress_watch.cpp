@@ -18,7 +18,8 @@ Time ProgressWatch::moved(const Operation& operation) const {
   return operation.state == Operation::State::flowing ? std::max(moved, flowed_) : moved;
 }
 
-// For what the first rank or the network says of it: the network's time-out, and the time to hear of it.
+// How long the first rank's word is waited for: twice the time-out, since the network has its own, and some seconds to
+// hear of it.
 Time ProgressWatch::longest_wait(const Operation& operation) const {
   return 2 * operation.submission.timeout + 3 * others_first;
 }

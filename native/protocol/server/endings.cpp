@@ -21,14 +21,14 @@ Endings::Endings(const Terms& terms, OperationTable& operations, Links& links, C
                  Summation& flow)
     : terms_(terms), operations_(operations), links_(links), credit_(credit), receipts_(receipts), summation_(flow) {}
 
-void Endings::fail_soon(const Operation& operation, Time now) {
+void Endings::set_alarm(const Operation& operation, Time now) {
   const Time when = now + conflict_wait;
   if (alarm_times_.emplace(operation.serial(), when).second) {
     alarms_.emplace(when, operation.serial());
   }
 }
 
-void Endings::fail_not(const Operation& operation) {
+void Endings::clear_alarm(const Operation& operation) {
   if (operation.has_conflict()) {
     if (const auto found = alarm_times_.find(operation.serial()); found != alarm_times_.end()) {
       alarms_.erase({found->second, found->first});
@@ -64,7 +64,7 @@ void Endings::end_flow(Operation& operation) {
 
 void Endings::fail(Operation& operation, Status why) {
   release(operation);
-  fail_not(operation);
+  clear_alarm(operation);
   operation.fail(std::move(why));
   receipts_.forget(operation.serial());
   drop_finished(operation);
@@ -143,7 +143,7 @@ void Endings::remove(Operation& operation) {
       }
     }
   }
-  fail_not(operation);
+  clear_alarm(operation);
   operations_.remove(operation);
 }
 

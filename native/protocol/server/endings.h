@@ -26,12 +26,12 @@ namespace shoal::server {
 class Endings {
  public:
   Endings(const Terms& terms, OperationTable& operations, Links& links, Credit& credit, Receipts& receipts,
-          Summation& flow);
+          Summation& summation);
 
   // Openings differ: sets the alarm.
-  void fail_soon(const Operation& operation, Time now);
+  void set_alarm(const Operation& operation, Time now);
   // The operation is over: no alarm.
-  void fail_not(const Operation& operation);
+  void clear_alarm(const Operation& operation);
 
   // After each of these the operation may be gone. fail(): with `why` ok, another server says why.
   void fail(Operation& operation, Status why);

@@ -247,7 +247,7 @@ void Lifecycle::opened(Operation& operation, std::size_t index, Time now) {
   std::string what;
   if (other != operation.members().end() && !agree(other->opening, opening, what)) {
     if (!operation.has_conflict() && operation.is_home()) {
-      endings_.fail_soon(operation, now);
+      endings_.set_alarm(operation, now);
     }
     operation.note_conflict();
   }
@@ -351,7 +351,7 @@ void Lifecycle::resume(Operation& operation, Range shard, std::uint32_t segment)
 }
 
 void Lifecycle::settle(Operation& operation) {
-  endings_.fail_not(operation);
+  endings_.clear_alarm(operation);
   for (std::size_t i = 0; i < operation.size(); ++i) {
     if (operation.member(i).opened) {
       links_.tell_settled(operation.rank(i), operation.member(i).number, true);

@@ -84,7 +84,7 @@ class Segments {
   void pass_result() { ++next_result_; }
   bool all_answered() const { return next_result_ == count_; }
 
-  // How many of the member's results all members have, when they have these many segments.
+  // Of the first `segments` segments, which all members have: how many are answers to `member`.
   std::uint64_t settled_for(std::size_t member, std::uint64_t segments);
 
   // Nothing more is answered. Returns what has come and has no answer.

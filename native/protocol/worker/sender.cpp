@@ -89,7 +89,7 @@ Range Sender::take_inline(Operation& operation, Part& part, bool again) {
     return {};
   }
   if (again && operation.gathers()) {
-    // Counts for nothing: what went through the home before must do so again.
+    // Opened again, a gather's inline bytes go through the home once more, outside credit and eager bytes.
     const bool wanted = operation.is_small() && operation.opening().exchange == 0;
     return {0, wanted ? operation.bytes() : 0};
   }
@@ -129,8 +129,8 @@ bool Sender::Server::may_send(std::uint64_t length) const {
   return credit >= std::max(least, wanted);
 }
 
-// At most as many smaller segments are in flight as full ones would fit, and more than one only while no other server
-// that is owed more has been sent fewer: a burst on one link would keep the worker's wire from the others.
+// At most as many smaller segments are in flight as full ones would fit. A second one waits until every server that is
+// owed more has been sent as many: a burst on one link would keep the worker's wire from the others.
 bool Sender::has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const {
   const Server& server = servers_[part.server()];
   if (!has_smaller_segments(part) || part.on_its_way() == 0) {
