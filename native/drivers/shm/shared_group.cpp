@@ -66,8 +66,9 @@ void SharedGroup::start() {
 
 void SharedGroup::add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
                             const std::optional<local::Internode>& internode) {
-  const std::lock_guard lock(mutex_);
-  group_.add_group(number, id, ranks, internode);
+  const std::lock_guard lock(submitting_);
+  new_groups_.push_back({number, id, ranks, internode});
+  any_new_groups_.store(true);
 }
 
 // --- Taking steps ---
@@ -118,6 +119,9 @@ bool SharedGroup::take_steps(bool works) {
   }
   const bool worked = works && group_.work();
   if (worked) {
+    if (group_.passes_chain()) {
+      group_.work();  // which costs nothing: not another round for it
+    }
     group_.on_time(now());
     while (group_.step()) {
     }
@@ -128,16 +132,27 @@ bool SharedGroup::take_steps(bool works) {
   return worked;
 }
 
+// Groups first: what is submitted may be in one of them.
 void SharedGroup::take_submissions() {
-  while (submissions_.load() > 0) {
-    Submission submission;
+  while (submissions_.load() > 0 || any_new_groups_.load()) {
+    std::vector<NewGroup> groups;
+    std::optional<Submission> submission;
     {
       const std::lock_guard lock(submitting_);
-      submission = std::move(submitted_.front());
-      submitted_.pop_front();
-      submissions_.fetch_sub(1);
+      groups.swap(new_groups_);
+      any_new_groups_.store(false);
+      if (!submitted_.empty()) {
+        submission = std::move(submitted_.front());
+        submitted_.pop_front();
+        submissions_.fetch_sub(1);
+      }
     }
-    group_.call(std::move(submission));
+    for (const NewGroup& group : groups) {
+      group_.add_group(group.number, group.id, group.ranks, group.internode);
+    }
+    if (submission) {
+      group_.call(std::move(*submission));
+    }
   }
 }
 

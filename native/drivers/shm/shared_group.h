@@ -139,7 +139,16 @@ class SharedGroup final : private local::World {
   GroupUser& user_;
   RankWords& words_;
 
-  std::mutex submitting_;
+  struct NewGroup {
+    std::uint32_t number;
+    Hash128 id;
+    std::vector<std::uint32_t> ranks;
+    std::optional<local::Internode> internode;
+  };
+
+  std::mutex submitting_;             // held for a moment, also by the loop's thread: mutex_ may be taken for long
+  std::vector<NewGroup> new_groups_;  // guarded by submitting_
+  std::atomic<bool> any_new_groups_{false};    // there are some
   std::deque<Submission> submitted_;           // guarded by submitting_
   std::atomic<std::uint32_t> submissions_{0};  // the size of submitted_
 

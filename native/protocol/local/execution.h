@@ -51,6 +51,7 @@ class Execution {
 
   // One thing with one chunk. Whether there was one to be done.
   bool step() { return flow_.step() || delivery_.step(); }
+  bool passes_chain() const { return flow_.passes_chain(); }
   bool ready() const { return flow_.ready() || delivery_.ready(); }
   // The next operation that has advanced: its sums are done, or a part of its result has been handed out or taken.
   Operation* take_advanced();

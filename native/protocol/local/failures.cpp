@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "base/invariant.h"
 #include "protocol/agreement.h"
@@ -43,6 +44,30 @@ void Failures::note_left(std::uint32_t rank) {
     settle_dispute(*operation);
     calls_.forget_if_done(*operation);
   }
+  if (is_first()) {
+    tell_alone(rank);
+  }
+}
+
+bool Failures::tell_alone(std::uint32_t rank) {
+  std::vector<std::pair<Operation*, Status>> untold;
+  if (has_other_nodes_) {
+    for (const auto& [key, operation] : calls_.all()) {
+      if (!operation->calls.opened(rank) || operation->internode_state.is_network_told()) {
+        continue;
+      }
+      const wire::Opening opening =
+          rank == own_ ? operation->opening : operation->calls.opening_of(rank, operation->opening);
+      if (opening.failed) {
+        untold.emplace_back(operation.get(), failed_before(opening, members_.rank_of(rank), members_.config()));
+      }
+    }
+  }
+  for (const auto& [operation, why] : untold) {
+    fail_everywhere(*operation, why);
+    calls_.forget_if_done(*operation);
+  }
+  return !untold.empty();
 }
 
 void Failures::fail_without(Operation& operation, std::uint32_t rank) {

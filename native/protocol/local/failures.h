@@ -58,6 +58,10 @@ class Failures {
   // If it is disputed: the first rank fails it everywhere, once it knows what it is.
   void settle_dispute(Operation& operation);
 
+  // On the first rank: that rank leaves. The other nodes hear of what has failed on it before it began, although nobody
+  // here knows what it is. Whether there was anything.
+  bool tell_alone(std::uint32_t rank);
+
   // --- What cannot be waited for ---
 
   // Not all ranks have called it, and its time is out on this rank: the first rank decides.

@@ -66,7 +66,7 @@ bool Flow::has_slot(const Admitted& admitted, std::uint64_t number) const {
 
 // What was added to a chain is not reduced afterwards: as soon as what came before in another way is reduced, it counts
 // as that.
-bool Flow::passes_chain() const { return reduced_ < contributed_ && admitted(reduced_).chain; }
+bool Flow::passes_chain() const { return !stopped_ && reduced_ < contributed_ && admitted(reduced_).chain; }
 
 bool Flow::can_reduce() const {
   if (reduced_ == contributed_) {
@@ -112,10 +112,17 @@ bool Flow::step() {
     return false;
   }
   if (passes_chain()) {
+    bool ends = false;
     while (passes_chain()) {
       ++reduced_;
+      ends = reduced_ == admitted(reduced_ - 1).end();
     }
-    memory_.words(own_).reduced.store(reduced_);
+    // Nobody waits for this count in the chain; in what comes after it others may.
+    if (ends) {
+      publish(&RankWords::reduced, reduced_);
+    } else {
+      memory_.words(own_).reduced.store(reduced_);
+    }
     return true;
   }
   const bool sends = collected_ < reduced_ && admitted(collected_).transfer.straight() && can_collect();

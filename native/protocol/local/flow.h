@@ -40,6 +40,8 @@ class Flow {
   bool step();
   // Whether step() would do something.
   bool ready() const;
+  // Whether step() would only count on in a chain.
+  bool passes_chain() const;
   // On the first rank: the next summed chunk of an operation that goes on to the network.
   struct Collected {
     std::uint64_t handle;
@@ -72,7 +74,6 @@ class Flow {
   std::uint64_t chunk_bytes(const Transfer& transfer) const;
   std::uint64_t slots_for(const Admitted& admitted) const;
   bool has_slot(const Admitted& admitted, std::uint64_t number) const;
-  bool passes_chain() const;
   bool can_reduce() const;
   bool can_collect() const;
   bool can_contribute() const;

@@ -37,8 +37,8 @@ bool LocalGroup::step() {
   }
   // First what others say: they may have ended what is called here now. What follows in the same step finds nothing
   // unread: whoever begins with an operation has read all that the first rank had said when the last call was read.
-  if (read_next() || write_next_call() || note_who_has_left() || begin_next() || note_advanced() || check_time() ||
-      decide_next_failure() || say_goodbye_if_done()) {
+  if (read_next() || write_next_call() || note_who_has_left() || begin_next() || note_advanced() ||
+      decide_next_failure() || check_time() || say_goodbye_if_done()) {
     return true;
   }
   ++round_;
@@ -99,13 +99,15 @@ bool LocalGroup::write_next_call() {
 // --- What others say ---
 
 bool LocalGroup::read_next() {
-  for (std::uint32_t rank = 0; rank < members_.size(); ++rank) {
+  for (std::uint32_t turn = 0; turn < members_.size(); ++turn) {
+    const std::uint32_t rank = (read_last_ + turn) % members_.size();
     if (rank == own_) {
       continue;
     }
     if (const std::optional<Record> record = readers_[rank].next()) {
       read(rank, *record);
       readers_[rank].done();
+      read_last_ = rank;
       return true;
     }
   }
@@ -457,11 +459,10 @@ bool LocalGroup::say_goodbye_if_done() {
   if (!leaving_ || is_empty_ || calls_.open() > 0 || !calls_.all_written()) {
     return false;
   }
-  // Others may wait for this goodbye to know what has failed there; for the first rank's all do.
-  const bool has_untold = broken_.ok() && failures_.any_untold();
-  if (is_first() && has_untold) {
-    return false;
+  if (is_first() && broken_.ok() && failures_.tell_alone(own_)) {
+    return true;
   }
+  const bool has_untold = broken_.ok() && failures_.any_untold();
   if (!std::exchange(said_goodbye_, true)) {
     memory_.words(own_).left.store(1);
     outbox_.say(RecordKind::leave, {});

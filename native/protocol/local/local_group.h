@@ -94,6 +94,8 @@ class LocalGroup {
   // one.
   bool step();
   bool work();
+  // Whether the next work() is only to count on in a chain.
+  bool passes_chain() const { return broken_.ok() && execution_.passes_chain(); }
   bool can_work() const { return broken_.ok() && execution_.ready(); }
   // When on_time() and then step() are to be called at the latest.
   Time deadline() const { return watch_.deadline(); }
@@ -157,6 +159,7 @@ class LocalGroup {
   Failures failures_;
 
   Time now_ = 0;
+  std::uint32_t read_last_ = 0;   // whose mailbox had the last record
   std::deque<Hash128> complete_;  // all have called them, and nobody here has begun with them
   // Counts rounds. A round is all steps until nothing is left to do. A rank that was the last to call, and finds so in
   // the round in which it called, tells the others.

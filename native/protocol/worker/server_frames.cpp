@@ -19,7 +19,7 @@ ServerFrames::ServerFrames(const Environment& environment, const Links& links)
 bool ServerFrames::send(std::uint32_t server, wire::Header header, wire::Bytes owned,
                         std::span<const std::byte> borrowed, Token token) {
   const std::optional<LinkId> link = links_.server(server);
-  if (!link) {
+  if (!link || is_silent_) {
     return false;
   }
   tell_ended(server);

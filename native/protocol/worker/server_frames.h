@@ -41,6 +41,8 @@ class ServerFrames {
   Time deadline() const { return acknowledge_at_; }
   // Nothing is acknowledged after the goodbye.
   void end() { is_over_ = true; }
+  // An epoch has begun after the goodbye, of which servers hear nothing from this worker: nor of anything else.
+  void fall_silent() { is_silent_ = true; }
 
   // A new epoch: all counts begin anew.
   void restart(std::uint32_t server);
@@ -69,6 +71,7 @@ class ServerFrames {
   std::vector<Server> servers_;  // by index
   Time acknowledge_at_ = never;
   bool is_over_ = false;
+  bool is_silent_ = false;
 };
 
 }  // namespace shoal::worker

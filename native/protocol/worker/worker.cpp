@@ -238,6 +238,7 @@ Status Worker::receive_epoch(const Frame& frame) {
   const std::vector<std::uint64_t> numbers = operations_.suspend();
   begin_epoch(number, epoch.weights);
   if (goodbye_.is_said()) {
+    frames_.fall_silent();
     return {};
   }
   epoch.text.clear();
