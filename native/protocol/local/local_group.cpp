@@ -98,16 +98,15 @@ bool LocalGroup::write_next_call() {
 
 // --- What others say ---
 
+// From the first rank on each time: what it has said is read before what others have called since they heard it.
 bool LocalGroup::read_next() {
-  for (std::uint32_t turn = 0; turn < members_.size(); ++turn) {
-    const std::uint32_t rank = (read_last_ + turn) % members_.size();
+  for (std::uint32_t rank = 0; rank < members_.size(); ++rank) {
     if (rank == own_) {
       continue;
     }
     if (const std::optional<Record> record = readers_[rank].next()) {
       read(rank, *record);
       readers_[rank].done();
-      read_last_ = rank;
       return true;
     }
   }

@@ -159,7 +159,6 @@ class LocalGroup {
   Failures failures_;
 
   Time now_ = 0;
-  std::uint32_t read_last_ = 0;   // whose mailbox had the last record
   std::deque<Hash128> complete_;  // all have called them, and nobody here has begun with them
   // Counts rounds. A round is all steps until nothing is left to do. A rank that was the last to call, and finds so in
   // the round in which it called, tells the others.
