@@ -213,6 +213,18 @@ TEST(every_schedule_ends_and_gives_the_sums_of_the_order_asked_for) {
   }
 }
 
+// A sum in place, of contributions in this order.
+Transfer sum_in_place(std::vector<float>& array, std::vector<std::uint32_t> order) {
+  Transfer transfer;
+  transfer.output = reinterpret_cast<std::byte*>(array.data());
+  transfer.input = transfer.output;
+  transfer.bytes = array.size() * sizeof(float);
+  transfer.dtype = DType::float32;
+  transfer.op = Operator::sum;
+  transfer.order = std::move(order);
+  return transfer;
+}
+
 // Rank 1 has reduced its share, and then fails everything: its program goes on with its array.
 TEST(a_share_of_an_array_that_was_withdrawn_meanwhile_does_not_count) {
   for (const bool withdrawn : {false, true}) {
@@ -221,13 +233,7 @@ TEST(a_share_of_an_array_that_was_withdrawn_meanwhile_does_not_count) {
     std::vector<Flow> flows;
     std::vector<std::vector<float>> arrays(2, std::vector<float>(100, 1));
     for (std::uint32_t rank = 0; rank < 2; ++rank) {
-      Transfer transfer;
-      transfer.output = reinterpret_cast<std::byte*>(arrays[rank].data());
-      transfer.input = transfer.output;
-      transfer.bytes = arrays[rank].size() * sizeof(float);
-      transfer.dtype = DType::float32;
-      transfer.op = Operator::sum;
-      transfer.order = {0, 1};
+      Transfer transfer = sum_in_place(arrays[rank], {0, 1});
       for (std::vector<float>& array : arrays) {
         transfer.arrays.inputs.push_back(reinterpret_cast<std::byte*>(array.data()));
         transfer.arrays.outputs.push_back(reinterpret_cast<std::byte*>(array.data()));
@@ -254,14 +260,7 @@ TEST(of_a_chain_the_one_that_others_wait_for_is_named) {
   std::vector<std::vector<float>> arrays(3, std::vector<float>(50'000, 1));
   std::uint64_t chunks = 0;
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    Transfer transfer;
-    transfer.output = reinterpret_cast<std::byte*>(arrays[rank].data());
-    transfer.input = transfer.output;
-    transfer.bytes = arrays[rank].size() * sizeof(float);
-    transfer.dtype = DType::float32;
-    transfer.op = Operator::sum;
-    transfer.order = {2, 1, 0};
-    chunks = flows.emplace_back(memory, rank, hands, hands).admit(std::move(transfer)).count();
+    chunks = flows.emplace_back(memory, rank, hands, hands).admit(sum_in_place(arrays[rank], {2, 1, 0})).count();
   }
   const auto run_all_but_1 = [&flows] {
     while (flows[0].step() || flows[2].step()) {

@@ -4,28 +4,17 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
+#include "drivers/sim/heap_group.h"
 #include "protocol/local/world.h"
-#include "reduce/reduce.h"
 
 namespace shoal {
 
-struct IdleLocalWorld : local::World {
+struct IdleLocalWorld : sim::PromptWork<local::World> {
   void ring(std::uint32_t, bool) override {}
-  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
-    if (bytes > 0) {
-      std::memcpy(to, from, bytes);
-    }
-  }
-  void sum(std::byte* destination, std::span<const std::byte* const> sources, std::size_t count, DType dtype,
-           Operator op, double divisor) override {
-    reduce(destination, sources, count, dtype, op, divisor);
-  }
   void sending(std::uint64_t) override {}
   void finish(std::uint64_t, Status) override {}
   std::byte* allocate_output(std::uint64_t, const std::vector<std::uint64_t>&) override { return nullptr; }

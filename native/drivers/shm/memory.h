@@ -1,9 +1,8 @@
 // Where the memory comes from that the ranks of a machine share. protocol/local/group_memory.h has its layout.
 //
 //   * It is a memfd: it has no name, so nothing can be left behind, and the size of /dev/shm does not matter.
-//   * All of it is reserved before it is used: if the machine lacks memory, that is an error here, and no signal later.
-//   It
-//     cannot be truncated. Areas and regions are only addresses until something is taken from them.
+//   * All of it is reserved before it is used: if the machine lacks memory, that is an error here, and no signal
+//     later. It cannot be truncated. Areas and regions are only addresses until something is taken from them.
 //   * Core dumps do not have it. Children made by fork() do not either, except for what array_allocator.h says.
 //   * What is only addresses cannot be read: reading would allocate pages, up to all the memory of the machine.
 #pragma once

@@ -40,12 +40,10 @@ class HeapGroup : private HeapMemory, public local::GroupMemory {
       : HeapMemory(shape.bytes()), GroupMemory(begin(), shape, node, std::move(places)) {}
 };
 
-// Bells count; nobody sleeps.
-class PromptHands : public local::Bells, public local::Hands {
+// Work on memory, done at once. `Seam`: Hands, or what has them.
+template <class Seam>
+class PromptWork : public Seam {
  public:
-  explicit PromptHands(const local::GroupMemory& memory) : memory_(memory) {}
-
-  void ring(std::uint32_t rank, bool) override { memory_.words(rank).bell.fetch_add(1); }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
     if (bytes > 0) {
       std::memcpy(to, from, bytes);
@@ -55,6 +53,14 @@ class PromptHands : public local::Bells, public local::Hands {
            Operator op, double divisor) override {
     reduce(destination, sources, count, dtype, op, divisor);
   }
+};
+
+// Bells count; nobody sleeps.
+class PromptHands : public local::Bells, public PromptWork<local::Hands> {
+ public:
+  explicit PromptHands(const local::GroupMemory& memory) : memory_(memory) {}
+
+  void ring(std::uint32_t rank, bool) override { memory_.words(rank).bell.fetch_add(1); }
 
  private:
   const local::GroupMemory& memory_;

@@ -5,11 +5,9 @@
 //
 // Promises:
 //   * send() reports bytes as sent once the kernel has taken all the records that hold them. Until then it gives
-//   EAGAIN,
-//     and the next call must begin with the same bytes.
+//     EAGAIN, and the next call must begin with the same bytes.
 //   * receive() gives only bytes that the other side has sent, in order, none missing. It fills the caller's room
-//   unless
-//     it holds no more bytes.
+//     unless it holds no more bytes.
 //   * Keys are replaced long before one has encrypted too many bytes.
 //   * A caller who has sent nothing yet costs a few KB, one who has begun a handshake some 45 KB.
 #pragma once

@@ -5,10 +5,9 @@
 //
 //       parts handed out by the first rank ≤ parts taken by the slowest other rank + slots
 //
-//   * Lent, if the arrays of all ranks lie in the shared memory: the others copy the part from the first rank's output.
-//   The
-//     first rank's operation does not end before all have copied the parts that they were told of. If it must end
-//     earlier, the first rank sets `withdrawn`, and later copies do not count.
+//   * Lent, if the arrays of all ranks lie in the shared memory: the others copy the part from the first rank's
+//     output. The first rank's operation does not end before all have copied the parts that they were told of. If it
+//     must end earlier, the first rank sets `withdrawn`, and later copies do not count.
 //
 // The first rank says in its mailbox which operation and range a part belongs to. One counter counts parts of both
 // kinds.
