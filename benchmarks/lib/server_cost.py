@@ -1,7 +1,4 @@
-"""What a byte costs a dedicated server and one of its nodes, in processor time.
-
-Run as a program it prints that for one frame size, by the Shoal of the interpreter that runs it: ``python server_cost.py BYTES``.
-"""
+"""What a byte costs a dedicated server and one of its nodes, in processor time."""
 
 import sys
 import time
@@ -52,5 +49,3 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--feed", frame_bytes, pid]:
             _feed(int(frame_bytes), int(pid))
-        case [frame_bytes]:
-            print(server_cost(int(frame_bytes))[0])

@@ -1,9 +1,10 @@
 """Shoal as it is, beside Shoal as it was at an earlier commit: both take turns in one run, on the same machine and links.
 
 What c10d.py, inside_node.py, nodes.py, small_sizes.py, any_servers.py, server_core.py and train_gpt.py measure of Shoal, without its rivals.
-Each row is one kind of all-reduce or of training step, or what a server takes for a byte. A pair is a few turns of each, one after the other by turns, and its ratio the middle one of the times now by the middle
-one of the times before. The middle half of a row's ratios has to lie within 5 %, or the row shows nothing and is run again, in pairs of
-four times the turns. Target: a median ratio of at most 1.03 in every row.
+Each row is one kind of all-reduce or of training step, or what operations cost a server. A pair is some rounds of
+one turn each, and its ratio the middle one of the rounds' ratios, time now by time before. The middle half of a row's
+ratios has to lie within 5 %, or the row shows nothing and is run again, in pairs of three times the rounds. Target: a
+median ratio of at most 1.03 in every row.
 
 Who starts first has slower memory: the same step of train_gpt.py takes 2 % longer, in its optimizer too. So half of a pair is measured with
 this Shoal started first and half with the earlier one, and the pair's ratio is the geometric mean of both. Pairs are of several such starts of
@@ -49,12 +50,14 @@ from shoal.bench.sizes import show_bytes
 from shoal.bench.watch import foreign_load
 
 KIB, MIB = 1024, 1024**2
+SERVED = 16 * MIB  # more than the caches hold
 STARTS, PAIRS_OF_A_START = 4, 4  # a start: of all processes, twice
 AT_MOST = 1.03
 MIDDLE_HALF = 0.05
-# Short and many: the machine's mood, which changes within seconds, is then the same for both.
-TURNS_OF_A_PAIR, TURN_SECONDS = 8, 0.05
-TURNS_WHEN_UNCLEAR, STARTS_WHEN_UNCLEAR, PAIRS_WHEN_UNCLEAR = 4 * TURNS_OF_A_PAIR, 8, 2
+# Short and many: the machine's mood, which changes within seconds, is then the same for two turns beside each other.
+TURNS, TURN_SECONDS = 24, 0.01
+FEW_TURNS = 8  # where an operation takes as long as the link takes for it
+STARTS_WHEN_UNCLEAR, PAIRS_WHEN_UNCLEAR, LONGER_WHEN_UNCLEAR = 8, 2, 3
 STEPS, FIRST_STEPS = 1, 3
 BEFORE = "before"
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,18 +115,20 @@ class _BoundLabPlace(LabPlace):
 
 def _ratios(now: Sequence[float], before: Sequence[float], turns_of_a_pair: int) -> tuple[float, ...]:
     """Of pairs. ``now``, ``before``: seconds by turns."""
-    of_pairs = range(0, len(now), turns_of_a_pair)
-    medians = [[statistics.median(turns[at : at + turns_of_a_pair]) for at in of_pairs] for turns in (now, before)]
-    return tuple(a / b for a, b in zip(*medians, strict=True))
+    of_turns = [a / b for a, b in zip(now, before, strict=True)]
+    return tuple(
+        statistics.median(of_turns[at : at + turns_of_a_pair]) for at in range(0, len(of_turns), turns_of_a_pair)
+    )
 
 
 @dataclass(frozen=True)
 class Operations:
-    """All-reduces at a place. ``kinds``: of Shoal's arrays, of ``KINDS``."""
+    """All-reduces at a place. ``kinds``: of Shoal's arrays, of ``KINDS``. ``turns``: of a pair."""
 
     place: Callable[[], Place]
     kinds: Sequence[str]
     sizes: Sequence[int]
+    turns: int = TURNS
 
     def rows(
         self, python: str, pairs: int, turns: int, wanted: Sequence[str] | None, earlier_first: bool = False
@@ -161,6 +166,7 @@ class Training:
     """Steps of train_gpt.py's network, by Shoal's module and by PyTorch's on the backend "shoal"."""
 
     place: Callable[[], Place]
+    turns: int = FEW_TURNS
 
     def rows(
         self, python: str, pairs: int, turns: int, wanted: Sequence[str] | None, earlier_first: bool = False
@@ -177,29 +183,35 @@ class Training:
 
 @dataclass(frozen=True)
 class ServerCost:
-    """Processor time of a dedicated server for each byte that it receives, in frames of these sizes."""
+    """Processor time of a dedicated server for operations whose bytes come in frames of these sizes."""
 
     frames: Sequence[int]
+    turns: int = TURNS
 
     def rows(
         self, python: str, pairs: int, turns: int, wanted: Sequence[str] | None, earlier_first: bool = False
     ) -> list[Row]:
-        chosen = {
-            name: frame for frame in self.frames if (name := f"frames of {show_bytes(frame)}") in (wanted or [name])
-        }
-        interpreters = [python, sys.executable] if earlier_first else [sys.executable, python]
-        # A job for each turn, and each is as long as many turns of operations.
-        turns = max(1, turns // TURNS_OF_A_PAIR)
-        costs: dict[tuple[str, str], list[float]] = {}
-        for _ in range(pairs * turns):
-            for name, frame in chosen.items():
-                for interpreter in interpreters:
-                    costs.setdefault((name, interpreter), []).append(_server_cost(interpreter, frame))
-        return [Row(name, _ratios(costs[name, sys.executable], costs[name, python], turns)) for name in chosen]
-
-
-def _server_cost(python: str, frame: int) -> float:
-    return float(_output(python, str(ROOT / "benchmarks" / "lib" / "server_cost.py"), str(frame)))
+        named = {f"frames of {show_bytes(frame)}": frame for frame in self.frames}
+        chosen = {name: frame for name, frame in named.items() if wanted is None or name in wanted}
+        rows = []
+        for name, frame in chosen.items():
+            plan = Plan(
+                sizes=[SERVED],
+                rounds=pairs * turns,
+                contestants=(SHOAL,),
+                variants={BEFORE: Variant(python=python)},
+                variants_first=earlier_first,
+                limits={"segment": frame, "credit": frame},
+                environment={"SHOAL_COLOCATED": "never"},
+                turn_seconds=TURN_SECONDS,
+            )
+            report = run_at(LocalPlace(4, servers=1), plan)
+            now, then = (
+                [turn.server_cpu or math.nan for turn in report.result(_team(variant), SERVED).turns]
+                for variant in (PLAIN, BEFORE)
+            )
+            rows.append(Row(name, _ratios(now, then, turns)))
+        return rows
 
 
 def _team(variant: str) -> str:
@@ -222,13 +234,15 @@ PARTS: Mapping[str, Operations | Training | ServerCost] = {
     "c10d, 4 ranks on one machine": Operations(_machine(4, True), (PLAIN, C10D), _SMALL_TO_LARGE),
     "inside_node, 4 ranks": Operations(_machine(4, True), (PLAIN, SHARED), (4 * KIB, MIB, 100_000_000)),
     "inside_node, 8 ranks": Operations(_machine(8, True), (PLAIN, SHARED), (4 * KIB, MIB, 100_000_000)),
-    "nodes": Operations(_lab("nodes=2,ranks=4,servers=2,rate=1gbit"), (PLAIN, SHARED), (25_000_000, 100_000_000)),
+    "nodes": Operations(
+        _lab("nodes=2,ranks=4,servers=2,rate=1gbit"), (PLAIN, SHARED), (25_000_000, 100_000_000), FEW_TURNS
+    ),
     "small_sizes, k = 0": Operations(_lab("nodes=8"), (PLAIN,), _SMALL),
     "small_sizes, k = 2": Operations(_lab("nodes=8,servers=2"), (PLAIN,), _SMALL),
-    "any_servers, k = 0": Operations(_lab("nodes=8,rate=400mbit"), (PLAIN,), (64 * KIB, 25_000_000)),
-    "any_servers, k = 1": Operations(_lab("nodes=8,servers=1,rate=400mbit"), (PLAIN,), (25_000_000,)),
-    "any_servers, k = 4": Operations(_lab("nodes=8,servers=4,rate=400mbit"), (PLAIN,), (25_000_000,)),
-    "any_servers, k = 8": Operations(_lab("nodes=8,servers=8,rate=400mbit"), (PLAIN,), (25_000_000,)),
+    "any_servers, k = 0": Operations(_lab("nodes=8,rate=400mbit"), (PLAIN,), (64 * KIB, 25_000_000), FEW_TURNS),
+    "any_servers, k = 1": Operations(_lab("nodes=8,servers=1,rate=400mbit"), (PLAIN,), (25_000_000,), FEW_TURNS),
+    "any_servers, k = 4": Operations(_lab("nodes=8,servers=4,rate=400mbit"), (PLAIN,), (25_000_000,), FEW_TURNS),
+    "any_servers, k = 8": Operations(_lab("nodes=8,servers=8,rate=400mbit"), (PLAIN,), (25_000_000,), FEW_TURNS),
     "server_core": ServerCost((16 * KIB, 64 * KIB, 256 * KIB)),
     "train_gpt, one machine": Training(_machine(4, True)),
     "train_gpt, lab": Training(_lab(SMALL_GPT_LAB)),
@@ -266,8 +280,8 @@ def _output(*command: str) -> bytes:
 
 def measure(part: Operations | Training | ServerCost, python: str, quick: bool) -> list[Row]:
     if quick:
-        return _in_starts(1, part, python, 3, TURNS_OF_A_PAIR, None)
-    return clearer(part, python, _in_starts(STARTS, part, python, PAIRS_OF_A_START, TURNS_OF_A_PAIR, None))
+        return _in_starts(1, part, python, 3, part.turns, None)
+    return clearer(part, python, _in_starts(STARTS, part, python, PAIRS_OF_A_START, part.turns, None))
 
 
 def clearer(part: Operations | Training | ServerCost, python: str, rows: list[Row]) -> list[Row]:
@@ -275,8 +289,11 @@ def clearer(part: Operations | Training | ServerCost, python: str, rows: list[Ro
     unclear = [row.name for row in rows if not row.shows_something]
     if not unclear:
         return rows
-    print(f"shows nothing, once more in pairs of {TURNS_WHEN_UNCLEAR} turns: {', '.join(unclear)}", file=sys.stderr)
-    again = _in_starts(STARTS_WHEN_UNCLEAR, part, python, PAIRS_WHEN_UNCLEAR, TURNS_WHEN_UNCLEAR, unclear)
+    for row in rows:
+        print(row.name, *(f"{ratio:.3f}" for ratio in row.ratios), file=sys.stderr)
+    turns = LONGER_WHEN_UNCLEAR * part.turns
+    print(f"shows nothing, once more in pairs of {turns} turns: {', '.join(unclear)}", file=sys.stderr)
+    again = _in_starts(STARTS_WHEN_UNCLEAR, part, python, PAIRS_WHEN_UNCLEAR, turns, unclear)
     return [{row.name: row for row in again}.get(row.name, row) for row in rows]
 
 
