@@ -19,6 +19,10 @@ struct Hash128 {
   std::array<std::byte, 16> bytes{};
 
   friend auto operator<=>(const Hash128&, const Hash128&) = default;
+  // Two words: std::byte keeps the library from comparing arrays of it other than byte by byte.
+  friend bool operator==(const Hash128& a, const Hash128& b) {
+    return std::memcmp(a.bytes.data(), b.bytes.data(), sizeof a.bytes) == 0;
+  }
 };
 
 class Hasher {

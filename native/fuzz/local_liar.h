@@ -125,7 +125,7 @@ class LocalLiar {
     say(record);
   }
 
-  // As the first rank does of operations, or almost.
+  // As the leader does of operations, or almost.
   void decide(Input& input) {
     Heard record{static_cast<local::RecordKind>(input.below(14)), {}, {}, {}};
     if (!heard_.empty() && !input.once_in(8)) {

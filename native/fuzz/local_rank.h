@@ -285,7 +285,7 @@ class LocalRank final : private local::World {
   }
 
   void send_up(Submission submission, const std::optional<local::Chunks>& chunks) override {
-    require(machine_.has_other_nodes && place_ == 0, "the first rank alone sends up");
+    require(machine_.has_other_nodes && place_ == 0, "the leader alone sends up");
     ups_.push_back({submission.handle, chunks.value_or(local::Chunks()), {}, 0});
   }
   void contributed(std::uint64_t handle, Range range) override {

@@ -268,7 +268,7 @@ TEST(a_writer_neither_goes_back_nor_writes_more_than_a_mailbox_holds) {
   }
 }
 
-// No damage: the first rank has failed it for a reason of its own, and says so before it can say what it has called.
+// No damage: the leader has failed it for a reason of its own, and says so before it can say what it has called.
 TEST(that_a_pending_failure_goes_on_forgets_no_call_that_is_not_written_yet) {
   Pair pair(1);
   pair.says(RecordKind::fail_pending, {});
@@ -286,7 +286,7 @@ TEST(that_a_pending_failure_goes_on_forgets_no_call_that_is_not_written_yet) {
   CHECK(pair.world().finished.at(7).code == Code::failed_on_rank);
 }
 
-// No damage: a rank that is stopped, for whose reading what the first rank has to say waits.
+// No damage: a rank that is stopped, for whose reading what the leader has to say waits.
 TEST(operations_end_although_a_rank_reads_nothing) {
   constexpr std::uint64_t calls = 20;  // of which the mailbox has the failures of some
   Pair pair(0);

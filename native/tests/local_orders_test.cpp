@@ -1,5 +1,5 @@
 // The words that ranks of a machine share, in every order in which they may be seen (seen_orders.h): how chunks flow in
-// each of the ways, how the first rank fails an operation that others may be about to begin, and that nobody sleeps who
+// each of the ways, how the leader fails an operation that others may be about to begin, and that nobody sleeps who
 // could go on.
 
 #include <algorithm>
@@ -248,7 +248,7 @@ TEST(counters_that_did_not_publish_would_be_found) {
   }
 }
 
-// --- The first rank fails what others may be about to begin ---
+// --- The leader fails what others may be about to begin ---
 
 class GroupWorld final : public IdleLocalWorld {
  public:

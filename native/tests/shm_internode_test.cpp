@@ -164,7 +164,7 @@ Submission submission_of(const Array& input, const Array& output, DType dtype, O
   return submission;
 }
 
-// A network that keeps what it is given, and gives back the complement of every byte: on the first rank.
+// A network that keeps what it is given, and gives back the complement of every byte: on the leader.
 class Mirror {
  public:
   explicit Mirror(Rank& rank) {
@@ -499,7 +499,7 @@ TEST(what_is_copied_from_an_array_that_is_in_use_again_is_no_result) {
   CHECK(neighbour.succeeded());
 }
 
-// Stopped at any moment, also in the middle of its share of a sum, and gone on when the first rank has given up.
+// Stopped at any moment, also in the middle of its share of a sum, and gone on when the leader has given up.
 TEST(nobody_writes_into_the_first_ranks_array_when_its_operation_has_failed) {
   const std::uint64_t seed = std::random_device{}();
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));

@@ -131,7 +131,7 @@ TEST(a_call_at_the_moment_of_a_timeout_is_in_time_for_all_ranks_or_for_none) {
 }
 
 // Between its own call of "last" and the reading that follows, rank 3 gets the calls of "sum" by ranks 0 and 1, and the
-// goodbye of rank 1, which ends "last" in the middle of that reading. In that moment the first rank, whose words have
+// goodbye of rank 1, which ends "last" in the middle of that reading. In that moment the leader, whose words have
 // been read, withholds "sum", and rank 2, whose words come next, calls it.
 TEST(what_all_have_called_is_not_begun_if_the_first_rank_has_withheld_it_meanwhile) {
   for (const bool goes_on : {true, false}) {

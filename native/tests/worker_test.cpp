@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "check.h"
@@ -99,33 +100,30 @@ struct TwoServers {
   Worker worker{config, 0, world, pool};
 };
 
-Submission all_reduce(std::vector<std::byte>& array) {
+// Of bytes.
+Submission submission_of(Collective collective, std::span<const std::byte> input, std::span<std::byte> output) {
   Submission submission;
   submission.handle = 7;
-  submission.collective = Collective::all_reduce;
+  submission.collective = collective;
   submission.name = std::string("x");  // assigning the literal makes gcc 12 warn of what cannot be
-  submission.op = Operator::sum;
-  submission.dtype = DType::uint8;
-  submission.shape = {static_cast<std::int64_t>(array.size())};
-  submission.input = array.data();
-  submission.input_bytes = array.size();
-  submission.output = array.data();
-  submission.output_bytes = array.size();
-  submission.timeout = second;
-  return submission;
-}
-
-Submission all_gather(const std::vector<std::byte>& input, std::vector<std::byte>& output) {
-  Submission submission;
-  submission.handle = 7;
-  submission.collective = Collective::all_gather;
-  submission.name = "x";
   submission.dtype = DType::uint8;
   submission.shape = {static_cast<std::int64_t>(input.size())};
   submission.input = input.data();
   submission.input_bytes = input.size();
   submission.output = output.data();
   submission.output_bytes = output.size();
+  submission.timeout = second;
+  return submission;
+}
+
+Submission all_reduce(std::vector<std::byte>& array) {
+  Submission submission = submission_of(Collective::all_reduce, array, array);
+  submission.op = Operator::sum;
+  return submission;
+}
+
+Submission all_gather(const std::vector<std::byte>& input, std::vector<std::byte>& output) {
+  Submission submission = submission_of(Collective::all_gather, input, output);
   submission.timeout = 1800 * second;
   return submission;
 }
@@ -438,12 +436,8 @@ TEST(an_epoch_that_does_not_say_why_is_refused) {
 
 TEST(what_failed_before_it_was_sent_is_forgotten_when_all_have_heard) {
   TwoServers job;
-  Submission submission;
-  submission.handle = 7;
-  submission.collective = Collective::all_reduce;
-  submission.name = "x";
+  Submission submission = submission_of(Collective::all_reduce, {}, {});
   submission.failure = "no such array";
-  submission.timeout = second;
   job.worker.submit(std::move(submission));
   CHECK(job.world.finished.contains(7));
   const LinkId home = job.world.queue.back().link;
@@ -461,15 +455,7 @@ struct HalfSent : TwoServers {
   static constexpr std::uint64_t handle = 7;
 
   HalfSent() {
-    Submission submission;
-    submission.handle = handle;
-    submission.collective = Collective::broadcast;
-    submission.name = "x";
-    submission.dtype = DType::uint8;
-    submission.shape = {100'000};
-    submission.input = array.data();
-    submission.input_bytes = array.size();
-    submission.timeout = second;
+    Submission submission = submission_of(Collective::broadcast, array, {});
     worker.submit(std::move(submission));
     from_both({.type = Type::admit, .operation = 1});
   }

@@ -74,7 +74,7 @@ class SharedGroup final : private local::World {
                  const std::optional<local::Internode>& internode = {});
 
   // Memory for this rank's arrays, all zero. If all arrays of an all-reduce lie in such memory, nothing is copied
-  // through slots; with other nodes, the first rank's output goes straight to the network and back. Null if there is no
+  // through slots; with other nodes, the leader's output goes straight to the network and back. Null if there is no
   // such memory. May outlive the group. Throws std::system_error.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return allocator_->allocate(bytes); }
 

@@ -100,7 +100,7 @@ class LocalRanks {
   Network& network_;
   LocalUser& user_;
   std::vector<Host> hosts_;                                                           // by rank
-  std::map<std::pair<Hash128, std::uint32_t>, std::unique_ptr<HeapGroup>> memories_;  // by id and first rank
+  std::map<std::pair<Hash128, std::uint32_t>, std::unique_ptr<HeapGroup>> memories_;  // by id and leader
   std::map<const HeapGroup*, std::vector<Member*>> sharing_;                          // by place; null: not there
 };
 

@@ -62,7 +62,7 @@ void Simulation::strike(const Fault& fault) {
 }
 
 // Whether ranks of a machine may end everything, where what ends an operation whose time is out does not come in time:
-// the word of their first rank, or of the network.
+// the word of their leader, or of the network.
 bool Simulation::may_give_up() const {
   return !plan_.config.leaders.empty() &&
          std::any_of(plan_.operations.begin(), plan_.operations.end(),

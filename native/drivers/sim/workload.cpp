@@ -280,7 +280,7 @@ std::size_t least_open_bytes(const Plan& plan) {
         failing.push_back(all.back());
       }
       if (plan.is_local(operation.group) && !operation.outcomes.empty()) {
-        // What fails among the ranks of a machine, the worker opens as failed: for other nodes' first ranks and for
+        // What fails among the ranks of a machine, the worker opens as failed: for other nodes' leaders and for
         // all.
         failing.insert(failing.end(), 2, all.back());
       }

@@ -20,8 +20,8 @@ void move(std::byte* to, const std::byte* from, std::uint64_t bytes, Hands& hand
 }
 
 // Where in a rank's slot that is what it has for `rank`.
-std::uint64_t place_of(const Transfer& transfer, std::uint32_t rank, const Shape& shape) {
-  return transfer.blocks->same ? 0 : rank * slice_bytes(transfer, shape);
+std::uint64_t slot_offset(const Transfer& transfer, std::uint32_t place, const Shape& shape) {
+  return transfer.blocks->same ? 0 : place * slice_bytes(transfer, shape);
 }
 
 }  // namespace
@@ -36,15 +36,15 @@ void contribute(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own
   const Blocks& blocks = *transfer.blocks;
   std::byte* const slot = memory.slot(chunk.number, own);
   bool placed = false;
-  for (std::uint32_t rank = 0; rank < memory.ranks(); ++rank) {
-    const Range from = slice_of(blocks.outgoing[rank], chunk);
-    if (rank != own) {
+  for (std::uint32_t place = 0; place < memory.ranks(); ++place) {
+    const Range from = slice_of(blocks.outgoing[place], chunk);
+    if (place != own) {
       if (!placed || !blocks.same) {
-        move(slot + place_of(transfer, rank, memory.shape()), transfer.input + from.begin, from.size(), hands);
+        move(slot + slot_offset(transfer, place, memory.shape()), transfer.input + from.begin, from.size(), hands);
       }
       placed = true;
     } else if (!transfer.adds()) {
-      const Range to = slice_of(blocks.incoming[rank], chunk);
+      const Range to = slice_of(blocks.incoming[place], chunk);
       move(transfer.output + to.begin, transfer.input + from.begin, from.size(), hands);
     }
   }
@@ -57,24 +57,24 @@ void reduce(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Ha
   if (!transfer.adds() || slice.empty()) {
     return;
   }
-  const std::uint64_t place = place_of(transfer, own, memory.shape());
+  const std::uint64_t offset = slot_offset(transfer, own, memory.shape());
   std::vector<const std::byte*> sources;
   sources.reserve(transfer.order.size());
-  for (std::uint32_t rank : transfer.order) {
-    sources.push_back(rank == own ? transfer.input + slice.begin : memory.slot(chunk.number, rank) + place);
+  for (std::uint32_t place : transfer.order) {
+    sources.push_back(place == own ? transfer.input + slice.begin : memory.slot(chunk.number, place) + offset);
   }
   // The output may be that part of the input.
-  std::byte* const sum = memory.slot(chunk.number, own) + place;
+  std::byte* const sum = memory.slot(chunk.number, own) + offset;
   hands.sum(sum, sources, slice.size() / size_of(transfer.dtype), transfer.dtype, transfer.op, transfer.divisor);
   move(transfer.output + (slice.begin - block.begin), sum, slice.size(), hands);
 }
 
 void collect(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands) {
   const Transfer& transfer = *chunk.transfer;
-  for (std::uint32_t rank = 0; rank < memory.ranks() && !transfer.adds(); ++rank) {
-    if (rank != own) {
-      const Range to = slice_of(transfer.blocks->incoming[rank], chunk);
-      move(transfer.output + to.begin, memory.slot(chunk.number, rank) + place_of(transfer, own, memory.shape()),
+  for (std::uint32_t place = 0; place < memory.ranks() && !transfer.adds(); ++place) {
+    if (place != own) {
+      const Range to = slice_of(transfer.blocks->incoming[place], chunk);
+      move(transfer.output + to.begin, memory.slot(chunk.number, place) + slot_offset(transfer, own, memory.shape()),
            to.size(), hands);
     }
   }

@@ -52,7 +52,7 @@ void CallTable::finish_at_once(const Submission& submission, Status why) {
   world_.finish(submission.handle, std::move(why));
 }
 
-void CallTable::call(Submission submission, Time now) {
+void CallTable::call(Submission&& submission, Time now) {
   const Group& group = *groups_.at(submission.group);
   if (Status problem = registry_.problem_with_name(group.id, submission.name); !problem.ok()) {
     return finish_at_once(submission, std::move(problem));
@@ -105,13 +105,13 @@ Operation* CallTable::write_next(std::uint64_t round) {
   if (inlined && opening.bytes > 0 && operation.contributes(own_)) {
     data = {operation.submission.input, static_cast<std::size_t>(opening.bytes)};
   }
-  std::optional<Place> place;
+  std::optional<Offsets> offsets;
   if (operation.is_open() && !small && traits_of(opening.collective).shares_results()) {
-    place = place_of(operation.submission);
+    offsets = offsets_of(operation.submission);
   }
-  if (place) {
+  if (offsets) {
     kind = RecordKind::open_in_region;
-    data = std::as_bytes(std::span(&*place, 1));
+    data = std::as_bytes(std::span(&*offsets, 1));
   }
   if (!outbox_.write({kind, operation.key, operation.body, data})) {
     return nullptr;
@@ -120,7 +120,7 @@ Operation* CallTable::write_next(std::uint64_t round) {
   operation.inlined = inlined;
   eager_ += inlined ? opening.bytes : 0;
   operation.written_in = round;
-  operation.calls.note_own(own_, inlined, place);
+  operation.calls.note_own(own_, inlined, offsets);
   if (operation.is_open()) {
     world_.sending(operation.submission.handle);
   }
@@ -128,7 +128,7 @@ Operation* CallTable::write_next(std::uint64_t round) {
 }
 
 // Only the very same array, or two that are apart: what is written in one block must not be read in the next.
-std::optional<Place> CallTable::place_of(const Submission& submission) const {
+std::optional<Offsets> CallTable::offsets_of(const Submission& submission) const {
   const std::byte* const input = submission.input;
   const std::byte* const output = submission.output;
   const std::uint64_t bytes = submission.input_bytes;
@@ -137,7 +137,7 @@ std::optional<Place> CallTable::place_of(const Submission& submission) const {
     return std::nullopt;
   }
   const std::byte* const region = memory_.region(own_);
-  return Place{static_cast<std::uint64_t>(input - region), static_cast<std::uint64_t>(output - region)};
+  return Offsets{static_cast<std::uint64_t>(input - region), static_cast<std::uint64_t>(output - region)};
 }
 
 void CallTable::close(Operation& operation) {
@@ -154,19 +154,19 @@ void CallTable::end(Operation& operation, const Status& status) {
 
 // --- All calls ---
 
-Operation& CallTable::hear(std::uint32_t rank, const Record& record, Time now) {
+Operation& CallTable::hear(std::uint32_t place, const Record& record, Time now) {
   Operation& operation = at(record.key);
   operation.lateness.note_moved(now);
-  operation.calls.hear(rank, record, operation.body);
+  operation.calls.hear(place, record, operation.body);
   return operation;
 }
 
-std::optional<Status> CallTable::objection(Operation& operation, std::uint32_t rank) const {
+std::optional<Status> CallTable::objection(Operation& operation, std::uint32_t place) const {
   std::uint64_t bytes = operation.opening.bytes;
-  if (!operation.calls.is_same(rank, operation.body)) {
-    const wire::Opening theirs = operation.calls.opening_of(rank, operation.opening);
+  if (!operation.calls.is_same(place, operation.body)) {
+    const wire::Opening theirs = operation.calls.opening_of(place, operation.opening);
     if (theirs.failed) {
-      return failed_before(theirs, members_.rank_of(rank), members_.config());
+      return failed_before(theirs, members_.rank_of(place), members_.config());
     }
     std::string what;
     if (!agree(operation.opening, theirs, what)) {
@@ -174,9 +174,9 @@ std::optional<Status> CallTable::objection(Operation& operation, std::uint32_t r
     }
     bytes = theirs.bytes;
   }
-  if (operation.calls.has_data(rank) &&
+  if (operation.calls.has_data(place) &&
       (!stays(operation.opening.collective) ||
-       operation.calls.data_of(rank).size() != (operation.contributes(rank) ? bytes : 0))) {
+       operation.calls.data_of(place).size() != (operation.contributes(place) ? bytes : 0))) {
     throw std::runtime_error("the node's shared memory is damaged: a contribution of another size than its call says");
   }
   return std::nullopt;
@@ -212,28 +212,29 @@ Operation* CallTable::find(const Hash128& key) const {
 }
 
 void CallTable::erase(const Hash128& key) {
-  if (const Operation& operation = *find(key); operation.called && operation.opening.failed) {
+  const auto found = operations_.find(key);
+  if (const Operation& operation = *found->second; operation.called && operation.opening.failed) {
     registry_.remove_failed(operation.record);
   }
-  operations_.erase(key);
+  operations_.erase(found);
 }
 
 void CallTable::forget_if_done(const Operation& operation) {
-  // Of what has failed here the first rank has yet to say so.
+  // Of what has failed here the leader has yet to say so.
   const bool unsaid = !decides() && operation.opening.failed && !operation.internode_state.verdict() && !left_[0];
   bool all = operation.state == Operation::State::over && !unsaid;
-  for (std::uint32_t rank = 0; rank < members_.size() && all; ++rank) {
-    all = operation.calls.opened(rank) || left_[rank];
+  for (std::uint32_t place = 0; place < members_.size() && all; ++place) {
+    all = operation.calls.opened(place) || left_[place];
   }
   if (all) {
-    erase(Hash128(operation.key));
+    erase(operation.key);
   }
 }
 
-std::vector<Operation*> CallTable::lacking(std::uint32_t rank) const {
+std::vector<Operation*> CallTable::lacking(std::uint32_t place) const {
   std::vector<Operation*> found;
   for (const auto& [key, operation] : operations_) {
-    if (operation->calls.opened(own_) && !operation->calls.opened(rank)) {
+    if (operation->calls.opened(own_) && !operation->calls.opened(place)) {
       found.push_back(operation.get());
     }
   }
@@ -242,12 +243,12 @@ std::vector<Operation*> CallTable::lacking(std::uint32_t rank) const {
 
 bool CallTable::nobody_else_calls(const Operation& operation) const {
   const std::vector<std::uint32_t> missing = operation.calls.missing();
-  return std::all_of(missing.begin(), missing.end(), [this](std::uint32_t rank) { return left_[rank]; });
+  return std::all_of(missing.begin(), missing.end(), [this](std::uint32_t place) { return left_[place]; });
 }
 
 void CallTable::detach_arrays() {
   for (const auto& [key, operation] : operations_) {
-    if (!operation->is_open() || !operation->calls.place_of(own_)) {
+    if (!operation->is_open() || !operation->calls.offsets_of(own_)) {
       continue;
     }
     try {

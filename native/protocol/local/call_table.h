@@ -41,7 +41,7 @@ class CallTable {
 
   // Opens an operation, or ends it at once: with the reason why it cannot be, or with the failure that the others have
   // already.
-  void call(Submission submission, Time now);
+  void call(Submission&& submission, Time now);
   bool all_written() const { return unwritten_.empty(); }
   // Writes the next call to the others, with its contribution if it is small. Null: there is none, or no room.
   Operation* write_next(std::uint64_t round);
@@ -57,10 +57,10 @@ class CallTable {
   // --- All calls ---
 
   // What another rank has called.
-  Operation& hear(std::uint32_t rank, const Record& record, Time now);
+  Operation& hear(std::uint32_t place, const Record& record, Time now);
   // Why the operation fails, now that this rank and the other have called it; none: it does not. Throws
   // std::runtime_error for a contribution that is not what the call says.
-  std::optional<Status> objection(Operation& operation, std::uint32_t rank) const;
+  std::optional<Status> objection(Operation& operation, std::uint32_t place) const;
 
   Operation& at(const Hash128& key);  // made if there is none
   Operation* find(const Hash128& key) const;
@@ -69,10 +69,10 @@ class CallTable {
   void forget_if_done(const Operation& operation);
 
   // The rank calls nothing any more.
-  void note_left(std::uint32_t rank) { left_[rank] = true; }
-  bool has_left(std::uint32_t rank) const { return left_[rank]; }
+  void note_left(std::uint32_t place) { left_[place] = true; }
+  bool has_left(std::uint32_t place) const { return left_[place]; }
   // Operations that this rank has called and the other has not.
-  std::vector<Operation*> lacking(std::uint32_t rank) const;
+  std::vector<Operation*> lacking(std::uint32_t place) const;
   // Whether all who have not called it have left.
   bool nobody_else_calls(const Operation& operation) const;
 
@@ -85,14 +85,14 @@ class CallTable {
   // Whether operations of this kind are carried out here. If not, the worker carries them out.
   bool stays(Collective collective) const { return !has_other_nodes_ || traits_of(collective).shares_results(); }
 
-  // Whether this rank sees for itself how operations end. With other nodes the first rank says it to all.
+  // Whether this rank sees for itself how operations end. With other nodes the leader says it to all.
   bool decides() const { return !has_other_nodes_ || own_ == 0; }
 
   void check_invariants() const;
 
  private:
   void finish_at_once(const Submission& submission, Status why);
-  std::optional<Place> place_of(const Submission& submission) const;
+  std::optional<Offsets> offsets_of(const Submission& submission) const;
   Status mismatch(const Operation& operation) const;
 
   const GroupMemory& memory_;
@@ -105,7 +105,7 @@ class CallTable {
   CallRegistry registry_;
   std::map<std::uint32_t, std::unique_ptr<Group>> groups_;  // by number; never forgotten
   Operations operations_;
-  std::vector<bool> left_;         // by rank
+  std::vector<bool> left_;         // by place
   std::deque<Hash128> unwritten_;  // calls, in order
   std::size_t eager_ = 0;          // bytes beside openings of open operations
 };

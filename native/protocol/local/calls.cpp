@@ -33,32 +33,32 @@ Status decoded_status(ConstBytes body) {
   return failure.status;
 }
 
-void Calls::note_own(std::uint32_t own, bool has_data, const std::optional<Place>& place) {
+void Calls::note_own(std::uint32_t own, bool has_data, const std::optional<Offsets>& offsets) {
   Call& call = calls_[own];
   call.opened = call.same = true;
   call.has_data = has_data;
-  call.place = place;
+  call.offsets = offsets;
   ++count_;
 }
 
-void Calls::hear(std::uint32_t rank, const Record& record, const wire::Bytes& own_body) {
-  Call& call = calls_[rank];
+void Calls::hear(std::uint32_t place, const Record& record, const wire::Bytes& own_body) {
+  Call& call = calls_[place];
   if (call.opened) {
     throw std::runtime_error("a rank of this node has called the same operation twice");
   }
   const bool same = !own_body.empty() && equal(own_body, record.body);
-  const bool is_placed = record.kind == RecordKind::open_in_region;
+  const bool in_region = record.kind == RecordKind::open_in_region;
   const bool has_data = record.kind == RecordKind::open_with_data;
   if ((!same && decoded_opening(record.body).key != record.key) ||
-      (!has_data && record.data.size() != (is_placed ? sizeof(Place) : 0))) {
+      (!has_data && record.data.size() != (in_region ? sizeof(Offsets) : 0))) {
     throw std::runtime_error("the node's shared memory is damaged: a call that cannot be one");
   }
   call.opened = true;
   ++count_;
   call.same = same;
   call.has_data = has_data;
-  if (is_placed) {
-    std::memcpy(&call.place.emplace(), record.data.data(), sizeof(Place));
+  if (in_region) {
+    std::memcpy(&call.offsets.emplace(), record.data.data(), sizeof(Offsets));
   } else {
     call.data.assign(record.data.begin(), record.data.end());
   }
@@ -68,17 +68,17 @@ void Calls::hear(std::uint32_t rank, const Record& record, const wire::Bytes& ow
 }
 
 std::vector<std::uint32_t> Calls::missing() const {
-  std::vector<std::uint32_t> ranks;
-  for (std::uint32_t rank = 0; rank < calls_.size(); ++rank) {
-    if (!calls_[rank].opened) {
-      ranks.push_back(rank);
+  std::vector<std::uint32_t> places;
+  for (std::uint32_t place = 0; place < calls_.size(); ++place) {
+    if (!calls_[place].opened) {
+      places.push_back(place);
     }
   }
-  return ranks;
+  return places;
 }
 
-bool Calls::is_same(std::uint32_t rank, const wire::Bytes& own_body) {
-  Call& call = calls_[rank];
+bool Calls::is_same(std::uint32_t place, const wire::Bytes& own_body) {
+  Call& call = calls_[place];
   if (!call.same && equal(own_body, call.body)) {
     call.same = true;
     call.body.clear();
@@ -86,8 +86,8 @@ bool Calls::is_same(std::uint32_t rank, const wire::Bytes& own_body) {
   return call.same;
 }
 
-wire::Opening Calls::opening_of(std::uint32_t rank, const wire::Opening& own) const {
-  return calls_[rank].same ? own : decoded_opening(calls_[rank].body);
+wire::Opening Calls::opening_of(std::uint32_t place, const wire::Opening& own) const {
+  return calls_[place].same ? own : decoded_opening(calls_[place].body);
 }
 
 std::vector<wire::Opening> Calls::others() const {

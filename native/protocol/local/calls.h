@@ -20,27 +20,27 @@ class Calls {
   explicit Calls(std::uint32_t ranks) : calls_(ranks) {}
 
   // This rank's own call, once it is written.
-  void note_own(std::uint32_t own, bool has_data, const std::optional<Place>& place);
+  void note_own(std::uint32_t own, bool has_data, const std::optional<Offsets>& offsets);
   // Another rank's call. `own_body`: this rank's opening, encoded; empty if it has not called. Throws
   // std::runtime_error for an impossible record.
-  void hear(std::uint32_t rank, const Record& record, const wire::Bytes& own_body);
+  void hear(std::uint32_t place, const Record& record, const wire::Bytes& own_body);
 
   std::size_t count() const { return count_; }
   bool all() const { return count_ == calls_.size(); }
-  bool opened(std::uint32_t rank) const { return calls_[rank].opened; }
+  bool opened(std::uint32_t place) const { return calls_[place].opened; }
   std::vector<std::uint32_t> missing() const;
 
   // Whether the rank's opening equals this rank's, byte for byte.
-  bool is_same(std::uint32_t rank, const wire::Bytes& own_body);
+  bool is_same(std::uint32_t place, const wire::Bytes& own_body);
   // The rank's opening.
-  wire::Opening opening_of(std::uint32_t rank, const wire::Opening& own) const;
+  wire::Opening opening_of(std::uint32_t place, const wire::Opening& own) const;
   // The openings of other ranks, except those that are known to equal this rank's.
   std::vector<wire::Opening> others() const;
 
   bool all_have_data() const;
-  bool has_data(std::uint32_t rank) const { return calls_[rank].has_data; }
-  const wire::Bytes& data_of(std::uint32_t rank) const { return calls_[rank].data; }
-  const std::optional<Place>& place_of(std::uint32_t rank) const { return calls_[rank].place; }
+  bool has_data(std::uint32_t place) const { return calls_[place].has_data; }
+  const wire::Bytes& data_of(std::uint32_t place) const { return calls_[place].data; }
+  const std::optional<Offsets>& offsets_of(std::uint32_t place) const { return calls_[place].offsets; }
 
   static std::size_t bytes_per_rank() { return sizeof(Call); }
   void check_invariants() const;
@@ -52,10 +52,10 @@ class Calls {
     bool has_data = false;  // its contribution came along
     wire::Bytes body;
     wire::Bytes data;
-    std::optional<Place> place;  // of its arrays, if they lie in its region
+    std::optional<Offsets> offsets;  // of its arrays, if they lie in its region
   };
 
-  std::vector<Call> calls_;  // by rank
+  std::vector<Call> calls_;  // by place
   std::size_t count_ = 0;
 };
 

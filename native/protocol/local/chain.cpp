@@ -17,8 +17,8 @@ std::byte* slot_of(std::uint64_t number, const GroupMemory& memory) {
   return memory.slot(part / memory.ranks(), static_cast<std::uint32_t>(part % memory.ranks()));
 }
 
-auto place_of(const Transfer& transfer, std::uint32_t rank) {
-  return std::find(transfer.order.begin(), transfer.order.end(), rank);
+auto position_of(const Transfer& transfer, std::uint32_t place) {
+  return std::find(transfer.order.begin(), transfer.order.end(), place);
 }
 
 }  // namespace
@@ -31,8 +31,8 @@ bool suits(const Transfer& transfer, const Shape& shape) {
 
 std::uint64_t slots(const Shape& shape) { return std::uint64_t{shape.slots} * shape.ranks; }
 
-std::uint32_t next(const Transfer& transfer, std::uint32_t own) { return *std::next(place_of(transfer, own)); }
-std::uint32_t previous(const Transfer& transfer, std::uint32_t own) { return *std::prev(place_of(transfer, own)); }
+std::uint32_t next(const Transfer& transfer, std::uint32_t own) { return *std::next(position_of(transfer, own)); }
+std::uint32_t previous(const Transfer& transfer, std::uint32_t own) { return *std::prev(position_of(transfer, own)); }
 
 void add(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands) {
   const Transfer& transfer = *chunk.transfer;

@@ -1,15 +1,15 @@
-// Passes results from the network on, from the first rank to the others of its node: part by part, so that they do not
+// Passes results from the network on, from the leader to the others of its node: part by part, so that they do not
 // hold up contributions that still go the other way. A part goes in one of two ways:
 //
-//   * Through a slot for results: the first rank copies the part in, the others copy it out.
+//   * Through a slot for results: the leader copies the part in, the others copy it out.
 //
-//       parts handed out by the first rank ≤ parts taken by the slowest other rank + slots
+//       parts handed out by the leader ≤ parts taken by the slowest other rank + slots
 //
-//   * Lent, if the arrays of all ranks lie in the shared memory: the others copy the part from the first rank's
-//     output. The first rank's operation does not end before all have copied the parts that they were told of. If it
-//     must end earlier, the first rank sets `withdrawn`, and later copies do not count.
+//   * Lent, if the arrays of all ranks lie in the shared memory: the others copy the part from the leader's
+//     output. The leader's operation does not end before all have copied the parts that they were told of. If it
+//     must end earlier, the leader sets `withdrawn`, and later copies do not count.
 //
-// The first rank says in its mailbox which operation and range a part belongs to. One counter counts parts of both
+// The leader says in its mailbox which operation and range a part belongs to. One counter counts parts of both
 // kinds.
 #pragma once
 
@@ -30,13 +30,13 @@ class Delivery {
     std::uint64_t handle = 0;         // of the operation
     std::byte* array = nullptr;       // all of this rank's output
     Range range;                      // of it
-    const std::byte* lent = nullptr;  // all of the first rank's output; null: through a slot
+    const std::byte* lent = nullptr;  // all of the leader's output; null: through a slot
   };
 
   Delivery(const GroupMemory& memory, std::uint32_t own, Bells& bells, Hands& hands)
       : memory_(memory), own_(own), bells_(bells), hands_(hands) {}
 
-  // On the first rank: hand this part out. On another rank: take it, from the next slot or lent.
+  // On the leader: hand this part out. On another rank: take it, from the next slot or lent.
   void add(const ResultPart& part);
   // Parts of the operation that have not been handed out never will be. Returns how many there were.
   std::size_t drop(std::uint64_t handle);
@@ -45,7 +45,7 @@ class Delivery {
   bool step();
   // The next part that was handed out, or taken.
   std::optional<ResultPart> take_done();
-  // On the first rank: the next lent part that all others have taken.
+  // On the leader: the next lent part that all others have taken.
   std::optional<ResultPart> take_returned();
   // The ranks that have taken the least.
   std::vector<std::uint32_t> late() const;

@@ -113,22 +113,22 @@ Status Execution::make_output(Operation& operation, const Blocks& blocks) {
                        static_cast<std::int32_t>(members_.rank_of(own_)));
 }
 
-// Every rank reads the same places, so all build the same lists. With other nodes, sums go into the first rank's
+// Every rank reads the same places, so all build the same lists. With other nodes, sums go into the leader's
 // output.
 Arrays Execution::arrays_of(const Operation& operation) {
   Arrays arrays;
-  for (const std::uint32_t rank : operation.group->here) {
-    const Place& place = *operation.calls.place_of(rank);
+  for (const std::uint32_t place : operation.group->here) {
+    const Offsets& offsets = *operation.calls.offsets_of(place);
     const std::uint64_t bytes = operation.opening.bytes;
     const std::uint64_t most = memory_.shape().region;
-    if (bytes > most || place.input > most - bytes || place.output > most - bytes) {
+    if (bytes > most || offsets.input > most - bytes || offsets.output > most - bytes) {
       throw std::runtime_error("the node's shared memory is damaged");
     }
-    world_.reach(rank, std::max(place.input, place.output) + bytes);
-    std::byte* const region = memory_.region(rank);
-    arrays.inputs.push_back(region + place.input);
-    if (!has_other_nodes_ || rank == 0) {
-      arrays.outputs.push_back(region + place.output);
+    world_.reach(place, std::max(offsets.input, offsets.output) + bytes);
+    std::byte* const region = memory_.region(place);
+    arrays.inputs.push_back(region + offsets.input);
+    if (!has_other_nodes_ || place == 0) {
+      arrays.outputs.push_back(region + offsets.output);
     }
   }
   return arrays;

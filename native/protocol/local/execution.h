@@ -29,9 +29,9 @@ class Execution {
 
   // Carries out a small operation at once. Not ok: there is no memory for its output.
   Status finish_small(Operation& operation);
-  // A small operation that goes on to other nodes: the first rank sends up the node's sum.
+  // A small operation that goes on to other nodes: the leader sends up the node's sum.
   void send_up_small(Operation& operation);
-  // A large operation is the next to flow, as the first rank decides. It begins once all its openings are there.
+  // A large operation is the next to flow, as the leader decides. It begins once all its openings are there.
   void admit(const Hash128& key) { admitted_.push_back(key); }
   bool is_admitted(const Hash128& key) const;
   const std::deque<Hash128>& admitted() const { return admitted_; }
@@ -41,7 +41,7 @@ class Execution {
   // --- What comes back ---
 
   void chunk_averaged(Operation& operation, Range chunk);
-  // Another rank: what the first rank says of a part of the result, which can be taken. Throws std::runtime_error for
+  // Another rank: what the leader says of a part of the result, which can be taken. Throws std::runtime_error for
   // what cannot be.
   void read_part(Operation& operation, ConstBytes body);
   // Parts that have not been handed out never will be.

@@ -11,7 +11,7 @@ namespace shoal::local {
 
 namespace {
 
-// Who on the other nodes waits for an operation that has failed here, as the first rank tells the others.
+// Who on the other nodes waits for an operation that has failed here, as the leader tells the others.
 constexpr std::uint8_t internode_waits = 1;
 constexpr std::uint8_t workers_wait = 2;
 
@@ -20,7 +20,7 @@ constexpr std::uint8_t workers_wait = 2;
 // --- What stands against an operation ---
 
 void Failures::fail(Operation& operation, const Status& why) {
-  if (!operation.gathers()) {
+  if (!operation.assembling()) {
     return;
   }
   if (has_other_nodes_) {
@@ -37,29 +37,29 @@ void Failures::note_failed_call(Operation& operation) {
   }
 }
 
-void Failures::note_left(std::uint32_t rank) {
-  calls_.note_left(rank);
-  for (Operation* const operation : calls_.lacking(rank)) {
-    fail_without(*operation, rank);
+void Failures::note_left(std::uint32_t place) {
+  calls_.note_left(place);
+  for (Operation* const operation : calls_.lacking(place)) {
+    fail_without(*operation, place);
     settle_dispute(*operation);
     calls_.forget_if_done(*operation);
   }
   if (is_first()) {
-    tell_alone(rank);
+    tell_alone(place);
   }
 }
 
-bool Failures::tell_alone(std::uint32_t rank) {
+bool Failures::tell_alone(std::uint32_t place) {
   std::vector<std::pair<Operation*, Status>> untold;
   if (has_other_nodes_) {
     for (const auto& [key, operation] : calls_.all()) {
-      if (!operation->calls.opened(rank) || operation->internode_state.is_network_told()) {
+      if (!operation->calls.opened(place) || operation->internode_state.is_network_told()) {
         continue;
       }
       const wire::Opening opening =
-          rank == own_ ? operation->opening : operation->calls.opening_of(rank, operation->opening);
+          place == own_ ? operation->opening : operation->calls.opening_of(place, operation->opening);
       if (opening.failed) {
-        untold.emplace_back(operation.get(), failed_before(opening, members_.rank_of(rank), members_.config()));
+        untold.emplace_back(operation.get(), failed_before(opening, members_.rank_of(place), members_.config()));
       }
     }
   }
@@ -70,9 +70,9 @@ bool Failures::tell_alone(std::uint32_t rank) {
   return !untold.empty();
 }
 
-void Failures::fail_without(Operation& operation, std::uint32_t rank) {
-  const Status why = members_.left_status(operation.opening.name, rank);
-  if (!calls_.decides() && rank == 0 && operation.is_open()) {
+void Failures::fail_without(Operation& operation, std::uint32_t place) {
+  const Status why = members_.left_status(operation.opening.name, place);
+  if (!calls_.decides() && place == 0 && operation.is_open()) {
     calls_.end(operation, why);  // who would have said it
   } else {
     fail(operation, why);
@@ -105,7 +105,7 @@ void Failures::fail_late(Operation& operation, const Status& why) {
 
 void Failures::read_overdue(const Record& record) {
   Operation* const operation = calls_.find(record.key);
-  if (is_first() && operation != nullptr && operation->gathers() && !operation->calls.all() &&
+  if (is_first() && operation != nullptr && operation->assembling() && !operation->calls.all() &&
       !operation->internode_state.is_network_told()) {
     fail_late(*operation, decoded_status(record.body));
   }
@@ -129,7 +129,7 @@ Operation* Failures::decide_next() {
   }
   operation->fail_pending = false;
   // What has failed meanwhile for what others have called fails so on every rank.
-  if (operation->calls.all() || !operation->gathers()) {
+  if (operation->calls.all() || !operation->assembling()) {
     outbox_.say(RecordKind::go_on, key);
     return operation;
   }
@@ -143,7 +143,7 @@ Operation* Failures::decide_next() {
 
 // --- Other nodes ---
 
-// On the first rank.
+// On the leader.
 void Failures::fail_everywhere(Operation& operation, const Status& why) {
   const bool goes_up = operation.may_be(true);
   const bool is_handed_over = operation.may_be(false);
@@ -162,7 +162,7 @@ void Failures::fail_everywhere(Operation& operation, const Status& why) {
   }
 }
 
-// The other nodes may wait for it: for the first rank in what goes up, for every rank in everything else.
+// The other nodes may wait for it: for the leader in what goes up, for every rank in everything else.
 void Failures::tell_worker(Operation& operation, ConstBytes waiting, const Status& why) {
   const std::optional<wire::Opening> opening = operation.any_opening();
   if (!operation.internode_state.tell_network() || !opening) {

@@ -2,19 +2,19 @@
 // has left, or its time is out. What fails later, fails as the network or the end of the group says (local_group.h).
 //
 // Without other nodes every rank sees for itself that ranks disagree, or that one has left. When the time is out, the
-// first rank decides, since others may be about to begin with the operation:
+// leader decides, since others may be about to begin with the operation:
 //   1. It announces that the failure is pending.
 //   2. It looks who has called the operation.
 //   3. If all have, it says that it goes on, otherwise that it has failed.
-// Before a rank begins with an operation, it reads the first rank's mailbox once more. All ranks see these steps in one
-// order (word.h): either the first rank sees the last call, or the rank that would begin sees the announcement.
+// Before a rank begins with an operation, it reads the leader's mailbox once more. All ranks see these steps in one
+// order (word.h): either the leader sees the last call, or the rank that would begin sees the announcement.
 //
-// With other nodes the first rank decides on every failure, and tells both the ranks of its node and the other nodes.
-// What stands against an operation is *disputed* until the first rank knows what the operation is, so that it can name
+// With other nodes the leader decides on every failure, and tells both the ranks of its node and the other nodes.
+// What stands against an operation is *disputed* until the leader knows what the operation is, so that it can name
 // it to them.
 //
-//   a failure is pending → this is the first rank, there are no other nodes, and it has been announced
-//   an operation fails here → it gathers, and no rank has begun with it
+//   a failure is pending → this is the leader, there are no other nodes, and it has been announced
+//   an operation fails here → it is assembling, and no rank has begun with it
 #pragma once
 
 #include <cstdint>
@@ -52,19 +52,19 @@ class Failures {
   // This rank has said in its call that the operation has failed here.
   void note_failed_call(Operation& operation);
   // The rank calls nothing any more: operations that it has not called fail.
-  void note_left(std::uint32_t rank);
+  void note_left(std::uint32_t place);
   // A rank that has left has not called this one.
-  void fail_without(Operation& operation, std::uint32_t rank);
-  // If it is disputed: the first rank fails it everywhere, once it knows what it is.
+  void fail_without(Operation& operation, std::uint32_t place);
+  // If it is disputed: the leader fails it everywhere, once it knows what it is.
   void settle_dispute(Operation& operation);
 
-  // On the first rank: that rank leaves. The other nodes hear of what has failed on it before it began, although nobody
+  // On the leader: that rank leaves. The other nodes hear of what has failed on it before it began, although nobody
   // here knows what it is. Whether there was anything.
-  bool tell_alone(std::uint32_t rank);
+  bool tell_alone(std::uint32_t place);
 
   // --- What cannot be waited for ---
 
-  // Not all ranks have called it, and its time is out on this rank: the first rank decides.
+  // Not all ranks have called it, and its time is out on this rank: the leader decides.
   void fail_late(Operation& operation, const Status& why);
   // The same on another rank, which says so.
   void read_overdue(const Record& record);
@@ -77,11 +77,11 @@ class Failures {
 
   // --- Other nodes ---
 
-  // The first rank says that it has failed; `waiting`: who on the other nodes waits for it (fail_everywhere).
+  // The leader says that it has failed; `waiting`: who on the other nodes waits for it (fail_everywhere).
   void tell_worker(Operation& operation, ConstBytes waiting, const Status& why);
   // Whether the other nodes have yet to hear of what has failed here before it began. They hear it from the worker,
   // once this node's ranks have agreed on what it is: somebody who has called it too has to be there for that, and the
-  // first rank.
+  // leader.
   bool any_untold() const;
 
   void check_invariants() const;

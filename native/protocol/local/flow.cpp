@@ -183,8 +183,8 @@ void Flow::reduce_one() {
 // Asked once the arrays have been read: what their owners' programs write from now on was not among it.
 bool Flow::any_withdrawn() const {
   std::atomic_thread_fence(std::memory_order_acquire);
-  for (std::uint32_t rank = 0; rank < memory_.ranks(); ++rank) {
-    if (rank != own_ && memory_.words(rank).withdrawn.load() != 0) {
+  for (std::uint32_t place = 0; place < memory_.ranks(); ++place) {
+    if (place != own_ && memory_.words(place).withdrawn.load() != 0) {
       return true;
     }
   }
@@ -229,16 +229,16 @@ void Flow::finish_first() {
 
 std::uint64_t Flow::least(Counter RankWords::*counter) const {
   std::uint64_t lowest = (memory_.words(own_).*counter).load();
-  for (std::uint32_t rank = 0; rank < memory_.ranks(); ++rank) {
-    lowest = std::min(lowest, (memory_.words(rank).*counter).load());
+  for (std::uint32_t place = 0; place < memory_.ranks(); ++place) {
+    lowest = std::min(lowest, (memory_.words(place).*counter).load());
   }
   return lowest;
 }
 
 void Flow::ring_others() {
-  for (std::uint32_t rank = 0; rank < memory_.ranks(); ++rank) {
-    if (rank != own_) {
-      bells_.ring(rank, false);
+  for (std::uint32_t place = 0; place < memory_.ranks(); ++place) {
+    if (place != own_) {
+      bells_.ring(place, false);
     }
   }
 }
@@ -266,10 +266,10 @@ void Flow::publish_collected(std::uint64_t step, std::uint64_t slots) {
   if (least(&RankWords::collected) < collected_) {
     return;
   }
-  for (std::uint32_t rank = 0; rank < memory_.ranks(); ++rank) {
-    const std::uint64_t contributed = memory_.words(rank).contributed.load();
-    if (rank != own_ && (contributed + step >= collected_ + slots || contributed == collected_)) {
-      bells_.ring(rank, false);
+  for (std::uint32_t place = 0; place < memory_.ranks(); ++place) {
+    const std::uint64_t contributed = memory_.words(place).contributed.load();
+    if (place != own_ && (contributed + step >= collected_ + slots || contributed == collected_)) {
+      bells_.ring(place, false);
     }
   }
 }
@@ -302,28 +302,28 @@ std::vector<std::uint32_t> Flow::late() const {
   }
   // Of a chunk without slots nobody waits until somebody has collected it, and some collect it sooner than others.
   const bool straight = !transfers_.empty() && transfers_.front().transfer.straight();
-  const auto done_by = [&](std::uint32_t rank) {
-    const RankWords& words = memory_.words(rank);
+  const auto done_by = [&](std::uint32_t place) {
+    const RankWords& words = memory_.words(place);
     return words.contributed.load() + words.reduced.load() + (straight ? 0 : words.collected.load());
   };
-  std::vector<std::uint32_t> ranks;
+  std::vector<std::uint32_t> places;
   std::uint64_t lowest = done_by(own_);
-  for (std::uint32_t rank = 0; rank < memory_.ranks(); ++rank) {
-    lowest = std::min(lowest, done_by(rank));
+  for (std::uint32_t place = 0; place < memory_.ranks(); ++place) {
+    lowest = std::min(lowest, done_by(place));
   }
-  for (std::uint32_t rank = 0; rank < memory_.ranks(); ++rank) {
-    if (done_by(rank) == lowest) {
-      ranks.push_back(rank);
+  for (std::uint32_t place = 0; place < memory_.ranks(); ++place) {
+    if (done_by(place) == lowest) {
+      places.push_back(place);
     }
   }
-  return ranks;
+  return places;
 }
 
 // The first of the members that have added to the fewest chunks: the members after it wait for it. If that is the first
 // member of the chain, it may itself wait for slots, and so for the members that have collected the fewest chunks.
 std::vector<std::uint32_t> Flow::late_in_chain(const Admitted& whole) const {
   const std::vector<std::uint32_t>& order = whole.transfer.order;
-  const auto contributed_by = [&](std::uint32_t rank) { return memory_.words(rank).contributed.load(); };
+  const auto contributed_by = [&](std::uint32_t place) { return memory_.words(place).contributed.load(); };
   const std::uint32_t slowest = *std::min_element(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
     return contributed_by(a) < contributed_by(b);
   });
@@ -332,10 +332,10 @@ std::vector<std::uint32_t> Flow::late_in_chain(const Admitted& whole) const {
     return {slowest};
   }
   const std::uint64_t collected = least(&RankWords::collected);
-  std::vector<std::uint32_t> ranks;
-  std::copy_if(order.begin(), order.end(), std::back_inserter(ranks),
-               [&](std::uint32_t rank) { return memory_.words(rank).collected.load() == collected; });
-  return ranks;
+  std::vector<std::uint32_t> places;
+  std::copy_if(order.begin(), order.end(), std::back_inserter(places),
+               [&](std::uint32_t place) { return memory_.words(place).collected.load() == collected; });
+  return places;
 }
 
 void Flow::check_invariants() const {

@@ -42,7 +42,7 @@ class Flow {
   bool ready() const;
   // Whether step() would only count on in a chain.
   bool passes_chain() const;
-  // On the first rank: the next summed chunk of an operation that goes on to the network.
+  // On the leader: the next summed chunk of an operation that goes on to the network.
   struct Collected {
     std::uint64_t handle;
     Range range;
@@ -66,7 +66,7 @@ class Flow {
 
     std::uint64_t end() const { return first + chunks.count(); }
     // Whether the rank does something with each chunk when it is reduced, instead of once when all are.
-    bool collects_each(std::uint32_t rank) const { return !transfer.straight() || (transfer.up && rank == 0); }
+    bool collects_each(std::uint32_t place) const { return !transfer.straight() || (transfer.up && place == 0); }
   };
 
   const Admitted& admitted(std::uint64_t number) const;  // the operation that has this chunk

@@ -41,25 +41,25 @@ Shape shape_without_arrays(std::uint32_t ranks, bool alone) {
 
 Shape shape_for_group(std::uint32_t ranks) { return shape_without_arrays(ranks, true); }
 
-std::byte* GroupMemory::mailbox(std::uint32_t rank) const {
-  return begin_ + words_bytes(shape_) + rank * shape_.mailbox;
+std::byte* GroupMemory::mailbox(std::uint32_t place) const {
+  return begin_ + words_bytes(shape_) + place * shape_.mailbox;
 }
 
-std::byte* GroupMemory::slot(std::uint64_t number, std::uint32_t rank) const {
+std::byte* GroupMemory::slot(std::uint64_t number, std::uint32_t place) const {
   const std::size_t slots_begin = words_bytes(shape_) + shape_.ranks * shape_.mailbox;
-  return begin_ + slots_begin + ((number % shape_.slots) * shape_.ranks + rank) * shape_.slot;
+  return begin_ + slots_begin + ((number % shape_.slots) * shape_.ranks + place) * shape_.slot;
 }
 
 std::byte* GroupMemory::result(std::uint64_t number) const {
   return slot(0, 0) + (std::size_t{shape_.slots} * shape_.ranks + number % shape_.results) * shape_.slot;
 }
 
-std::byte* GroupMemory::region(std::uint32_t rank) const {
-  return begin_ + shape_.bytes_without_regions() + rank * shape_.region;
+std::byte* GroupMemory::region(std::uint32_t place) const {
+  return begin_ + shape_.bytes_without_regions() + place * shape_.region;
 }
 
-bool GroupMemory::is_gone(std::uint32_t rank) const {
-  return words(rank).gone.load() != 0 || (has_left(rank) && words(rank).here.load() == 0);
+bool GroupMemory::is_gone(std::uint32_t place) const {
+  return words(place).gone.load() != 0 || (has_left(place) && words(place).here.load() == 0);
 }
 
 std::atomic<std::uint64_t>& GroupMemory::owner(std::size_t number) const {

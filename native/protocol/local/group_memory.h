@@ -72,7 +72,7 @@ struct RankWords {
   alignas(64) Counter contributed;
   Counter reduced;
   Counter collected;
-  // Parts of results from the network (delivery.h): handed out by the first rank, taken by the others.
+  // Parts of results from the network (delivery.h): handed out by the leader, taken by the others.
   Counter delivered;
 
   // It reads, or has read, what others say.
@@ -87,7 +87,7 @@ struct RankWords {
 
 class GroupMemory {
  public:
-  // `begin`: shape.bytes_in_use() bytes, all zero before the first rank uses them. `node`, `places`: for a subgroup,
+  // `begin`: shape.bytes_in_use() bytes, all zero before the leader uses them. `node`, `places`: for a subgroup,
   // the machine's memory and the members' places in it. Null: this is the machine's memory.
   GroupMemory(std::byte* begin, const Shape& shape, const GroupMemory* node = nullptr,
               std::vector<std::uint32_t> places = {})
@@ -96,16 +96,18 @@ class GroupMemory {
   const Shape& shape() const { return shape_; }
   std::uint32_t ranks() const { return shape_.ranks; }
 
-  RankWords& words(std::uint32_t rank) const { return reinterpret_cast<RankWords*>(begin_)[rank]; }
-  std::byte* mailbox(std::uint32_t rank) const;
-  std::byte* slot(std::uint64_t number, std::uint32_t rank) const;
+  RankWords& words(std::uint32_t place) const { return reinterpret_cast<RankWords*>(begin_)[place]; }
+  std::byte* mailbox(std::uint32_t place) const;
+  std::byte* slot(std::uint64_t number, std::uint32_t place) const;
   std::byte* result(std::uint64_t number) const;
-  std::byte* region(std::uint32_t rank) const;
+  std::byte* region(std::uint32_t place) const;
 
   // Whether a rank reads nothing any more, or will never begin to.
-  bool is_gone(std::uint32_t rank) const;
+  bool is_gone(std::uint32_t place) const;
+  // Whether this is a subgroup's part of the machine's memory.
+  bool is_area() const { return node_ != nullptr; }
   // In an area: whether the machine's memory says that a rank calls nothing any more. It may not know this group.
-  bool has_left(std::uint32_t rank) const { return node_ != nullptr && node_->words(places_[rank]).left.load() != 0; }
+  bool has_left(std::uint32_t place) const { return is_area() && node_->words(places_[place]).left.load() != 0; }
 
   // The word of an area, which says whose it is.
   std::atomic<std::uint64_t>& owner(std::size_t number) const;

@@ -1,4 +1,4 @@
-// How all-reduces of a node's ranks go on to the other nodes of the job: what the first rank of the node submits to its
+// How all-reduces of a node's ranks go on to the other nodes of the job: what the leader of the node submits to its
 // worker for all of them.
 #pragma once
 
@@ -32,7 +32,7 @@ struct Internode {
   std::uint64_t shared_from = 0;       // from so many bytes on, all servers work on an operation
 };
 
-// The node's part of an all-reduce that all of its ranks have called. The node's sum lies in the first rank's output,
+// The node's part of an all-reduce that all of its ranks have called. The node's sum lies in the leader's output,
 // and the result comes there.
 Submission submission_up(const Submission& called, std::uint32_t occurrence, const Internode& internode);
 

@@ -1,7 +1,7 @@
-// The state of one operation that goes on to the other nodes. The first rank of the node sends the node's sum, hands
+// The state of one operation that goes on to the other nodes. The leader of the node sends the node's sum, hands
 // the result out chunk by chunk, and says how the operation ends.
 //
-// Only the first rank hears the network, and no rank ends the operation before it has the first rank's verdict. So all
+// Only the leader hears the network, and no rank ends the operation before it has the leader's verdict. So all
 // ranks of the node agree, whatever happens. Without other nodes only the verdict and note_flowed() are used.
 //
 //   lent_parts > 0 → the output is lent;   done_told → the verdict is ok;   a disputed operation is never sent up
@@ -25,11 +25,11 @@ class InternodeState {
   // The other nodes hear that it has failed here. Returns whether they had not been told before.
   bool tell_network() { return !std::exchange(network_told_, true); }
   bool is_network_told() const { return network_told_; }
-  // The first rank's verdict: how it ends.
+  // The leader's verdict: how it ends.
   void decide(const Status& verdict) { verdict_ = verdict; }
   const std::optional<Status>& verdict() const { return verdict_; }
 
-  // --- On the first rank: the network and its arrays ---
+  // --- On the leader: the network and its arrays ---
 
   void begin_at_network() { at_network_ = true; }
   void end_at_network() { at_network_ = false; }
@@ -39,7 +39,7 @@ class InternodeState {
 
   void note_flowed() { flowed_ = true; }
   bool flowed() const { return flowed_; }
-  // If the arrays of all ranks lie in the shared memory: the first rank's output, from which the others copy.
+  // If the arrays of all ranks lie in the shared memory: the leader's output, from which the others copy.
   void lend(const std::byte* output) { lent_ = output; }
   const std::byte* lent() const { return lent_; }
   // add_part(): a part of the result is to be handed out or taken. take_part(): it has been. drop_parts(): so many
@@ -59,7 +59,7 @@ class InternodeState {
   // Whether the verdict, the sums and the parts are all there. `flows`: it is a large operation.
   bool is_through(bool flows) const { return verdict_ && (!flows || (flowed_ && parts_ == 0)); }
   bool is_returned() const { return lent_parts_ == 0; }
-  // The first rank tells the others that it has ended well. Returns whether it had not before.
+  // The leader tells the others that it has ended well. Returns whether it had not before.
   bool tell_done() { return !std::exchange(done_told_, true); }
 
   void check_invariants() const;

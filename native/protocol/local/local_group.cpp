@@ -36,7 +36,7 @@ bool LocalGroup::step() {
     return true;
   }
   // First what others say: they may have ended what is called here now. What follows in the same step finds nothing
-  // unread: whoever begins with an operation has read all that the first rank had said when the last call was read.
+  // unread: whoever begins with an operation has read all that the leader had said when the last call was read.
   if (read_next() || write_next_call() || note_who_has_left() || begin_next() || note_advanced() ||
       decide_next_failure() || check_time() || say_goodbye_if_done()) {
     return true;
@@ -56,9 +56,9 @@ bool LocalGroup::work() {
 }
 
 void LocalGroup::ring_others() {
-  for (std::uint32_t rank = 0; rank < members_.size(); ++rank) {
-    if (rank != own_) {
-      world_.ring(rank, false);
+  for (std::uint32_t place = 0; place < members_.size(); ++place) {
+    if (place != own_) {
+      world_.ring(place, false);
     }
   }
 }
@@ -82,11 +82,11 @@ bool LocalGroup::write_next_call() {
   if (operation.opening.failed) {
     ring_others();
   }
-  for (std::uint32_t rank = 0; rank < members_.size(); ++rank) {
-    if (rank != own_ && operation.calls.opened(rank)) {
-      judge(operation, rank);
-    } else if (rank != own_ && calls_.has_left(rank)) {
-      failures_.fail_without(operation, rank);
+  for (std::uint32_t place = 0; place < members_.size(); ++place) {
+    if (place != own_ && operation.calls.opened(place)) {
+      judge(operation, place);
+    } else if (place != own_ && calls_.has_left(place)) {
+      failures_.fail_without(operation, place);
     }
   }
   if (operation.opening.failed) {
@@ -98,36 +98,36 @@ bool LocalGroup::write_next_call() {
 
 // --- What others say ---
 
-// From the first rank on each time: what it has said is read before what others have called since they heard it.
+// From the leader on each time: what it has said is read before what others have called since they heard it.
 bool LocalGroup::read_next() {
-  for (std::uint32_t rank = 0; rank < members_.size(); ++rank) {
-    if (rank == own_) {
+  for (std::uint32_t place = 0; place < members_.size(); ++place) {
+    if (place == own_ || !readers_[place].any()) {
       continue;
     }
-    if (const std::optional<Record> record = readers_[rank].next()) {
-      read(rank, *record);
-      readers_[rank].done();
+    if (const std::optional<Record> record = readers_[place].next()) {
+      read(place, *record);
+      readers_[place].done();
       return true;
     }
   }
   return false;
 }
 
-void LocalGroup::read(std::uint32_t rank, const Record& record) {
+void LocalGroup::read(std::uint32_t place, const Record& record) {
   if (!broken_.ok()) {
     return;  // it may be about what has ended here, and has been forgotten
   }
-  if (!may_say(rank, record)) {
-    throw std::runtime_error("the node's shared memory is damaged: " + members_.name_of(rank) +
+  if (!may_say(place, record)) {
+    throw std::runtime_error("the node's shared memory is damaged: " + members_.name_of(place) +
                              " says what it has no say in");
   }
   switch (record.kind) {
     case RecordKind::open:
     case RecordKind::open_with_data:
     case RecordKind::open_in_region: {
-      Operation& operation = calls_.hear(rank, record, now_);
+      Operation& operation = calls_.hear(place, record, now_);
       if (operation.calls.opened(own_)) {
-        judge(operation, rank);
+        judge(operation, place);
         proceed(operation);
       }
       return;
@@ -136,7 +136,7 @@ void LocalGroup::read(std::uint32_t rank, const Record& record) {
       execution_.admit(record.key);
       return begin_admitted();
     case RecordKind::leave:
-      return failures_.note_left(rank);
+      return failures_.note_left(place);
     case RecordKind::broken:
       return fail_all(decoded_status(record.body), false);
     case RecordKind::overdue:
@@ -154,26 +154,26 @@ void LocalGroup::read(std::uint32_t rank, const Record& record) {
       "a record of an unknown kind in the node's shared memory: install the same version of Shoal");
 }
 
-// The order of operations and how they end are the first rank's to say; what the network says of them, where there is
+// The order of operations and how they end are the leader's to say; what the network says of them, where there is
 // one.
-bool LocalGroup::may_say(std::uint32_t rank, const Record& record) const {
+bool LocalGroup::may_say(std::uint32_t place, const Record& record) const {
   switch (record.kind) {
     case RecordKind::admit:
-      return rank == 0;
+      return place == 0;
     case RecordKind::part:
     case RecordKind::done:
-      return rank == 0 && has_other_nodes_;
+      return place == 0 && has_other_nodes_;
     case RecordKind::failed:
-      return rank == 0 && (has_other_nodes_ || record.data.empty());
+      return place == 0 && (has_other_nodes_ || record.data.empty());
     case RecordKind::fail_pending:
     case RecordKind::go_on:
-      return rank == 0 && !has_other_nodes_;
+      return place == 0 && !has_other_nodes_;
     default:
       return true;
   }
 }
 
-// Of the first rank, about one operation.
+// Of the leader, about one operation.
 void LocalGroup::read_verdict(const Record& record) {
   Operation& operation = calls_.at(record.key);
   operation.lateness.note_moved(now_);
@@ -188,7 +188,7 @@ void LocalGroup::read_verdict(const Record& record) {
     case RecordKind::go_on:
       operation.fail_pending = false;
       if (operation.calls.count() == 0 && !operation.called) {
-        return calls_.erase(Hash128(operation.key));  // over here, or not begun
+        return calls_.erase(operation.key);  // over here, or not begun
       }
       return proceed(operation);
     default: {
@@ -204,10 +204,13 @@ void LocalGroup::read_verdict(const Record& record) {
 // In the memory of the whole node, that is: whoever has said so there has left this group too, which it may not even
 // know.
 bool LocalGroup::note_who_has_left() {
-  for (std::uint32_t rank = 0; rank < members_.size() && broken_.ok(); ++rank) {
-    if (rank != own_ && !calls_.has_left(rank) && memory_.has_left(rank)) {
-      if (!readers_[rank].any()) {  // what it has called before it left comes first
-        failures_.note_left(rank);
+  if (!memory_.is_area()) {
+    return false;
+  }
+  for (std::uint32_t place = 0; place < members_.size() && broken_.ok(); ++place) {
+    if (place != own_ && !calls_.has_left(place) && memory_.has_left(place)) {
+      if (!readers_[place].any()) {  // what it has called before it left comes first
+        failures_.note_left(place);
       }
       return true;
     }
@@ -217,11 +220,11 @@ bool LocalGroup::note_who_has_left() {
 
 // --- From the last call to the first chunk ---
 
-void LocalGroup::judge(Operation& operation, std::uint32_t rank) {
-  if (!operation.gathers()) {
+void LocalGroup::judge(Operation& operation, std::uint32_t place) {
+  if (!operation.assembling()) {
     return;
   }
-  if (const std::optional<Status> why = calls_.objection(operation, rank)) {
+  if (const std::optional<Status> why = calls_.objection(operation, place)) {
     failures_.fail(operation, *why);
     // Ranks that called before do not know yet.
     if (operation.written_in == round_) {
@@ -232,7 +235,7 @@ void LocalGroup::judge(Operation& operation, std::uint32_t rank) {
 
 void LocalGroup::proceed(Operation& operation) {
   failures_.settle_dispute(operation);
-  if (!operation.calls.all() || !operation.gathers() || operation.internode_state.disputed()) {
+  if (!operation.calls.all() || !operation.assembling() || operation.internode_state.disputed()) {
     return calls_.forget_if_done(operation);
   }
   complete_.push_back(operation.key);
@@ -244,7 +247,7 @@ bool LocalGroup::begin_next() {
   }
   Operation* const operation = calls_.find(complete_.front());
   complete_.pop_front();
-  if (operation != nullptr && operation->gathers() && !operation->fail_pending) {
+  if (operation != nullptr && operation->assembling() && !operation->fail_pending) {
     begin(*operation);
   }
   return true;
@@ -256,7 +259,7 @@ void LocalGroup::begin(Operation& operation) {
   const bool stays = calls_.stays(operation.opening.collective);
   const bool small = stays && operation.calls.all_have_data();
   const bool is_firsts = stays && is_first() && (has_other_nodes_ || !small);
-  // Whoever has called last sees that all have, and tells the others before it does its own part. Where the first rank
+  // Whoever has called last sees that all have, and tells the others before it does its own part. Where the leader
   // goes on alone, or says more, they wait for that.
   if (operation.written_in == round_ && !is_firsts) {
     ring_others();
@@ -284,14 +287,14 @@ void LocalGroup::begin(Operation& operation) {
   calls_.forget_if_done(operation);
 }
 
-// The first rank's word may be read before another rank's opening, which says where its arrays lie.
+// The leader's word may be read before another rank's opening, which says where its arrays lie.
 void LocalGroup::begin_admitted() {
   while (!execution_.admitted().empty() && broken_.ok()) {
     Operation* const operation = calls_.find(execution_.admitted().front());
     if (operation == nullptr) {
       throw std::runtime_error("an operation flows that was not called");
     }
-    if (operation->gathers()) {
+    if (operation->assembling()) {
       return;
     }
     if (operation->state != Operation::State::complete) {
@@ -368,7 +371,7 @@ void LocalGroup::hear_verdict(Operation& operation, const Status& status, ConstB
   calls_.forget_if_done(operation);
 }
 
-// With other nodes the last of three: the verdict, the flow, and the delivery of what has arrived. The first rank also
+// With other nodes the last of three: the verdict, the flow, and the delivery of what has arrived. The leader also
 // waits until the others have copied what its array has for them.
 void LocalGroup::end_if_through(Operation& operation) {
   InternodeState& state = operation.internode_state;
@@ -400,7 +403,7 @@ LocalGroup::Failed LocalGroup::fail_call(const wire::Call& call, const Status& w
     return failed;
   }
   failed.found = operation->is_open();
-  if (operation->gathers() && !operation->overdue && !operation->fail_pending) {
+  if (operation->assembling() && !operation->overdue && !operation->fail_pending) {
     failures_.fail_late(*operation, why);
   } else if (operation->internode_state.is_at_network()) {
     failed.at_network = operation->submission.handle;
@@ -444,7 +447,7 @@ void LocalGroup::give_up(const std::exception& error) {
 }
 
 // Whoever has seen all openings may go on with an operation that has ended here. Inputs are only read, and with other
-// nodes also the outputs of all but the first rank.
+// nodes also the outputs of all but the leader.
 void LocalGroup::detach_arrays() {
   memory_.words(own_).withdrawn.store(1);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // before anything that the program writes
@@ -488,7 +491,7 @@ bool LocalGroup::check_time() {
   }
   for (Operation* const operation : findings.timed_out) {
     const Status why = watch_.timed_out(*operation, execution_, now_);
-    if (!operation->gathers() || operation->overdue || operation->fail_pending) {
+    if (!operation->assembling() || operation->overdue || operation->fail_pending) {
       give_up(why);
       return true;
     }

@@ -2,7 +2,7 @@
 // them out in the memory that they share. A state machine as the others (protocol/machine.h): it opens no file, takes
 // no lock, reads no clock and starts no thread.
 //
-// With other nodes, the first rank takes an all-reduce to the network for all ranks of the node: it sends their sum
+// With other nodes, the leader takes an all-reduce to the network for all ranks of the node: it sends their sum
 // from its own array as the sum grows, and the result comes back there and goes to all. Every other operation is handed
 // to the worker once all ranks of the node have called it with the same arguments.
 //
@@ -12,14 +12,14 @@
 //   * Contributions are added in the order of the group's members, with the kernels of the servers: the same bits.
 //   * Every operation that was called is finished or handed to the worker, exactly once.
 //   * A small operation is done when its last member has called it: contributions lie beside the openings. Large ones
-//     flow one after the other, in the order that the first rank decides.
+//     flow one after the other, in the order that the leader decides.
 //
 // The thread that holds the group takes steps: one that calls, one that waits, or the attendant. A step changes one
 // word that others read, as its last act, and rings for them. So a rank may stop or die between any two steps.
 //
 // Failures. Ranks begin a small operation as soon as they see that all have called it, and ask nobody. So the first
 // rank announces a failure before it decides on it (failures.h). With other nodes an operation fails on all of them,
-// and one that has gone up fails when the network says so. If a rank does not do its part in time, or the first rank
+// and one that has gone up fails when the network says so. If a rank does not do its part in time, or the leader
 // does not answer, everything ends: nobody knows any more who has what, and a wrong number would be worse.
 #pragma once
 
@@ -116,14 +116,14 @@ class LocalGroup {
  private:
   // What others say.
   bool read_next();
-  void read(std::uint32_t rank, const Record& record);
-  bool may_say(std::uint32_t rank, const Record& record) const;
+  void read(std::uint32_t place, const Record& record);
+  bool may_say(std::uint32_t place, const Record& record) const;
   void read_verdict(const Record& record);
   bool note_who_has_left();
 
   // From the last call to the first chunk.
   bool write_next_call();
-  void judge(Operation& operation, std::uint32_t rank);
+  void judge(Operation& operation, std::uint32_t place);
   void proceed(Operation& operation);
   bool begin_next();
   void begin(Operation& operation);
@@ -152,7 +152,7 @@ class LocalGroup {
   const bool has_other_nodes_;
   World& world_;
   Outbox outbox_;
-  std::vector<MailboxReader> readers_;  // by rank; this rank's own is not used
+  std::vector<MailboxReader> readers_;  // by place; this rank's own is not used
   CallTable calls_;
   Execution execution_;
   ProgressWatch watch_;

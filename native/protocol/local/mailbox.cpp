@@ -35,9 +35,9 @@ void copy(std::byte* to, ConstBytes from) {
 
 std::uint64_t MailboxWriter::slowest_reader() const {
   std::uint64_t slowest = written_;
-  for (std::uint32_t rank = 0; rank < memory_.ranks(); ++rank) {
-    if (rank != own_ && !memory_.is_gone(rank)) {
-      slowest = std::min(slowest, memory_.words(rank).read[own_].load());
+  for (std::uint32_t place = 0; place < memory_.ranks(); ++place) {
+    if (place != own_ && !memory_.is_gone(place)) {
+      slowest = std::min(slowest, memory_.words(place).read[own_].load());
     }
   }
   return slowest;
@@ -58,9 +58,9 @@ bool MailboxWriter::write(const Record& record) {
     words.blocked.store(1);
     // A reader that went on before it could see this will not ring.
     if (is_full()) {
-      for (std::uint32_t rank = 0; rank < memory_.ranks(); ++rank) {
-        if (rank != own_) {
-          bells_.ring(rank, true);
+      for (std::uint32_t place = 0; place < memory_.ranks(); ++place) {
+        if (place != own_) {
+          bells_.ring(place, true);
         }
       }
       return false;
@@ -98,7 +98,7 @@ void MailboxWriter::check_invariants() const {
 std::optional<Record> MailboxReader::next() {
   const std::size_t size = memory_.shape().mailbox;
   for (;;) {
-    const std::uint64_t unread = memory_.words(writer_).written.load() - read_;
+    const std::uint64_t unread = written_->load() - read_;
     if (unread == 0) {
       return std::nullopt;
     }

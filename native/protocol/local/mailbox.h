@@ -21,19 +21,19 @@ enum class RecordKind : std::uint32_t {
   skip = 0,             // no record: the rest of the ring is too short for the next one
   open = 1,             // the rank has called an operation; the body is an opening of docs/protocol/format.md, Openings
   open_with_data = 2,   // as open; the data is its whole contribution
-  open_in_region = 10,  // as open; the data says where the arrays lie in the rank's region (Place)
-  admit = 3,            // from the first rank: a large operation that all have opened is the next to flow
+  open_in_region = 10,  // as open; the data says where the arrays lie in the rank's region (Offsets)
+  admit = 3,            // from the leader: a large operation that all have opened is the next to flow
   leave = 4,            // the rank calls nothing more
   broken = 5,           // the rank can do nothing more in this group; the body is a status
-  // From the first rank, of an operation that goes over the network:
+  // From the leader, of an operation that goes over the network:
   part = 6,  // a part of the result is in the next slot for results, or lent (delivery.h); the body is its range
   done = 7,  // it has ended well; the data is the result of a small one
-  // From the first rank, of any operation: it has failed. The body is a status; the data says whether ranks of other
+  // From the leader, of any operation: it has failed. The body is a status; the data says whether ranks of other
   // nodes wait for it, and so have to be told (local_group.cpp).
   failed = 8,
   // From another rank: the operation has timed out there; the body is a status.
   overdue = 9,
-  // From the first rank, of an operation that has timed out: no rank begins it until the first rank has said `failed`
+  // From the leader, of an operation that has timed out: no rank begins it until the leader has said `failed`
   // or `go_on` (local_group.h).
   fail_pending = 11,
   go_on = 12,
@@ -71,10 +71,10 @@ class MailboxWriter {
 class MailboxReader {
  public:
   MailboxReader(const GroupMemory& memory, std::uint32_t own, std::uint32_t writer, Bells& bells)
-      : memory_(memory), own_(own), writer_(writer), bells_(&bells) {}
+      : memory_(memory), written_(&memory.words(writer).written), own_(own), writer_(writer), bells_(&bells) {}
 
   // Whether there is another record.
-  bool any() const { return memory_.words(writer_).written.load() != read_; }
+  bool any() const { return written_->load() != read_; }
 
   // The next record, which stays valid until done(). Throws std::runtime_error for an impossible one.
   std::optional<Record> next();
@@ -82,6 +82,7 @@ class MailboxReader {
 
  private:
   const GroupMemory& memory_;
+  const Counter* written_;  // by the writer
   std::uint32_t own_;
   std::uint32_t writer_;
   Bells* bells_;

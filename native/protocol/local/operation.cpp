@@ -42,9 +42,9 @@ std::size_t record_bytes(const Submission& submission, std::size_t ranks) {
 void Operation::check_invariants() const {
   calls.check_invariants();
   internode_state.check_invariants();
-  SHOAL_INVARIANT(called || state == State::gathering || state == State::over);
+  SHOAL_INVARIANT(called || state == State::assembling || state == State::over);
   SHOAL_INVARIANT(called == (group != nullptr) || !called);
-  SHOAL_INVARIANT(gathers() || state == State::over || calls.all());
+  SHOAL_INVARIANT(assembling() || state == State::over || calls.all());
 }
 
 }  // namespace shoal::local

@@ -46,9 +46,9 @@ class Lateness {
 
 struct Operation {
   enum class State {
-    gathering,   // not all ranks are known to have called it
-    complete,    // all have; waits for the first rank's word
-    at_network,  // a small one, which the first rank has sent up
+    assembling,  // not all ranks are known to have called it
+    complete,    // all have; waits for the leader's word
+    at_network,  // a small one, which the leader has sent up
     flowing,     // a large one, whose chunks move
     over,        // finished here, handed over, or failed
   };
@@ -56,7 +56,7 @@ struct Operation {
   Operation(const Hash128& its_key, std::uint32_t ranks) : key(its_key), calls(ranks) {}
 
   const Hash128 key;
-  State state = State::gathering;
+  State state = State::assembling;
   Calls calls;
 
   // This rank's own call.
@@ -71,11 +71,11 @@ struct Operation {
 
   InternodeState internode_state;
   Lateness lateness;
-  bool overdue = false;       // it has timed out here, and the first rank has been told
-  bool fail_pending = false;  // the first rank has announced that it may fail
+  bool overdue = false;       // it has timed out here, and the leader has been told
+  bool fail_pending = false;  // the leader has announced that it may fail
 
   bool is_open() const { return called && state != State::over; }
-  bool gathers() const { return state == State::gathering; }
+  bool assembling() const { return state == State::assembling; }
   // The opening of a rank of this group, if any has called: this rank's own if it has.
   std::optional<wire::Opening> any_opening() const;
   // With other nodes: whether, as far as is known here, the operation is carried out in this group and goes up to the

@@ -52,8 +52,8 @@ Blocks blocks_of(const Operation& operation, std::uint32_t own) {
 
 std::vector<std::uint64_t> incoming_sizes(const Operation& operation, const Blocks& blocks) {
   std::vector<std::uint64_t> sizes;
-  for (const std::uint32_t rank : operation.group->here) {
-    sizes.push_back(blocks.incoming[rank].size());
+  for (const std::uint32_t place : operation.group->here) {
+    sizes.push_back(blocks.incoming[place].size());
   }
   return sizes;
 }
@@ -85,7 +85,7 @@ Transfer reduction_of(const Operation& operation, std::uint32_t ranks) {
 bool all_have_places(const Operation& operation) {
   const std::vector<std::uint32_t>& ranks = operation.group->here;
   return std::all_of(ranks.begin(), ranks.end(),
-                     [&](std::uint32_t rank) { return operation.calls.place_of(rank).has_value(); });
+                     [&](std::uint32_t place) { return operation.calls.offsets_of(place).has_value(); });
 }
 
 }  // namespace shoal::local

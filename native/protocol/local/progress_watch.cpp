@@ -18,7 +18,7 @@ Time ProgressWatch::moved(const Operation& operation) const {
   return operation.state == Operation::State::flowing ? std::max(moved, flowed_) : moved;
 }
 
-// How long the first rank's word is waited for: twice the time-out, since the network has its own, and some seconds to
+// How long the leader's word is waited for: twice the time-out, since the network has its own, and some seconds to
 // hear of it.
 Time ProgressWatch::longest_wait(const Operation& operation) const {
   return 2 * operation.submission.timeout + 3 * others_first;
@@ -36,7 +36,7 @@ ProgressWatch::Findings ProgressWatch::look(const CallTable& calls, const Execut
     looks += look_takes;
     const Time since = moved(*operation);
     const bool others_end_it =
-        operation->overdue || operation->fail_pending || (has_other_nodes_ && !operation->gathers());
+        operation->overdue || operation->fail_pending || (has_other_nodes_ && !operation->assembling());
     const Time timeout = others_end_it ? longest_wait(*operation) : operation->submission.timeout;
     if (since + timeout <= now) {
       findings.timed_out.push_back(operation.get());
@@ -94,7 +94,7 @@ std::string ProgressWatch::stall_text(const Operation& operation, const Executio
     why = ", which decides on the order, does not answer";
     missing = {0};
   }
-  if (missing.size() > 1 && operation.gathers()) {
+  if (missing.size() > 1 && operation.assembling()) {
     why = " have not called it";
   }
   return "has not moved on " + members_.name_of(own_) + " for " + seconds_text(now - moved(operation)) + ": " +

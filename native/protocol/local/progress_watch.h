@@ -21,7 +21,7 @@ class ProgressWatch {
   ProgressWatch(const Members& members, std::uint32_t own, bool has_other_nodes)
       : members_(members), own_(own), has_other_nodes_(has_other_nodes) {}
 
-  // The first rank has been told of this operation, or has announced that it fails: its word is waited for.
+  // The leader has been told of this operation, or has announced that it fails: its word is waited for.
   void watch_for_verdict(const Operation& operation) { check_by(moved(operation) + longest_wait(operation)); }
   void begin_call(const Submission& submission, Time now) { check_by(now + std::min(submission.timeout, first_late)); }
   // A step of a large operation was done. Operations behind it wait for their turn, so that counts as their progress.

@@ -7,12 +7,12 @@
 
 namespace shoal::local::shares {
 
-Range share_of(const Chunk& chunk, std::uint32_t rank, std::uint32_t ranks) {
+Range share_of(const Chunk& chunk, std::uint32_t place, std::uint32_t ranks) {
   const std::uint64_t units = (chunk.bytes + limits::shard_alignment - 1) / limits::shard_alignment;
   const auto bound = [&](std::uint64_t part) {
     return std::min(units * part / ranks * limits::shard_alignment, chunk.bytes);
   };
-  return {bound(rank), bound(rank + 1)};
+  return {bound(place), bound(place + 1)};
 }
 
 // Nobody else reads what this rank reduces of its own.
@@ -32,8 +32,8 @@ void reduce(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Ha
   const Transfer& transfer = *chunk.transfer;
   std::vector<const std::byte*> sources;
   sources.reserve(transfer.order.size());
-  for (std::uint32_t rank : transfer.order) {
-    const std::byte* part = rank == own ? transfer.input + chunk.begin : memory.slot(chunk.number, rank);
+  for (std::uint32_t place : transfer.order) {
+    const std::byte* part = place == own ? transfer.input + chunk.begin : memory.slot(chunk.number, place);
     sources.push_back(part + share.begin);
   }
   std::byte* const sum = memory.slot(chunk.number, own) + share.begin;
@@ -45,12 +45,12 @@ void reduce(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Ha
 }
 
 void collect(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands) {
-  for (std::uint32_t rank = 0; rank < memory.ranks(); ++rank) {
-    if (rank == own) {
+  for (std::uint32_t place = 0; place < memory.ranks(); ++place) {
+    if (place == own) {
       continue;
     }
-    const Range share = share_of(chunk, rank, memory.ranks());
-    hands.copy(chunk.transfer->output + chunk.begin + share.begin, memory.slot(chunk.number, rank) + share.begin,
+    const Range share = share_of(chunk, place, memory.ranks());
+    hands.copy(chunk.transfer->output + chunk.begin + share.begin, memory.slot(chunk.number, place) + share.begin,
                share.size());
   }
 }

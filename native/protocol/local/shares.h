@@ -14,7 +14,7 @@
 namespace shoal::local::shares {
 
 // The share of the chunk that this rank reduces.
-Range share_of(const Chunk& chunk, std::uint32_t rank, std::uint32_t ranks);
+Range share_of(const Chunk& chunk, std::uint32_t place, std::uint32_t ranks);
 
 void contribute(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands);
 void reduce(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands);

@@ -8,8 +8,8 @@ namespace shoal::local::small {
 
 namespace {
 
-const std::byte* contribution_of(const Operation& operation, std::uint32_t rank, std::uint32_t own) {
-  return rank == own ? operation.submission.input : operation.calls.data_of(rank).data();
+const std::byte* contribution_of(const Operation& operation, std::uint32_t place, std::uint32_t own) {
+  return place == own ? operation.submission.input : operation.calls.data_of(place).data();
 }
 
 }  // namespace
@@ -22,8 +22,8 @@ void reduce(const Operation& operation, std::uint32_t own, Operator op, double d
   const std::vector<std::uint32_t>& order = operation.group->here;
   std::vector<const std::byte*> sources;
   sources.reserve(order.size());
-  for (std::uint32_t rank : order) {
-    sources.push_back(contribution_of(operation, rank, own));
+  for (std::uint32_t place : order) {
+    sources.push_back(contribution_of(operation, place, own));
   }
   hands.sum(s.output, sources, s.input_bytes / size_of(s.dtype), s.dtype, op, divisor);
 }
@@ -31,7 +31,7 @@ void reduce(const Operation& operation, std::uint32_t own, Operator op, double d
 void move_blocks(const Operation& operation, const Blocks& blocks, std::uint32_t own, Hands& hands) {
   const Submission& s = operation.submission;
   const std::vector<std::uint32_t>& order = operation.group->here;
-  const auto from = [&](std::uint32_t rank) { return contribution_of(operation, rank, own) + blocks.origins[rank]; };
+  const auto from = [&](std::uint32_t place) { return contribution_of(operation, place, own) + blocks.origins[place]; };
   if (traits_of(s.collective).reduces) {
     std::vector<const std::byte*> sources;
     std::transform(order.begin(), order.end(), std::back_inserter(sources), from);
@@ -41,10 +41,10 @@ void move_blocks(const Operation& operation, const Blocks& blocks, std::uint32_t
     hands.copy(s.output, sum.data(), sum.size());
     return;
   }
-  for (std::uint32_t rank = 0; rank < order.size(); ++rank) {
-    const Range to = blocks.incoming[rank];
-    if (!to.empty() && s.output + to.begin != from(rank)) {
-      hands.copy(s.output + to.begin, from(rank), to.size());
+  for (std::uint32_t place = 0; place < order.size(); ++place) {
+    const Range to = blocks.incoming[place];
+    if (!to.empty() && s.output + to.begin != from(place)) {
+      hands.copy(s.output + to.begin, from(place), to.size());
     }
   }
 }

@@ -2,7 +2,7 @@
 // reduces its share of the chunk and writes it to all outputs. That needs no slot and no waiting, since all ranks have
 // called the operation before it flows.
 //
-// A sum that goes on to other nodes (`up`) is written only into the first rank's output. The first rank sends each
+// A sum that goes on to other nodes (`up`) is written only into the leader's output. The leader sends each
 // chunk from there as soon as all have reduced it. A share is read from all inputs before it is written, so an output
 // may be an input.
 //

@@ -13,7 +13,7 @@
 namespace shoal::local {
 
 // Where a rank's arrays lie in its region, as ranks tell each other.
-struct Place {
+struct Offsets {
   std::uint64_t input = 0;
   std::uint64_t output = 0;
 };
@@ -28,9 +28,9 @@ struct Arrays {
 
 // Which bytes of a rank's arrays go to, and come from, which other rank.
 struct Blocks {
-  std::vector<Range> outgoing;         // by rank: the block of this rank's input for it
-  std::vector<Range> incoming;         // by rank: where its block goes in this rank's output
-  std::vector<std::uint64_t> origins;  // by rank: where in its input that block begins
+  std::vector<Range> outgoing;         // by place: the block of this rank's input for it
+  std::vector<Range> incoming;         // by place: where its block goes in this rank's output
+  std::vector<std::uint64_t> origins;  // by place: where in its input that block begins
   std::uint64_t largest = 0;           // bytes of the largest block of any rank: the same on every rank
   bool same = false;                   // a rank has the same block for all, and it lies in the slot once
 };
@@ -44,7 +44,7 @@ struct Transfer {
   Operator op = Operator::none;
   std::vector<std::uint32_t> order;        // the ranks, as their contributions are added
   double divisor = 1;                      // of a mean
-  bool up = false;                         // the sum goes on to other nodes, from the first rank
+  bool up = false;                         // the sum goes on to other nodes, from the leader
   std::span<const std::uint32_t> weights;  // of the servers, if it goes up to all (chunks.h); valid in Flow::admit()
   Arrays arrays;                           // of all ranks; outputs of the first alone if it goes up
   // Of everything but an all-reduce. With an operator each rank gets the sum of its block, otherwise copies.
@@ -54,7 +54,7 @@ struct Transfer {
   bool only_copies() const { return blocks.has_value() && !adds(); }
   bool straight() const { return !arrays.empty(); }
   // Whether results, or the node's sums, go into this rank's output.
-  bool fills_output_of(std::uint32_t rank) const { return !up || rank == 0; }
+  bool fills_output_of(std::uint32_t place) const { return !up || place == 0; }
 };
 
 // One chunk of a transfer, and in which slot it moves.

@@ -27,7 +27,7 @@ class Bells {
   virtual ~Bells() = default;
   // Wakes this rank of the group: something has happened for which its open operations may wait. `always`: also if it
   // has none.
-  virtual void ring(std::uint32_t rank, bool always) = 0;
+  virtual void ring(std::uint32_t place, bool always) = 0;
 };
 
 // --- Work on memory ---
@@ -56,7 +56,7 @@ class World : public Bells, public Hands {
   // Whether these bytes lie in an allocation of this rank's region.
   virtual bool holds(const std::byte* begin, std::uint64_t bytes) const = 0;
   // From now on this process can use another rank's region up to `end`. Throws std::system_error.
-  virtual void reach(std::uint32_t rank, std::size_t end) = 0;
+  virtual void reach(std::uint32_t place, std::size_t end) = 0;
   // From now on the other ranks cannot reach these bytes. Throws std::system_error.
   virtual void detach(const std::byte* begin, std::uint64_t bytes) = 0;
 
@@ -64,7 +64,7 @@ class World : public Bells, public Hands {
 
   // All ranks have called the operation with the same arguments. From here on it is the worker's.
   virtual void hand_over(Submission submission) = 0;
-  // On the first rank: an all-reduce among the nodes. The group hears of it under the same handle:
+  // On the leader: an all-reduce among the nodes. The group hears of it under the same handle:
   // LocalGroup::chunk_averaged for each of these chunks, if there are any, then LocalGroup::averaged.
   virtual void send_up(Submission submission, const std::optional<Chunks>& chunks) = 0;
   virtual void contributed(std::uint64_t handle, Range range) = 0;

@@ -152,7 +152,7 @@ void Endings::check_invariants() const {
   for (const auto& [when, serial] : alarms_) {
     const Operation& operation = operations_.at(serial);
     SHOAL_INVARIANT(operation.is_home() && operation.has_conflict());
-    SHOAL_INVARIANT(operation.is(Operation::State::gathering));
+    SHOAL_INVARIANT(operation.is(Operation::State::assembling));
   }
 }
 

@@ -130,7 +130,7 @@ void Lifecycle::drop(std::uint32_t rank, std::uint64_t number, bool well) {
     return;  // it ended here before the worker heard that it failed
   }
   Operation& operation = *at->operation;
-  const bool goes_on = operation.is(State::gathering) || operation.is(State::flowing);
+  const bool goes_on = operation.is(State::assembling) || operation.is(State::flowing);
   if (goes_on && well) {
     operation.end(at->member);  // what it lacked was not all that is missing
     return;
@@ -187,7 +187,7 @@ void Lifecycle::settle_what_all_have() {
   };
   std::vector<std::uint64_t> serials = operations_.find_all([&](const Operation& operation) {
     const std::vector<std::uint32_t>& ranks = operation.group().ranks;
-    return operation.is(State::gathering) && all_complete(operation) &&
+    return operation.is(State::assembling) && all_complete(operation) &&
            std::all_of(ranks.begin(), ranks.end(), has_reopened);
   });
   std::sort(serials.begin(), serials.end());

@@ -73,7 +73,7 @@ void Operation::check_invariants() const {
     opened += member.opened ? 1 : 0;
     SHOAL_INVARIANT(member.opened || (!member.dropped && !member.ended && member.eager == 0));
     SHOAL_INVARIANT(!member.dropped || member.eager == 0);
-    SHOAL_INVARIANT(!member.inline_data.buffer || is(State::gathering));
+    SHOAL_INVARIANT(!member.inline_data.buffer || is(State::assembling));
   }
   SHOAL_INVARIANT(opened == opened_);
   SHOAL_INVARIANT(opened > 0);

@@ -1,6 +1,6 @@
 // One operation on a server: what its members have said of it, and how far it has come.
 //
-// Its life: gathering → flowing (→ closing) → gone, gathering → transferring → gone, or → failed → gone.
+// Its life: assembling → flowing (→ closing) → gone, assembling → transferring → gone, or → failed → gone.
 //
 // How an operation is known:
 //   key     the same everywhere: a hash of its group, name and occurrence;
@@ -9,9 +9,9 @@
 // (The application's handle for it never leaves the worker.)
 //
 //   opened() = members that have opened it; a member that has dropped it has opened it;
-//   a state after gathering, other than failed, is reached when every member has opened it, or those that have are
+//   a state after assembling, other than failed, is reached when every member has opened it, or those that have are
 //   complete;
-//   inline data is held only while gathering; segments are gathered and summed only while flowing.
+//   inline data is held only while assembling; segments are gathered and summed only while flowing.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ struct Member {
 class Operation {
  public:
   enum class State {
-    gathering,     // not all members have opened it
+    assembling,    // not all members have opened it
     flowing,       // admitted: segments come and go
     closing,       // at the home, all results sent: waits for the members to be done at the other servers
     transferring,  // at the home: the blocks go from worker to worker
@@ -111,7 +111,7 @@ class Operation {
   Hash128 key_;
   const Group& group_;
   bool is_home_;
-  State state_ = State::gathering;
+  State state_ = State::assembling;
   std::vector<Member> members_;
   std::size_t opened_ = 0;
   bool has_conflict_ = false;

@@ -17,7 +17,7 @@ void Progress::hear_opening(std::uint32_t rank, const wire::Opening& opening) {
 void Progress::add_late(const Operation& operation, Time now, Late& late) const {
   for (std::size_t i = 0; i < operation.size(); ++i) {
     const std::uint32_t rank = operation.rank(i);
-    if (operation.is(Operation::State::gathering) && !operation.member(i).opened) {
+    if (operation.is(Operation::State::assembling) && !operation.member(i).opened) {
       add_late(rank, Late::Why::not_opened, now, late);
     } else if (operation.is(Operation::State::flowing) && operation.segments().holds_up(i)) {
       add_late(rank, Late::Why::owes_data, now, late);

@@ -67,6 +67,9 @@ std::size_t Segments::contributors(std::uint64_t number) const {
 }
 
 std::uint64_t Segments::next_of(std::size_t member, std::uint64_t number) const {
+  if (!resumed_ && !shoal::contributes(collective_, member, root_)) {
+    return count_;
+  }
   while (number < count_ && !contributes(member, number)) {
     ++number;
   }

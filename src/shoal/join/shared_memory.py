@@ -1,6 +1,6 @@
 """How the ranks of one node come to share memory, while a job comes together: docs/protocol/format.md, "Shared memory".
 
-The first rank of the node makes the memory, which has no name, and hands it to every other one over a Unix socket in the
+The leader of the node makes the memory, which has no name, and hands it to every other one over a Unix socket in the
 abstract namespace, which leaves nothing behind either. A caller that is another user, or cannot prove that it holds the
 job's secret, gets nothing. If sharing fails (no memory) the job goes on without: all ranks of all nodes share, or none.
 """
@@ -25,7 +25,7 @@ _log = logging.getLogger("shoal")
 # Callers that wait to be let in: all other ranks, and strangers.
 _BACKLOG = 2 * MOST_RANKS
 
-# Seconds between two looks for the first rank, which may have been welcomed a moment later.
+# Seconds between two looks for the leader, which may have been welcomed a moment later.
 _PAUSE = 0.01
 
 
@@ -50,13 +50,13 @@ class Node:
         return self.rank == self.ranks[0]
 
     def name(self) -> bytes:
-        """Where its first rank hands out the memory: in the abstract namespace, which is that of the network."""
+        """Where its leader hands out the memory: in the abstract namespace, which is that of the network."""
         whose = b"shoal memory of the node of rank %d in job " % self.ranks[0]
         return b"\0shoal-" + hmac.digest(self.secret, whose + self.incarnation, "sha256").hex().encode()
 
 
 class Giver:
-    """The first rank of a node: makes the memory and lets the other ranks in, until ``close``.
+    """The leader of a node: makes the memory and lets the other ranks in, until ``close``.
 
     ``memory`` is it. Where there is none, ``problem`` says why, and the other ranks are told that there is none. Raises OSError if it cannot
     be called.
@@ -123,7 +123,7 @@ class Giver:
 
 
 async def receive(node: Node) -> "_native.SharedMemory":
-    """Every other rank of the node: the memory that its first rank has made. Raises OSError."""
+    """Every other rank of the node: the memory that its leader has made. Raises OSError."""
     try:
         descriptor = await asyncio.wait_for(_receive(node), node.deadlines.answer)
         return _native.SharedMemory.adopt(descriptor, len(node.ranks), node.alone)
