@@ -173,9 +173,12 @@ class LocalRanks::Member final : private local::World {
     }
     wakes_at_ = when;
     ranks_.network_.scheduler().at(when, ranks_.hosts_[rank_].actor, [this, when] {
-      if (!awake_ && wakes_at_ == when) {
+      // Where it is awake already, it looks what time it is when it acts, and sleeps anew.
+      if (wakes_at_ == when) {
         wakes_at_ = never;
-        act(true);
+        if (!awake_) {
+          act(true);
+        }
       }
     });
   }
