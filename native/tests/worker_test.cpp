@@ -100,10 +100,12 @@ struct TwoServers {
   Worker worker{config, 0, world, pool};
 };
 
+constexpr std::uint64_t handle = 7;  // of every submission
+
 // Of bytes.
 Submission submission_of(Collective collective, std::span<const std::byte> input, std::span<std::byte> output) {
   Submission submission;
-  submission.handle = 7;
+  submission.handle = handle;
   submission.collective = collective;
   submission.name = std::string("x");  // assigning the literal makes gcc 12 warn of what cannot be
   submission.dtype = DType::uint8;
@@ -199,7 +201,7 @@ TEST(an_answer_to_what_was_not_written_yet_leaves_no_frame_that_borrows_the_arra
   CHECK(job.world.queue.back().header.type == Type::data);
   const wire::Header early{.type = Type::result, .flags = wire::flag_last, .dtype = DType::uint8, .operation = 1};
   static_cast<void>(job.frame(early, Bytes(array.size())));
-  CHECK(job.world.finished.contains(7));
+  CHECK(job.world.finished.contains(handle));
   for (const World::Queued& frame : job.world.queue) {
     CHECK(frame.borrowed.empty());
   }
@@ -215,7 +217,7 @@ TEST(a_copy_of_a_small_input_is_not_given_back_while_a_frame_borrows_it) {
   CHECK(job.arrives(home, {.type = Type::admit, .operation = 1}, {}).ok());
   job.worker.on_sent(1);
   CHECK(job.arrives(home, result, Bytes(array.size())).ok());
-  CHECK(job.world.finished.contains(7));
+  CHECK(job.world.finished.contains(handle));
   job.world.queue.clear();
   // The home is lost, and another member may not have its result: the next one asks for this rank's input again.
   CHECK(job.loses(home).ok());
@@ -439,7 +441,7 @@ TEST(what_failed_before_it_was_sent_is_forgotten_when_all_have_heard) {
   Submission submission = submission_of(Collective::all_reduce, {}, {});
   submission.failure = "no such array";
   job.worker.submit(std::move(submission));
-  CHECK(job.world.finished.contains(7));
+  CHECK(job.world.finished.contains(handle));
   const LinkId home = job.world.queue.back().link;
   const wire::Failure failure{Status::error(Code::failed_on_rank, "no such array", 0)};
   CHECK(job.arrives(home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
@@ -452,8 +454,6 @@ TEST(what_failed_before_it_was_sent_is_forgotten_when_all_have_heard) {
 
 // A broadcast from here that both servers have admitted, and for more of which there is no credit.
 struct HalfSent : TwoServers {
-  static constexpr std::uint64_t handle = 7;
-
   HalfSent() {
     Submission submission = submission_of(Collective::broadcast, array, {});
     worker.submit(std::move(submission));
@@ -480,7 +480,7 @@ TEST(what_has_failed_half_sent_sends_nothing_more_when_credit_comes_back) {
   if (!job.arrives(server_link, {.type = Type::fail, .operation = 1}, failure).ok()) {
     CHECK(job.arrives(server_link + 1, {.type = Type::fail, .operation = 1}, failure).ok());
   }
-  CHECK(job.world.finished.contains(HalfSent::handle));
+  CHECK(job.world.finished.contains(handle));
   job.from_both({.type = Type::grant, .credit = 4096});
   CHECK_EQ(job.world.data_sent(), sent);
 }
@@ -492,7 +492,7 @@ TEST(what_all_have_is_sent_no_further) {
   const std::ptrdiff_t sent = job.world.data_sent();
   CHECK(sent > 0);
   job.from_both({.type = Type::have}, wire::encode_numbers({1}));
-  CHECK(job.world.finished.at(HalfSent::handle).ok());
+  CHECK(job.world.finished.at(handle).ok());
   job.from_both({.type = Type::grant, .credit = 4096});
   CHECK_EQ(job.world.data_sent(), sent);
 }
@@ -523,7 +523,7 @@ TEST(blocks_of_an_exchange_that_has_ended_may_come_after_the_loss_of_its_home) {
   CHECK(job.world.queue.back().link == job.peer_link && job.world.queue.back().header.type == Type::grant);
   const wire::Failure failure{Status::error(Code::timeout, "'x' did not move", 1)};
   CHECK(job.arrives(job.home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
-  CHECK(job.world.finished.contains(7));
+  CHECK(job.world.finished.contains(handle));
   CHECK(job.loses(job.home).ok());
   CHECK(
       job.arrives(job.peer_link, {.type = Type::data, .dtype = DType::uint8, .operation = job.number}, Bytes(job.bytes))
@@ -547,7 +547,7 @@ TEST(what_a_rank_took_with_it_that_has_left_is_not_waited_for) {
   CHECK(wire::decode(fails()->owned, failure).ok());
   CHECK_EQ(failure.status.rank, 1);
   CHECK(job.arrives(job.home, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
-  CHECK(job.world.finished.at(7).code == Code::peer_lost);
+  CHECK(job.world.finished.at(handle).code == Code::peer_lost);
 }
 
 RUN_TESTS()
