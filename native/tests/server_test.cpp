@@ -72,9 +72,9 @@ struct Job {
   void end_reopening(std::uint32_t rank) {
     CHECK(frame(rank, {.type = Type::epoch, .flags = wire::flag_reopened, .epoch = epoch}, {}).ok());
   }
-  bool was_told_that_all_have(std::uint32_t rank) {
+  bool was_told(std::uint32_t rank, Type type) {
     const std::vector<wire::Header>& to = world.sent[rank];
-    return std::any_of(to.begin(), to.end(), [](const wire::Header& header) { return header.type == Type::have; });
+    return std::any_of(to.begin(), to.end(), [type](const wire::Header& header) { return header.type == type; });
   }
 
   // What the server says to a rank that asks whom its operation waits for.
@@ -214,12 +214,64 @@ TEST(who_has_lost_its_link_may_lack_what_all_others_have) {
     job.end_reopening(rank);
   }
   job.server.on_lost(2, Status::error(Code::peer_lost, "connection timed out"));
-  CHECK(!job.was_told_that_all_have(0));
+  CHECK(!job.was_told(0, Type::have));
   // That nobody knows better in a minute means that the rank has left, and its goodbye was lost.
   job.server.on_time(61 * second);
-  CHECK(job.was_told_that_all_have(0));
-  CHECK(job.was_told_that_all_have(1));
+  CHECK(job.was_told(0, Type::have));
+  CHECK(job.was_told(1, Type::have));
   CHECK_EQ(job.server.operations(), 0U);
+}
+
+// Found by the simulated network: rank 0 had waited for a minute for those who may lack the result, and left a little
+// before the minute was over after which a lost link counts as a goodbye. The others were never told that all had it.
+TEST(who_leaves_with_a_result_that_nobody_can_lack_fails_nothing) {
+  for (const bool may_lack : {false, true}) {
+    Job job;
+    wire::Opening sum = opening_of(Collective::all_reduce, "a", 4096);
+    sum.op = Operator::sum;
+    for (std::uint32_t rank : {0, 1}) {
+      job.begin_epoch(rank);
+      sum.finished = rank == 0;
+      sum.have = rank == 0 ? std::vector<Range>{} : std::vector<Range>{{0, 4096}};
+      CHECK(job.open(rank, 1, sum, 0).ok());
+      job.end_reopening(rank);
+    }
+    if (!may_lack) {
+      job.server.on_lost(2, Status::error(Code::peer_lost, "connection timed out"));
+    }
+    const Bytes why = wire::encode(wire::Failure{Status::error(Code::peer_left, "rank 0 has left", 0)});
+    CHECK(job.frame(0, {.type = Type::fail, .epoch = 1, .operation = 1}, why).ok());
+    CHECK(job.frame(0, {.type = Type::drop, .epoch = 1, .operation = 1}, {}).ok());
+    CHECK(job.frame(0, {.type = Type::leave, .epoch = 1}, {}).ok());
+    CHECK_EQ(job.was_told(1, Type::fail), may_lack);
+    job.server.on_time(61 * second);
+    CHECK_EQ(job.was_told(1, Type::have), !may_lack);
+  }
+}
+
+TEST(who_leaves_after_it_has_sent_the_result_that_others_lack_fails_nothing) {
+  for (const bool has_sent : {true, false}) {
+    Job job;
+    wire::Opening sum = opening_of(Collective::all_reduce, "a", 4096);
+    sum.op = Operator::sum;
+    for (std::uint32_t rank : {0, 1, 2}) {
+      job.begin_epoch(rank);
+      sum.finished = rank == 0;
+      CHECK(job.open(rank, 1, sum, 0).ok());
+    }
+    if (has_sent) {
+      CHECK(job.frame(0, {.type = Type::data, .dtype = DType::uint8, .epoch = 1, .operation = 1, .length = 4096},
+                      Bytes(4096))
+                .ok());
+    }
+    const Bytes why = wire::encode(wire::Failure{Status::error(Code::peer_left, "rank 0 has left", 0)});
+    CHECK(job.frame(0, {.type = Type::fail, .epoch = 1, .operation = 1}, why).ok());
+    CHECK(job.frame(0, {.type = Type::drop, .epoch = 1, .operation = 1}, {}).ok());
+    for (std::uint32_t rank : {1, 2}) {
+      CHECK_EQ(job.was_told(rank, Type::fail), !has_sent);
+      CHECK_EQ(job.was_told(rank, Type::result), has_sent);
+    }
+  }
 }
 
 // So that small arrays, one after the other, do not cost a message more each.

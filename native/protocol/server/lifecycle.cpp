@@ -119,7 +119,7 @@ void Lifecycle::contribute(std::uint32_t rank, const Header& header, Buffer payl
 void Lifecycle::ask_to_fail(std::uint32_t rank, std::uint64_t number, Status why) {
   const auto at = operations_.find(rank, number);
   // If it has ended in the meantime the worker will hear so. Only a home is asked.
-  if (at && !at->operation->is(State::failed) && at->operation->is_home()) {
+  if (at && !at->operation->is(State::failed) && at->operation->is_home() && !can_spare(*at->operation, at->member)) {
     endings_.fail(*at->operation, std::move(why));
   }
 }
@@ -131,7 +131,7 @@ void Lifecycle::drop(std::uint32_t rank, std::uint64_t number, bool well) {
   }
   Operation& operation = *at->operation;
   const bool goes_on = operation.is(State::assembling) || operation.is(State::flowing);
-  if (goes_on && well) {
+  if (goes_on && (well || can_spare(operation, at->member))) {
     operation.end(at->member);  // what it lacked was not all that is missing
     return;
   }
@@ -371,6 +371,25 @@ void Lifecycle::settle(Operation& operation) {
 bool Lifecycle::all_complete(const Operation& operation) const {
   return std::all_of(operation.members().begin(), operation.members().end(),
                      [this](const Member& member) { return !member.opened || terms_.is_complete(member.opening); });
+}
+
+// Whether nobody can need the member any more, which has the result, and stayed for those who may lack it: all that it
+// owes has come; or nobody lacks anything, and those who have not opened the operation cannot do so in this epoch.
+bool Lifecycle::can_spare(const Operation& operation, std::size_t index) const {
+  if (!operation.member(index).opening.finished) {
+    return false;
+  }
+  if (operation.is(State::flowing)) {
+    return !operation.segments().owes(index);
+  }
+  const std::vector<Member>& members = operation.members();
+  const auto opens_no_more = [this](std::uint32_t rank) { return absence_.is_absent(rank) || links_.is_lost(rank); };
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (!members[i].opened && !opens_no_more(operation.rank(i))) {
+      return false;
+    }
+  }
+  return operation.is(State::assembling) && all_complete(operation);
 }
 
 void Lifecycle::check_invariants() const {

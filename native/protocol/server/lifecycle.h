@@ -77,6 +77,7 @@ class Lifecycle {
   // Nobody lacks anything of it.
   void settle(Operation& operation);
   bool all_complete(const Operation& operation) const;
+  bool can_spare(const Operation& operation, std::size_t index) const;
 
   const Terms& terms_;
   const Epochs& epochs_;
