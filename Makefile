@@ -162,7 +162,7 @@ build/%/.built: build/%/.configured $(NATIVE)
 	touch $@
 
 build/native/.configured: .venv/.dependencies CMakeLists.txt
-	$(CMAKE) -S . -B build/native
+	$(CMAKE) -DSHOAL_APART=ON -S . -B build/native
 	touch $@
 
 build/address/.configured: .venv/.dependencies CMakeLists.txt

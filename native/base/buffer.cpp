@@ -1,5 +1,6 @@
 #include "base/buffer.h"
 
+#include <bit>
 #include <new>
 
 namespace shoal {
@@ -12,25 +13,14 @@ std::byte* allocate(std::size_t bytes) {
 
 void release(std::byte* data) { ::operator delete(data, std::align_val_t(BufferPool::alignment)); }
 
-// Sizes are rounded up so that a last, shorter segment can reuse the memory of a whole one.
-std::size_t rounded(std::size_t bytes) {
-  std::size_t size = 64;
-  while (size < bytes) {
-    size *= 2;
-  }
-  return size;
-}
+std::size_t rounded(std::size_t bytes) { return std::bit_ceil(std::max(bytes, BufferPool::alignment)); }
+
+std::size_t exponent(std::size_t size) { return static_cast<std::size_t>(std::countr_zero(size)); }
 
 }  // namespace
 
-Buffer::~Buffer() {
-  if (data_ != nullptr) {
-    pool_->give_back(data_, size_);
-  }
-}
-
 BufferPool::~BufferPool() {
-  for (auto& [size, list] : free_) {
+  for (const std::vector<std::byte*>& list : free_) {
     for (std::byte* data : list) {
       release(data);
     }
@@ -42,7 +32,7 @@ Buffer BufferPool::take(std::size_t bytes) {
   buffer.pool_ = this;
   buffer.size_ = bytes;
   const std::size_t size = rounded(bytes);
-  auto& list = free_[size];
+  auto& list = free_[exponent(size)];
   if (list.empty()) {
     keep_at_most(most_kept(taken_ + size));
     buffer.data_ = allocate(size);
@@ -62,7 +52,7 @@ void BufferPool::give_back(std::byte* data, std::size_t bytes) {
     release(data);
     return;
   }
-  free_[size].push_back(data);
+  free_[exponent(size)].push_back(data);
   kept_ += size;
 }
 
@@ -73,9 +63,8 @@ void BufferPool::keep_within(std::size_t bytes) {
 
 // The largest go first: what is needed again and again is small.
 void BufferPool::keep_at_most(std::size_t bytes) {
-  for (auto place = free_.rbegin(); place != free_.rend() && kept_ > bytes; ++place) {
-    auto& [size, list] = *place;
-    for (; kept_ > bytes && !list.empty(); kept_ -= size) {
+  for (std::size_t i = free_.size(); i-- > 0 && kept_ > bytes;) {
+    for (std::vector<std::byte*>& list = free_[i]; kept_ > bytes && !list.empty(); kept_ -= std::size_t{1} << i) {
       release(list.back());
       list.pop_back();
     }

@@ -1,12 +1,13 @@
 // Aligned memory for payloads, reused.
 //
-// A Buffer owns its bytes and gives them back to its pool when it is destroyed. The pool keeps freed buffers by size,
-// and sizes repeat (segments), so a running job allocates nothing. Not thread-safe: a pool belongs to one machine.
+// A Buffer owns its bytes and gives them back to its pool when it is destroyed. The pool keeps freed buffers by size
+// (powers of two, so that a last, shorter segment can take the memory of a whole one), and sizes repeat, so a running
+// job allocates nothing. Not thread-safe: a pool belongs to one machine.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -26,7 +27,7 @@ class Buffer {
     swap(gone);
     return *this;
   }
-  ~Buffer();
+  inline ~Buffer();
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
@@ -77,7 +78,13 @@ class BufferPool {
   std::size_t limit_ = ~std::size_t{0};  // of kept_ + taken_; only kept memory is given up for it
   std::size_t kept_ = 0;
   std::size_t taken_ = 0;
-  std::map<std::size_t, std::vector<std::byte*>> free_;
+  std::array<std::vector<std::byte*>, 64> free_;  // of 2^i bytes
 };
+
+Buffer::~Buffer() {
+  if (data_ != nullptr) {
+    pool_->give_back(data_, size_);
+  }
+}
 
 }  // namespace shoal

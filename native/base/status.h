@@ -35,4 +35,7 @@ struct Status {
   }
 };
 
+// The error for what violates the protocol.
+inline Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
+
 }  // namespace shoal

@@ -15,8 +15,6 @@ constexpr std::size_t missing_bytes = 24;
 constexpr std::uint32_t missing_sends = 1;
 constexpr std::uint32_t missing_receives = 2;
 
-Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
-
 }  // namespace
 
 std::size_t epoch_limit(std::size_t servers) { return epoch_bytes + 4 * servers + limits::text_bytes; }

@@ -30,8 +30,6 @@ std::uint8_t allowed_flags(Type type) {
 
 bool carries_elements(Type type) { return type == Type::data || type == Type::result; }
 
-Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
-
 }  // namespace
 
 void encode(const Header& header, HeaderBytes bytes) {

@@ -10,8 +10,6 @@ namespace {
 constexpr std::size_t count_bytes = 4;
 constexpr std::size_t member_bytes = 12;
 
-Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
-
 }  // namespace
 
 std::size_t late_limit() { return count_bytes + late_members * (member_bytes + limits::name_bytes); }

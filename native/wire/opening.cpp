@@ -23,8 +23,6 @@ constexpr std::uint16_t flag_finished = 2;
 
 std::size_t aligned(std::size_t bytes) { return (bytes + inline_alignment - 1) / inline_alignment * inline_alignment; }
 
-Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
-
 bool known(Code code) { return code <= Code::cancelled; }
 
 // A whole payload of equal numbers.

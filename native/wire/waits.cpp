@@ -43,9 +43,8 @@ class Reader {
     return count;
   }
   Status end(const char* what) const {
-    return is_short_ || !rest_.empty()
-               ? Status::error(Code::protocol, std::string(what) + " that does not end where its last part does")
-               : Status{};
+    return is_short_ || !rest_.empty() ? refused(std::string(what) + " that does not end where its last part does")
+                                       : Status{};
   }
 
  private:
@@ -164,7 +163,7 @@ Status decode(ConstBytes payload, Waits& waits) {
       before = is_known ? stride->last() : before;
     }
   }
-  return is_known ? reader.end("a WAITS") : Status::error(Code::protocol, "a WAITS of an unknown kind");
+  return is_known ? reader.end("a WAITS") : refused("a WAITS of an unknown kind");
 }
 
 Bytes encode(const Probe& probe) {

@@ -16,8 +16,6 @@ namespace {
 
 constexpr const char* look_at_rank = "see the last lines of that rank's output, and its machine's log";
 
-Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
-
 bool is_of_circles(Type type) { return type == Type::waits || type == Type::calls; }
 
 bool is_for_coordinator(Type type) {

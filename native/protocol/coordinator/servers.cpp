@@ -130,7 +130,7 @@ Status Servers::hear_reached(std::uint32_t rank, const wire::Reached& reached, b
   const std::uint32_t server = reached.attempt.server;
   const auto found = reconnections_.find(server);
   if (found == reconnections_.end() || reached.attempt.number > found->second.attempt()) {
-    return Status::error(Code::protocol, "REACHED of a server that was not to be tried");
+    return refused("REACHED of a server that was not to be tried");
   }
   Reconnection& reconnection = found->second;
   switch (reconnection.hear(rank, reached, unreachable, now)) {

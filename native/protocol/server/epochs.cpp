@@ -19,14 +19,13 @@ Status Epochs::check(std::uint32_t rank, const Header& header) const {
   if (header.type == Type::epoch) {
     const bool ends = (header.flags & wire::flag_reopened) != 0;
     const bool is_next = ends ? header.epoch == from.said && !from.reopened : header.epoch > from.said;
-    return is_next ? Status{}
-                   : Status::error(Code::protocol, "EPOCH " + std::to_string(header.epoch) + ", which is not the next");
+    return is_next ? Status{} : refused("EPOCH " + std::to_string(header.epoch) + ", which is not the next");
   }
   const bool of_any = header.type == Type::leave || header.type == Type::group;
   if (of_any || is_stale(header) || (header.epoch == number_ && from.said == number_)) {
     return {};
   }
-  return Status::error(Code::protocol, "epoch " + std::to_string(header.epoch) + " has not been announced");
+  return refused("epoch " + std::to_string(header.epoch) + " has not been announced");
 }
 
 void Epochs::check_invariants() const {

@@ -19,8 +19,6 @@ bool has_a_rank_twice(std::vector<std::uint32_t> ranks) {
   return std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end();
 }
 
-Status refused(const char* what) { return Status::error(Code::protocol, what); }
-
 }  // namespace
 
 std::optional<std::size_t> Group::index_of(std::uint32_t rank) const {

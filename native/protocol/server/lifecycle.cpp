@@ -15,12 +15,6 @@ namespace shoal::server {
 using wire::Header;
 using wire::Type;
 
-namespace {
-
-Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
-
-}  // namespace
-
 Lifecycle::Lifecycle(const Terms& terms, const Epochs& epochs, const Groups& groups, const Absence& absence,
                      Links& links, Credit& credit, ServerWorld& world, BufferPool& pool)
     : terms_(terms),

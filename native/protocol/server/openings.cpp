@@ -42,34 +42,32 @@ bool exchange_fits(const wire::Opening& opening, const Terms& terms) {
 }  // namespace
 
 Status check_opening(const wire::Opening& opening, std::size_t members, bool carried, const Terms& terms) {
-  const auto refused = [&opening](const std::string& what) {
-    return Status::error(Code::protocol, "OPEN of '" + opening.name + "' " + what);
-  };
+  const auto refuse = [&opening](const std::string& what) { return refused("OPEN of '" + opening.name + "' " + what); };
   if (!carried && is_carried(opening)) {
-    return refused("as one of an epoch before, of which all had come");
+    return refuse("as one of an epoch before, of which all had come");
   }
   if (!exchange_fits(opening, terms)) {
-    return refused("with an exchange that it cannot have");
+    return refuse("with an exchange that it cannot have");
   }
   // Inline data is the first segment; one that contributes nothing sends none.
   if (opening.inline_bytes != 0 && opening.inline_bytes != terms.inline_of(opening)) {
-    return refused("with another part of its data than the first segment");
+    return refuse("with another part of its data than the first segment");
   }
   if (traits_of(opening.collective).has_root() && opening.root >= members) {
-    return refused("with a root that is not in the group");
+    return refuse("with a root that is not in the group");
   }
   if (!splits_fit(opening, members)) {
-    return refused("with splits that do not add up");
+    return refuse("with splits that do not add up");
   }
   const bool reduces = traits_of(opening.collective).reduces;
   if (!opening.failed && reduces && !reducible(opening.wire_dtype(), opening.op)) {
-    return refused(std::string("with operator ") + name_of(opening.op) + " for " + name_of(opening.wire_dtype()));
+    return refuse(std::string("with operator ") + name_of(opening.op) + " for " + name_of(opening.wire_dtype()));
   }
   if (!opening.failed && opening.dtype != DType::none && opening.bytes % size_of(opening.wire_dtype()) != 0) {
-    return refused("with a part of an element");
+    return refuse("with a part of an element");
   }
   if (terms.lives_at_home(opening) && !terms.is_home_of(opening.key)) {
-    return refused("whose home is another server");
+    return refuse("whose home is another server");
   }
   return {};
 }

@@ -50,7 +50,7 @@ Status Receipts::check(std::uint32_t rank, std::uint32_t acknowledged) const {
   const Worker& from = workers_[rank];
   return acknowledged - from.acknowledged <= from.sent - from.acknowledged
              ? Status{}
-             : Status::error(Code::protocol, "acknowledges results that were not sent");
+             : refused("acknowledges results that were not sent");
 }
 
 void Receipts::acknowledge(std::uint32_t rank, std::uint32_t acknowledged) {

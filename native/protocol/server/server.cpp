@@ -19,8 +19,6 @@ using wire::Type;
 
 namespace {
 
-Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
-
 // Whether the frame is no longer than its type may be.
 Status at_most(std::size_t limit, const Header& header) {
   return header.length <= limit

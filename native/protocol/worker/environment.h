@@ -55,7 +55,4 @@ class Environment {
   std::uint32_t epoch_ = 0;
 };
 
-// The error for a frame that violates the protocol.
-inline Status refused(std::string what) { return Status::error(Code::protocol, std::move(what)); }
-
 }  // namespace shoal::worker

@@ -14,7 +14,6 @@ using wire::Header;
 using wire::Type;
 using worker::Frame;
 using worker::Link;
-using worker::refused;
 
 Worker::Worker(const JobConfig& config, std::uint32_t rank, WorkerWorld& world, BufferPool& pool)
     : environment_(config, rank, world, pool),
