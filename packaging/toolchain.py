@@ -44,6 +44,9 @@ class Toolchain:
             f"-DCMAKE_CXX_COMPILER={self.compiler}",
             f"-DCMAKE_AR={self.archiver}",
             f"-DCMAKE_RANLIB={self.indexer}",
+            # The same for what is optimized across files.
+            f"-DCMAKE_CXX_COMPILER_AR={self.archiver}",
+            f"-DCMAKE_CXX_COMPILER_RANLIB={self.indexer}",
             f"-DCMAKE_CXX_STANDARD_LIBRARIES={self.unwinder}",
         ]
 
