@@ -52,16 +52,20 @@ class Node {
     groups_[rank]->call(std::move(submission));
   }
   void leaves(std::uint32_t rank) { groups_[rank]->leave(); }
+  bool takes_steps(std::uint32_t rank) {
+    bool any = false;
+    while (groups_[rank]->step()) {
+      groups_[rank]->check_invariants();
+      any = true;
+    }
+    return any;
+  }
   void take_steps() {
-    bool any = true;
-    while (any) {
-      any = false;
-      for (const std::unique_ptr<LocalGroup>& group : groups_) {
-        any = group->step() || any;
-        group->check_invariants();
-      }
+    while (takes_steps(0) || takes_steps(1)) {
     }
   }
+  // Whether others wake it, beside for calls of its own.
+  bool is_woken(std::uint32_t rank) const { return memory_.words(rank).open.load() > 0; }
 
   World worlds[ranks];
 
@@ -109,6 +113,17 @@ TEST(a_rank_that_leaves_waits_for_nobody_who_does_not_call_what_has_failed_on_it
     CHECK(node.worlds[leaver].is_empty);
     CHECK_EQ(node.worlds[0].told.size(), 2U);
   }
+}
+
+TEST(a_rank_that_leaves_is_woken_for_the_word_that_it_waits_for) {
+  Node node;
+  node.fails(1, "y");
+  CHECK(!node.is_woken(1));
+  node.leaves(1);
+  node.takes_steps(1);
+  CHECK(node.is_woken(1) && !node.worlds[1].is_empty);
+  node.take_steps();
+  CHECK(!node.is_woken(1) && node.worlds[1].is_empty);
 }
 
 RUN_TESTS()

@@ -57,7 +57,7 @@ struct RankWords {
   std::atomic<std::uint32_t> waiting;
   std::atomic<std::uint32_t> asleep;
   std::atomic<std::uint32_t> attendant_asleep;
-  // Operations that are open here. If there are none, nobody is woken for them.
+  // Operations that are open here, and one more while the rank leaves. If there are none, nobody is woken for them.
   std::atomic<std::uint32_t> open;
 
   // Bytes written into its mailbox since the beginning, and whether a record waits for room.

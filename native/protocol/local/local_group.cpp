@@ -457,6 +457,13 @@ void LocalGroup::detach_arrays() {
   calls_.detach_arrays();
 }
 
+// What it waits for now may be another rank's word, so it is woken as if an operation were open.
+void LocalGroup::leave() {
+  if (!std::exchange(leaving_, true)) {
+    memory_.words(own_).open.fetch_add(1);
+  }
+}
+
 bool LocalGroup::say_goodbye_if_done() {
   if (!leaving_ || is_empty_ || calls_.open() > 0 || !calls_.all_written()) {
     return false;
@@ -475,6 +482,7 @@ bool LocalGroup::say_goodbye_if_done() {
     return false;
   }
   is_empty_ = true;
+  memory_.words(own_).open.fetch_sub(1);
   world_.empty();
   return true;
 }

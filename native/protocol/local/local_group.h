@@ -70,7 +70,7 @@ class LocalGroup {
   void chunk_averaged(std::uint64_t handle, Range chunk);
   void averaged(std::uint64_t handle, const Status& status);
   // Nothing more is called. The other ranks are told once nothing is open.
-  void leave() { leaving_ = true; }
+  void leave();
   // This operation can never be complete: it fails for all members, if it is not complete.
   struct Failed {
     bool found = false;            // it is open here
