@@ -4,10 +4,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
-#include <limits>
 #include <mutex>
-#include <numeric>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -16,7 +15,6 @@
 #include "engine/router.h"
 #include "engine/transport.h"
 #include "engine/waits.h"
-#include "protocol/collectives.h"
 
 namespace shoal::engine {
 
@@ -170,7 +168,9 @@ void Engine::Impl::post(Loop::Task task) { static_cast<void>(loop_.post(std::mov
 std::uint32_t Engine::Impl::make_group(std::vector<std::uint32_t> ranks, std::string name) {
   try {
     return loop_.call([&] { return router_->make_group(ranks, name); });
-  } catch (const std::runtime_error& error) {
+  } catch (const std::system_error&) {
+    throw;
+  } catch (const std::runtime_error& error) {  // the loop has ended
     const Status why = refusal(0);
     throw std::runtime_error(why.code == Code::cancelled ? error.what() : why.message);
   }

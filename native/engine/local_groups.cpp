@@ -68,10 +68,10 @@ void LocalGroups::add_group(std::uint32_t number, const Hash128& id, const std::
     return;
   }
   if (group != node_) {
-    subgroups_.push_back(group);
     if (started_) {
       group->start();
     }
+    subgroups_.push_back(group);
   }
   by_group_.emplace(number, std::move(group));
 }

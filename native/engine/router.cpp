@@ -90,13 +90,14 @@ void Router::hand_to_worker(Submission submission) {
   }
 }
 
-void Router::hand_over(Submission submission) {
+void Router::release(std::uint64_t handle) {
   // close() may have been first.
-  if (const std::shared_ptr<Operation> operation = operations_.find(submission.handle); operation != nullptr) {
+  if (const std::shared_ptr<Operation> operation = operations_.find(handle); operation != nullptr) {
     operation->release();
   }
-  hand_to_worker(std::move(submission));
 }
+
+void Router::hand_over(Submission submission) { hand_to_worker(std::move(submission)); }
 
 void Router::send_up(Submission submission) {
   submission.handle = local::internode_handle(submission.handle);

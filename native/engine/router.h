@@ -2,7 +2,8 @@
 // all-reduce of several nodes concerns both: the local group and, under an internode handle on the node's leader, the
 // worker.
 //
-// The only place that knows of both. What a local group asks of the worker is posted to the loop. What the worker says
+// The only place that knows of both. What a local group asks of the worker is posted to the loop, or done by the caller
+// if it is short and the loop is idle. What the worker says
 // of an internode operation is passed to the machine's group at once. Every method may be called by any thread, unless
 // it says otherwise.
 #pragma once
@@ -46,7 +47,7 @@ class Router final : public shm::GroupUser {
   };
   Submitted submit(Submission submission, bool passes);
 
-  // Events of the worker's operations, by its thread.
+  // Events of the worker's operations, by its thread; sending() and allocate_output() of a local group's too.
   void sending(std::uint64_t handle) override { operations_.at(local::own_handle(handle))->note_sending(); }
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
     return operations_.at(handle)->allocate_output(block_bytes);
@@ -70,6 +71,7 @@ class Router final : public shm::GroupUser {
 
   void finish(std::uint64_t handle, Status status) override { operations_.finish(handle, std::move(status)); }
   void warn(std::string text) override { warn_(std::move(text)); }
+  void release(std::uint64_t handle) override;
   void hand_over(Submission submission) override;
   void send_up(Submission submission) override;
   void contributed(std::uint64_t handle, Range range) override;

@@ -47,7 +47,6 @@ class FrameReader {
 
   // The link is closed.
   void stop() { stopped_ = true; }
-  bool stopped() const { return stopped_; }
   // Why a frame was refused; ok: none was.
   const Status& why() const { return why_; }
 

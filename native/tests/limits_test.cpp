@@ -170,11 +170,21 @@ TEST(a_server_without_room_that_is_not_the_home_has_the_home_asked) {
   CHECK_EQ(rank.world.last_failure(home).message, "no group");
   CHECK(frame(rank.worker, home, {.type = Type::fail, .operation = 1}, full).ok());
   CHECK_EQ(rank.status(handle).message, "allreduce no group");
-  // Only of group: all else is the home's to say.
-  rank.submit("x");
-  const Bytes other = wire::encode(wire::Failure{Status::error(Code::mismatch, "differ")});
-  const LinkId second_home = home_of(operation_key(world_group_id(2), "x", 1), rank.config);
-  CHECK(frame(rank.worker, 1 - second_home, {.type = Type::fail, .operation = 2}, other).code == Code::protocol);
+}
+
+TEST(what_a_server_cannot_complete_ends_on_its_rank_alone_if_its_home_has_forgotten_it) {
+  OneRank rank({}, 2);
+  const std::uint64_t handle = rank.submit("x");
+  const LinkId home = home_of(operation_key(world_group_id(2), "x", 0), rank.config);
+  const Bytes left = wire::encode(wire::Failure{Status::error(Code::peer_left, "'x' needs rank 1", 1)});
+  CHECK(frame(rank.worker, 1 - home, {.type = Type::fail, .operation = 1}, left).ok());
+  CHECK_EQ(rank.world.last_failure(home).message, "'x' needs rank 1");
+  rank.worker.on_time(2 * second - 1);
+  CHECK(rank.is_open(handle));
+  rank.worker.on_time(2 * second);
+  CHECK(rank.status(handle).code == Code::peer_left);
+  CHECK_EQ(rank.status(handle).rank, 1);
+  CHECK_EQ(rank.status(handle).message.rfind("allreduce 'x' needs rank 1; its home ", 0), 0U);
 }
 
 struct ServerRecorder final : Recorder<ServerWorld> {};

@@ -32,9 +32,11 @@ struct World final : IdleLocalWorld {
     asked_for = block_bytes;
     return nullptr;
   }
+  void empty() override { is_empty = true; }
 
   std::map<std::uint64_t, Status> finished;
   std::vector<std::uint64_t> asked_for;
+  bool is_empty = false;
 };
 
 JobConfig job_config() {
@@ -265,6 +267,9 @@ TEST(a_writer_neither_goes_back_nor_writes_more_than_a_mailbox_holds) {
     Counter& written = pair.words_of_other().written;
     written.store(written.load() + ahead);
     CHECK(pair.is_damaged("the node's shared memory is damaged"));
+    pair.group().leave();
+    CHECK_EQ(pair.take_steps(), "");
+    CHECK(pair.world().is_empty);
   }
 }
 

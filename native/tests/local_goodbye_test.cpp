@@ -22,9 +22,11 @@ constexpr std::uint32_t in_job = 3;
 struct World final : IdleLocalWorld {
   void open_as_failed(Submission submission) override { told.push_back(submission.name); }
   void empty() override { is_empty = true; }
+  void ring(std::uint32_t place, bool always) override { wakes_leader = wakes_leader || (place == 0 && always); }
 
   std::vector<std::string> told;  // to the other nodes
   bool is_empty = false;
+  bool wakes_leader = false;  // though it has nothing open
 };
 
 // Two ranks of a machine, and one of another.
@@ -115,13 +117,14 @@ TEST(a_rank_that_leaves_waits_for_nobody_who_does_not_call_what_has_failed_on_it
   }
 }
 
-TEST(a_rank_that_leaves_is_woken_for_the_word_that_it_waits_for) {
+TEST(a_rank_that_leaves_wakes_the_leader_and_is_woken_for_its_word) {
   Node node;
   node.fails(1, "y");
   CHECK(!node.is_woken(1));
   node.leaves(1);
   node.takes_steps(1);
   CHECK(node.is_woken(1) && !node.worlds[1].is_empty);
+  CHECK(node.worlds[1].wakes_leader);
   node.take_steps();
   CHECK(!node.is_woken(1) && node.worlds[1].is_empty);
 }

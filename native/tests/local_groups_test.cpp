@@ -53,6 +53,7 @@ class Member final : public shm::GroupUser {
     groups_.add_group(++made_, group_id(ranks, name, 0), ranks, no_network);
     return made_;
   }
+  void release(std::uint64_t /*handle*/) override {}
   bool has_group(std::uint32_t group) const { return groups_.of(group) != nullptr; }
 
   std::uint64_t sum(std::uint32_t group, const std::string& name, std::vector<float>& values,

@@ -10,6 +10,7 @@
 #include "base/limits.h"
 #include "check.h"
 #include "protocol/keys.h"
+#include "protocol/sharding.h"
 #include "wire/epoch.h"
 #include "wire/late.h"
 #include "worlds.h"
@@ -102,6 +103,64 @@ struct Job {
   World world;
   BufferPool pool{0};
   Server server{config, 0, world, pool};
+
+ protected:
+  explicit Job(JobConfig config_of_job) : config(std::move(config_of_job)) {
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      server.attach_worker(rank, rank);
+    }
+  }
+};
+
+// One of two servers, which is not the home of "a". Rank 0 has had the result of "a" before the epoch; of this server's
+// part, the others have none.
+struct NotHome : Job {
+  NotHome() : Job(two_servers()) {
+    const Hash128 group = world_group_id(3);
+    while (home_of(operation_key(group, name, 0), config) == 0) {
+      name += "a";
+    }
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      begin_epoch(rank);
+    }
+  }
+
+  void opens(std::uint32_t rank) {
+    wire::Opening sum;
+    sum.collective = Collective::all_reduce;
+    sum.dtype = DType::uint8;
+    sum.op = Operator::sum;
+    sum.name = name;
+    sum.bytes = 16384;
+    sum.shape = {16384};
+    sum.finished = rank == 0;
+    if (rank > 0) {
+      for (const Share& share : shares_of(sum.bytes, 1, config)) {
+        if (share.server == 1) {
+          sum.have = {share.shard};
+        }
+      }
+    }
+    CHECK(open(rank, 1, sum, 0).ok());
+  }
+  void leaves(std::uint32_t rank) {
+    const Bytes why = wire::encode(wire::Failure{Status::error(Code::peer_left, "rank 0 has left", 0)});
+    CHECK(frame(rank, {.type = Type::fail, .epoch = 1, .operation = 1}, why).ok());
+    CHECK(frame(rank, {.type = Type::drop, .epoch = 1, .operation = 1}, {}).ok());
+    CHECK(frame(rank, {.type = Type::leave, .epoch = 1}, {}).ok());
+  }
+  Status sends(std::uint32_t rank) {
+    return frame(rank, {.type = Type::data, .dtype = DType::uint8, .epoch = 1, .operation = 1, .length = 4096},
+                 Bytes(4096));
+  }
+
+  static JobConfig two_servers() {
+    JobConfig config{{"a", "b", "c"}, {"s", "t"}, {-1, -1}, {1, 1}, 4096, 8192, 1024, 1024, 1, 0, false, 0};
+    CHECK_EQ(problem_with(config), "");
+    return config;
+  }
+
+  std::string name = "a";
 };
 
 wire::Opening opening_of(Collective collective, const char* name, std::uint64_t bytes) {
@@ -272,6 +331,51 @@ TEST(who_leaves_after_it_has_sent_the_result_that_others_lack_fails_nothing) {
       CHECK_EQ(job.was_told(rank, Type::result), has_sent);
     }
   }
+}
+
+// Its home may have settled it long ago: all had what it gave.
+TEST(who_lacks_what_a_rank_takes_with_it_hears_so_from_a_server_that_is_not_the_home) {
+  NotHome job;
+  job.opens(0);
+  job.opens(1);
+  job.leaves(0);
+  CHECK(job.was_told(1, Type::fail));
+  job.opens(2);
+  CHECK(job.was_told(2, Type::fail));
+  for (std::uint32_t rank : {1, 2}) {
+    CHECK(job.frame(rank, {.type = Type::drop, .epoch = 1, .operation = 1}, {}).ok());
+  }
+  CHECK_EQ(job.server.operations(), 0U);
+}
+
+TEST(who_opens_what_only_a_rank_that_has_left_has_hears_so_from_a_server_that_is_not_the_home) {
+  NotHome job;
+  CHECK(job.frame(0, {.type = Type::leave, .epoch = 1}, {}).ok());
+  job.opens(1);
+  CHECK(job.was_told(1, Type::fail));
+}
+
+TEST(who_waits_for_a_rank_whose_goodbye_was_lost_hears_so_in_a_minute) {
+  NotHome job;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    job.opens(rank);
+  }
+  job.server.on_lost(0, Status::error(Code::peer_lost, "connection timed out"));
+  CHECK(!job.was_told(1, Type::fail));
+  job.server.on_time(61 * second);
+  CHECK(job.was_told(1, Type::fail) && job.was_told(2, Type::fail));
+}
+
+TEST(data_that_was_on_its_way_when_its_operation_failed_is_no_error) {
+  NotHome job;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    job.opens(rank);
+  }
+  CHECK(job.was_told(0, Type::admit));
+  CHECK(job.frame(1, {.type = Type::drop, .epoch = 1, .operation = 1}, {}).ok());
+  job.world.sent[0].clear();
+  CHECK(job.sends(0).ok());
+  CHECK_EQ(job.world.sent[0].back().credit, 4096U);
 }
 
 // So that small arrays, one after the other, do not cost a message more each.

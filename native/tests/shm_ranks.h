@@ -103,6 +103,7 @@ class Rank final : public GroupUser {
   }
   ~Rank() override { group_.close(); }
 
+  void release(std::uint64_t /*handle*/) override {}
   void sending(std::uint64_t) override {
     std::function<void()> next;
     {

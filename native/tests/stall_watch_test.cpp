@@ -39,8 +39,7 @@ TEST(a_new_epoch_forgets_what_was_asked_and_says_whether_it_was_for_the_last_tim
   StallWatch watch(0);
   CHECK(!watch.restart());
   CHECK(watch.look(0, timeout, timeout) == Verdict::is_overdue);
-  watch.explain("has not moved");
-  watch.give_up();
+  watch.give_up(Status::error(Code::timeout, "'a' has not moved"));
   CHECK(watch.restart());
   CHECK(!watch.is_overdue() && !watch.is_given_up());
 }

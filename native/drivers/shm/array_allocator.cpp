@@ -104,19 +104,27 @@ std::shared_ptr<std::byte> ArrayAllocator::allocate(std::size_t bytes) {
     return nullptr;
   }
   const std::size_t size = std::max(rounded_up(bytes), region_grain);
-  const std::lock_guard lock(mutex_);
   std::size_t begin = 0;
-  for (const auto& [next, end] : taken_) {
-    if (next - begin >= size) {
-      break;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [next, end] : taken_) {
+      if (next - begin >= size) {
+        break;
+      }
+      begin = end;
     }
-    begin = end;
+    if (memory_->shape().region - begin < size) {
+      return nullptr;
+    }
+    taken_.emplace(begin, begin + size);
   }
-  if (memory_->shape().region - begin < size) {
-    return nullptr;
+  // Many gigabytes take seconds, and holds() is asked meanwhile.
+  try {
+    take(begin, begin + size);
+  } catch (...) {
+    give_back(begin);
+    throw;
   }
-  take(begin, begin + size);
-  taken_.emplace(begin, begin + size);
   return {region_ + begin, [allocator = shared_from_this(), begin](std::byte*) { allocator->give_back(begin); }};
 }
 
@@ -191,6 +199,7 @@ void ArrayAllocator::map_privately(std::size_t begin, std::size_t end) const {
              offset) == MAP_FAILED) {
     fail("rank " + std::to_string(rank_) + " cannot take its arrays out of the memory that ranks share", errno);
   }
+  ::madvise(region_ + begin, end - begin, MADV_DONTDUMP);
 }
 
 // Detached ranges are private already, and fork() copies them.
@@ -202,9 +211,12 @@ void ArrayAllocator::map_in_child() const {
       const std::size_t until = next == detached_.end() ? end : std::min(end, next->first);
       if (until > at) {
         // Where it fails, the child has nothing at these addresses.
-        [[maybe_unused]] const void* const mapped =
+        void* const mapped =
             ::mmap(region_ + at, until - at, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
                    descriptor_, static_cast<off_t>(memory_->file_offset(region_ + at)));
+        if (mapped != MAP_FAILED) {
+          ::madvise(mapped, until - at, MADV_DONTDUMP);
+        }
       }
       at = until;
       if (next != detached_.end()) {

@@ -174,7 +174,12 @@ void Memory::map() {
   begin_ = static_cast<std::byte*>(begin);
   ::madvise(begin_, mapped_, MADV_DONTFORK);
   ::madvise(begin_, mapped_, MADV_DONTDUMP);
-  make_accessible(begin_, shape_.bytes_in_use());
+  try {
+    make_accessible(begin_, shape_.bytes_in_use());
+  } catch (...) {
+    ::munmap(begin_, mapped_);  // there will be no destructor
+    throw;
+  }
 }
 
 // In a child there may be something else at these addresses.

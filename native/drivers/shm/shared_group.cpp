@@ -1,7 +1,6 @@
 #include "drivers/shm/shared_group.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +9,7 @@
 
 #include "drivers/shm/bells.h"
 #include "drivers/shm/futex.h"
+#include "os/thread.h"
 #include "reduce/reduce.h"
 
 namespace shoal::shm {
@@ -55,13 +55,7 @@ SharedGroup::SharedGroup(std::uint32_t number, std::shared_ptr<const Memory> mem
       group_(*memory_, config, std::move(members), rank, has_other_nodes, *this) {}
 
 void SharedGroup::start() {
-  // Signals are for the application's threads.
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  attendant_ = std::thread([this] { attend(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  attendant_ = os::start_thread([this] { attend(); });
 }
 
 void SharedGroup::add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
@@ -92,10 +86,11 @@ void SharedGroup::run(Works may_work, Enough enough, std::uint32_t waiters_here)
       return;
     }
     ended_ = 0;
+    const bool was_whole = group_.broken().ok();
     try {
       more = take_steps(works);
     } catch (const std::exception& error) {
-      more = false;
+      more = was_whole;  // the others are told
       group_.give_up(error);
     }
     wake_at_.store(group_.deadline());
@@ -186,7 +181,7 @@ void SharedGroup::submit(Submission submission) {
   }
   run([] { return false; }, [] { return false; });
   // The rest is for the next thread that waits, or for the attendant.
-  if (words_.waiting.load() == 0 && (can_work_.load() || submissions_.load() > 0)) {
+  if (can_work_.load() || submissions_.load() > 0) {
     shm::ring(words_, true);
   }
 }
@@ -270,8 +265,11 @@ void SharedGroup::run_deferred() {
       try {
         question();
       } catch (const std::exception& error) {
-        const std::lock_guard lock(mutex_);
-        group_.give_up(error);
+        {
+          const std::lock_guard lock(mutex_);
+          group_.give_up(error);
+        }
+        shm::ring(words_, true);
       }
     }
     runs_deferred_.store(false);
@@ -279,6 +277,7 @@ void SharedGroup::run_deferred() {
 }
 
 void SharedGroup::hand_over(Submission submission) {
+  user_.release(submission.handle);  // before those who wait for it are rung
   note_end();
   run_later([this, submission = std::move(submission)]() mutable { user_.hand_over(std::move(submission)); });
 }
@@ -414,14 +413,16 @@ void SharedGroup::leave() {
 }
 
 void SharedGroup::close() {
-  if (!attendant_.joinable()) {
+  closing_.store(true);
+  if (attendant_.joinable()) {
+    words_.bell.fetch_add(1);
+    wake(words_.bell, attendants);
+    attendant_.join();
+  }
+  const std::lock_guard lock(mutex_);
+  if (closed_) {
     return;
   }
-  closing_.store(true);
-  words_.bell.fetch_add(1);
-  wake(words_.bell, attendants);
-  attendant_.join();
-  const std::lock_guard lock(mutex_);
   group_.detach_arrays();
   closed_ = true;
   words_.gone.store(1);

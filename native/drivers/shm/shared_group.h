@@ -2,8 +2,7 @@
 // they sleep.
 //
 //   * A thread that waits for an operation does the work. While none waits, the attendant does, a thread of the
-//   group's.
-//     Both sleep when there is nothing to do.
+//     group's. Both sleep when there is nothing to do.
 //   * A thread that calls an operation takes the steps that can be taken. A small operation that all others have called
 //     already is done when submit() returns.
 //   * The worker is asked only after the group's lock has been released, since it may answer from the same thread.
@@ -38,7 +37,7 @@ namespace shoal::shm {
 
 class SharedGroup;
 
-// The user of one rank's groups. None of the first four may call a group back.
+// The user of one rank's groups. None of the first five may call a group back.
 class GroupUser {
  public:
   virtual ~GroupUser() = default;
@@ -47,6 +46,8 @@ class GroupUser {
   virtual void finish(std::uint64_t handle, Status status) = 0;
   virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;
   virtual void warn(std::string text) = 0;
+  // The operation is the worker's from now on: whoever waits for it waits no more in the group.
+  virtual void release(std::uint64_t handle) = 0;
 
   // For the worker of this rank (protocol/local/world.h). These may call the group back. Called one at a time, in
   // order.

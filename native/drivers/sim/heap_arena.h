@@ -1,6 +1,6 @@
-// A rank's arrays in the memory that the ranks of a simulated machine share, as drivers/shm/arena.h has them: other
-// ranks reach them until they are detached. What others do afterwards, they do to what was there at that moment, and
-// the rank does not see it.
+// A rank's arrays in the memory that the ranks of a simulated machine share, as drivers/shm/array_allocator.h has them:
+// other ranks reach them until they are detached. What others do afterwards, they do to what was there at that moment,
+// and the rank does not see it.
 //
 //   what was detached was given out;   nothing is given out twice
 #pragma once

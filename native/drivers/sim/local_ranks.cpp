@@ -81,6 +81,9 @@ class LocalRanks::Member final : private local::World {
     }
     take_network_results();
     take_steps(ranks_.network_.random().between(0, 100));
+    if (is_dead_) {
+      return;
+    }
     take_network_results();
     group_.fail_all(why, true);
     wake(0);
@@ -123,6 +126,9 @@ class LocalRanks::Member final : private local::World {
 
   // Whether there was nothing more to do.
   bool take_steps(std::int64_t most, bool by_clock = false) {
+    if (is_dead_) {
+      return true;
+    }
     Network& network = ranks_.network_;
     group_.on_time(network.now());
     try {
@@ -146,7 +152,7 @@ class LocalRanks::Member final : private local::World {
       return !more;
     } catch (const Death&) {
       rung_.clear();
-      awake_ = true;  // it never acts again
+      awake_ = is_dead_ = true;
       const std::uint32_t rank = rank_;
       network.scheduler().at(network.now(), outside, [&user = ranks_.user_, rank] { user.on_death(rank); });
     } catch (const InvariantViolated& violation) {
@@ -344,7 +350,8 @@ class LocalRanks::Member final : private local::World {
   std::deque<Submission> submitted_;
   local::NetworkResults network_results_;
   std::vector<std::pair<std::uint32_t, bool>> rung_;
-  bool awake_ = false;  // it will act
+  bool awake_ = false;    // it will act
+  bool is_dead_ = false;  // it never acts again
   bool by_clock_ = false;
   bool dies_ = false;
   Time wakes_at_ = never;

@@ -8,10 +8,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
+#include <optional>
 #include <system_error>
 
 #include "drivers/common/checked.h"
+#include "os/thread.h"
 
 namespace shoal::tcp {
 
@@ -59,13 +60,7 @@ void Loop::start() {
   if (started_.exchange(true)) {
     throw std::logic_error("this loop was started before");
   }
-  // Signals are for the application's threads.
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::make_unique<std::thread>([this] { run(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = std::make_unique<std::thread>(os::start_thread([this] { run(); }));
 }
 
 void Loop::stop() {
@@ -104,15 +99,15 @@ void Loop::wake() {
 
 void Loop::run() {
   ::pthread_setname_np(::pthread_self(), "shoal");
-  std::string failure;
+  std::optional<std::string> failure;
   try {
     run_rounds();
   } catch (const std::exception& error) {
     failure = error.what();
   }
-  end(!failure.empty());
-  if (!failure.empty() && on_failure) {
-    on_failure(failure);
+  end(failure.has_value());
+  if (failure && on_failure) {
+    on_failure(*failure);
   }
 }
 
@@ -143,13 +138,21 @@ void Loop::run_rounds() {
       const std::lock_guard lock(mutex_);
       asleep_ = false;
     }
+    if (failure_ == nullptr) {
+      run_round(std::span(events).first(static_cast<std::size_t>(std::max(count, 0))));
+    }
     if (failure_ != nullptr) {
       std::rethrow_exception(failure_);
     }
+  }
+}
+
+// A failure is noted before anybody else may do a round.
+void Loop::run_round(std::span<const epoll_event> events) {
+  try {
     begin_round();
     sockets_.look();
-    for (int i = 0; i < count; ++i) {
-      const epoll_event& event = events[static_cast<std::size_t>(i)];
+    for (const epoll_event& event : events) {
       if (event.data.u32 == wake_up_id) {
         std::uint64_t ignored = 0;
         static_cast<void>(!::read(wake_up_.number(), &ignored, sizeof ignored));
@@ -158,6 +161,8 @@ void Loop::run_rounds() {
       }
     }
     finish_round(follow_ups_per_round);
+  } catch (...) {
+    failure_ = std::current_exception();
   }
 }
 

@@ -19,6 +19,8 @@
 // round, or by one thread while the loop does not run.
 #pragma once
 
+#include <sys/epoll.h>
+
 #include <atomic>
 #include <cstdint>
 #include <exception>
@@ -26,6 +28,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -121,6 +124,7 @@ class Loop final {
  private:
   void run();
   void run_rounds();
+  void run_round(std::span<const epoll_event> events);
   void end(bool failed);
   int prepare_to_wait();
   void begin_round();

@@ -14,7 +14,7 @@
 // it to them.
 //
 //   a failure is pending → this is the leader, there are no other nodes, and it has been announced
-//   an operation fails here → it is assembling, and no rank has begun with it
+//   an operation that stays on this machine fails here → it is assembling, and no rank has begun with it
 #pragma once
 
 #include <cstdint>

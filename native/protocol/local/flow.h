@@ -11,8 +11,8 @@
 // If a rank has withdrawn its arrays by the time a share of them is reduced, the share does not count and nothing flows
 // any more: that rank has failed everything, and so will the others.
 //
-// Each step does one thing with one chunk and then raises one counter of this rank. So a rank may stop or die between
-// any two steps, and the others find every counter true.
+// Each step does one thing with one chunk (or with all that need no work) and then raises one counter of this rank. So
+// a rank may stop or die between any two steps, and the others find every counter true.
 #pragma once
 
 #include <cstddef>

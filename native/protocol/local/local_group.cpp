@@ -31,8 +31,12 @@ LocalGroup::LocalGroup(const GroupMemory& memory, const JobConfig& config, std::
 // --- Steps ---
 
 bool LocalGroup::step() {
-  if (outbox_.write_next()) {
+  if (const std::optional<RecordKind> said = outbox_.write_next()) {
     ring_others();
+    // The leader may have to answer, also if it has called nothing.
+    if (*said == RecordKind::leave || *said == RecordKind::overdue) {
+      world_.ring(0, true);
+    }
     return true;
   }
   // First what others say: they may have ended what is called here now. What follows in the same step finds nothing

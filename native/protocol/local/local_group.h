@@ -15,7 +15,7 @@
 //     flow one after the other, in the order that the leader decides.
 //
 // The thread that holds the group takes steps: one that calls, one that waits, or the attendant. A step changes one
-// word that others read, as its last act, and rings for them. So a rank may stop or die between any two steps.
+// word that others decide by, as its last act, and rings for them. So a rank may stop or die between any two steps.
 //
 // Failures. Ranks begin a small operation as soon as they see that all have called it, and ask nobody. So the first
 // rank announces a failure before it decides on it (failures.h). With other nodes an operation fails on all of them,

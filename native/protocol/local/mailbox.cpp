@@ -109,6 +109,7 @@ std::optional<Record> MailboxReader::next() {
     const std::size_t needed = unit + aligned(head.body) + aligned(head.data);
     if (unread > size || head.bytes == 0 || head.bytes % unit != 0 || head.bytes > std::min(size - at, unread) ||
         (head.kind != RecordKind::skip && head.bytes != needed)) {
+      is_damaged_ = true;
       throw std::runtime_error("the node's shared memory is damaged");
     }
     end_ = read_ + head.bytes;

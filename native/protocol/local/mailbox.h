@@ -29,12 +29,12 @@ enum class RecordKind : std::uint32_t {
   part = 6,  // a part of the result is in the next slot for results, or lent (delivery.h); the body is its range
   done = 7,  // it has ended well; the data is the result of a small one
   // From the leader, of any operation: it has failed. The body is a status; the data says whether ranks of other
-  // nodes wait for it, and so have to be told (local_group.cpp).
+  // nodes wait for it, and so have to be told (failures.cpp).
   failed = 8,
   // From another rank: the operation has timed out there; the body is a status.
   overdue = 9,
   // From the leader, of an operation that has timed out: no rank begins it until the leader has said `failed`
-  // or `go_on` (local_group.h).
+  // or `go_on` (failures.h).
   fail_pending = 11,
   go_on = 12,
 };
@@ -74,9 +74,10 @@ class MailboxReader {
       : memory_(memory), written_(&memory.words(writer).written), own_(own), writer_(writer), bells_(&bells) {}
 
   // Whether there is another record.
-  bool any() const { return written_->load() != read_; }
+  bool any() const { return !is_damaged_ && written_->load() != read_; }
 
-  // The next record, which stays valid until done(). Throws std::runtime_error for an impossible one.
+  // The next record, which stays valid until done(). Throws std::runtime_error for an impossible one, after which there
+  // is no other.
   std::optional<Record> next();
   void done();
 
@@ -88,6 +89,7 @@ class MailboxReader {
   Bells* bells_;
   std::uint64_t read_ = 0;
   std::uint64_t end_ = 0;  // of the record that next() gave
+  bool is_damaged_ = false;
 };
 
 }  // namespace shoal::local

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 
 #include "protocol/local/mailbox.h"
 #include "wire/opening.h"
@@ -17,8 +18,8 @@ class Outbox {
     unsaid_.push_back({kind, key, std::move(body), wire::Bytes(data.begin(), data.end())});
   }
   bool empty() const { return unsaid_.empty(); }
-  // Writes the next, if there is one and room for it.
-  bool write_next();
+  // Writes the next, if there is one and room for it, and returns its kind.
+  std::optional<RecordKind> write_next();
   // Writes a record without keeping a copy, if the outbox is empty. False: it is not, or there is no room now.
   bool write(const Record& record) { return unsaid_.empty() && writer_.write(record); }
 
@@ -36,16 +37,17 @@ class Outbox {
   std::deque<Unsaid> unsaid_;
 };
 
-inline bool Outbox::write_next() {
+inline std::optional<RecordKind> Outbox::write_next() {
   if (unsaid_.empty()) {
-    return false;
+    return std::nullopt;
   }
   const Unsaid& next = unsaid_.front();
   if (!writer_.write({next.kind, next.key, next.body, next.data})) {
-    return false;
+    return std::nullopt;
   }
+  const RecordKind kind = next.kind;
   unsaid_.pop_front();
-  return true;
+  return kind;
 }
 
 }  // namespace shoal::local

@@ -57,7 +57,7 @@ Status Lifecycle::open(const Group& group, std::size_t index, std::uint64_t numb
   operations_.open(operation, index, number, std::move(opening), std::move(inline_data), eager);
   // What was open before there was too little room goes on.
   if (operations_.is_full() && operation.opened() == 1 && !carried && !failed) {
-    refuse(operation, index);
+    refuse(operation);
   } else {
     opened(operation, index, now);
   }
@@ -66,18 +66,18 @@ Status Lifecycle::open(const Group& group, std::size_t index, std::uint64_t numb
 
 Status Lifecycle::check_data(std::uint32_t rank, const Header& header) {
   const auto at = operations_.find(rank, header.operation);
-  if (!at) {
-    return refused("DATA for operation " + std::to_string(header.operation) + ", which is not open");
-  }
   if (!credit_.covers(rank, header.length)) {
     return refused("DATA of " + std::to_string(header.length) + " bytes is beyond the credit of " +
                    std::to_string(credit_.granted(rank)));
   }
-  const Operation& operation = *at->operation;
   const JobConfig& config = terms_.config();
-  if (operation.is(State::failed) && header.length <= std::max(config.segment, config.small)) {
-    return {};  // was on its way, and is thrown away
+  if (!at || at->operation->is(State::failed)) {
+    // It was on its way when the operation failed, and is thrown away.
+    return header.length <= std::max(config.segment, config.small)
+               ? Status{}
+               : refused("DATA for operation " + std::to_string(header.operation) + ", which is not open");
   }
+  const Operation& operation = *at->operation;
   // One of an epoch before may be sent by a member that has its result.
   const Segments& segments = operation.segments();
   if (!operation.is(State::flowing) || (!operation.is_contributor(at->member) && !segments.is_resumed())) {
@@ -112,8 +112,13 @@ void Lifecycle::contribute(std::uint32_t rank, const Header& header, Buffer payl
 
 void Lifecycle::ask_to_fail(std::uint32_t rank, std::uint64_t number, Status why) {
   const auto at = operations_.find(rank, number);
-  // If it has ended in the meantime the worker will hear so. Only a home is asked.
-  if (at && !at->operation->is(State::failed) && at->operation->is_home() && !can_spare(*at->operation, at->member)) {
+  // If it has ended in the meantime the worker will hear so.
+  if (!at || at->operation->is(State::failed)) {
+    return;
+  }
+  // A home is asked, and every server by a member that leaves with a result that others may lack.
+  const bool is_asked = at->operation->is_home() || at->operation->member(at->member).opening.finished;
+  if (is_asked && !can_spare(*at->operation, at->member)) {
     endings_.fail(*at->operation, std::move(why));
   }
 }
@@ -154,21 +159,39 @@ void Lifecycle::lose(std::uint32_t rank) {
   }
 }
 
-// What it is a member of and has not opened fails; what others open from now on fails too.
+// What it is a member of and has not opened fails, and what waits for data that it owes; what others open from now on
+// fails too.
 void Lifecycle::be_absent(std::uint32_t rank) {
   const auto concerns = [rank](const Operation& operation) {
     const std::optional<std::size_t> index = operation.group().index_of(rank);
-    return index && !operation.member(*index).opened;
+    return index && (!operation.member(*index).opened || operation.owes(*index));
   };
   for (std::uint64_t serial : operations_.find_all(concerns)) {
     Operation& operation = *operations_.find(serial);
     if (operation.is(State::failed)) {
       endings_.remove_if_done(operation);
-    } else if (operation.is_home() && !all_complete(operation)) {
-      endings_.fail(operation, absence_.status(operation.name(), rank));
+    } else {
+      fail_without_absent(operation);
     }
   }
   settle_what_all_have();
+}
+
+// A home says so. Another server does where members have results from an epoch before: for its home they may be
+// complete, and the operation forgotten there.
+bool Lifecycle::fail_without_absent(Operation& operation) {
+  const bool decides = operation.is_home() || operation.has_results();
+  if (!decides || all_complete(operation)) {
+    return false;
+  }
+  for (std::size_t i = 0; i < operation.size(); ++i) {
+    const bool is_needed = !operation.member(i).opened || operation.owes(i);
+    if (is_needed && absence_.is_absent(operation.rank(i))) {
+      endings_.fail(operation, absence_.status(operation.name(), operation.rank(i)));
+      return true;
+    }
+  }
+  return false;
 }
 
 void Lifecycle::settle_what_all_have() {
@@ -227,13 +250,8 @@ void Lifecycle::opened(Operation& operation, std::size_t index, Time now) {
     endings_.fail(operation, failed_before(opening, operation.rank(index), terms_.config()));
     return;
   }
-  // If every member that has opened it is complete, nobody needs the absent members.
-  const bool needs_all = operation.is_home() && !all_complete(operation);
-  for (std::size_t i = 0; needs_all && i < operation.size(); ++i) {
-    if (!operation.member(i).opened && absence_.is_absent(operation.rank(i))) {
-      endings_.fail(operation, absence_.status(operation.name(), operation.rank(i)));
-      return;
-    }
+  if (fail_without_absent(operation)) {
+    return;
   }
   // Compared with one other opening: had the others differed among themselves, the conflict would be known.
   const auto other = std::find_if(operation.members().begin(), operation.members().end(),
@@ -255,17 +273,10 @@ void Lifecycle::opened(Operation& operation, std::size_t index, Time now) {
   }
 }
 
-// Only a home decides that an operation fails, so others ask for that, by way of the worker that has opened it.
-void Lifecycle::refuse(Operation& operation, std::size_t index) {
+void Lifecycle::refuse(Operation& operation) {
   Status why = operations_.too_much();
   why.message = "'" + operation.name() + "': " + why.message;
-  if (operation.is_home()) {
-    endings_.fail(operation, std::move(why));
-    return;
-  }
-  operation.note_conflict();  // not to be admitted
-  links_.send(operation.rank(index), {.type = Type::fail, .operation = operation.member(index).number},
-              wire::encode(wire::Failure{std::move(why)}));
+  endings_.fail(operation, std::move(why));
 }
 
 void Lifecycle::admit(Operation& operation) {
@@ -341,6 +352,8 @@ void Lifecycle::resume(Operation& operation, Range shard, std::uint32_t segment)
   }
   if (segments.all_answered()) {
     endings_.end_flow(operation);
+  } else {
+    fail_without_absent(operation);
   }
 }
 
@@ -367,14 +380,14 @@ bool Lifecycle::all_complete(const Operation& operation) const {
                      [this](const Member& member) { return !member.opened || terms_.is_complete(member.opening); });
 }
 
-// Whether nobody can need the member any more, which has the result, and stayed for those who may lack it: all that it
-// owes has come; or nobody lacks anything, and those who have not opened the operation cannot do so in this epoch.
+// All that it owes has come; or nobody lacks anything, and those who have not opened the operation cannot do so in this
+// epoch.
 bool Lifecycle::can_spare(const Operation& operation, std::size_t index) const {
   if (!operation.member(index).opening.finished) {
     return false;
   }
   if (operation.is(State::flowing)) {
-    return !operation.segments().owes(index);
+    return !operation.owes(index);
   }
   const std::vector<Member>& members = operation.members();
   const auto opens_no_more = [this](std::uint32_t rank) { return absence_.is_absent(rank) || links_.is_lost(rank); };

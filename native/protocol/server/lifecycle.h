@@ -70,14 +70,17 @@ class Lifecycle {
 
   void opened(Operation& operation, std::size_t index, Time now);
   // There is no room for an operation: it fails on all its members.
-  void refuse(Operation& operation, std::size_t index);
+  void refuse(Operation& operation);
   void admit(Operation& operation);
   void start(Operation& operation);
   void resume(Operation& operation, Range shard, std::uint32_t segment);
   // Nobody lacks anything of it.
   void settle(Operation& operation);
   bool all_complete(const Operation& operation) const;
+  // Whether nobody can need the member any more, which has the result, and stayed for those who may lack it.
   bool can_spare(const Operation& operation, std::size_t index) const;
+  // Fails the operation if it can never be complete, since a member is absent. Whether it has failed.
+  bool fail_without_absent(Operation& operation);
 
   const Terms& terms_;
   const Epochs& epochs_;

@@ -96,13 +96,15 @@ class Operation {
   void flow(Segments segments);
   Segments& segments() { return segments_; }
   const Segments& segments() const { return segments_; }
+  // Whether data of the member's is waited for.
+  bool owes(std::size_t index) const { return is(State::flowing) && segments_.owes(index); }
   void close() { state_ = State::closing; }
   void transfer() { state_ = State::transferring; }
   // With `why` ok, another server says why.
   void fail(Status why);
   const Status& failure() const { return failure_; }
-  // Whether the members hear from here that it has failed.
-  bool tells_failure() const { return is_home_ && !failure_.ok(); }
+  // Whether the members hear from here that it has failed, or, unless this is its home, that it has to.
+  bool tells_failure() const { return !failure_.ok(); }
 
   void check_invariants() const;
 

@@ -22,6 +22,9 @@ namespace shoal::server {
 
 class Receipts {
  public:
+  // No operation has this serial: nobody waits for the acknowledgement of its results.
+  static constexpr std::uint64_t no_operation = 0;
+
   Receipts(const Terms& terms, Links& links);
 
   // All members have opened the operation.

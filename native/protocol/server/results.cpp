@@ -38,7 +38,12 @@ void Results::send(Operation& operation, std::uint64_t number, Segment segment) 
     }
     const std::uint32_t rank = operation.rank(i);
     const std::uint32_t spent = segment.contributions.empty() ? 0 : segment.contributions[i].credit;
-    receipts_.expect(operation.serial(), number);
+    // Who had the result before the epoch may have left since.
+    const bool is_news = !operation.member(i).opening.finished;
+    const std::uint64_t serial = is_news ? operation.serial() : Receipts::no_operation;
+    if (is_news) {
+      receipts_.expect(serial, number);
+    }
     Header header{.type = Type::result,
                   .flags = last ? wire::flag_last : std::uint8_t{0},
                   .dtype = attributes.wire_dtype(),
@@ -49,7 +54,7 @@ void Results::send(Operation& operation, std::uint64_t number, Segment segment) 
       in_flight.answers_root = true;
       in_flight.root = rank;
       in_flight.answer = header;
-      in_flight.serial = operation.serial();
+      in_flight.serial = serial;
       in_flight.segment = number;
       unanswered_broadcasts_[rank][header.operation].push_back(token);
       credit_.answer(rank, 0, operation.take_eager(i));  // its credit comes with the answer
@@ -61,14 +66,14 @@ void Results::send(Operation& operation, std::uint64_t number, Segment segment) 
     const Range part = operation.lacks(i, number) ? intersection(segment.range, operation.wanted(i)) : Range{};
     if (part.empty()) {
       if (links_.send(rank, header)) {
-        receipts_.sent(rank, operation.serial(), number);
+        receipts_.sent(rank, serial, number);
       }
       continue;
     }
     header.offset = part.begin;
     if (links_.send(rank, header, {}, {data + (part.begin - segment.range.begin), part.size()}, token)) {
       ++in_flight.unwritten;
-      receipts_.sent(rank, operation.serial(), number);
+      receipts_.sent(rank, serial, number);
     }
   }
   if (in_flight.unwritten == 0) {

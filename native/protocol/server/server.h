@@ -6,9 +6,10 @@
 //   A worker that has left is absent. A worker whose link broke, or that has not begun this epoch, has no operation
 //   open here.
 //
-// Memory is bounded: for each worker by `credit` bytes of contributions and `eager` bytes of inline data, for tables by
-// limits::tables_bytes. Beyond that, new operations fail on all their members. Beyond twice as much, a worker that
-// opens another one loses its link. Open operations keep their room, also if the limit is lowered.
+// Memory is bounded: for each worker by `credit` bytes of contributions and `eager` bytes of inline data (and, of
+// gathers that are opened again in a new epoch, `small` bytes each), for tables by limits::tables_bytes. Beyond that,
+// new operations fail on all their members. Beyond twice as much, a worker that opens another one loses its link. Open
+// operations keep their room, also if the limit is lowered.
 #pragma once
 
 #include <cstddef>

@@ -69,9 +69,11 @@ Status Operations::receive_from_server(std::uint32_t server, Frame& frame) {
   Status status;
   switch (header.type) {
     case Type::sizes:
-      return receive_sizes(server, frame);
+      status = receive_sizes(server, frame);
+      break;
     case Type::have:
-      return receive_have(server, frame);
+      status = receive_have(server, frame);
+      break;
     case Type::late:
       status = progress_.receive_late(server, frame);
       break;
@@ -181,13 +183,10 @@ Status Operations::receive_failure(std::uint32_t server, const Frame& frame) {
   if (Status status = wire::decode(frame.bytes(), failure); !status.ok()) {
     return status;
   }
-  if (server != operation->home() && failure.status.code == Code::limit) {
-    // It has no room for it. That it fails is the home's to say, to all.
-    ask_home_to_fail(*operation, failure.status);
-    return {};
-  }
   if (server != operation->home()) {
-    return refused("FAIL of '" + operation->name() + "' from a server that is not its home");
+    // It cannot be completed there. That it fails is the home's to say, to all.
+    progress_.ask_home_to_fail(*operation, std::move(failure.status));
+    return {};
   }
   operation->set_failure(failure.status);
   failure.status.message = std::string(name_of(operation->submission().collective)) + " " + failure.status.message;
@@ -205,7 +204,7 @@ Status Operations::receive_sizes(std::uint32_t server, const Frame& frame) {
     return {};
   }
   if (problem) {
-    ask_home_to_fail(*operation, *problem);
+    progress_.ask_home_to_fail(*operation, *problem);
     problem->message = std::string(name_of(operation->submission().collective)) + " " + problem->message;
     end(*operation, std::move(*problem));
     return {};
@@ -268,8 +267,8 @@ Status Operations::receive_from_peer(std::uint32_t rank, Frame& frame) {
 // never will.
 bool Operations::fail_lacking(std::uint32_t rank) {
   const std::vector<Operation*> lacking = transfers_.lacking(rank);
-  for (const Operation* operation : lacking) {
-    ask_home_to_fail(
+  for (Operation* operation : lacking) {
+    progress_.ask_home_to_fail(
         *operation,
         Status::error(Code::peer_lost,
                       "'" + operation->name() + "' needs what " + rank_text(rank, environment_.config()) +
@@ -386,10 +385,8 @@ void Operations::keep_if_needed(std::unique_ptr<Operation> operation) {
   table_.keep_finished(std::move(operation));
 }
 
-void Operations::give_up(std::uint64_t number, const std::string& stall, const Status& why) {
-  Operation& operation = *table_.find(number);
-  operation.watch().explain(stall);
-  progress_.ask_home_to_fail(operation, why);
+void Operations::give_up(std::uint64_t number, const Status& why) {
+  progress_.ask_home_to_fail(*table_.find(number), why);
 }
 
 void Operations::end_needing(std::uint32_t rank, const Status& why) {
@@ -397,7 +394,7 @@ void Operations::end_needing(std::uint32_t rank, const Status& why) {
   for (const std::uint64_t number : table_.open_where(concerned)) {
     end(*table_.find(number), why);
   }
-  forget_finished(table_.finished_where(concerned));
+  forget_finished(table_.finished_where(concerned), &why);
 }
 
 void Operations::end_all(const Status& why) {
@@ -408,30 +405,35 @@ void Operations::end_all(const Status& why) {
 }
 
 void Operations::forget_finished() {
-  forget_finished(table_.finished_where([](const Operation&) { return true; }));
+  forget_finished(table_.finished_where([](const Operation&) { return true; }), nullptr);
 }
 
-// Without waiting for members that may need them.
-void Operations::forget_finished(const std::vector<std::uint64_t>& numbers) {
+// Without waiting for members that may need them. `why`: this rank has left if there is nothing else.
+void Operations::forget_finished(const std::vector<std::uint64_t>& numbers, const Status* why) {
   for (const std::uint64_t number : numbers) {
     const Operation* operation = table_.find_finished(number);
     if (operation == nullptr) {
       continue;  // forgotten with the goodbye that the one before allowed
     }
     if (operation->is_reopened() && operation->failure().ok() && !lost_ranks_.job_has_ended()) {
-      tell_those_who_lack(*operation);
+      tell_those_who_lack(*operation, why);
     }
     forget(number);
   }
 }
 
 // Members that lack its result would wait in vain.
-void Operations::tell_those_who_lack(const Operation& operation) {
-  ask_home_to_fail(operation, Status::error(Code::peer_left,
-                                            "'" + operation.name() + "' had ended on " + environment_.own_name() +
+void Operations::tell_those_who_lack(const Operation& operation, const Status* why) {
+  const std::string name = "'" + operation.name() + "'";
+  const Status status = why != nullptr
+                            ? Status::error(why->code, name + ": " + why->message, why->rank)
+                            : Status::error(Code::peer_left,
+                                            name + " had ended on " + environment_.own_name() +
                                                 ", which has left, when a server was lost before others had its result",
-                                            environment_.own_rank()));
+                                            environment_.own_rank());
   for (const Part& part : operation.parts()) {
+    frames_.send(part.server(), {.type = Type::fail, .operation = operation.number()},
+                 wire::encode(wire::Failure{status}));
     frames_.send(part.server(), {.type = Type::drop, .operation = operation.number()});
   }
 }
@@ -443,11 +445,6 @@ void Operations::forget(std::uint64_t number) {
     sender_.answered_all(part);
   }
   say_goodbye_if_done();
-}
-
-void Operations::ask_home_to_fail(const Operation& operation, const Status& why) {
-  frames_.send(operation.home(), {.type = Type::fail, .operation = operation.number()},
-               wire::encode(wire::Failure{why}));
 }
 
 // To look for frames takes the longer the more is on its way.

@@ -55,7 +55,7 @@ class Operations {
   void on_time();
 
   // The home is to fail this one for all members. `stall`: what is said of it if the home does not answer.
-  void give_up(std::uint64_t number, const std::string& stall, const Status& why);
+  void give_up(std::uint64_t number, const Status& why);
   // Ends the operations that need this rank; ends all.
   void end_needing(std::uint32_t rank, const Status& why);
   void end_all(const Status& why);
@@ -93,9 +93,8 @@ class Operations {
   void keep_if_needed(std::unique_ptr<Operation> operation);
   void settle(Operation& operation, std::uint32_t server);
   void forget(std::uint64_t number);
-  void forget_finished(const std::vector<std::uint64_t>& numbers);
-  void tell_those_who_lack(const Operation& operation);
-  void ask_home_to_fail(const Operation& operation, const Status& why);
+  void forget_finished(const std::vector<std::uint64_t>& numbers, const Status* why);
+  void tell_those_who_lack(const Operation& operation, const Status* why);
   void detach(const Operation& operation) const;
   void say_goodbye_if_done();
 

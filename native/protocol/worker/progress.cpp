@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/invariant.h"
+#include "protocol/collectives.h"
 
 namespace shoal::worker {
 
@@ -69,9 +70,10 @@ Operation* Progress::take_due() {
 std::optional<Status> Progress::check(Operation& operation) {
   StallWatch& watch = operation.watch();
   if (watch.is_given_up()) {
-    return Status::error(Code::timeout, operation.text() + " " + watch.stall() + "; its home " +
-                                            environment_.config().server_names[operation.home()] +
-                                            " did not answer either");
+    Status why = watch.why_given_up();
+    why.message = std::string(name_of(operation.submission().collective)) + " " + why.message + "; its home " +
+                  environment_.config().server_names[operation.home()] + " did not answer";
+    return why;
   }
   const Time timeout = operation.submission().timeout;
   const Time moved = last_move(operation);
@@ -198,11 +200,11 @@ void Progress::time_out(Operation& operation) {
                     environment_.own_rank()));
 }
 
-void Progress::ask_home_to_fail(Operation& operation, const Status& why) {
-  operation.watch().give_up();
-  check_again(operation, environment_.now() + last_word);
+void Progress::ask_home_to_fail(Operation& operation, Status why) {
   frames_.send(operation.home(), {.type = Type::fail, .operation = operation.number()},
                wire::encode(wire::Failure{why}));
+  operation.watch().give_up(std::move(why));
+  check_again(operation, environment_.now() + last_word);
 }
 
 void Progress::restart(Operation& operation) {

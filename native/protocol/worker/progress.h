@@ -1,7 +1,6 @@
 // What a worker does about operations that do not move. It asks the servers that have not answered whom they wait for,
 // gives them a second, and reports the answers: in a warning, and in the error of an operation that times out. If a
-// server does not answer within that second, it is the server that is waited for. docs/protocol/lifecycle.md, Stalls
-// and "Timeout".
+// server does not answer within that second, it is the server that is waited for. docs/protocol/lifecycle.md, Stalls.
 //
 //   an operation is in the table of checks exactly at its watch's check_at, and only while it is open
 //   unanswered = answers that are missing;  nothing is asked → there are no answers
@@ -44,7 +43,7 @@ class Progress {
   // LATE, the answer of a server that was asked.
   Status receive_late(std::uint32_t server, const Frame& frame);
   // Asks its home to fail it for all members. If the home does not answer, check() says so.
-  void ask_home_to_fail(Operation& operation, const Status& why);
+  void ask_home_to_fail(Operation& operation, Status why);
 
   // A new epoch: questions are void, and the new servers are asked about what was late.
   void begin_epoch() { inquiry_ = {}; }

@@ -1,6 +1,6 @@
 // When one operation moved last, and what has been done about it since. progress.h watches all operations.
 //
-//   first_late ≤ late_after;  its home has been asked to fail it → it is known why
+//   first_late ≤ late_after
 #pragma once
 
 #include <algorithm>
@@ -55,22 +55,22 @@ class StallWatch {
   }
   bool is_overdue() const { return overdue_; }
 
-  // give_up(): its home has been asked to fail it. `stall`: since when it has not moved, and why, for messages.
-  void give_up() { given_up_ = true; }
-  bool is_given_up() const { return given_up_; }
+  // Its home has been asked to fail it, with this status.
+  void give_up(Status why) { why_given_up_ = std::move(why); }
+  bool is_given_up() const { return !why_given_up_.ok(); }
+  const Status& why_given_up() const { return why_given_up_; }
+
+  // `stall`: since when it has not moved, and why, for messages.
   void explain(std::string stall) { stall_ = std::move(stall); }
   const std::string& stall() const { return stall_; }
 
   // A new epoch: all questions are void. Returns whether somebody had been asked for the last time.
   bool restart() {
-    const bool asked = std::exchange(given_up_, false);
+    const bool asked = !std::exchange(why_given_up_, {}).ok();
     return std::exchange(overdue_, false) || asked;
   }
 
-  void check_invariants() const {
-    SHOAL_INVARIANT(first_late <= late_after_);
-    SHOAL_INVARIANT(!given_up_ || !stall_.empty());
-  }
+  void check_invariants() const { SHOAL_INVARIANT(first_late <= late_after_); }
 
  private:
   Time moved_at_;
@@ -78,7 +78,7 @@ class StallWatch {
   Time still_since_ = 0;  // the last move when that was looked at
   Time late_after_ = first_late;
   bool overdue_ = false;
-  bool given_up_ = false;
+  Status why_given_up_;
   std::string stall_;
 };
 

@@ -57,9 +57,12 @@ Status Transfers::receive_sizes(std::uint32_t server, const Frame& frame, std::o
     return refused("unexpected SIZES for '" + operation->name() + "'");
   }
   const bool awaited_number = operation->awaits_number();
-  Status status = operation->takes_ring()
-                      ? start_ring(*operation, sizes.exchange)
-                      : start_blocks(*operation, sizes, (frame.header.flags & wire::flag_inline) != 0, problem);
+  Status status;
+  if (!operation->takes_ring()) {
+    status = start_blocks(*operation, sizes, (frame.header.flags & wire::flag_inline) != 0, problem);
+  } else if (Status why = start_ring(*operation, sizes.exchange); !why.ok()) {
+    problem = std::move(why);
+  }
   if (awaited_number && !operation->awaits_number()) {
     note_numbered();
   }
@@ -110,13 +113,15 @@ Status Transfers::start_blocks(Operation& operation, const wire::Sizes& sizes, b
   }
   from_own.move_all();
   to_own.move_all();
-  bool fits = true;
   for (std::size_t i = 0; i < members; ++i) {
-    fits = transfer.outgoing(i).grant(early_grant(sizes.exchange, operation.group().ranks[i])) && fits;
+    const std::uint32_t rank = operation.group().ranks[i];
+    if (!transfer.outgoing(i).grant(early_grant(sizes.exchange, rank))) {
+      problem = granted_too_much(operation, rank);
+    }
   }
   forget_grants(sizes.exchange);
-  if (!fits) {
-    return refused("GRANT beyond the block of '" + operation.name() + "'");
+  if (problem) {
+    return {};
   }
   for (std::size_t step = 1; step < members; ++step) {
     start_with(operation, (own + step) % members);
@@ -144,16 +149,26 @@ Status Transfers::place_output(Operation& operation, const std::vector<std::uint
                        environment_.own_rank());
 }
 
+// A rank's mistake before the transfer began: the server that says how it begins is not to blame.
+Status Transfers::granted_too_much(const Operation& operation, std::uint32_t rank) const {
+  return Status::error(Code::protocol,
+                       "'" + operation.name() + "': " + rank_text(rank, environment_.config()) + " asks " +
+                           environment_.own_name() + " for more than there is for it",
+                       static_cast<std::int32_t>(rank));
+}
+
+// Why it cannot begin; ok: it has.
 Status Transfers::start_ring(Operation& operation, std::uint64_t number) {
   operation.transfer().begin(number);
   operation.ring().emplace(operation.bytes(), operation.group().size(), operation.group().own,
                            environment_.config().segment);
   operation.watch().move(environment_.now());
   in_progress_.emplace(number, operation.number());
-  const bool fits = operation.ring()->grant(early_grant(number, next_in_ring(operation)));
+  const std::uint32_t next = next_in_ring(operation);
+  const bool fits = operation.ring()->grant(early_grant(number, next));
   forget_grants(number);
   if (!fits) {
-    return refused("GRANT beyond the stream of '" + operation.name() + "'");
+    return granted_too_much(operation, next);
   }
   const std::size_t members = operation.group().size();
   start_with(operation, (operation.group().own + 1) % members);

@@ -57,6 +57,7 @@ class Transfers {
   Status start_blocks(Operation& operation, const wire::Sizes& sizes, bool through_home,
                       std::optional<Status>& problem);
   Status place_output(Operation& operation, const std::vector<std::uint64_t>& sizes, std::uint64_t bytes) const;
+  Status granted_too_much(const Operation& operation, std::uint32_t rank) const;
   Status start_ring(Operation& operation, std::uint64_t number);
   void start_with(Operation& operation, std::size_t member);
   void send_block(Operation& operation, std::size_t member);

@@ -1,7 +1,7 @@
 // A worker's part in finding circles. It tells the coordinator what this rank waits for, once nothing here can call
 // anything before one of those operations is done, and answers whether this rank has called what others wait for. If
 // the coordinator finds ranks that wait for each other (coordinator/circles.h), the operations that can never be
-// complete fail. docs/protocol/recovery.md.
+// complete fail. docs/protocol/lifecycle.md, Circles.
 //
 //   unchanged_since ≤ now
 #pragma once

@@ -198,7 +198,7 @@ Status Worker::receive_circle(const Frame& frame) {
     return status;
   }
   for (const auto& [number, why] : failed) {
-    operations_.give_up(number, "can never be complete, since ranks wait for each other in a circle", why);
+    operations_.give_up(number, why);
   }
   return {};
 }

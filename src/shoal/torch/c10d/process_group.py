@@ -7,7 +7,7 @@ Tensors are on the CPU or, where Shoal has the operation itself, on a CUDA devic
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import (
@@ -97,8 +97,7 @@ class ShoalProcessGroup(Base):
         self._messages.close()
         self.others.shutdown()
         super().shutdown()
-        if self._owns_job:
-            self._owns_job = False
+        if self._leaves_job():
             runtime.shutdown()
 
     def split_group(
@@ -127,26 +126,31 @@ class ShoalProcessGroup(Base):
         self._messages.close()
         self.others.abort()
         super().abort()
-        if self._owns_job:
-            self._owns_job = False
+        if self._leaves_job():
             runtime.abort(f"rank {self.rank()} has aborted its process group")
+
+    def _leaves_job(self) -> bool:
+        """Whether this process group is to leave the job now: it has joined it, and the program has not left it since."""
+        owns_job, self._owns_job = self._owns_job, False
+        return owns_job and runtime.is_initialized() and runtime.current() is self._group.session
 
     # --- Reductions ---
 
     @by_device
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Any:
-        tensors = as_list(tensors)
-        return self._reduce_in_place("all_reduce", tensors, options_of(AllreduceOptions, opts, op=op, timeout=timeout))
+        options = options_of(AllreduceOptions, opts, op=op, timeout=timeout)
+        return self._reduce_in_place("all_reduce", tensors, options)
 
     @by_device
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         options = options_of(AllreduceCoalescedOptions, opts)
         if len(tensors) == 1:
-            return self._reduce_in_place("all_reduce_coalesced", list(tensors), options)
-        operator = self._check("all_reduce_coalesced", tensors, options)
-        transfer = self._transfer(tensors)
-        together = joined(tensors, transfer)
-        places = [tensor.detach() for tensor in tensors]
+            return self._reduce_in_place("all_reduce_coalesced", tensors, options)
+        with _Checking(self, "all_reduce_coalesced", options):
+            operator = _operator("all_reduce_coalesced", tensors, options)
+            transfer = self._transfer(tensors)
+            together = joined(tensors, transfer)
+            places = [tensor.detach() for tensor in tensors]
 
         def plan(group: Group) -> Plan:
             return reductions.allreduce(group, Flat(together), operator).then(
@@ -165,17 +169,18 @@ class ShoalProcessGroup(Base):
         *,
         root: int | None = None,
     ) -> Any:
-        tensors = as_list(tensors)
         options = options_of(ReduceOptions, opts, op=op, root=root, timeout=timeout)
-        operator = self._check("reduce", tensors, options)
-        transfer = self._transfer(tensors)
-        flat = Flat(single(tensors), transfer)
+        with _Checking(self, "reduce", options):
+            tensor = single(as_list(tensors))
+            operator = _operator("reduce", [tensor], options)
+            transfer = self._transfer([tensor])
+            flat = Flat(tensor, transfer)
 
         def plan(group: Group) -> Plan:
             _root(group, options)
             return reductions.reduce(group, flat, operator, options.rootRank)
 
-        return self._start("reduce", options, tensors, plan, transfer)
+        return self._start("reduce", options, [tensor], plan, transfer)
 
     @by_device
     def reduce_scatter(
@@ -187,14 +192,22 @@ class ShoalProcessGroup(Base):
         *,
         op: Any = None,
     ) -> Any:
-        output = single(as_list(output_tensors))
-        inputs = input_tensors if isinstance(output_tensors, torch.Tensor) else single(input_tensors)
         options = options_of(ReduceScatterOptions, opts, op=op, timeout=timeout)
-        operator = self._check("reduce_scatter", [output, *inputs], options)
-        transfer = self._transfer([output, *inputs])
-        together = joined(inputs, transfer)
+        with _Checking(self, "reduce_scatter", options):
+            output = single(as_list(output_tensors))
+            inputs = input_tensors if isinstance(output_tensors, torch.Tensor) else single(input_tensors)
+            _check_length("inputs", inputs, self.size())
+            if output.numel() != inputs[self.rank()].numel():
+                raise ValueError(
+                    f"the output has {output.numel()} elements, but rank {self.rank()}'s part of the inputs "
+                    f"{inputs[self.rank()].numel()}"
+                )
+            operator = _operator("reduce_scatter", [output, *inputs], options)
+            transfer = self._transfer([output, *inputs])
+            together = joined(inputs, transfer)
+            flat = Flat(output, transfer, read=False)
         if len({tensor.numel() for tensor in inputs}) == 1:
-            return self._scatter_reduced("reduce_scatter", output, together, operator, options, transfer)
+            return self._scatter_reduced("reduce_scatter", output, flat, together, operator, options, transfer)
         begin = sum(count(tensor) for tensor in inputs[: self.rank()])
         own = together[begin : begin + count(output)]
         place = output.detach()
@@ -207,13 +220,16 @@ class ShoalProcessGroup(Base):
     @by_device
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         options = options_of(ReduceScatterOptions, opts)
-        operator = self._check("reduce_scatter_tensor", [output, input], options)
-        transfer = self._transfer([output, input])
-        elements = Flat(input, transfer).elements
-        return self._scatter_reduced("reduce_scatter_tensor", output, elements, operator, options, transfer)
+        with _Checking(self, "reduce_scatter_tensor", options):
+            operator = _operator("reduce_scatter_tensor", [output, input], options)
+            transfer = self._transfer([output, input])
+            elements = Flat(input, transfer).elements
+            flat = Flat(output, transfer, read=False)
+        return self._scatter_reduced("reduce_scatter_tensor", output, flat, elements, operator, options, transfer)
 
     @by_device
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        self._check_pairs("reduce_scatter_tensor", options_of(ReduceScatterOptions, opts), outputs, inputs)
         return OperationWork.of_all(
             [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
         )
@@ -224,27 +240,29 @@ class ShoalProcessGroup(Base):
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Any:
-        tensors = as_list(tensors)
         options = options_of(BroadcastOptions, opts, root=root, timeout=timeout)
-        transfer = self._transfer(tensors)
-        flat = Flat(single(tensors), transfer, read=options.rootRank == self.rank())
+        with _Checking(self, "broadcast", options):
+            tensor = single(as_list(tensors))
+            transfer = self._transfer([tensor])
+            flat = Flat(tensor, transfer, read=options.rootRank == self.rank())
 
         def plan(group: Group) -> Plan:
             root = group.ranks[_root(group, options)]
             return flat.filled_by(operations.broadcast(group, flat.elements, root, in_place=True))
 
-        return self._start("broadcast", options, tensors, plan, transfer)
+        return self._start("broadcast", options, [tensor], plan, transfer)
 
     @by_device
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
-        outputs = output_tensors if isinstance(input_tensors, torch.Tensor) else single(output_tensors)
-        given = single(as_list(input_tensors))
         options = options_of(AllgatherOptions, opts, timeout=timeout)
-        transfer = self._transfer([given, *outputs])
-        flat = Flat(given, transfer)
-        flats = [Flat(output, transfer, read=False) for output in outputs]
+        with _Checking(self, "all_gather", options):
+            outputs = output_tensors if isinstance(input_tensors, torch.Tensor) else single(output_tensors)
+            given = single(as_list(input_tensors))
+            transfer = self._transfer([given, *outputs])
+            flat = Flat(given, transfer)
+            flats = [Flat(output, transfer, read=False) for output in outputs]
 
         def plan(group: Group) -> Plan:
             return operations.allgather_by_blocks(group, flat.elements, lambda data, blocks: fill(flats, data, blocks))
@@ -254,18 +272,21 @@ class ShoalProcessGroup(Base):
     @by_device
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         """``output``: of as many elements as the inputs of all ranks together, in their order."""
-        transfer = self._transfer([output, input])
-        flat = Flat(output, transfer, read=False)
-        # The input may be a part of the output.
-        given = apart(Flat(input, transfer).elements, flat.elements)
+        options = options_of(AllgatherOptions, opts)
+        with _Checking(self, "all_gather_into_tensor", options):
+            transfer = self._transfer([output, input])
+            flat = Flat(output, transfer, read=False)
+            # The input may be a part of the output.
+            given = apart(Flat(input, transfer).elements, flat.elements)
 
         def plan(group: Group) -> Plan:
             return flat.filled_by(operations.allgather_into(group, given, flat.elements))
 
-        return self._start("all_gather_into_tensor", options_of(AllgatherOptions, opts), [output], plan, transfer)
+        return self._start("all_gather_into_tensor", options, [output], plan, transfer)
 
     @by_device
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        self._check_pairs("all_gather_into_tensor", options_of(AllgatherOptions, opts), outputs, inputs)
         return OperationWork.of_all([self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)])
 
     @by_device
@@ -273,11 +294,12 @@ class ShoalProcessGroup(Base):
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
         options = options_of(AllToAllOptions, opts, timeout=timeout)
-        outputs = list(output_tensors)
-        transfer = self._transfer([*outputs, *input_tensors])
-        inputs = joined(input_tensors, transfer)
-        splits = [count(tensor) for tensor in input_tensors]
-        flats = [Flat(output, transfer, read=False) for output in outputs]
+        with _Checking(self, "all_to_all", options):
+            outputs = list(output_tensors)
+            transfer = self._transfer([*outputs, *input_tensors])
+            inputs = joined(input_tensors, transfer)
+            splits = [count(tensor) for tensor in input_tensors]
+            flats = [Flat(output, transfer, read=False) for output in outputs]
 
         def plan(group: Group) -> Plan:
             return operations.alltoall_by_blocks(group, inputs, splits, lambda data, blocks: fill(flats, data, blocks))
@@ -295,9 +317,10 @@ class ShoalProcessGroup(Base):
         timeout: timedelta | None = None,
     ) -> Any:
         options = options_of(AllToAllOptions, opts, timeout=timeout)
-        transfer = self._transfer([output, input])
-        flat = Flat(output, transfer, read=False)
-        given = apart(Flat(input, transfer).elements, flat.elements)
+        with _Checking(self, "all_to_all_single", options):
+            transfer = self._transfer([output, input])
+            flat = Flat(output, transfer, read=False)
+            given = apart(Flat(input, transfer).elements, flat.elements)
 
         def plan(group: Group) -> Plan:
             splits = split_sizes(given, input, input_split_sizes, group.size)
@@ -309,9 +332,10 @@ class ShoalProcessGroup(Base):
     @by_device
     def allgather_coalesced(self, output_lists: Any, input_list: Tensors, opts: Any = None) -> Any:
         """``output_lists``: one list for each rank, with a tensor for each of its inputs."""
-        outputs = zip(*output_lists, strict=True)
+        options = options_of(AllgatherOptions, opts)
+        self._check_pairs("all_gather", options, *output_lists, input_list)
         return OperationWork.of_all(
-            [self.allgather([list(each)], [own], opts) for each, own in zip(outputs, input_list, strict=True)]
+            [self.allgather([list(each)], [own], options) for *each, own in zip(*output_lists, input_list, strict=True)]
         )
 
     @by_device
@@ -325,12 +349,13 @@ class ShoalProcessGroup(Base):
         root: int | None = None,
     ) -> Any:
         options = options_of(GatherOptions, opts, root=root, timeout=timeout)
-        given = single(as_list(input_tensors))
         here = options.rootRank == self.rank()
-        outputs = output_tensors if isinstance(input_tensors, torch.Tensor) or not here else single(output_tensors)
-        transfer = self._transfer([given, *outputs])
-        flat = Flat(given, transfer)
-        flats = [Flat(output, transfer, read=False) for output in outputs]
+        with _Checking(self, "gather", options):
+            given = single(as_list(input_tensors))
+            outputs = output_tensors if isinstance(input_tensors, torch.Tensor) or not here else single(output_tensors)
+            transfer = self._transfer([given, *outputs])
+            flat = Flat(given, transfer)
+            flats = [Flat(output, transfer, read=False) for output in outputs]
 
         def take(data: memoryview, blocks: list[int]) -> None:
             if here:
@@ -356,12 +381,13 @@ class ShoalProcessGroup(Base):
         root: int | None = None,
     ) -> Any:
         options = options_of(ScatterOptions, opts, root=root, timeout=timeout)
-        output = single(as_list(output_tensors))
         here = options.rootRank == self.rank()
-        inputs = input_tensors if isinstance(output_tensors, torch.Tensor) or not here else single(input_tensors)
-        transfer = self._transfer([output, *inputs])
-        flat = Flat(output, transfer, read=False)
-        elements = joined(inputs, transfer) if inputs else flat.elements[:0]
+        with _Checking(self, "scatter", options):
+            output = single(as_list(output_tensors))
+            inputs = input_tensors if isinstance(output_tensors, torch.Tensor) or not here else single(input_tensors)
+            transfer = self._transfer([output, *inputs])
+            flat = Flat(output, transfer, read=False)
+            elements = joined(inputs, transfer) if inputs else flat.elements[:0]
 
         def take(data: memoryview, blocks: list[int]) -> None:
             fill([flat], data, [sum(blocks)])
@@ -398,53 +424,45 @@ class ShoalProcessGroup(Base):
 
     # --- How they are done ---
 
-    def _reduce_in_place(self, called: str, tensors: Tensors, options: Any) -> OperationWork:
-        tensor = single(tensors)
+    def _reduce_in_place(self, called: str, tensors: Any, options: Any) -> OperationWork:
+        with _Checking(self, called, options):
+            tensor = single(as_list(tensors))
+            if not tensor.is_sparse:
+                operator = _operator(called, [tensor], options)
+                transfer = self._transfer([tensor])
+                flat = Flat(tensor, transfer)
         if tensor.is_sparse:
             return self._start(
-                called, options, list(tensors), lambda group: sparse.allreduce(group, tensor, options.reduceOp), None
+                called, options, [tensor], lambda group: sparse.allreduce(group, tensor, options.reduceOp), None
             )
-        operator = self._check(called, tensors, options)
-        transfer = self._transfer(tensors)
-        flat = Flat(tensor, transfer)
 
         def plan(group: Group) -> Plan:
             return reductions.allreduce(group, flat, operator)
 
-        return self._start(called, options, list(tensors), plan, transfer)
+        return self._start(called, options, [tensor], plan, transfer)
 
     def _scatter_reduced(
         self,
         called: str,
         output: torch.Tensor,
+        flat: Flat,
         elements: torch.Tensor,
         operator: reductions.Operator,
         options: Any,
         transfer: Transfer | None,
     ) -> OperationWork:
-        flat = Flat(output, transfer, read=False)
-
         def plan(group: Group) -> Plan:
             return reductions.reduce_scatter(group, elements, flat, operator)
 
         return self._start(called, options, [output], plan, transfer)
 
-    def _check(self, called: str, tensors: Tensors, options: Any) -> reductions.Operator:
-        """The operator, if it is one for these tensors. If not, the other ranks hear of it too."""
-        try:
-            operator = reductions.operator_of(tensors, options.reduceOp)
-        except TypeError as error:
-            self._refuse(called, options, error)
-        if operator.exchanges:
-            _on_cpu(f"{called} with {options.reduceOp}", tensors)
-        return operator
-
-    def _refuse(self, called: str, options: Any, error: Exception) -> NoReturn:
-        def plan(_: Group) -> Plan:
-            raise error
-
-        self._start(called, options, [], plan, None)
-        raise AssertionError("what cannot be planned is not submitted")
+    def _check_pairs(self, called: str, options: Any, *lists: Tensors) -> None:
+        """Raises ValueError unless each has as many tensors as the others."""
+        if len({len(tensors) for tensors in lists}) > 1:
+            with _Checking(self, called, options):
+                raise ValueError(
+                    f"lists of {[len(tensors) for tensors in lists]} tensors, which should be as many each"
+                )
 
     def _transfer(self, tensors: Tensors) -> Transfer | None:
         """For an operation on these tensors; None if they are on the CPU."""
@@ -467,6 +485,34 @@ class ShoalProcessGroup(Base):
         name = None if caller is None else str(call_site)
         handle = self._submissions.submit(called, name, self._group, plan, timeout.total_seconds(), transfer)
         return OperationWork([handle], results, call_site, timeout)
+
+
+class _Checking:
+    """What is raised in here about the arguments of an operation is told to the other ranks, which wait for it, too."""
+
+    __slots__ = ("_called", "_options", "_process_group")
+
+    def __init__(self, process_group: ShoalProcessGroup, called: str, options: Any) -> None:
+        self._process_group, self._called, self._options = process_group, called, options
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        if isinstance(error, Exception):
+
+            def plan(_: Group) -> Plan:
+                raise error
+
+            self._process_group._start(self._called, self._options, [], plan, None)
+
+
+def _operator(called: str, tensors: Tensors, options: Any) -> reductions.Operator:
+    """Raises TypeError if it has no meaning for these tensors."""
+    operator = reductions.operator_of(tensors, options.reduceOp)
+    if operator.exchanges:
+        _on_cpu(f"{called} with {options.reduceOp}", tensors)
+    return operator
 
 
 builtin_hooks.replace_for(ShoalProcessGroup)
