@@ -13,7 +13,6 @@
 namespace shoal::server {
 
 using wire::Header;
-using wire::Type;
 
 Lifecycle::Lifecycle(const Terms& terms, const Epochs& epochs, const Groups& groups, const Absence& absence,
                      Links& links, Credit& credit, ServerWorld& world, BufferPool& pool)
