@@ -32,35 +32,87 @@ NAME_LIMIT = 1024
 
 
 def allreduce(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
-    """The elementwise ``op`` over the members: an array like ``x``.
+    """The elementwise ``op`` over the members: a new array, of the shape, dtype and library of ``x``.
 
-    ``x``: same shape and dtype on every member, of any dimensions. ``op``: mean, sum (both not of bool), min, max or product.
-    16-bit floating types are summed in float32. Sums and products of integers wrap; a mean of integers is an integer: the
-    sum, wrapped, divided toward zero, as NCCL has it. The result has the same bits on every member and in every run.
+    It has the same bits on every member, and in every run that places ranks on nodes in the same way
+    (docs/operations.md, Order and rounding). 16-bit floating types are summed in float32. Sums and products of integers
+    wrap; a mean of integers is an integer: the sum, wrapped, divided toward zero, as NCCL has it.
+
+    Arguments:
+        x: an array on the CPU, of NumPy, PyTorch or any library that speaks DLPack, or Python numbers, of any number of
+            dimensions; same shape and dtype on every member. dtypes: float16, bfloat16, float32, float64, int8, int16,
+            int32, int64, uint8, uint16, uint32, uint64, bool.
+        op: "mean" or "sum" (neither of bool), "min", "max" or "product"; the same on every member.
+        name: matches the members' calls: a text of 1 to 1024 bytes of UTF-8 that does not begin with "#". None: calls
+            without a name are matched by their order in the group, so they come from one thread.
+        group: the members, of which this rank is one. None: all ranks of the job.
+
+    Raises:
+        TypeError: ``x`` is no such array; a sum or mean of bool; ``name`` or ``group`` is of another type.
+        ValueError: there is no such ``op``; ``name`` is not allowed; this rank is no member of ``group``.
+        Mismatch: members disagree on the operation, ``op``, shape or dtype, or wait for each other in a circle.
+        PeerLost: a rank or server that is needed is gone, or has left.
+        Timeout: nothing has moved for so many seconds as the group's ``timeout`` says.
+        ShoalError: this process is in no job; ``group`` is of an earlier one; whatever else made the operation fail,
+            such as another member's arguments.
     """
     return submit("allreduce", name, group, operations.allreduce, x, op, False).wait()
 
 
 def allreduce_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
-    """``allreduce`` in place: fills ``x`` and returns it."""
+    """``allreduce`` in place: fills ``x`` and returns it.
+
+    Arguments:
+        x: a NumPy array or PyTorch tensor on the CPU that can be written to; same shape and dtype on every member, and
+            the dtypes of ``allreduce``. After an error its elements are unspecified.
+        op, name, group: as for ``allreduce``.
+
+    Raises:
+        TypeError: as ``allreduce``, and if ``x`` cannot be written to, or is an expanded tensor.
+        ValueError, Mismatch, PeerLost, Timeout, ShoalError: as ``allreduce``.
+    """
     return submit("allreduce_", name, group, operations.allreduce, x, op, True).wait()
 
 
 def allreduce_async(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
-    """``allreduce`` that does not wait."""
+    """``allreduce`` that does not wait: returns a Handle at once, whose ``wait`` returns the new array.
+
+    Arguments:
+        x, op, name, group: as for ``allreduce``. ``x`` must not be changed until ``Handle.wait`` has returned.
+
+    Raises:
+        TypeError, ValueError: as ``allreduce``.
+        ShoalError: this process is in no job, or ``group`` is of an earlier one. ``Handle.wait`` raises the rest.
+    """
     return submit("allreduce", name, group, operations.allreduce, x, op, False)
 
 
 def allreduce_async_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
-    """``allreduce_`` that does not wait."""
+    """``allreduce_`` that does not wait: returns a Handle at once, whose ``wait`` returns ``x``.
+
+    Arguments:
+        x, op, name, group: as for ``allreduce_``. ``x`` must be neither read nor changed until ``Handle.wait`` has
+            returned.
+
+    Raises:
+        TypeError, ValueError: as ``allreduce_``.
+        ShoalError: as ``allreduce_async``. ``Handle.wait`` raises the rest.
+    """
     return submit("allreduce_", name, group, operations.allreduce, x, op, True)
 
 
 def reducescatter(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
-    """This member's rows of the elementwise ``op`` over the members.
+    """This member's rows of the elementwise ``op`` over the members: a new array of the dtype and library of ``x``.
 
-    ``x``: same shape (n, ...) and dtype on every member. The rows are cut in the group's order; the first n mod size
-    members get one more than the others.
+    The rows are cut in the group's order; the first n mod size members get one more than the others.
+
+    Arguments:
+        x: an array of ``allreduce``'s libraries and dtypes, of shape (n, ...); same shape and dtype on every member.
+        op, name, group: as for ``allreduce``.
+
+    Raises:
+        ValueError: as ``allreduce``, and if ``x`` has no dimension.
+        TypeError, Mismatch, PeerLost, Timeout, ShoalError: as ``allreduce``.
     """
     return reducescatter_async(x, op, name, group).wait()
 
@@ -68,49 +120,118 @@ def reducescatter(x: Any, op: str = "mean", name: str | None = None, group: Grou
 def reducescatter_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
     """``reducescatter`` in place: writes the result into this member's rows of ``x`` and returns a view of them.
 
-    The other rows of ``x`` are unspecified afterwards.
+    Arguments:
+        x: as for ``allreduce_``, of shape (n, ...). Its other rows are unspecified afterwards.
+        op, name, group: as for ``allreduce``.
+
+    Raises:
+        ValueError: as ``reducescatter``.
+        TypeError, Mismatch, PeerLost, Timeout, ShoalError: as ``allreduce_``.
     """
     return reducescatter_async_(x, op, name, group).wait()
 
 
 def reducescatter_async(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
-    """``reducescatter`` that does not wait."""
+    """``reducescatter`` that does not wait: returns a Handle at once, whose ``wait`` returns the new array.
+
+    Arguments:
+        x, op, name, group: as for ``reducescatter``. ``x`` must not be changed until ``Handle.wait`` has returned.
+
+    Raises:
+        TypeError, ValueError: as ``reducescatter``.
+        ShoalError: as ``allreduce_async``. ``Handle.wait`` raises the rest.
+    """
     return submit("reducescatter", name, group, operations.reducescatter, x, op, False)
 
 
 def reducescatter_async_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
-    """``reducescatter_`` that does not wait."""
+    """``reducescatter_`` that does not wait: returns a Handle at once, whose ``wait`` returns the view.
+
+    Arguments:
+        x, op, name, group: as for ``reducescatter_``. ``x`` must be neither read nor changed until ``Handle.wait`` has
+            returned.
+
+    Raises:
+        TypeError, ValueError: as ``reducescatter_``.
+        ShoalError: as ``allreduce_async``. ``Handle.wait`` raises the rest.
+    """
     return submit("reducescatter_", name, group, operations.reducescatter, x, op, True)
 
 
 def broadcast(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Any:
     """A new array with the elements that ``x`` has on rank ``root``.
 
-    ``x``: same shape and dtype on every member; only the root's elements are read. ``root``: a rank of the job that is a
-    member of the group.
+    Arguments:
+        x: an array of ``allreduce``'s libraries and dtypes; same shape and dtype on every member. Only the root's
+            elements are read.
+        root: a rank of the job that is a member of the group; the same on every member.
+        name, group: as for ``allreduce``.
+
+    Raises:
+        TypeError: ``x`` is no such array; ``name`` or ``group`` is of another type.
+        ValueError: ``root`` is no member; ``name`` is not allowed; this rank is no member of ``group``.
+        Mismatch: members disagree on the operation, ``root``, shape or dtype, or wait for each other in a circle.
+        PeerLost, Timeout, ShoalError: as ``allreduce``.
     """
     return broadcast_async(x, root, name, group).wait()
 
 
 def broadcast_(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Any:
-    """``broadcast`` in place: fills ``x`` on every member but the root, and returns it."""
+    """``broadcast`` in place: fills ``x`` on every member but the root, and returns it.
+
+    Arguments:
+        x: as for ``allreduce_``.
+        root, name, group: as for ``broadcast``.
+
+    Raises:
+        TypeError: as ``broadcast``, and if ``x`` cannot be written to, or is an expanded tensor.
+        ValueError, Mismatch, PeerLost, Timeout, ShoalError: as ``broadcast``.
+    """
     return broadcast_async_(x, root, name, group).wait()
 
 
 def broadcast_async(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Handle:
-    """``broadcast`` that does not wait."""
+    """``broadcast`` that does not wait: returns a Handle at once, whose ``wait`` returns the new array.
+
+    Arguments:
+        x, root, name, group: as for ``broadcast``. ``x`` must not be changed until ``Handle.wait`` has returned.
+
+    Raises:
+        TypeError, ValueError: as ``broadcast``.
+        ShoalError: as ``allreduce_async``. ``Handle.wait`` raises the rest.
+    """
     return submit("broadcast", name, group, operations.broadcast, x, root, False)
 
 
 def broadcast_async_(x: Any, root: int = 0, name: str | None = None, group: Group | None = None) -> Handle:
-    """``broadcast_`` that does not wait."""
+    """``broadcast_`` that does not wait: returns a Handle at once, whose ``wait`` returns ``x``.
+
+    Arguments:
+        x, root, name, group: as for ``broadcast_``. ``x`` must be neither read nor changed until ``Handle.wait`` has
+            returned.
+
+    Raises:
+        TypeError, ValueError: as ``broadcast_``.
+        ShoalError: as ``allreduce_async``. ``Handle.wait`` raises the rest.
+    """
     return submit("broadcast_", name, group, operations.broadcast, x, root, True)
 
 
 def allgather(x: Any, name: str | None = None, group: Group | None = None) -> Any:
-    """The members' arrays one after the other along the first dimension, in the group's order.
+    """The members' arrays one after the other along the first dimension, in the group's order: a new array.
 
-    ``x``: shape (n, ...); n may differ between members, the other dimensions and the dtype may not.
+    Arguments:
+        x: an array of ``allreduce``'s libraries and dtypes, of shape (n, ...). n may differ between members, the other
+            dimensions and the dtype may not.
+        name, group: as for ``allreduce``.
+
+    Raises:
+        TypeError: ``x`` is no such array; ``name`` or ``group`` is of another type.
+        ValueError: ``x`` has no dimension, or rows without elements; ``name`` is not allowed; this rank is no member of
+            ``group``.
+        Mismatch: members disagree on the operation, the dtype or a dimension other than the first, or wait for each
+            other in a circle.
+        PeerLost, Timeout, ShoalError: as ``allreduce``.
     """
     return allgather_async(x, name, group).wait()
 
@@ -118,58 +239,137 @@ def allgather(x: Any, name: str | None = None, group: Group | None = None) -> An
 def allgather_(x: Any, name: str | None = None, group: Group | None = None) -> Any:
     """``allgather`` in place: fills ``x`` and returns it.
 
-    ``x``: shape (size * n, ...), the same on every member. This member's n rows of it, at its place in the group's
-    order, are what it gives; the others are overwritten.
+    Arguments:
+        x: as for ``allreduce_``, of shape (size * n, ...), the same on every member. This member's n rows of it, at its
+            place in the group's order, are what it gives; the others are overwritten.
+        name, group: as for ``allreduce``.
+
+    Raises:
+        TypeError: as ``allgather``, and if ``x`` cannot be written to, or is an expanded tensor.
+        ValueError: as ``allgather``, and if the number of rows is no multiple of the group's size.
+        Mismatch: as ``allgather``, and if another member has another number of rows.
+        PeerLost, Timeout, ShoalError: as ``allreduce``.
     """
     return allgather_async_(x, name, group).wait()
 
 
 def allgather_async(x: Any, name: str | None = None, group: Group | None = None) -> Handle:
-    """``allgather`` that does not wait."""
+    """``allgather`` that does not wait: returns a Handle at once, whose ``wait`` returns the new array.
+
+    Arguments:
+        x, name, group: as for ``allgather``. ``x`` must not be changed until ``Handle.wait`` has returned.
+
+    Raises:
+        TypeError, ValueError: as ``allgather``.
+        ShoalError: as ``allreduce_async``. ``Handle.wait`` raises the rest.
+    """
     return submit("allgather", name, group, operations.allgather, x)
 
 
 def allgather_async_(x: Any, name: str | None = None, group: Group | None = None) -> Handle:
-    """``allgather_`` that does not wait."""
+    """``allgather_`` that does not wait: returns a Handle at once, whose ``wait`` returns ``x``.
+
+    Arguments:
+        x, name, group: as for ``allgather_``. ``x`` must be neither read nor changed until ``Handle.wait`` has
+            returned.
+
+    Raises:
+        TypeError, ValueError: as ``allgather_``.
+        ShoalError: as ``allreduce_async``. ``Handle.wait`` raises the rest.
+    """
     return submit("allgather_", name, group, operations.allgather_in_place, x)
 
 
 def alltoall(x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None) -> Any:
-    """The rows that the members have for this one, one member after the other in the group's order.
+    """The rows that the members have for this one, one member after the other in the group's order: a new array.
 
-    ``x``: shape (n, ...); n may differ between members, the other dimensions and the dtype may not. ``splits``: how many
-    rows each member gets, in the group's order, n in all; default: the same number each. ``Handle.splits`` of the
-    asynchronous form tells how many came from each.
+    Arguments:
+        x: an array of ``allreduce``'s libraries and dtypes, of shape (n, ...). n may differ between members, the other
+            dimensions and the dtype may not.
+        splits: how many rows each member gets, in the group's order, n in all. None: the same number each.
+            ``Handle.splits`` of the asynchronous form tells how many came from each.
+        name, group: as for ``allreduce``.
+
+    Raises:
+        TypeError: as ``allgather``, and if ``splits`` are no integers.
+        ValueError: as ``allgather``, and if ``splits`` are not one number for each member, of n in all, or None where n
+            is no multiple of the group's size.
+        Mismatch, PeerLost, Timeout, ShoalError: as ``allgather``.
     """
     return alltoall_async(x, splits, name, group).wait()
 
 
 def alltoall_(x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None) -> Any:
-    """``alltoall`` in place: replaces ``x`` and returns it. As many rows must come in as go out."""
+    """``alltoall`` in place: replaces the elements of ``x`` and returns it.
+
+    Arguments:
+        x: as for ``allreduce_``, of shape (n, ...), as in ``alltoall``. As many rows must come in as go out.
+        splits, name, group: as for ``alltoall``.
+
+    Raises:
+        TypeError: as ``alltoall``, and if ``x`` cannot be written to, or is an expanded tensor.
+        Mismatch: as ``alltoall``, and if more or fewer than n rows come.
+        ValueError, PeerLost, Timeout, ShoalError: as ``alltoall``.
+    """
     return alltoall_async_(x, splits, name, group).wait()
 
 
 def alltoall_async(
     x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None
 ) -> Handle:
-    """``alltoall`` that does not wait."""
+    """``alltoall`` that does not wait: returns a Handle at once, whose ``wait`` returns the new array.
+
+    Arguments:
+        x, splits, name, group: as for ``alltoall``. ``x`` must not be changed until ``Handle.wait`` has returned.
+
+    Raises:
+        TypeError, ValueError: as ``alltoall``.
+        ShoalError: as ``allreduce_async``. ``Handle.wait`` raises the rest.
+    """
     return submit("alltoall", name, group, operations.alltoall, x, splits, False)
 
 
 def alltoall_async_(
     x: Any, splits: Sequence[int] | None = None, name: str | None = None, group: Group | None = None
 ) -> Handle:
-    """``alltoall_`` that does not wait."""
+    """``alltoall_`` that does not wait: returns a Handle at once, whose ``wait`` returns ``x``.
+
+    Arguments:
+        x, splits, name, group: as for ``alltoall_``. ``x`` must be neither read nor changed until ``Handle.wait`` has
+            returned.
+
+    Raises:
+        TypeError, ValueError: as ``alltoall_``.
+        ShoalError: as ``allreduce_async``. ``Handle.wait`` raises the rest.
+    """
     return submit("alltoall_", name, group, operations.alltoall, x, splits, True)
 
 
 def barrier(name: str | None = None, group: Group | None = None) -> None:
-    """Returns once every member has called it."""
+    """Returns once every member has called it.
+
+    Arguments:
+        name, group: as for ``allreduce``.
+
+    Raises:
+        TypeError: ``name`` or ``group`` is of another type.
+        ValueError: ``name`` is not allowed; this rank is no member of ``group``.
+        Mismatch: another member called another operation, or members wait for each other in a circle.
+        PeerLost, Timeout, ShoalError: as ``allreduce``.
+    """
     barrier_async(name, group).wait()
 
 
 def barrier_async(name: str | None = None, group: Group | None = None) -> Handle:
-    """``barrier`` that does not wait."""
+    """``barrier`` that does not wait: returns a Handle at once, whose ``wait`` returns None.
+
+    Arguments:
+        name, group: as for ``allreduce``.
+
+    Raises:
+        TypeError, ValueError: as ``barrier``.
+        ShoalError: as ``allreduce_async``. ``Handle.wait`` raises the rest.
+    """
     return submit("barrier", name, group, operations.barrier)
 
 
@@ -177,6 +377,14 @@ def fail(reason: str, name: str | None = None, group: Group | None = None) -> No
     """Opens an operation as failed on this rank: the other members' calls raise an error that says ``reason``.
 
     For callers that find out before they submit that they cannot.
+
+    Arguments:
+        reason: for a person.
+        name, group: as for ``allreduce``.
+
+    Raises:
+        TypeError, ValueError: as ``barrier``.
+        ShoalError: as ``allreduce_async``.
     """
     chosen = world() if group is None else _of_current_job(group)
     chosen.session.engine.submit_failed(chosen.number, "" if name is None else _checked_name(name), reason)
@@ -192,7 +400,15 @@ def submit(
 ) -> Handle:
     """Submits what ``plan`` makes of the group and the arguments. If it cannot, the other members hear why.
 
-    ``operation``: what it is called in messages. ``timeout``: as the group's, for this operation alone.
+    Arguments:
+        operation: what it is called in messages.
+        name, group: as for ``allreduce``.
+        plan: called with the group and ``arguments``.
+        timeout: in seconds, as the group's, for this operation alone.
+
+    Raises:
+        TypeError, ValueError: as ``barrier``, and what ``plan`` raises.
+        ShoalError: as ``allreduce_async``.
     """
     chosen = world() if group is None else _of_current_job(group)
     session, number = chosen.session, chosen.number
