@@ -7,26 +7,25 @@ memory of the host.
 
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from shoal.job import runtime
-from shoal.job.bootstrap import Session
 from shoal.job.groups import Group
+from shoal.job.per_job import PerJob
 from shoal.ops import collectives
 from shoal.ops.handles import Handle
 from shoal.ops.submissions import AnyHandle
 
 # How many models each group of a job has wrapped: ranks that wrap the same models in the same order mean the same ones.
 # Copies count by themselves: if one rank trains one alone by mistake, other ranks' wrappers are no concern of that.
-_wrapped: WeakKeyDictionary[Session, dict[tuple[str, str, tuple[int, ...]], int]] = WeakKeyDictionary()
+_wrapped: PerJob[dict[tuple[str, str, tuple[int, ...]], int]] = PerJob(lambda _: {})
 
 # The one group of the copies of wrappers for the same ranks: a rank may have copies that others have not, and make it
 # first.
-_of_copies: WeakKeyDictionary[Session, dict[tuple[int, ...], Group]] = WeakKeyDictionary()
+_of_copies: PerJob[dict[tuple[int, ...], Group]] = PerJob(lambda _: {})
 
 
 def group_of_copies(ranks: tuple[int, ...]) -> Group:
-    made = _of_copies.setdefault(runtime.current(), {})
+    made = _of_copies.of(runtime.current())
     if ranks not in made:
         made[ranks] = Group(ranks, name="copy")
     return made[ranks]
@@ -38,7 +37,7 @@ class NamedOperations:
     def __init__(self, group: Group, of_copy: bool = False) -> None:
         if group.rank is None:
             raise ValueError(f"this rank is not a member of {group}: wrap the module on the group's members only")
-        counts = _wrapped.setdefault(group.session, {})
+        counts = _wrapped.of(group.session)
         kind = "copy" if of_copy else "ddp"
         number = counts.get((kind, group.name, group.ranks), 0)
         counts[kind, group.name, group.ranks] = number + 1

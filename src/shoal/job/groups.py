@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError
 from shoal.job import runtime
+from shoal.job.per_job import PerJob
 from shoal.join.terms import rank_name
 
 if TYPE_CHECKING:
@@ -84,18 +85,18 @@ class Group:
         return f"Group({list(self._members)}{name})"
 
 
-_world: Group | None = None
-
-
 def world() -> Group:
     """The group of all ranks of the current job. Raises ShoalError before ``shoal.init()``."""
-    global _world
-    session = runtime.current()
-    if _world is None or _world.session is not session:
-        everyone = Group.__new__(Group)
-        everyone._fill(session, tuple(range(session.size)), "", None, 0)
-        _world = everyone
-    return _world
+    return _world.of(runtime.current())
+
+
+def _make_world(session: "Session") -> Group:
+    everyone = Group.__new__(Group)
+    everyone._fill(session, tuple(range(session.size)), "", None, 0)
+    return everyone
+
+
+_world = PerJob(_make_world)
 
 
 def _make(session: "Session", members: tuple[int, ...], name: str) -> int:

@@ -24,6 +24,7 @@ from shoal.config.addresses import Address
 from shoal.config.settings import Settings
 from shoal.errors import ShoalError, Timeout, error_from_status
 from shoal.job import threads
+from shoal.job.per_job import Kept
 from shoal.join.member import Joined
 from shoal.join.server_links import introduce, several_servers
 from shoal.join.terms import rank_name
@@ -102,7 +103,7 @@ class Session:
 
     ``hosts``: the name of each rank's machine, by rank. ``incarnation``: 16 bytes that name this job. ``network``: what was
     measured of its links, None on one machine. ``limits`` and ``weights`` (by server, its lanes counted as one): those that
-    hold.
+    hold. ``kept``: what other modules keep for this job (``PerJob``).
     """
 
     def __init__(self, joined: Joined, settings: Settings, link_thread: LoopThread, deadlines: Deadlines) -> None:
@@ -115,6 +116,7 @@ class Session:
         self.network = joined.welcome.network
         self.limits = joined.welcome.limits
         self.weights = [server.weight for server in joined.welcome.servers]
+        self.kept = Kept()
         self._joined = joined
         self._deadlines = deadlines
         self._links = link_thread

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import ReduceOp
 
 from shoal.job import runtime
 from shoal.job.groups import Group
+from shoal.job.per_job import PerJob
 from shoal.ops import operations
 from shoal.ops.operations import Plan
 from shoal.torch import accelerators
@@ -22,9 +23,9 @@ from shoal.torch.c10d.work import OperationWork
 from shoal.torch.staging import Transfer
 from shoal.torch.submissions import TensorSubmissions
 
-# The group of all ranks that is used where none is given. Not that of the program's own operations, which may be called by another
-# thread: operations without a name are matched by their order in their group.
-_everyone: Group | None = None
+# The group of all ranks that is used where none is given. Not that of the program's own operations, which may be called
+# by another thread: operations without a name are matched by their order in their group.
+_everyone = PerJob(lambda session: Group(range(session.size), name="comm_hook"))
 
 # The operations of each group that hooks have used: for callbacks that follow them, and in their order.
 _used: WeakKeyDictionary[Group, tuple[CallSite, TensorSubmissions]] = WeakKeyDictionary()
@@ -86,12 +87,8 @@ def _group(state: Group | None) -> Group:
 
 
 def _group_of_everyone() -> Group:
-    global _everyone
     membership.join_default()
-    session = runtime.current()
-    if _everyone is None or _everyone.session is not session:
-        _everyone = Group(range(session.size), name="comm_hook")
-    return _everyone
+    return _everyone.of(runtime.current())
 
 
 def _operations(group: Group) -> tuple[CallSite, TensorSubmissions]:
