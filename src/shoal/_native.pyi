@@ -89,7 +89,10 @@ class Handle:
 
     def done(self) -> bool: ...
     def wait(self, seconds: float) -> Status | None:
-        """The status once done, or None when ``seconds`` have passed first. Returns early, with None, when a signal came."""
+        """The status once done, or None when ``seconds`` have passed first.
+
+        Runs Python's handlers of signals meanwhile. What a handler raises is raised here, and otherwise the wait goes on.
+        """
 
     def tell(self, completions: Completions, token: int) -> None:
         """Once it is done, now or later, ``token`` is among ``completions``."""

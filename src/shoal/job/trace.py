@@ -3,7 +3,7 @@
 With SHOAL_TRACE set to a folder, each job of each rank leaves one file ``<job>-rank<N>-<start>.json`` there, written at
 shutdown. Times are microseconds of the system clock, so that the files of several ranks can be laid side by side.
 
-It is cheap: a call costs one comparison while nothing is recorded, and appends a tuple to a list while recording.
+It is cheap: a call costs one comparison while nothing is recorded, and makes a dict, which is appended to a list, while recording.
 """
 
 import json

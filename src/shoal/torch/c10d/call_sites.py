@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 
-# Names are used again after so many operations: a job has 2^20 of them (native/base/limits.h).
+# Names are used again after so many operations. A rank never forgets how often each was used, and what it keeps of all of
+# them has a limit (names_bytes in native/base/limits.h).
 _RECYCLED = 4096
 
 # A longer path is one of callbacks of callbacks of callbacks; its digest stands for it.
