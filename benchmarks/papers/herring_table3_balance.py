@@ -9,7 +9,8 @@ as many servers as nodes and all gradients are in one buffer. Nothing is measure
 
 from dataclasses import dataclass
 
-from shoal.gradients.layout import MIB, Item, lay_out, shards
+from shoal import _native
+from shoal.gradients.layout import MIB, Item, lay_out
 
 # Table II: (variable, elements), in the order in which they are produced. Gradients are float16.
 GRADIENTS = (
@@ -69,8 +70,8 @@ def balanced(nodes: int, servers: int) -> int:
     layout = lay_out(items, sum(item.size for item in items))
     loads = [0] * servers
     for buffer in layout.buffers:
-        for server, shard in enumerate(shards(buffer.size, [1] * servers)):
-            loads[server] += shard.size
+        for server, (begin, end) in enumerate(_native.shards(buffer.size, [1] * servers)):
+            loads[server] += end - begin
     return max(loads) * nodes
 
 

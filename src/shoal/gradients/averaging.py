@@ -87,10 +87,6 @@ class Averaging(Generic[AnyBuffer]):
         """Whether all bytes of the gradient are sent in this pass. May wait until the ranks say what they need."""
         return self._needed is None or self._needed.includes(self._touched[gradient])
 
-    def handle(self, label: str) -> AnyHandle | None:
-        """The operation of that label, if it has been submitted."""
-        return self._handles.get(label)
-
     @property
     def sent(self) -> list[tuple[AnyBuffer, AnyHandle]]:
         """The buffers that have been submitted, with their operations."""

@@ -1,11 +1,12 @@
-"""Where gradients lie: arenas, balanced fusion buffers and shards, as numbers only.
+"""Where gradients lie: arenas and balanced fusion buffers, as numbers only.
 
 An arena holds its items (the gradients of one dtype) one after the other, without gaps, in the order given. It is cut
-into buffers without regard to items, and each buffer into one shard a server. Promises:
+into buffers without regard to items. Promises:
 
   * The buffers cover the arena, each byte once. All have the same size but the last, which may be smaller.
-  * The shards of a buffer cover it, each byte once. Those of equal weight differ by at most one alignment unit.
-  * Both begin at multiples of ``ALIGNMENT`` bytes: a cache line, and a whole number of elements of every dtype.
+  * They begin at multiples of ``ALIGNMENT`` bytes: a cache line, and a whole number of elements of every dtype.
+
+How many servers share a buffer, and which bytes each has, is the core's to say (native/protocol/sharding.h).
 
 Nothing here knows an array or a framework. All sizes and offsets are bytes.
 """
@@ -13,7 +14,7 @@ Nothing here knows an array or a framework. All sizes and offsets are bytes.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 ALIGNMENT = 64
@@ -117,20 +118,6 @@ def fusion_bytes(total: int, servers: int) -> int:
         raise ValueError(f"there is always a server, got {servers}")
     size = max(SMALLEST_FUSION, min(total // BUFFERS_PER_MODEL, LARGEST_FUSION))
     return _aligned(max(size, servers * SMALLEST_SHARD))
-
-
-def shards(total: int, weights: Sequence[int]) -> tuple[Extent, ...]:
-    """The shard of each server in a buffer of ``total`` bytes: docs/protocol/lifecycle.md, "Where an operation lives".
-
-    The same numbers as the native core's. ``weights``: by server; one of weight 0 gets nothing. Raises ValueError for a
-    negative weight or if all are 0.
-    """
-    whole = sum(weights)
-    if whole <= 0 or min(weights) < 0:
-        raise ValueError(f"weights must not be negative and not all 0, got {list(weights)}")
-    units = -(-total // ALIGNMENT)
-    bounds = [min(units * part // whole * ALIGNMENT, total) for part in accumulate(weights, initial=0)]
-    return tuple(Extent(begin, end) for begin, end in pairwise(bounds))
 
 
 def _touched(extent: Extent, buffers: Sequence[Extent]) -> range:

@@ -45,11 +45,6 @@ class NamedOperations:
         self._prefix = f"{kind}{number}"
 
     @property
-    def is_root(self) -> bool:
-        """Whether this is the group's first member, whose word counts where one has to be chosen."""
-        return self.group.rank == 0
-
-    @property
     def here(self) -> str:
         """This rank, for messages."""
         session = self.group.session

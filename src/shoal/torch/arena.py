@@ -120,10 +120,6 @@ class GradientArenas:
         """The gradients in the order in which they lie, one arena after the other."""
         return self.arrangement.order
 
-    def changes_buffers(self, order: Sequence[int]) -> bool:
-        """Whether a gradient would touch other buffers of its arena than now if they lay in this order."""
-        return self.arrangement.changes_buffers(order)
-
     def device(self, index: int) -> Accelerator | None:
         """That of a gradient; None for the CPU."""
         return self._devices[index]

@@ -215,12 +215,12 @@ def test_an_order_is_another_one_only_if_a_gradient_changes_buffers() -> None:
     named = [(f"p{index}", nn.Parameter(torch.zeros(16, dtype=dtype))) for index, dtype in enumerate(DTYPES)]
     arenas = GradientArenas(named, [0, 1, 2, 3, 4], 128)
     assert arenas.order == [0, 1, 3, 4, 2]
-    assert not arenas.changes_buffers([2, 0, 1, 3, 4]), "dtypes have arenas of their own"
-    assert not arenas.changes_buffers([1, 0, 4, 2, 3]), "within the same buffers of two gradients each"
-    assert arenas.changes_buffers([0, 3, 1, 4, 2])
+    assert not arenas.arrangement.changes_buffers([2, 0, 1, 3, 4]), "dtypes have arenas of their own"
+    assert not arenas.arrangement.changes_buffers([1, 0, 4, 2, 3]), "within the same buffers of two gradients each"
+    assert arenas.arrangement.changes_buffers([0, 3, 1, 4, 2])
     arenas.reorder([0, 3, 1, 4, 2])
-    assert not arenas.changes_buffers([3, 0, 2, 4, 1])
-    assert arenas.changes_buffers([0, 1, 2, 3, 4])
+    assert not arenas.arrangement.changes_buffers([3, 0, 2, 4, 1])
+    assert arenas.arrangement.changes_buffers([0, 1, 2, 3, 4])
 
 
 def test_parameters_are_known_by_themselves_and_not_by_their_number() -> None:
