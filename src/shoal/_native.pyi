@@ -19,7 +19,7 @@ def reduce(destination: Array, sources: list[Array], op: int, divisor: float) ->
     """One sum, as a server does it (for tests and benchmarks). Arrays have equal dtype and size."""
 
 def shards(total_bytes: int, weights: list[int]) -> list[tuple[int, int]]:
-    """The shard (begin, end) of each server, as servers and nodes cut it."""
+    """The shard (begin, end) of each server, as servers and workers cut it."""
 
 def encode_header(
     type: int,
@@ -204,7 +204,7 @@ class SharedMemory:
         """Why no arrays can lie in it. Empty: they can (``Engine.allocate``)."""
 
 class Engine:
-    """The native threads of one rank: its node, its co-located servers, and on rank 0 the coordinator.
+    """The native threads of one rank: its worker, its co-located servers, and on rank 0 the coordinator.
 
     Attach every link of the start, then ``start``. Sockets (or their descriptors) are connected and authenticated; the
     engine owns them from then on. Links of a process to itself need no socket and are not attached.
@@ -212,16 +212,16 @@ class Engine:
 
     def __init__(self, rank: int, config: JobConfig) -> None: ...
     def attach_coordinator(self, socket: Socket | int) -> None:
-        """This node's control link to rank 0."""
+        """This worker's control link to rank 0."""
 
     def attach_control(self, rank: int, socket: Socket | int) -> None:
         """On rank 0: the control link of ``rank``."""
 
     def attach_server(self, index: int, socket: Socket | int) -> None:
-        """This node's link to server ``index``."""
+        """This worker's link to server ``index``."""
 
     def attach_worker(self, index: int, rank: int, socket: Socket | int) -> None:
-        """At this process's co-located server ``index``: the link of node ``rank``."""
+        """At this process's co-located server ``index``: the link of the worker of ``rank``."""
 
     def attach_peer(self, rank: int, socket: Socket | int) -> None:
         """A peer link, at any time after start."""
@@ -315,7 +315,7 @@ class Server:
     def attach(
         self, incarnation: bytes, index: int, attempt: int, rank: int, socket: Socket | int, config: JobConfig
     ) -> None:
-        """The link of node ``rank`` of that job to server ``index`` (lane included). The first one makes the job."""
+        """The link of the worker of ``rank`` in that job to server ``index`` (lane included). The first makes the job."""
 
     def end_job(self, incarnation: bytes, reason: str) -> None: ...
     def jobs(self) -> list[bytes]: ...

@@ -85,7 +85,7 @@ def start_engine(joined: Joined) -> _native.Engine:
         for index, link in joined.servers.items():
             engine.attach_server(index, hand_over(link))
         if joined.listener is not None:
-            for (index, rank), link in joined.listener.node_links.items():
+            for (index, rank), link in joined.listener.worker_links.items():
                 engine.attach_worker(index, rank, hand_over(link))
         if joined.memory is not None:
             engine.share_memory(joined.memory)

@@ -38,8 +38,8 @@ class Listener:
         self.address: Address = sockets.local_address(listening_socket)
         # Names the server in this rank, wherever it is reached.
         self.server_id = os.urandom(16)
-        # The links of nodes to the server in this process, by server index and rank.
-        self.node_links: dict[tuple[int, int], socket.socket] = {}
+        # The links of workers to the server in this process, by server index and rank.
+        self.worker_links: dict[tuple[int, int], socket.socket] = {}
         self._socket = listening_socket
         self._secret = secret
         self._encrypts = encrypts
@@ -66,8 +66,8 @@ class Listener:
         self._accepting = asyncio.create_task(acceptor.run())
 
     def welcome(self, welcome: Welcome) -> "asyncio.Future[None]":
-        """Lets in nodes and peers. It is opened if it is not. What it returns fails when one cannot be let in while the job
-        comes together, and else never ends."""
+        """Lets in workers and peers. It is opened if it is not. What it returns fails when one cannot be let in while
+        the job comes together, and else never ends."""
         if self._incarnation is None:
             self.open(welcome.incarnation, len(welcome.hosts) * (welcome.lanes + 1))
         if welcome.incarnation != self._incarnation:
@@ -77,10 +77,10 @@ class Listener:
         self._welcome.set_result(welcome)
         return self._failure
 
-    async def wait_for_nodes(self, expected: Iterable[tuple[int, int]]) -> None:
+    async def wait_for_workers(self, expected: Iterable[tuple[int, int]]) -> None:
         """Until each of these (server index, rank) has connected. Raises ShoalError naming the first that has not."""
         for index, rank in expected:
-            while (index, rank) not in self.node_links:
+            while (index, rank) not in self.worker_links:
                 self._came.clear()
                 try:
                     await asyncio.wait_for(self._came.wait(), self._deadlines.answer)
@@ -105,7 +105,7 @@ class Listener:
             self._accepting = None
         self._on_peer = None
         self._socket.close()
-        for link in [*self.node_links.values(), *(link for _, link in self._early_peers)]:
+        for link in [*self.worker_links.values(), *(link for _, link in self._early_peers)]:
             link.close()
 
     async def _admit(self, link: socket.socket, proven: Callable[[], None]) -> None:
@@ -123,7 +123,7 @@ class Listener:
             self._admit_peer(hello.rank, link)
         else:
             # One of ours: it may be stopped between two words.
-            await asyncio.wait_for(self._admit_node(welcome, hello, link), self._deadlines.proven)
+            await asyncio.wait_for(self._admit_worker(welcome, hello, link), self._deadlines.proven)
 
     def _has_no_descriptors(self, error: OSError) -> None:
         assert self._failure is not None, "an open listener has one"
@@ -147,7 +147,7 @@ class Listener:
         else:
             self._on_peer(rank, link)
 
-    async def _admit_node(self, welcome: Welcome, hello: Hello, link: socket.socket) -> None:
+    async def _admit_worker(self, welcome: Welcome, hello: Hello, link: socket.socket) -> None:
         message = await sockets.receive_message(link)
         try:
             index = self._checked(welcome, hello, message)
@@ -155,7 +155,7 @@ class Listener:
             await sockets.say_last_words(link, messages.pack_refused(error))
             raise
         await sockets.send(link, messages.pack("ready", {}))
-        self.node_links[index, hello.rank] = link
+        self.worker_links[index, hello.rank] = link
         self._came.set()
 
     def _checked(self, welcome: Welcome, hello: Hello, message: messages.Message) -> int:
@@ -166,6 +166,6 @@ class Listener:
         server, lane = divmod(job.index, welcome.lanes)
         if welcome.servers[server].rank != self._rank or lane != hello.lane or hello.rank >= job.terms.size:
             raise MessageError(f"rank {hello.rank} looks for server {job.index}, which is not on rank {self._rank}")
-        if job.attempt != 0 or (job.index, hello.rank) in self.node_links:
+        if job.attempt != 0 or (job.index, hello.rank) in self.worker_links:
             raise MessageError(f"rank {hello.rank} is connected to server {job.index} already")
         return job.index

@@ -115,7 +115,7 @@ async def join_job(
 
 
 async def _join_beside(rendezvous: Rendezvous, member: "_Member") -> Joined:
-    """Rank 0: its node joins as every other does, through a pair of sockets instead of a connection."""
+    """Rank 0: its worker joins as every other does, through a pair of sockets instead of a connection."""
     coordinating = asyncio.create_task(rendezvous.run())
     try:
         joined = await member.join()
@@ -127,7 +127,7 @@ async def _join_beside(rendezvous: Rendezvous, member: "_Member") -> Joined:
         for link in controls.values() if isinstance(controls, dict) else ():
             link.close()
         if isinstance(controls, ShoalError) and isinstance(error, PeerLost) and error.rank == 0:
-            raise controls from None  # it has ended before our node could hear why
+            raise controls from None  # it has ended before our worker could hear why
         raise
     joined.controls = await coordinating
     if joined.coordinator is not None:
@@ -290,7 +290,7 @@ class _Member:
             go = await hearing
         finally:
             await _end(hearing, connecting)
-        await listener.wait_for_nodes(self._expected_nodes(welcome))
+        await listener.wait_for_workers(self._expected_workers(welcome))
         return Joined(
             self._rank,
             self._meeting_point.secret,
@@ -303,7 +303,7 @@ class _Member:
         )
 
     def _provide_descriptors(self, welcome: Welcome) -> None:
-        """What this rank opens from here on: at once, and when all-gather or all-to-all first connect two nodes."""
+        """What this rank opens from here on: at once, and when all-gather or all-to-all first connect two ranks."""
         others, lanes = len(welcome.hosts) - 1, welcome.lanes
         own = welcome.is_linked(welcome.servers[self._rank])
         linked = sum(welcome.is_linked(server) for server in welcome.servers) - own
@@ -381,7 +381,7 @@ class _Member:
             _say_without_memory(self._rank, error)
             return None
 
-    def _expected_nodes(self, welcome: Welcome) -> list[tuple[int, int]]:
+    def _expected_workers(self, welcome: Welcome) -> list[tuple[int, int]]:
         if not welcome.is_linked(welcome.servers[self._rank]):
             return []
         first = self._rank * welcome.lanes

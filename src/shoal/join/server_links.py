@@ -17,7 +17,7 @@ from shoal.net.messages import MessageError
 from shoal.net.redial import reach_rank
 from shoal.tuning.shares import ServerPlace
 
-# Connections that a node makes at a time.
+# Connections that a rank makes at a time.
 _AT_ONCE = 64
 
 

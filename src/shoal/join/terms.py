@@ -124,7 +124,7 @@ class Welcome:
     standby: bool = False
 
     def is_linked(self, server: ServerPlace) -> bool:
-        """Whether every node has a link to it from the start: it has a share, or may get one when others are lost."""
+        """Whether every worker has a link to it from the start: it has a share, or may get one when others are lost."""
         return server.weight > 0 or server.rank is None or self.standby
 
     def node_of(self, rank: int) -> list[int]:

@@ -1,9 +1,9 @@
 """Descriptors of this process: how many are in use, how many it may have, and how many a job needs.
 
-A job of hundreds of nodes needs more than the 1024 that a process may have by default. How many it needs is known before
-they are opened. So the soft limit is raised by that many, and the program keeps as many as it had. If the hard limit
-forbids that, an error with both numbers says so before anything is opened. The program may still use descriptors up later,
-with files of its own. Then too an error says so at once; nothing waits for descriptors to become free.
+A job of hundreds of ranks needs more than the 1024 that a process may have by default. How many it needs is known
+before they are opened. So the soft limit is raised by that many, and the program keeps as many as it had. If the hard
+limit forbids that, an error with both numbers says so before anything is opened. The program may still use descriptors
+up later, with files of its own. Then too an error says so at once; nothing waits for descriptors to become free.
 """
 
 import errno

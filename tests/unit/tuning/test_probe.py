@@ -149,12 +149,12 @@ def test_a_rank_measures_for_its_own_job_alone() -> None:
     with_listener(call)
 
 
-def test_a_node_is_not_let_in_before_the_welcome() -> None:
+def test_a_worker_is_not_let_in_before_the_welcome() -> None:
     async def call(listener: Listener) -> None:
         early = Client(SECRET, Role.SERVER, 1, incarnation=INCARNATION)
         link = await sockets.connect_as(early, listener.address, [], LIMIT)
         with contextlib.closing(link), pytest.raises(sockets.Closed):
             await sockets.receive_exactly(link, 1)
-        assert listener.node_links == {}
+        assert listener.worker_links == {}
 
     with_listener(call)
