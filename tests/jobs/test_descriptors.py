@@ -69,7 +69,7 @@ def test_a_rank_that_may_not_have_enough_is_named_at_once_on_every_rank() -> Non
     assert len(lines) == 2, (lines, err)
     for line in lines:
         found = re.fullmatch(
-            r"\[\d\] refused (\S+) ConfigurationError rank 1 \(host \S+\) needs (\d+) descriptors for this job \(64 for connections "
+            r"\[\d\] refused (\S+) ConfigurationError rank 1 \(\S+\) needs (\d+) descriptors for this job \(64 for connections "
             r"to servers, 64 for .*; (\d+) are open already\), and may have 100, its hard limit: .*ulimit -n.*SHOAL_SOCKETS.*",
             line,
         )
@@ -88,7 +88,7 @@ def test_the_soft_limit_is_raised_by_what_the_job_needs_and_that_is_logged() -> 
         assert first <= second < first + 200  # more where the first job was still ending
         assert third == second
     assert re.search(
-        r"\[1\] shoal: INFO: rank 1 \(host \S+\) may have 2\d\d descriptors instead of 100: this job needs 64 for", err
+        r"\[1\] shoal: INFO: rank 1 \(\S+\) may have 2\d\d descriptors instead of 100: this job needs 64 for", err
     )
 
 

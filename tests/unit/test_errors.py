@@ -31,10 +31,10 @@ def test_every_status_has_its_exception(code: int, kind: type[ShoalError]) -> No
 
 
 def test_a_lost_peer_says_its_rank_and_host_and_is_a_connection_error() -> None:
-    error = error_from_status(errors.PEER_LOST, 1, "rank 1 (host b) is lost", ["a", "b"])
+    error = error_from_status(errors.PEER_LOST, 1, "rank 1 (b) is lost", ["a", "b"])
     assert isinstance(error, PeerLost)
     assert isinstance(error, ConnectionError)
-    assert (error.rank, error.host, str(error)) == (1, "b", "rank 1 (host b) is lost")
+    assert (error.rank, error.host, str(error)) == (1, "b", "rank 1 (b) is lost")
 
 
 def test_a_lost_server_has_no_rank() -> None:

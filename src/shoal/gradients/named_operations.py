@@ -11,6 +11,7 @@ from typing import Any
 from shoal.job import runtime
 from shoal.job.groups import Group
 from shoal.job.per_job import PerJob
+from shoal.join.terms import rank_name
 from shoal.ops import collectives
 from shoal.ops.handles import Handle
 from shoal.ops.submissions import AnyHandle
@@ -48,12 +49,11 @@ class NamedOperations:
     def here(self) -> str:
         """This rank, for messages."""
         session = self.group.session
-        return f"rank {session.rank} ({session.hosts[session.rank]})"
+        return rank_name(session.rank, session.hosts)
 
     def member(self, index: int) -> str:
         """Another member, for messages."""
-        rank = self.group.ranks[index]
-        return f"rank {rank} ({self.group.session.hosts[rank]})"
+        return rank_name(self.group.ranks[index], self.group.session.hosts)
 
     def allreduce(self, label: str, array: Any, op: str) -> Handle:
         """Starts an all-reduce in place."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError
 from shoal.join.control_links import ControlLinks, Joining, Member
-from shoal.join.terms import Welcome
+from shoal.join.terms import Welcome, rank_on
 from shoal.net import messages
 from shoal.tuning.limits import limits_for
 from shoal.tuning.measured import Network
@@ -92,11 +92,11 @@ def _compare_ids(ids: list[list[str]], members: list[Member], welcome: Welcome) 
 def _say_what_was_found(welcome: Welcome) -> None:
     if welcome.network is None:
         return
-    nodes = [f"rank {rank} (host {host})" for rank, host in enumerate(welcome.hosts)]
+    ranks = [rank_on(rank, host) for rank, host in enumerate(welcome.hosts)]
     servers = [str(server.address) for server in welcome.servers if server.address is not None]
     _log.info(
         "links: %s; round trip %.0f us; segment %d, credit %d bytes; weights %s",
-        welcome.network.describe(nodes, servers),
+        welcome.network.describe(ranks, servers),
         1e6 * welcome.network.round_trip,
         welcome.limits.segment,
         welcome.limits.credit,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from shoal.config.addresses import Address
 from shoal.errors import PeerLost, ShoalError, Timeout
+from shoal.join.terms import rank_on
 from shoal.net import messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.messages import Message, MessageError
@@ -38,7 +39,7 @@ class Member:
     link: socket.socket
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (host {self.host})"
+        return rank_on(self.rank, self.host)
 
 
 @dataclass

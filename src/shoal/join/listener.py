@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from shoal.config.addresses import Address
 from shoal.errors import ConfigurationError, ShoalError
-from shoal.join.terms import Welcome, parse_job
+from shoal.join.terms import Welcome, parse_job, rank_on
 from shoal.net import descriptors, listening, messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Hello, Role, Server
@@ -128,7 +128,7 @@ class Listener:
     def _has_no_descriptors(self, error: OSError) -> None:
         assert self._failure is not None, "an open listener has one"
         problem = (
-            f"rank {self._rank} (host {socket.gethostname()}) cannot let another rank in: {descriptors.say_gone(error)}; "
+            f"{rank_on(self._rank, socket.gethostname())} cannot let another rank in: {descriptors.say_gone(error)}; "
             f"{descriptors.HOW_TO_RAISE}"
         )
         if self._on_peer is not None:

@@ -24,7 +24,7 @@ from shoal.join.listener import Listener
 from shoal.join.meeting_point import MeetingPoint
 from shoal.join.rendezvous import Rendezvous
 from shoal.join.server_links import ServerLinks
-from shoal.join.terms import Welcome, parse_welcome
+from shoal.join.terms import Welcome, parse_welcome, rank_on
 from shoal.net import descriptors, listening, messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Client, HandshakeRefused, Role, refusal_error
@@ -315,7 +315,7 @@ class _Member:
             "handing memory to ranks of its machine": len(node) if node[0] == self._rank and len(node) > 1 else 0,
         }
         descriptors.provide(
-            f"rank {self._rank} (host {self._host})",
+            rank_on(self._rank, self._host),
             needed,
             {"connections for all-gather and all-to-all": others},
             opened=others if self._rank == 0 else 1,

@@ -18,6 +18,7 @@ from shoal.join.control_links import ControlLinks, Joining, stop
 from shoal.join.gather import Gathering
 from shoal.join.measure import measure
 from shoal.join.meeting_point import MeetingPoint
+from shoal.join.terms import rank_on
 from shoal.join.unproven_callers import EXPLAINING
 from shoal.net import descriptors, listening, messages, sockets
 from shoal.net.deadlines import Deadlines
@@ -52,7 +53,7 @@ class Rendezvous:
         self._own = own
         self._deadlines = deadlines
         self._rejections = Rejections("rank 0")
-        self._name = f"rank 0 (host {socket.gethostname()})"
+        self._name = rank_on(0, socket.gethostname())
         self._id = os.urandom(16)
         self._links = ControlLinks(deadlines)
         self._gathering = Gathering(settings, shared, meeting_point, self._links, deadlines)

@@ -9,7 +9,7 @@ from shoal.config.addresses import Address
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError, PeerLost, ShoalError
 from shoal.join.meeting_point import MeetingPoint
-from shoal.join.terms import Welcome, owner
+from shoal.join.terms import Welcome, owner, rank_on
 from shoal.net import descriptors, messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Client, HandshakeRefused, Role, refusal_error
@@ -27,7 +27,7 @@ class ServerLinks:
     def __init__(self, settings: Settings, meeting_point: MeetingPoint, deadlines: Deadlines) -> None:
         self._rank = settings.rank
         self._encrypts = settings.encrypts
-        self._host = socket.gethostname()
+        self._name = rank_on(settings.rank, socket.gethostname())
         self._secret = meeting_point.secret
         self._sources = meeting_point.sources
         self._deadlines = deadlines
@@ -66,7 +66,7 @@ class ServerLinks:
             link.close()
 
     async def _connect_one(self, welcome: Welcome, index: int, place: ServerPlace, lane: int) -> None:
-        called = f"rank {self._rank} (host {self._host}) called the server {place}"
+        called = f"{self._name} called the server {place}"
 
         async def attempt() -> tuple[socket.socket, bytes]:
             client = Client(
@@ -104,10 +104,10 @@ class ServerLinks:
 
     def _note_id(self, server: int, place: ServerPlace, server_id: bytes) -> None:
         if self._ids.setdefault(server, server_id) != server_id:
-            raise several_servers(f"rank {self._rank} (host {self._host})", place)
+            raise several_servers(self._name, place)
 
     def _unreachable(self, place: ServerPlace, address: Address, error: OSError) -> ShoalError:
-        what = f"rank {self._rank} (host {self._host}) cannot reach the server {place}"
+        what = f"{self._name} cannot reach the server {place}"
         if place.rank is not None:
             stands_by = (
                 ""

@@ -258,6 +258,11 @@ def _present(address: Address | None) -> Address:
     return address
 
 
+def rank_on(rank: int, host: str) -> str:
+    """How a rank on that host is called in messages: "rank 3 (host)", as by the native core."""
+    return f"rank {rank} ({host})"
+
+
 def rank_name(rank: int, hosts: Sequence[str]) -> str:
-    """How a rank is called in messages."""
-    return f"rank {rank} (host {hosts[rank]})"
+    """The same. ``hosts``: the host of each rank, by rank."""
+    return rank_on(rank, hosts[rank])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shoal import _native
 from shoal.errors import ShoalError, Timeout, error_from_status
 from shoal.job import trace
+from shoal.join.terms import rank_name
 from shoal.ops import callbacks
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _numbers = count(1)
 def described(operation: str, name: str | None, session: "Session") -> str:
     """Which operation it is, and where: for messages."""
     of_name = f" of {name!r}" if name else ""
-    return f"{operation}{of_name} on rank {session.rank} ({session.hosts[session.rank]})"
+    return f"{operation}{of_name} on {rank_name(session.rank, session.hosts)}"
 
 
 class Handle:

@@ -27,11 +27,11 @@ class Network:
         """The fastest link's."""
         return max([*self.node_rates, *self.server_rates])
 
-    def describe(self, nodes: Sequence[str], servers: Sequence[str]) -> str:
-        """The usual rate, and whoever has another: "47.8 MB/s, rank 3 (host c) 23.9 MB/s". ``nodes``, ``servers``: names."""
+    def describe(self, ranks: Sequence[str], servers: Sequence[str]) -> str:
+        """The usual rate, and whoever has another: "47.8 MB/s, rank 3 (c) 23.9 MB/s". ``ranks``, ``servers``: names."""
         rates = [*self.node_rates, *self.server_rates]
         usual = statistics.mode(rates)
-        names = [*nodes, *(f"the server {name}" for name in servers)]
+        names = [*ranks, *(f"the server {name}" for name in servers)]
         others = [f"{name} {_megabytes(rate)}" for name, rate in zip(names, rates, strict=True) if rate != usual]
         return ", ".join([_megabytes(usual), *others[:_MOST_NAMED], *_more(others)])
 

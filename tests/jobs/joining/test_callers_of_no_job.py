@@ -143,7 +143,7 @@ def test_a_rank_that_dies_before_the_job_begins_is_named() -> None:
         link.close()
 
     (outcome,) = beside_rank_zero(address, 3, die)
-    errors([outcome], PeerLost, "rank 1 (host elsewhere)")
+    errors([outcome], PeerLost, "rank 1 (elsewhere)")
     assert isinstance(outcome, PeerLost)
     assert (outcome.rank, outcome.host) == (1, "elsewhere")
 

@@ -81,7 +81,7 @@ class NamedOperationsInMemory:
         self.here = self.member(rank)
 
     def member(self, index: int) -> str:
-        return f"rank {index} (host {index})"
+        return f"rank {index} (host{index})"
 
     def allreduce(self, label: str, array: Any, op: str) -> Operation:
         combine: dict[str, Callable[[list[Any]], Any]] = {
