@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shoal.torch.known_dtypes import KNOWN, count, in_known_dtype
+from shoal.torch.known_dtypes import NUMBERS, count, in_known_dtype
 
 DTYPES = {
     "known": torch.float32,
@@ -21,7 +21,7 @@ def test_it_is_a_view_of_all_elements(name: str, turned: bool, shape: tuple[int,
     tensor = torch.ones(shape).to(DTYPES[name])
     tensor = tensor.t() if turned and shape else tensor
     view = in_known_dtype(tensor)
-    assert view.dtype in KNOWN
+    assert view.dtype in NUMBERS
     assert (view.numel(), view.nbytes) == (count(tensor), tensor.nbytes)
     assert view.data_ptr() == tensor.data_ptr()
     view.zero_()

@@ -20,6 +20,7 @@ from shoal.ops.operations import Plan
 from shoal.ops.storages import put
 from shoal.torch.c10d import packets
 from shoal.torch.c10d.tensors import Flat, apart
+from shoal.torch.known_dtypes import NUMBERS
 
 _NATIVE = {
     ReduceOp.SUM: "sum",
@@ -40,7 +41,6 @@ _BITWISE: dict[Any, tuple[int, Callable[[torch.Tensor, torch.Tensor], torch.Tens
     ReduceOp.BXOR: (3, torch.bitwise_xor),
 }
 _BITWISE_NAMES = {number: str(op).rpartition(".")[2] for op, (number, _) in _BITWISE.items()}
-_DTYPE_NUMBERS = {getattr(torch, name): number for name, number in arrays.DTYPES.items() if hasattr(torch, name)}
 
 
 class Operator(NamedTuple):
@@ -73,7 +73,7 @@ def _operator_on(number: int, dtype: torch.dtype) -> Operator:
     """The operator with this number on elements of that dtype, without its factor."""
     kind = ReduceOp.RedOpType(number)
     name = _name_of(kind)
-    if (dtype not in _DTYPE_NUMBERS and not dtype.is_complex) or dtype == torch.complex32:
+    if (dtype not in NUMBERS and not dtype.is_complex) or dtype == torch.complex32:
         raise TypeError(f"{dtype} can be copied between ranks, but has no {name} here: convert it before")
     if dtype.is_complex:
         found = _OF_COMPLEX.get(kind)
@@ -157,7 +157,7 @@ def _exchanged(group: Group, elements: torch.Tensor, operator: Operator, output:
 
 
 def _header(operator: Operator, elements: torch.Tensor) -> list[int]:
-    return [_BITWISE[operator.op][0], _DTYPE_NUMBERS[elements.dtype], elements.numel()]
+    return [_BITWISE[operator.op][0], NUMBERS[elements.dtype], elements.numel()]
 
 
 def _said(header: tuple[int, ...]) -> str:

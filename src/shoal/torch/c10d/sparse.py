@@ -13,11 +13,10 @@ from torch._C._distributed_c10d import ReduceOp
 from shoal.errors import Mismatch
 from shoal.job.groups import Group
 from shoal.ops import operations
-from shoal.ops.arrays import DTYPE_NAMES, DTYPES
+from shoal.ops.arrays import DTYPE_NAMES
 from shoal.ops.operations import Plan
 from shoal.torch.c10d import packets
-
-_NUMBERS = {getattr(torch, name): number for name, number in DTYPES.items() if hasattr(torch, name)}
+from shoal.torch.known_dtypes import NUMBERS
 
 
 def allreduce(group: Group, tensor: torch.Tensor, op: Any) -> Plan:
@@ -25,14 +24,14 @@ def allreduce(group: Group, tensor: torch.Tensor, op: Any) -> Plan:
     kind = getattr(op, "op", op)
     if kind not in (ReduceOp.SUM, ReduceOp.AVG):
         raise TypeError(f"sparse tensors have SUM and AVG, not {op}: pass tensor.to_dense()")
-    if not tensor.is_cpu or tensor.dtype not in _NUMBERS or tensor.dtype == torch.bool:
+    if not tensor.is_cpu or tensor.dtype not in NUMBERS or tensor.dtype == torch.bool:
         raise TypeError(
             f"a sparse tensor of shape {list(tensor.shape)} with {tensor.dtype} on {tensor.device}: only sparse tensors of real "
             "numbers on the CPU are summed: pass tensor.to_dense(), or make the layer with sparse=False"
         )
     given = tensor.detach().coalesce()
     indices, values = given.indices().contiguous(), given.values().contiguous()
-    header = [_NUMBERS[tensor.dtype], given.sparse_dim(), *tensor.shape]
+    header = [NUMBERS[tensor.dtype], given.sparse_dim(), *tensor.shape]
 
     def take(data: memoryview, blocks: list[int]) -> None:
         received = packets.unpack(data, blocks)
