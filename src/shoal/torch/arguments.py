@@ -4,13 +4,16 @@ So that a script needs no other change than its import. What is refused is refus
 instead; nothing that would change a result is passed over.
 """
 
-from typing import Any, TypeVar
+import math
+from numbers import Real
+from typing import Any
 
 import torch.distributed as dist
 
 from shoal.errors import ConfigurationError
 from shoal.job import groups, runtime
 from shoal.job.groups import Group
+from shoal.join.terms import rank_name
 
 # Arguments without a meaning here: the only value that asks for nothing, and what to do instead.
 _REFUSED = {
@@ -20,8 +23,6 @@ _REFUSED = {
     "mixed_precision": (None, "use torch.autocast, or convert the module: gradients are averaged in their own dtype"),
     "bucket_cap_mb_list": (None, "buffers have equal sizes: pass bucket_cap_mb"),
 }
-
-_Value = TypeVar("_Value")
 
 
 def refuse(**given: Any) -> None:
@@ -41,13 +42,26 @@ def check_position(init_sync: Any) -> None:
         )
 
 
-def one_of(first: tuple[str, _Value | None], second: tuple[str, _Value | None]) -> _Value | None:
-    """Of two names for one thing the one that was given. Raises ConfigurationError if both were, and differ."""
-    if first[1] is not None and second[1] is not None and first[1] != second[1]:
-        raise ConfigurationError(
-            f"{first[0]}={first[1]!r} and {second[0]}={second[1]!r} are two names for the same: pass one of them"
-        )
-    return second[1] if first[1] is None else first[1]
+def megabytes(**names: Any) -> float | None:
+    """The size that was given by one of these names, in MB (2^20 bytes); None if it was by none.
+
+    Raises TypeError for what is no number, ValueError for one that is not above 0 or not finite, ConfigurationError if
+    two names were given, with different values.
+    """
+    given = {name: value for name, value in names.items() if value is not None}
+    sizes = set()
+    for name, value in given.items():
+        what_to_do = f"{_here()}: leave it out for a size that fits the model and the servers"
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number of MB, got {value!r}, of type {type(value).__name__}{what_to_do}")
+        size = float(value)
+        if not (size > 0 and math.isfinite(size)):
+            raise ValueError(f"{name} must be a number of MB above 0, got {value!r}{what_to_do}")
+        sizes.add(size)
+    if len(sizes) > 1:
+        both = " and ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ConfigurationError(f"{both} are two names for the same: pass one of them")
+    return sizes.pop() if sizes else None
 
 
 def group_of(process_group: Any, device_mesh: Any) -> Group:
@@ -74,6 +88,14 @@ def group_of(process_group: Any, device_mesh: Any) -> Group:
         "process_group must be a shoal.Group or a group of torch.distributed, got "
         f"{type(process_group).__module__}.{type(process_group).__name__}"
     )
+
+
+def _here() -> str:
+    """Where this is, for messages, if it is known yet: wrappers join the job after a look at their arguments."""
+    if not runtime.is_initialized():
+        return ""
+    session = runtime.current()
+    return f" on {rank_name(session.rank, session.hosts)}"
 
 
 def _same_ranks(process_group: Any) -> Group:

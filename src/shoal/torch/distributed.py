@@ -1,6 +1,5 @@
 """DistributedDataParallel: PyTorch's interface, Shoal's averaging."""
 
-import math
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,10 +67,11 @@ class DistributedDataParallel(torch.nn.Module):
     with gradients, and until then evaluates with the buffers that it has.
 
     Raises Mismatch on every rank if the modules differ, ConfigurationError for parameters on other devices,
-    TypeError for a dtype that cannot be averaged, ValueError if no parameter requires a gradient. ``loss.backward()``
-    raises ShoalError on every rank if a gradient is missing or sparse on one, naming the parameter, Mismatch if parameters have
-    been frozen or changed on some ranks only, PeerLost and Timeout as every operation does. After an error the gradients
-    are unspecified.
+    TypeError for a dtype that cannot be averaged, ValueError if no parameter requires a gradient. Before it joins the
+    job it raises TypeError and ValueError for a ``bucket_cap_mb`` that is no number above 0. ``loss.backward()`` raises
+    ShoalError on every rank if a gradient is missing or sparse on one, naming the parameter, Mismatch if parameters
+    have been frozen or changed on some ranks only, PeerLost and Timeout as every operation does. After an error the
+    gradients are unspecified.
     """
 
     module: torch.nn.Module
@@ -116,11 +116,11 @@ class DistributedDataParallel(torch.nn.Module):
             mixed_precision=mixed_precision,
             bucket_cap_mb_list=bucket_cap_mb_list,
         )
+        fusion_mb = arguments.megabytes(bucket_cap_mb=bucket_cap_mb, fusion_mb=fusion_mb)
         if broadcast_buffers is not None and forward_sync_buffers is not None:
             warnings.warn(
                 f"broadcast_buffers={broadcast_buffers} counts for nothing beside forward_sync_buffers", stacklevel=2
             )
-        fusion_mb = arguments.one_of(("bucket_cap_mb", bucket_cap_mb), ("fusion_mb", fusion_mb))
         begins_with_same_buffers = forward_sync_buffers is not None or broadcast_buffers is not False
         self.forward_sync_buffers = begins_with_same_buffers and forward_sync_buffers is not False
         module_tensors.check(module, self.forward_sync_buffers or (init_sync and begins_with_same_buffers))
@@ -378,11 +378,9 @@ def _which_train(parameters: Sequence[NamedParameter]) -> list[bool]:
 
 
 class _FusionSize:
-    """The size of a buffer, in bytes, for so many bytes of gradients."""
+    """The size of a buffer, in bytes, for so many bytes of gradients. ``fusion_mb``: in MB, if the program has set it."""
 
     def __init__(self, group: Group, fusion_mb: float | None) -> None:
-        if fusion_mb is not None and not (fusion_mb > 0 and math.isfinite(fusion_mb)):
-            raise ValueError(f"fusion_mb must be a number above 0, got {fusion_mb}")
         session = group.session
         self._fixed = session.settings.fusion_mb if fusion_mb is None else fusion_mb
         self._servers = sum(weight > 0 for weight in session.weights)
