@@ -6,7 +6,8 @@ members that make the same groups in the same order have the same ones.
 
 import operator
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ShoalError
 from shoal.job import runtime
@@ -27,17 +28,19 @@ class Group:
     Belongs to the job that was initialised when it was made. Operations without a name are matched by the order in
     which each member calls them, so they come from one thread.
 
-    Raises ValueError for ranks that are none of the job's or come twice, ShoalError before ``shoal.init()``.
+    Raises TypeError for an argument of another kind, ValueError for ranks that are none of the job's or come twice and
+    for a timeout that is not above 0, ShoalError before ``shoal.init()``.
     """
 
     def __init__(self, ranks: Iterable[int], name: str = "", timeout: float | None = None) -> None:
         session = runtime.current()
-        members = tuple(operator.index(rank) for rank in ranks)
-        _check_members(members, session.size)
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout must be above 0 seconds, got {timeout}")
+        where = f"on {rank_name(session.rank, session.hosts)}"
+        members = _members(ranks, session.size, where)
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a text, got {_given(name)} {where}: leave it out for a group without one")
+        seconds = None if timeout is None else _seconds(timeout, where)
         number = _make(session, members, name) if session.rank in members else None
-        self._fill(session, members, name, timeout, number)
+        self._fill(session, members, name, seconds, number)
 
     def _fill(
         self, session: "Session", members: tuple[int, ...], name: str, timeout: float | None, number: int | None
@@ -106,11 +109,35 @@ def _make(session: "Session", members: tuple[int, ...], name: str) -> int:
         raise ShoalError(f"no group can be made on {rank_name(session.rank, session.hosts)}: {error}") from error
 
 
-def _check_members(members: tuple[int, ...], size: int) -> None:
+def _members(ranks: Iterable[int], size: int, where: str) -> tuple[int, ...]:
+    """The ranks as numbers. ``where``: this rank, for messages."""
+    try:
+        members = tuple(operator.index(rank) for rank in ranks)
+    except TypeError as error:
+        raise TypeError(
+            f"ranks must be the numbers of the members, got {_given(ranks)} {where}: pass a list, as in "
+            "shoal.Group([0, 1])"
+        ) from error
     if not members:
-        raise ValueError("a group needs at least one rank")
+        raise ValueError(f"a group needs at least one rank, got none {where}")
     for rank in members:
         if not 0 <= rank < size:
-            raise ValueError(f"rank {rank} is none of this job's, which are 0 to {size - 1}")
+            raise ValueError(f"rank {rank} of a group made {where} is none of this job's, which are 0 to {size - 1}")
     if len(set(members)) != len(members):
-        raise ValueError(f"a group has each rank once, got {list(members)}")
+        raise ValueError(f"a group has each rank once, got {list(members)} {where}")
+    return members
+
+
+def _seconds(timeout: Any, where: str) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(
+            f"timeout must be a number of seconds, got {_given(timeout)} {where}: leave it out for SHOAL_TIMEOUT"
+        )
+    seconds = float(timeout)
+    if not seconds > 0:
+        raise ValueError(f"timeout must be above 0 seconds, got {timeout} {where}: leave it out for SHOAL_TIMEOUT")
+    return seconds
+
+
+def _given(value: Any) -> str:
+    return f"{value!r}, of type {type(value).__name__},"

@@ -378,7 +378,10 @@ def _which_train(parameters: Sequence[NamedParameter]) -> list[bool]:
 
 
 class _FusionSize:
-    """The size of a buffer, in bytes, for so many bytes of gradients. ``fusion_mb``: in MB, if the program has set it."""
+    """The size of a buffer, in bytes, for so many bytes of gradients.
+
+    ``fusion_mb``: the same in MB of 2^20 bytes, if the program has set it.
+    """
 
     def __init__(self, group: Group, fusion_mb: float | None) -> None:
         session = group.session

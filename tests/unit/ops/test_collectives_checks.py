@@ -3,6 +3,8 @@
 import itertools
 import os
 from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +100,35 @@ def test_names_that_cannot_be_matched_are_refused(name: str) -> None:
 def test_groups_of_other_ranks_are_refused(ranks: list[int]) -> None:
     with pytest.raises(ValueError, match="rank"):
         shoal.Group(ranks)
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"ranks": 3}, TypeError, r"ranks must be the numbers of the members, got 3, of type int, .*pass a list"),
+        ({"ranks": ["0"]}, TypeError, r"ranks must be the numbers of the members, got \['0'\], of type list"),
+        ({"ranks": [0], "name": 5}, TypeError, r"name must be a text, got 5, of type int, .*leave it out"),
+        ({"ranks": [0], "timeout": "60"}, TypeError, r"timeout must be a number of seconds, got '60', of type str"),
+        ({"ranks": [0], "timeout": timedelta(1)}, TypeError, r"timeout must be a number of seconds, got .*timedelta"),
+        ({"ranks": [0], "timeout": True}, TypeError, r"timeout must be a number of seconds, got True"),
+        ({"ranks": [0], "timeout": 0}, ValueError, r"timeout must be above 0 seconds, got 0"),
+        ({"ranks": [0], "timeout": float("nan")}, ValueError, r"timeout must be above 0 seconds, got nan"),
+    ],
+)
+def test_arguments_of_a_group_are_refused_by_name(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        shoal.Group(**arguments)
+    assert " on rank 0 (" in str(caught.value)
+
+
+@pytest.mark.usefixtures("job")
+def test_numbers_of_numpy_make_a_group_too() -> None:
+    group = shoal.Group(np.arange(1), timeout=np.float32(5))
+    assert (group.ranks, group.timeout) == ((0,), 5)
+    assert shoal.allreduce(3.0, group=group) == 3.0
 
 
 @pytest.mark.usefixtures("job")
