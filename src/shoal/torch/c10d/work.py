@@ -3,13 +3,15 @@
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed import Work
 
+from shoal.errors import ShoalError
+from shoal.ops import callbacks
 from shoal.ops.submissions import AnyHandle
 from shoal.torch import versions
 from shoal.torch.c10d.call_sites import CallSite
@@ -20,12 +22,17 @@ from shoal.torch.compiled import untraced_class
 NO_TIMEOUT = timedelta(0)
 
 # Who is handed a Work in C++ keeps only half of it: the other, these methods, goes when Python lets go, and waiting would
-# never end. (DistributedDataParallel does that with uneven inputs.) So a Work that Python lets go of without having waited is
-# kept, until so many others have been.
+# never end. (DistributedDataParallel does that with uneven inputs.) So a Work that Python lets go of without having
+# waited is kept, until so many others have been.
 _KEPT = 64
-# Before PyTorch 2.7 that is so for every Work that a functional collective has: then many more are kept, but not their tensors.
+# Since PyTorch 2.7 only DistributedDataParallel does that, and asks for one number. So of an operation that is done,
+# results are kept only if they have at most so many bytes together. Programs let go of gigabytes without waiting.
+_FEW_BYTES = 4096
+# Before, that is so for every Work that a functional collective has: then many more are kept, but not their results.
 _KEPT_BARE = 0 if versions.has("works are held") else 16384
+# Whole, or without results. Of the others, those that may not be done yet, in the order in which they were let go of.
 _kept: deque["OperationWork"] = deque()
+_in_flight: deque["OperationWork"] = deque()
 _kept_bare: deque["OperationWork"] = deque(maxlen=_KEPT_BARE)
 _keeping = threading.RLock()  # a Work may be let go of while another is being kept
 
@@ -44,6 +51,9 @@ class OperationWork(Work):
         timeout: timedelta = NO_TIMEOUT,
     ) -> None:
         super().__init__()
+        # Nothing tells of the end of an operation that nobody waits for, so the next one looks.
+        if _in_flight:
+            _look_at_those_in_flight()
         self._timeout = timeout
         self._handles = handles
         self._results = results
@@ -55,7 +65,9 @@ class OperationWork(Work):
 
     @classmethod
     def of_all(cls, works: Sequence["OperationWork"]) -> "OperationWork":
-        """Done when all are."""
+        """Done when all are. It is waited for instead of them."""
+        for work in works:
+            work._waited = True
         handles = [handle for work in works for handle in work._handles]
         return cls(
             handles, [tensor for work in works for tensor in work._results], works[-1]._call_site, works[-1]._timeout
@@ -138,6 +150,24 @@ class OperationWork(Work):
             self._complete()
         return self._future
 
+    def let_go_of_results(self) -> None:
+        """The operations are done. From now on whoever waits for this hears that their results are gone.
+
+        Not if somebody has its future, or is about to: the results come by that.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._future is None:
+                gone: Any = _Gone(self._call_site)
+                self._handles, self._results = [gone], []
+        finally:
+            self._lock.release()
+
+    @property
+    def _has_few_bytes(self) -> bool:
+        return sum(tensor.numel() * tensor.itemsize for tensor in self._results) <= _FEW_BYTES
+
     def __del__(self) -> None:
         if not self._waited:
             self._waited = True
@@ -160,11 +190,51 @@ class OperationWork(Work):
             future.set_result(self._results)
 
 
+class _Gone:
+    """Stands for operations whose results are gone, for those who know a ``Handle``."""
+
+    def __init__(self, call_site: CallSite) -> None:
+        self._call_site = call_site
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        raise ShoalError(
+            f"the results of operation {self._call_site} are gone, since Python let go of its Work before anybody had "
+            "waited for it: keep the Work until then"
+        )
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        callbacks.call_soon(callback)
+
+
 def _keep(work: OperationWork) -> None:
+    _add(work, _kept if _KEPT_BARE or work._has_few_bytes else _in_flight)
+    _look_at_those_in_flight()
+
+
+def _add(work: OperationWork, kept: deque[OperationWork]) -> None:
     with _keeping:
-        _kept.append(work)
-        while len(_kept) > _KEPT:
-            oldest = _kept.popleft()
+        kept.append(work)
+        while len(kept) > _KEPT:
+            oldest = kept.popleft()
             if _KEPT_BARE:
                 oldest._results = []
                 _kept_bare.append(oldest)
+
+
+def _look_at_those_in_flight() -> None:
+    """The first ones, as far as they are done, are kept without their results."""
+    while True:
+        # Taken out while it is asked: it wants locks of its own, whose holder may be about to keep another Work.
+        with _keeping:
+            if not _in_flight:
+                return
+            work = _in_flight.popleft()
+        if not work.is_completed():
+            with _keeping:
+                _in_flight.appendleft(work)
+            return
+        work.let_go_of_results()
+        _add(work, _kept)
