@@ -64,8 +64,8 @@ def leave(session: Session) -> None:
     """Waits for this rank's operations and says goodbye. Interrupted, it is an abort."""
     global _joined
     _joined = None
-    _prepare()
     try:
+        _prepare()
         session.leave()
     except BaseException as error:
         session.abort(_text_of(error))

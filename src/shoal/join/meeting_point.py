@@ -29,6 +29,7 @@ from shoal.config.addresses import (
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError, Timeout
 from shoal.join import secrets
+from shoal.join.terms import rank_on
 from shoal.net import encryption, listening, messages, sockets
 
 _log = logging.getLogger("shoal")
@@ -87,9 +88,23 @@ def meet(settings: Settings, store: Store | None = None) -> MeetingPoint:
     if store is None:
         address = _known_address(settings)
         return _at(settings, address, _secret(settings, address), sources)
+    _require_secret_for_far_servers(settings)
     _times_met[settings.rank] += 1
     key = f"shoal/{_times_met[settings.rank]}"
     return _host(settings, store, key, sources) if settings.rank == 0 else _guest(settings, store, key, sources)
+
+
+def _require_secret_for_far_servers(settings: Settings) -> None:
+    """Every rank sees for itself that it is missing, before any waits for another."""
+    far = _far_servers(settings)
+    if far and not secrets.configured_secrets(settings):
+        raise ConfigurationError(
+            f"the servers {', '.join(far)} are on other machines and rank {settings.rank} has no secret: {secrets.HOW_TO_MAKE_ONE}"
+        )
+
+
+def _far_servers(settings: Settings) -> list[str]:
+    return [str(server) for server in settings.servers if not is_loopback(server.host)]
 
 
 def _sources(settings: Settings) -> list[str]:
@@ -97,7 +112,7 @@ def _sources(settings: Settings) -> list[str]:
         return interface_addresses(settings.interfaces)
     except ValueError as error:
         raise ConfigurationError(
-            f"SHOAL_INTERFACE={','.join(settings.interfaces)!r} on rank {settings.rank} (host {socket.gethostname()}): {error}"
+            f"SHOAL_INTERFACE={','.join(settings.interfaces)!r} on {rank_on(settings.rank, socket.gethostname())}: {error}"
         ) from None
 
 
@@ -204,7 +219,7 @@ def _secret(settings: Settings, address: Address) -> bytes:
     if configured:
         return configured[0]
     here = settings.launch.one_machine or is_loopback(address.host)
-    far = [str(server) for server in settings.servers if not is_loopback(server.host)]
+    far = _far_servers(settings)
     if here and not far:
         return secrets.user_secret(settings.secret_folder)
     what = f"the servers {', '.join(far)} are" if here else "this job's ranks are"
@@ -242,7 +257,7 @@ def _listen(settings: Settings, address: Address, has_secret: bool) -> tuple[lis
 
 def _listen_everywhere(address: Address, why: str) -> list[socket.socket]:
     _log.warning(
-        "%s %s: rank 0 (host %s) listens at port %d of every address that its machine has, for ranks that hold the secret. If "
+        "%s %s: rank 0 (%s) listens at port %d of every address that its machine has, for ranks that hold the secret. If "
         "%s is not a service or gateway that leads here, nobody will come: set MASTER_ADDR or SHOAL_RENDEZVOUS to rank 0's machine",
         address.host,
         why,

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d
 
 from shoal.config.addresses import parse_host
@@ -75,13 +75,18 @@ def _launch(store: Any, rank: int, size: int) -> Launch:
         size=size,
         local_rank=machines[:rank].count(own),
         local_size=machines.count(own),
-        master_host=_master_host(),
+        master_host=_master_host(store),
         master_port=0,
         job="",
     )
 
 
-def _master_host() -> str | None:
+def _master_host(store: Any) -> str | None:
+    """Where rank 0 is: the host of ``init_method="tcp://host:port"``, which is the store's, or what the environment says."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore) and store.host:
+        return str(store.host)
     try:
         return parse_host(os.environ["MASTER_ADDR"])
     except (KeyError, ValueError):

@@ -80,7 +80,7 @@ class Message:
         self._finish = finish
         self._seconds = seconds
         self._grace = _GRACE + in_flight / _SLOWEST
-        self._submitted_at = time.monotonic()
+        self._waited_since = float("inf")  # as with gloo, the time counts from then on
         self._gone_since = 0.0
         self._lock = threading.RLock()  # a Work of this message may be let go of while a thread is being started
         self._ended = threading.Event()
@@ -94,11 +94,13 @@ class Message:
 
     def done(self) -> bool:
         self._await()
+        self._begin_to_wait(anew=False)
         return self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> None:
         """Raises PeerLost if the other rank is gone, Timeout after the group's or this timeout (it goes on after the latter)."""
         _native.note_call()
+        self._begin_to_wait()
         self._await()
         if not self._ended.wait(timeout):
             raise Timeout(f"{self._described()} is not done after {timeout:g} s; it goes on, so wait again")
@@ -107,6 +109,7 @@ class Message:
 
     def call_when_done(self, callback: Callable[[], None]) -> None:
         callbacks.prepare()
+        self._begin_to_wait(anew=False)
         self._await()
         callback = callbacks.expected(callback)
         with self._lock:
@@ -158,7 +161,7 @@ class Message:
             if time.monotonic() > until:
                 break
             time.sleep(_LOOK / 4)
-        if time.monotonic() - self._submitted_at >= self._seconds:
+        if time.monotonic() - self._waited_since >= self._seconds:
             self.end(self._timeout())
         else:
             self.end(ShoalError(f"{self._described()}: {error}"))
@@ -169,7 +172,7 @@ class Message:
         """Ends it if it cannot come any more. Whether it has ended."""
         if self._ended.is_set():
             return True
-        if now - self._submitted_at >= self._seconds:
+        if now - self._waited_since >= self._seconds:
             self.end(self._timeout())
             self._owner.give_up(f"{self._described()} has timed out")
             return True
@@ -188,11 +191,17 @@ class Message:
                 return
             self._error = error
             self._ended.set()
+            # What they hold is the program's again.
+            self._call = self._finish = _nothing
             followers, self._callbacks = self._callbacks, []
         self.has_begun.set()
         self._owner.open.discard(self)
         for callback in followers:
             callbacks.call_soon(callback)
+
+    def _begin_to_wait(self, anew: bool = True) -> None:
+        if anew or self._waited_since == float("inf"):
+            self._waited_since = time.monotonic()
 
     def _await(self) -> None:
         """From now on somebody wants to know when it is done."""

@@ -63,7 +63,7 @@ class ShoalProcessGroup(Base):
         self._timeout: timedelta = timeout
         self._owns_job = owns_job
         self._program = CallSite(group.name)
-        self._gloo = gloo.make(store, group.session.incarnation, rank, size, timeout)
+        self._gloo = gloo.make(store, group.session, rank, size, timeout)
         self._submissions = TensorSubmissions()
         self._messages = PointToPoint(self._gloo, store, group, timeout)
         self.others = Others(
