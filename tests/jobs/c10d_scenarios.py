@@ -12,12 +12,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import shoal
 import shoal.torch
 from shoal.errors import Mismatch, ShoalError
 from shoal.ops import callbacks
@@ -385,6 +387,63 @@ def differs_in_shape(where: str) -> tuple[str, str, float]:
     _register(where, model)
     loss = model(torch.ones(2, 512)).sum()
     return _outcome(loss.backward)
+
+
+def wrong_on_one_rank(what: str) -> tuple[str, str, float, float]:
+    """Rank 1 alone calls it with arguments that cannot be: what this rank gets to see, after how many seconds, and a sum after it."""
+    dist.init_process_group("shoal")
+    rank = dist.get_rank()
+    odd_one = rank == 1
+    dist.barrier()
+    ones = torch.ones(2)
+    given = torch.ones(2).to_sparse() if odd_one else ones
+    sizes = [1, 2, 3]
+    calls: dict[str, Callable[[], Any]] = {
+        "a sparse broadcast": lambda: dist.broadcast(given, 0),
+        "a sparse gather": lambda: dist.all_gather([torch.ones(2) for _ in sizes], given),
+        "an output of another size": lambda: dist.reduce_scatter(
+            torch.ones(7 if odd_one else sizes[rank]), [torch.ones(size) for size in sizes]
+        ),
+        "too few inputs": lambda: dist.reduce_scatter(
+            torch.ones(2), [torch.ones(2) for _ in sizes[1 if odd_one else 0 :]]
+        ),
+        "lists of other lengths": lambda: (
+            dist.distributed_c10d._get_default_group()
+            .reduce_scatter_single_coalesced([torch.ones(1)] * (2 if odd_one else 1), [torch.ones(3)])
+            .wait()
+        ),
+    }
+    kind, text, seconds = _outcome(calls[what], (RuntimeError, ValueError, TypeError))
+    after = torch.tensor([float(rank)])
+    dist.all_reduce(after)
+    return kind, text, seconds, float(after)
+
+
+def received_late() -> float:
+    """A message comes later than the group's timeout after ``irecv``, but sooner after ``wait``."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("shoal")
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    tensor = torch.zeros(1)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        work = dist.irecv(tensor, 1, group=group)
+        time.sleep(1.5)
+        work.wait()
+    else:
+        time.sleep(2)
+        dist.send(tensor + 7, 0, group=group)
+    return float(tensor)
+
+
+def destroyed_after_another_start() -> tuple[bool, float]:
+    """The process group whose job the program has left is destroyed when another job has been joined."""
+    dist.init_process_group("shoal")
+    dist.barrier()
+    shoal.shutdown()
+    shoal.init()
+    dist.destroy_process_group()
+    return shoal.is_initialized(), float(shoal.allreduce(np.ones(1, np.float32), op="sum")[0])
 
 
 def killed(where: str, folder: str) -> tuple[str, str, float]:

@@ -184,6 +184,35 @@ def test_split_sizes_that_are_wrong_on_one_rank_are_raised_on_every_rank() -> No
 
 
 @pytest.mark.parametrize(
+    "what",
+    [
+        "a sparse broadcast",
+        "a sparse gather",
+        "an output of another size",
+        "too few inputs",
+        "lists of other lengths",
+    ],
+)
+def test_arguments_that_are_wrong_on_one_rank_are_raised_on_every_rank(what: str) -> None:
+    with Cluster(RANKS) as cluster:
+        for rank, (kind, text, seconds, after) in enumerate(
+            cluster.start(c10d_scenarios.wrong_on_one_rank, what).results()
+        ):
+            assert kind in (("TypeError", "ValueError") if rank == 1 else ("ShoalError",)), text
+            assert rank == 1 or "rank 1" in text, text
+            assert seconds <= PROMPT
+            assert after == 3
+
+
+def test_the_time_of_a_receive_counts_from_when_it_is_waited_for() -> None:
+    assert run_ranks(c10d_scenarios.received_late, 2) == [7, 0]
+
+
+def test_a_process_group_leaves_no_job_but_its_own() -> None:
+    assert run_ranks(c10d_scenarios.destroyed_after_another_start, 2) == [(True, 2)] * 2
+
+
+@pytest.mark.parametrize(
     "where",
     [
         "all_reduce",

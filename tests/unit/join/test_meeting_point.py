@@ -29,6 +29,21 @@ def test_a_place_that_another_job_of_the_machine_has_is_refused_with_what_to_do(
     again.listeners[0].close()
 
 
+def test_servers_elsewhere_ask_for_a_secret_before_anybody_waits(tmp_path: Path) -> None:
+    launch = Launch("torchrun", 1, 2, 0, 1, "192.0.2.1", 29477, "")
+    settings = Settings(launch, secret_folder=tmp_path, servers=(Address("192.0.2.2", 7000),))
+
+    class Store:
+        def get(self, key: str) -> bytes:
+            raise AssertionError(f"waits for {key}")
+
+        def set(self, key: str, value: str) -> None:
+            raise AssertionError(f"sets {key} to {value}")
+
+    with pytest.raises(ConfigurationError, match=r"192\.0\.2\.2:7000 are on other machines and rank 1 has no secret"):
+        meet(settings, Store())
+
+
 @pytest.mark.parametrize(
     "stored",
     [
