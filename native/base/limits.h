@@ -47,6 +47,9 @@ inline constexpr std::size_t ranges = 16 * 1024;
 // The most ranges in which a server asks for what is missing then: the ranges of each member cut those of all.
 inline constexpr std::size_t missing_ranges = 1024 * 1024;
 
+// The most segments of one operation, at one server, that can go on after a server is lost.
+inline constexpr std::size_t resumed_segments = 1024 * 1024;
+
 // How far windows may grow: bytes of all workers together that one server has not answered.
 inline constexpr std::size_t port_bytes = 64 * 1024 * 1024;
 

@@ -366,6 +366,21 @@ TEST(who_waits_for_a_rank_whose_goodbye_was_lost_hears_so_in_a_minute) {
   CHECK(job.was_told(1, Type::fail) && job.was_told(2, Type::fail));
 }
 
+// One opening would take all the memory of the server.
+TEST(what_has_too_many_segments_to_go_on_in_a_new_epoch_fails) {
+  Job job;
+  wire::Opening sum = opening_of(Collective::all_reduce, "a", std::uint64_t{1} << 60U);
+  sum.op = Operator::sum;
+  sum.have = {{0, 64}};
+  for (std::uint32_t rank : {0, 1, 2}) {
+    job.begin_epoch(rank);
+    CHECK(job.open(rank, 1, sum, 0).ok());
+  }
+  for (std::uint32_t rank : {0, 1, 2}) {
+    CHECK(job.was_told(rank, Type::fail));
+  }
+}
+
 TEST(data_that_was_on_its_way_when_its_operation_failed_is_no_error) {
   NotHome job;
   for (std::uint32_t rank = 0; rank < 3; ++rank) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/invariant.h"
+#include "base/limits.h"
 #include "protocol/agreement.h"
 #include "protocol/collectives.h"
 #include "protocol/server/missing_ranges.h"
@@ -336,6 +337,12 @@ void Lifecycle::start(Operation& operation) {
 
 // Asks for what is missing: from one member that has the result, or from all contributors.
 void Lifecycle::resume(Operation& operation, Range shard, std::uint32_t segment) {
+  if (shard.size() / segment > limits::resumed_segments) {
+    endings_.fail(operation, Status::error(Code::limit, "'" + operation.name() + "' is too large to go on at " +
+                                                            terms_.name() + " after the loss of a server: " +
+                                                            bytes_text(shard.size()) + " there; cut it into several"));
+    return;
+  }
   const std::vector<MissingRange> missing = missing_ranges(operation, shard);
   operation.flow(Segments(operation.attributes(), operation.size(), missing, segment));
   operation.discard_inline_data();
