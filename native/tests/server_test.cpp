@@ -125,7 +125,8 @@ struct NotHome : Job {
     }
   }
 
-  void opens(std::uint32_t rank) {
+  // `has_own`: it has this server's part of the result, and lacks the home's.
+  void opens(std::uint32_t rank, bool has_own = false) {
     wire::Opening sum;
     sum.collective = Collective::all_reduce;
     sum.dtype = DType::uint8;
@@ -136,7 +137,7 @@ struct NotHome : Job {
     sum.finished = rank == 0;
     if (rank > 0) {
       for (const Share& share : shares_of(sum.bytes, 1, config)) {
-        if (share.server == 1) {
+        if (share.server == (has_own ? 0U : 1U)) {
           sum.have = {share.shard};
         }
       }
@@ -149,9 +150,11 @@ struct NotHome : Job {
     CHECK(frame(rank, {.type = Type::drop, .epoch = 1, .operation = 1}, {}).ok());
     CHECK(frame(rank, {.type = Type::leave, .epoch = 1}, {}).ok());
   }
-  Status sends(std::uint32_t rank) {
-    return frame(rank, {.type = Type::data, .dtype = DType::uint8, .epoch = 1, .operation = 1, .length = 4096},
-                 Bytes(4096));
+  Status sends(std::uint32_t rank, std::uint64_t offset = 0) {
+    wire::Header header{.type = Type::data, .dtype = DType::uint8, .epoch = 1, .operation = 1};
+    header.offset = offset;
+    header.length = 4096;
+    return frame(rank, header, Bytes(4096));
   }
 
   static JobConfig two_servers() {
@@ -345,6 +348,21 @@ TEST(who_lacks_what_a_rank_takes_with_it_hears_so_from_a_server_that_is_not_the_
   for (std::uint32_t rank : {1, 2}) {
     CHECK(job.frame(rank, {.type = Type::drop, .epoch = 1, .operation = 1}, {}).ok());
   }
+  CHECK_EQ(job.server.operations(), 0U);
+}
+
+TEST(who_leaves_after_it_has_got_the_rest_of_the_result_elsewhere_fails_nothing) {
+  NotHome job;
+  job.opens(0);
+  job.opens(1, true);
+  job.opens(2);
+  CHECK(job.frame(1, {.type = Type::drop, .flags = wire::flag_well, .epoch = 1, .operation = 1}, {}).ok());
+  job.leaves(1);
+  CHECK(!job.was_told(2, Type::fail));
+  for (std::uint64_t offset = 0; offset < 8192; offset += 4096) {
+    CHECK(job.sends(0, offset).ok());
+  }
+  CHECK(job.was_told(2, Type::result) && !job.was_told(2, Type::fail));
   CHECK_EQ(job.server.operations(), 0U);
 }
 

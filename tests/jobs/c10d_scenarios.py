@@ -407,9 +407,14 @@ def wrong_on_one_rank(what: str) -> tuple[str, str, float, float]:
         "too few inputs": lambda: dist.reduce_scatter(
             torch.ones(2), [torch.ones(2) for _ in sizes[1 if odd_one else 0 :]]
         ),
+        "the first of two": lambda: (
+            dist.distributed_c10d._get_default_group()
+            .all_gather_single_coalesced([torch.ones(4 if odd_one else 3), torch.ones(3)], [torch.ones(1)] * 2)
+            .wait()
+        ),
         "lists of other lengths": lambda: (
             dist.distributed_c10d._get_default_group()
-            .reduce_scatter_single_coalesced([torch.ones(1)] * (2 if odd_one else 1), [torch.ones(3)])
+            .reduce_scatter_single_coalesced([torch.ones(1)] * (1 if odd_one else 2), [torch.ones(3)] * 2)
             .wait()
         ),
     }

@@ -190,6 +190,7 @@ def test_split_sizes_that_are_wrong_on_one_rank_are_raised_on_every_rank() -> No
         "a sparse gather",
         "an output of another size",
         "too few inputs",
+        "the first of two",
         "lists of other lengths",
     ],
 )

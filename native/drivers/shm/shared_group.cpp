@@ -90,8 +90,9 @@ void SharedGroup::run(Works may_work, Enough enough, std::uint32_t waiters_here)
     try {
       more = take_steps(works);
     } catch (const std::exception& error) {
-      more = was_whole;  // the others are told
+      more = was_whole;  // the others are told, by the attendant if this thread has had enough
       group_.give_up(error);
+      shm::ring(words_, true);
     }
     wake_at_.store(group_.deadline());
     can_work_.store(group_.can_work());

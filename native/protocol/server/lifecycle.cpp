@@ -117,7 +117,7 @@ void Lifecycle::ask_to_fail(std::uint32_t rank, std::uint64_t number, Status why
     return;
   }
   // A home is asked, and every server by a member that leaves with a result that others may lack.
-  const bool is_asked = at->operation->is_home() || at->operation->member(at->member).opening.finished;
+  const bool is_asked = at->operation->is_home() || at->operation->member(at->member).has_result();
   if (is_asked && !can_spare(*at->operation, at->member)) {
     endings_.fail(*at->operation, std::move(why));
   }
@@ -164,7 +164,7 @@ void Lifecycle::lose(std::uint32_t rank) {
 void Lifecycle::be_absent(std::uint32_t rank) {
   const auto concerns = [rank](const Operation& operation) {
     const std::optional<std::size_t> index = operation.group().index_of(rank);
-    return index && (!operation.member(*index).opened || operation.owes(*index));
+    return index && needs_again(operation, *index);
   };
   for (std::uint64_t serial : operations_.find_all(concerns)) {
     Operation& operation = *operations_.find(serial);
@@ -177,6 +177,13 @@ void Lifecycle::be_absent(std::uint32_t rank) {
   settle_what_all_have();
 }
 
+// Whether nothing becomes of the operation before the member is heard of again. (One that has not had its result, and
+// owes data, cannot have left: if its link is broken, it opens the operation anew in the next epoch.)
+bool Lifecycle::needs_again(const Operation& operation, std::size_t index) {
+  const Member& member = operation.member(index);
+  return !member.opened || (member.has_result() && operation.owes(index));
+}
+
 // A home says so. Another server does where members have results from an epoch before: for its home they may be
 // complete, and the operation forgotten there.
 bool Lifecycle::fail_without_absent(Operation& operation) {
@@ -185,8 +192,7 @@ bool Lifecycle::fail_without_absent(Operation& operation) {
     return false;
   }
   for (std::size_t i = 0; i < operation.size(); ++i) {
-    const bool is_needed = !operation.member(i).opened || operation.owes(i);
-    if (is_needed && absence_.is_absent(operation.rank(i))) {
+    if (needs_again(operation, i) && absence_.is_absent(operation.rank(i))) {
       endings_.fail(operation, absence_.status(operation.name(), operation.rank(i)));
       return true;
     }
@@ -389,8 +395,11 @@ bool Lifecycle::all_complete(const Operation& operation) const {
 // All that it owes has come; or nobody lacks anything, and those who have not opened the operation cannot do so in this
 // epoch.
 bool Lifecycle::can_spare(const Operation& operation, std::size_t index) const {
-  if (!operation.member(index).opening.finished) {
+  if (!operation.member(index).has_result()) {
     return false;
+  }
+  if (!operation.is_contributor(index) && !traits_of(operation.attributes().collective).shares_results()) {
+    return true;
   }
   if (operation.is(State::flowing)) {
     return !operation.owes(index);

@@ -81,6 +81,7 @@ class Lifecycle {
   bool can_spare(const Operation& operation, std::size_t index) const;
   // Fails the operation if it can never be complete, since a member is absent. Whether it has failed.
   bool fail_without_absent(Operation& operation);
+  static bool needs_again(const Operation& operation, std::size_t index);
 
   const Terms& terms_;
   const Epochs& epochs_;

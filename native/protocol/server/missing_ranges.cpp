@@ -45,8 +45,7 @@ MissingRange between_cuts(const Operation& operation, const std::vector<RangeSet
     const bool has = have[i].contains(between);
     missing.receives[i] = !has;
     missing.needs_data = missing.needs_data || (!has && !intersection(between, operation.wanted(i)).empty());
-    // Who has dropped it has forgotten it.
-    const bool is_there = !operation.member(i).dropped && !operation.member(i).ended;
+    const bool is_there = !operation.member(i).dropped;  // else it has forgotten the operation
     if (has && can_help && is_there && !missing.source) {
       missing.source = i;
     }

@@ -38,6 +38,9 @@ struct Member {
   Contribution inline_data;  // until the operation is admitted
   bool inlined = false;      // its whole contribution to the operation came with the opening
   std::uint32_t eager = 0;   // bytes of inline data without an answer
+
+  // It has had all of the result, and may leave once nobody can lack it.
+  bool has_result() const { return opening.finished || ended; }
 };
 
 class Operation {

@@ -240,6 +240,7 @@ void Operations::settle(Operation& operation, std::uint32_t server) {
   operation.settle(server);
   sender_.send_followers(operation, server);
   if (operation.is_finished()) {
+    sender_.answered_all(operation.part_of(server));
     if (operation.all_settled()) {
       forget(operation.number());
     }
@@ -303,6 +304,7 @@ void Operations::on_time() {
   const bool asked = progress_.asks();
   while (Operation* due = progress_.take_due()) {
     if (std::optional<Status> why = progress_.check(*due)) {
+      due->set_failure(due->watch().why_given_up());
       end(*due, std::move(*why));
     }
   }
@@ -361,8 +363,13 @@ void Operations::close(Operation& operation, const Status& status) {
       frames_.send(part.server(), {.type = Type::drop, .operation = operation.number()});
     }
   } else if (operation.gathers() ? !operation.transfer().goes_through_home() : !operation.is_small()) {
-    // The home keeps what others may still fail.
-    frames_.drop_soon(operation.home(), operation.number());
+    // The home keeps what others may still fail. In a new epoch any server may need to know that this rank has its
+    // result.
+    for (const Part& part : operation.parts()) {
+      if (part.server() == operation.home() || operation.is_reopened()) {
+        frames_.drop_soon(part.server(), operation.number());
+      }
+    }
   }
   for (Part& part : operation.parts()) {
     sender_.answered_all(part);

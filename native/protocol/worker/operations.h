@@ -54,7 +54,7 @@ class Operations {
   Time deadline() const { return progress_.deadline(); }
   void on_time();
 
-  // The home is to fail this one for all members. `stall`: what is said of it if the home does not answer.
+  // The home is to fail this one for all members. If it does not answer, it fails here alone.
   void give_up(std::uint64_t number, const Status& why);
   // Ends the operations that need this rank; ends all.
   void end_needing(std::uint32_t rank, const Status& why);

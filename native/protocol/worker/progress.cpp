@@ -162,7 +162,8 @@ void Progress::end_inquiry() {
   std::vector<std::pair<std::string, std::vector<const Operation*>>> warnings;
   for (const std::uint64_t number : inquiry.operations) {
     Operation* operation = operations_.find(number);
-    if (operation == nullptr || operation->failed_here() || operation->ends_later()) {
+    if (operation == nullptr || operation->failed_here() || operation->ends_later() ||
+        operation->watch().is_given_up()) {
       continue;
     }
     StallWatch& watch = operation->watch();

@@ -88,8 +88,8 @@ def meet(settings: Settings, store: Store | None = None) -> MeetingPoint:
     if store is None:
         address = _known_address(settings)
         return _at(settings, address, _secret(settings, address), sources)
-    _require_secret_for_far_servers(settings)
     _times_met[settings.rank] += 1
+    _require_secret_for_far_servers(settings)
     key = f"shoal/{_times_met[settings.rank]}"
     return _host(settings, store, key, sources) if settings.rank == 0 else _guest(settings, store, key, sources)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d
 
-from shoal.config.addresses import parse_host
+from shoal.config.addresses import is_loopback, is_unspecified, parse_host
 from shoal.config.launchers import Launch, read_launch
 from shoal.errors import ConfigurationError
 from shoal.job import runtime
@@ -82,10 +82,13 @@ def _launch(store: Any, rank: int, size: int) -> Launch:
 
 
 def _master_host(store: Any) -> str | None:
-    """Where rank 0 is: the host of ``init_method="tcp://host:port"``, which is the store's, or what the environment says."""
+    """Where rank 0 is: the host of ``init_method="tcp://host:port"``, which is the store's, or what the environment says.
+
+    Rank 0 may have given its store a host that leads nowhere from another machine.
+    """
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    if isinstance(store, TCPStore) and store.host:
+    if isinstance(store, TCPStore) and not is_unspecified(store.host) and not is_loopback(store.host):
         return str(store.host)
     try:
         return parse_host(os.environ["MASTER_ADDR"])

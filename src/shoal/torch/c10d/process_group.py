@@ -6,6 +6,7 @@ Tensors are on the CPU or, where Shoal has the operation itself, on a CUDA devic
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -229,10 +230,8 @@ class ShoalProcessGroup(Base):
 
     @by_device
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
-        self._check_pairs("reduce_scatter_tensor", options_of(ReduceScatterOptions, opts), outputs, inputs)
-        return OperationWork.of_all(
-            [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
-        )
+        options = options_of(ReduceScatterOptions, opts)
+        return self._coalesced("reduce_scatter_tensor", options, self.reduce_scatter_single, outputs, inputs)
 
     # --- Copies ---
 
@@ -286,8 +285,8 @@ class ShoalProcessGroup(Base):
 
     @by_device
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
-        self._check_pairs("all_gather_into_tensor", options_of(AllgatherOptions, opts), outputs, inputs)
-        return OperationWork.of_all([self.all_gather_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)])
+        options = options_of(AllgatherOptions, opts)
+        return self._coalesced("all_gather_into_tensor", options, self.all_gather_single, outputs, inputs)
 
     @by_device
     def alltoall(
@@ -333,10 +332,12 @@ class ShoalProcessGroup(Base):
     def allgather_coalesced(self, output_lists: Any, input_list: Tensors, opts: Any = None) -> Any:
         """``output_lists``: one list for each rank, with a tensor for each of its inputs."""
         options = options_of(AllgatherOptions, opts)
-        self._check_pairs("all_gather", options, *output_lists, input_list)
-        return OperationWork.of_all(
-            [self.allgather([list(each)], [own], options) for *each, own in zip(*output_lists, input_list, strict=True)]
-        )
+
+        def gather(*arguments: Any) -> Any:
+            *outputs, own, _ = arguments
+            return self.allgather([outputs], [own], options)
+
+        return self._coalesced("all_gather", options, gather, *output_lists, input_list)
 
     @by_device
     def gather(
@@ -456,13 +457,26 @@ class ShoalProcessGroup(Base):
 
         return self._start(called, options, [output], plan, transfer)
 
-    def _check_pairs(self, called: str, options: Any, *lists: Tensors) -> None:
-        """Raises ValueError unless each has as many tensors as the others."""
-        if len({len(tensors) for tensors in lists}) > 1:
-            with _Checking(self, called, options):
+    def _coalesced(self, called: str, options: Any, start: Callable[..., Any], *lists: Tensors) -> OperationWork:
+        """One operation for each place in the lists. Where one cannot begin, those after it are told to have failed too: the
+        other ranks have begun as many, and what is called next would meet the wrong one.
+        """
+        works: list[OperationWork] = []
+        told = 0
+        try:
+            if len({len(tensors) for tensors in lists}) > 1:
                 raise ValueError(
                     f"lists of {[len(tensors) for tensors in lists]} tensors, which should be as many each"
                 )
+            for arguments in zip(*lists, strict=True):
+                told = len(works) + 1
+                works.append(start(*arguments, options))
+        except Exception as error:
+            for _ in range(max(map(len, lists)) - told):
+                with suppress(type(error)), _Checking(self, called, options):
+                    raise
+            raise
+        return OperationWork.of_all(works)
 
     def _transfer(self, tensors: Tensors) -> Transfer | None:
         """For an operation on these tensors; None if they are on the CPU."""
