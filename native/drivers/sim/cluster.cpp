@@ -312,7 +312,14 @@ void Cluster::connect_server(std::uint32_t rank, std::uint32_t server, std::uint
     ServerHost& host = known != servers_.end() ? *known : make_server(lane, attempt, process);
     End& end = network_.add_link(LinkKind::server, *near.seat, rank, *host.seat, lane);
     const Time later = when + (random.chance(0.1) ? random.between(0, 2 * second) : 0);
-    network_.attach_later(*end.other, later, [&host, &end, rank] { host.server->attach_worker(end.other->id, rank); });
+    network_.attach_later(*end.other, later, [this, &host, &end, rank] {
+      // After a forged RECONNECT: as a server's process refuses a rank that is connected already.
+      if (!host.callers.insert(rank).second) {
+        network_.close(*host.seat, end.other->id);
+        return;
+      }
+      host.server->attach_worker(end.other->id, rank);
+    });
     network_.attach_later(end, later + network_.delay(), [&near, &end, lane, attempt, process] {
       near.worker->attach_returned(end.id, lane, attempt, id_of(process));
     });

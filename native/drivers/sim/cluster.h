@@ -47,7 +47,8 @@ class Cluster {
     Seat* seat = nullptr;
     std::unique_ptr<ServerWorld> world;
     std::unique_ptr<BufferPool> pool;
-    std::unique_ptr<Server> server;  // null once the process is gone
+    std::unique_ptr<Server> server;   // null once the process is gone
+    std::set<std::uint32_t> callers;  // ranks that have connected since the start of the job
   };
 
   Cluster(const Plan& plan, Network& network, Application& application, Observer& observer);
