@@ -3,9 +3,8 @@
 // worker.
 //
 // The only place that knows of both. What a local group asks of the worker is posted to the loop, or done by the caller
-// if it is short and the loop is idle. What the worker says
-// of an internode operation is passed to the machine's group at once. Every method may be called by any thread, unless
-// it says otherwise.
+// if it is short and the loop is idle. What the worker says of an internode operation is passed to the machine's group
+// at once. Every method may be called by any thread, unless it says otherwise.
 #pragma once
 
 #include <cstddef>

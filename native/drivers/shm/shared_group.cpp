@@ -91,8 +91,7 @@ void SharedGroup::run(Works may_work, Enough enough, std::uint32_t waiters_here)
       more = take_steps(works);
     } catch (const std::exception& error) {
       more = was_whole;  // the others are told, by the attendant if this thread has had enough
-      group_.give_up(error);
-      shm::ring(words_, true);
+      give_up(error);
     }
     wake_at_.store(group_.deadline());
     can_work_.store(group_.can_work());
@@ -244,6 +243,12 @@ bool SharedGroup::others_are_blocked() const {
   return false;
 }
 
+// By the holder of the lock. This rank's threads hear of it, and one of them tells the others.
+void SharedGroup::give_up(const std::exception& error) {
+  group_.give_up(error);
+  shm::ring(words_, true);
+}
+
 // --- What is done without the lock ---
 
 void SharedGroup::run_later(std::function<void()> question) {
@@ -266,11 +271,8 @@ void SharedGroup::run_deferred() {
       try {
         question();
       } catch (const std::exception& error) {
-        {
-          const std::lock_guard lock(mutex_);
-          group_.give_up(error);
-        }
-        shm::ring(words_, true);
+        const std::lock_guard lock(mutex_);
+        give_up(error);
       }
     }
     runs_deferred_.store(false);

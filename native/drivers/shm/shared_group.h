@@ -109,6 +109,7 @@ class SharedGroup final : private local::World {
   void take_network_results();
   void run_later(std::function<void()> question);
   void run_deferred();
+  void give_up(const std::exception& error);
   bool others_are_blocked() const;
   void note_end();
 

@@ -98,9 +98,7 @@ def _require_secret_for_far_servers(settings: Settings) -> None:
     """Every rank sees for itself that it is missing, before any waits for another."""
     far = _far_servers(settings)
     if far and not secrets.configured_secrets(settings):
-        raise ConfigurationError(
-            f"the servers {', '.join(far)} are on other machines and rank {settings.rank} has no secret: {secrets.HOW_TO_MAKE_ONE}"
-        )
+        raise _no_secret(settings, f"the servers {', '.join(far)} are")
 
 
 def _far_servers(settings: Settings) -> list[str]:
@@ -222,10 +220,14 @@ def _secret(settings: Settings, address: Address) -> bytes:
     far = _far_servers(settings)
     if here and not far:
         return secrets.user_secret(settings.secret_folder)
-    what = f"the servers {', '.join(far)} are" if here else "this job's ranks are"
-    promise = "" if here else _promise(settings)
-    raise ConfigurationError(
-        f"{what} on other machines and rank {settings.rank} has no secret: {secrets.HOW_TO_MAKE_ONE}{promise}"
+    if here:
+        raise _no_secret(settings, f"the servers {', '.join(far)} are")
+    raise _no_secret(settings, "this job's ranks are", _promise(settings))
+
+
+def _no_secret(settings: Settings, who_are: str, promise: str = "") -> ConfigurationError:
+    return ConfigurationError(
+        f"{who_are} on other machines and rank {settings.rank} has no secret: {secrets.HOW_TO_MAKE_ONE}{promise}"
     )
 
 

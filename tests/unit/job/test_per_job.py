@@ -1,9 +1,9 @@
 """What is kept for a job is made once, and goes with the job's session."""
 
-import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,7 +42,7 @@ def test_threads_that_ask_at_the_same_time_get_the_same() -> None:
     assert found == made * 4
 
 
-def test_a_job_that_was_left_goes_with_the_groups_that_were_made_in_it() -> None:
+def test_a_job_that_was_left_goes_with_the_groups_that_were_made_in_it(gone: Callable[[Any], bool]) -> None:
     shoal.init()
     shoal.allreduce(1.0)  # makes the group of all ranks
     NamedOperations(shoal.Group([0]))
@@ -50,18 +50,3 @@ def test_a_job_that_was_left_goes_with_the_groups_that_were_made_in_it() -> None
     left = weakref.ref(runtime.current())
     shoal.shutdown()
     assert gone(left)
-
-
-def gone(left: "weakref.ref[Any]") -> bool:
-    """Whether a session that was left is collected, 5 s after its end at most. No variable of the caller may hold it."""
-    if (ended := left()) is not None:
-        assert ended.wait_ended(5.0)
-        del ended
-    # A job that was left is held while other ranks may need the server in this process. Joining the next looks after that.
-    shoal.init()
-    shoal.shutdown()
-    until = time.monotonic() + 5
-    while left() is not None and time.monotonic() < until:
-        gc.collect()
-        time.sleep(0.02)  # the thread that saw the end may be on its way out
-    return left() is None
