@@ -466,7 +466,8 @@ class ShoalProcessGroup(Base):
         try:
             if len({len(tensors) for tensors in lists}) > 1:
                 raise ValueError(
-                    f"lists of {[len(tensors) for tensors in lists]} tensors, which should be as many each"
+                    f"{called} on {self._messages.own_name}: lists of {[len(tensors) for tensors in lists]} tensors, which "
+                    "should be as many each"
                 )
             for arguments in zip(*lists, strict=True):
                 told = len(works) + 1
