@@ -9,7 +9,7 @@
 
 namespace shoal::os {
 
-// While there is one, the calling thread has all signals blocked, and threads that it starts have them blocked for good.
+// While there is one, the calling thread has all signals blocked; a thread that it starts has them blocked for good.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
