@@ -21,7 +21,7 @@ from wheels import BUILD, build_core
 
 TESTS = (
     "reduce_test", "reduce_processor_test", "bits_test", "wire_test", "sharding_test", "coordinator_test", "worker_test",
-    "server_test", "shm_test", "engine_test",
+    "server_test", "server_endings_test", "shm_test", "engine_test",
 )  # fmt: skip
 QEMU = "qemu-aarch64"
 SYSTEM = Path("/usr/aarch64-linux-gnu")  # where the packages put glibc

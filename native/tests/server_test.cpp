@@ -1,180 +1,19 @@
 // The server's machine against frames that no well-behaved simulation sends: each test plays the workers itself.
 #include "protocol/server/server.h"
 
-#include <algorithm>
 #include <limits>
-#include <map>
 #include <utility>
 #include <vector>
 
 #include "base/limits.h"
-#include "check.h"
-#include "protocol/keys.h"
-#include "protocol/sharding.h"
-#include "wire/epoch.h"
-#include "wire/late.h"
-#include "worlds.h"
+#include "served_job.h"
 
 namespace {
 
 using namespace shoal;
+using tests::opening_of;
 using wire::Type;
-
-// Keeps what was sent; nothing is ever written to a network, so on_sent comes only when a test says so.
-struct World final : ServerWorld {
-  void send(LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte> /*borrowed*/,
-            Token token) override {
-    sent[link].push_back(header);
-    last = std::move(owned);
-    tokens[link].push_back(token);
-  }
-  void detach(Token /*token*/) override {}
-  void close(LinkId /*link*/) override {}
-  void compete(LinkId link, bool on) override { competing[link] = on; }
-  void sum(Sum sum) override { sums.push_back(sum.token); }
-
-  std::map<LinkId, bool> competing;
-  std::vector<Token> sums;
-  std::map<LinkId, std::vector<wire::Header>> sent;
-  std::map<LinkId, std::vector<Token>> tokens;
-  Bytes last;
-};
-
-// A job of three ranks and one server. The link of a rank has the rank's number.
-struct Job {
-  explicit Job(std::int32_t held_by = -1, std::uint32_t eager = 1024, std::uint64_t rate = 0)
-      : config(make_config(held_by, eager, rate)) {
-    for (std::uint32_t rank = 0; rank < 3; ++rank) {
-      server.attach_worker(rank, rank);
-    }
-  }
-
-  Status frame(std::uint32_t rank, const wire::Header& header, const Bytes& payload) {
-    return shoal::frame(server, rank, header, payload);
-  }
-
-  // With `inlined` bytes of inline data.
-  Status open(std::uint32_t rank, std::uint64_t number, wire::Opening opening, std::uint32_t inlined,
-              std::uint32_t acknowledged = 0) {
-    opening.group = world_group_id(config.size());
-    opening.key = operation_key(opening.group, opening.name, 0);
-    opening.inline_bytes = inlined;
-    Bytes payload = wire::encode(opening);
-    payload.resize(payload.size() + inlined);
-    return frame(rank, {.type = Type::open, .epoch = epoch, .operation = number, .acknowledged = acknowledged},
-                 payload);
-  }
-
-  // A new epoch, in which the only server goes on.
-  void begin_epoch(std::uint32_t rank) {
-    epoch = 1;
-    CHECK(frame(rank, {.type = Type::epoch, .epoch = epoch}, wire::encode(wire::Epoch{config.weights, ""})).ok());
-  }
-  void end_reopening(std::uint32_t rank) {
-    CHECK(frame(rank, {.type = Type::epoch, .flags = wire::flag_reopened, .epoch = epoch}, {}).ok());
-  }
-  bool was_told(std::uint32_t rank, Type type) {
-    const std::vector<wire::Header>& to = world.sent[rank];
-    return std::any_of(to.begin(), to.end(), [type](const wire::Header& header) { return header.type == type; });
-  }
-
-  // What the server says to a rank that asks whom its operation waits for.
-  std::vector<std::pair<std::uint32_t, wire::Late::Why>> late(std::uint32_t rank, std::uint64_t number) {
-    CHECK(frame(rank, {.type = Type::ask, .operation = number}, {}).ok());
-    CHECK(world.sent[rank].back().type == Type::late);
-    wire::Late answer;
-    CHECK(wire::decode(world.last, answer).ok());
-    CHECK_EQ(answer.count, answer.members.size());
-    std::vector<std::pair<std::uint32_t, wire::Late::Why>> found;
-    for (const wire::Late::Member& member : answer.members) {
-      found.emplace_back(member.rank, member.why);
-    }
-    return found;
-  }
-
-  static JobConfig make_config(std::int32_t held_by, std::uint32_t eager, std::uint64_t rate) {
-    JobConfig config{{"a", "b", "c"}, {"s"}, {held_by}, {1}, 4096, 8192, eager, 1024, 1, 0, false, rate};
-    CHECK_EQ(problem_with(config), "");
-    return config;
-  }
-
-  const JobConfig config;
-  std::uint32_t epoch = 0;
-  World world;
-  BufferPool pool{0};
-  Server server{config, 0, world, pool};
-
- protected:
-  explicit Job(JobConfig config_of_job) : config(std::move(config_of_job)) {
-    for (std::uint32_t rank = 0; rank < 3; ++rank) {
-      server.attach_worker(rank, rank);
-    }
-  }
-};
-
-// One of two servers, which is not the home of "a". Rank 0 has had the result of "a" before the epoch; of this server's
-// part, the others have none.
-struct NotHome : Job {
-  NotHome() : Job(two_servers()) {
-    const Hash128 group = world_group_id(3);
-    while (home_of(operation_key(group, name, 0), config) == 0) {
-      name += "a";
-    }
-    for (std::uint32_t rank = 0; rank < 3; ++rank) {
-      begin_epoch(rank);
-    }
-  }
-
-  // `has_own`: it has this server's part of the result, and lacks the home's.
-  void opens(std::uint32_t rank, bool has_own = false) {
-    wire::Opening sum;
-    sum.collective = Collective::all_reduce;
-    sum.dtype = DType::uint8;
-    sum.op = Operator::sum;
-    sum.name = name;
-    sum.bytes = 16384;
-    sum.shape = {16384};
-    sum.finished = rank == 0;
-    if (rank > 0) {
-      for (const Share& share : shares_of(sum.bytes, 1, config)) {
-        if (share.server == (has_own ? 0U : 1U)) {
-          sum.have = {share.shard};
-        }
-      }
-    }
-    CHECK(open(rank, 1, sum, 0).ok());
-  }
-  void leaves(std::uint32_t rank) {
-    const Bytes why = wire::encode(wire::Failure{Status::error(Code::peer_left, "rank 0 has left", 0)});
-    CHECK(frame(rank, {.type = Type::fail, .epoch = 1, .operation = 1}, why).ok());
-    CHECK(frame(rank, {.type = Type::drop, .epoch = 1, .operation = 1}, {}).ok());
-    CHECK(frame(rank, {.type = Type::leave, .epoch = 1}, {}).ok());
-  }
-  Status sends(std::uint32_t rank, std::uint64_t offset = 0) {
-    wire::Header header{.type = Type::data, .dtype = DType::uint8, .epoch = 1, .operation = 1};
-    header.offset = offset;
-    header.length = 4096;
-    return frame(rank, header, Bytes(4096));
-  }
-
-  static JobConfig two_servers() {
-    JobConfig config{{"a", "b", "c"}, {"s", "t"}, {-1, -1}, {1, 1}, 4096, 8192, 1024, 1024, 1, 0, false, 0};
-    CHECK_EQ(problem_with(config), "");
-    return config;
-  }
-
-  std::string name = "a";
-};
-
-wire::Opening opening_of(Collective collective, const char* name, std::uint64_t bytes) {
-  wire::Opening opening;
-  opening.collective = collective;
-  opening.dtype = DType::uint8;
-  opening.name = name;
-  opening.bytes = bytes;
-  opening.shape = {static_cast<std::int64_t>(bytes)};
-  return opening;
-}
+using Job = tests::ServedJob;
 
 }  // namespace
 
@@ -265,126 +104,6 @@ TEST(a_root_is_answered_in_order_when_frames_to_a_lost_rank_end_in_another) {
 
 // Found by the simulated network: a worker's link to one server was silent until its kernel gave up, after another
 // server had been lost. The server told the others that everybody had a result that this worker still lacked.
-TEST(who_has_lost_its_link_may_lack_what_all_others_have) {
-  Job job;
-  wire::Opening sum = opening_of(Collective::all_reduce, "a", 4096);
-  sum.op = Operator::sum;
-  sum.finished = true;
-  for (std::uint32_t rank : {0, 1}) {
-    job.begin_epoch(rank);
-    CHECK(job.open(rank, 1, sum, 0).ok());
-    job.end_reopening(rank);
-  }
-  job.server.on_lost(2, Status::error(Code::peer_lost, "connection timed out"));
-  CHECK(!job.was_told(0, Type::have));
-  // That nobody knows better in a minute means that the rank has left, and its goodbye was lost.
-  job.server.on_time(61 * second);
-  CHECK(job.was_told(0, Type::have));
-  CHECK(job.was_told(1, Type::have));
-  CHECK_EQ(job.server.operations(), 0U);
-}
-
-// Found by the simulated network: rank 0 had waited for a minute for those who may lack the result, and left a little
-// before the minute was over after which a lost link counts as a goodbye. The others were never told that all had it.
-TEST(who_leaves_with_a_result_that_nobody_can_lack_fails_nothing) {
-  for (const bool may_lack : {false, true}) {
-    Job job;
-    wire::Opening sum = opening_of(Collective::all_reduce, "a", 4096);
-    sum.op = Operator::sum;
-    for (std::uint32_t rank : {0, 1}) {
-      job.begin_epoch(rank);
-      sum.finished = rank == 0;
-      sum.have = rank == 0 ? std::vector<Range>{} : std::vector<Range>{{0, 4096}};
-      CHECK(job.open(rank, 1, sum, 0).ok());
-      job.end_reopening(rank);
-    }
-    if (!may_lack) {
-      job.server.on_lost(2, Status::error(Code::peer_lost, "connection timed out"));
-    }
-    const Bytes why = wire::encode(wire::Failure{Status::error(Code::peer_left, "rank 0 has left", 0)});
-    CHECK(job.frame(0, {.type = Type::fail, .epoch = 1, .operation = 1}, why).ok());
-    CHECK(job.frame(0, {.type = Type::drop, .epoch = 1, .operation = 1}, {}).ok());
-    CHECK(job.frame(0, {.type = Type::leave, .epoch = 1}, {}).ok());
-    CHECK_EQ(job.was_told(1, Type::fail), may_lack);
-    job.server.on_time(61 * second);
-    CHECK_EQ(job.was_told(1, Type::have), !may_lack);
-  }
-}
-
-TEST(who_leaves_after_it_has_sent_the_result_that_others_lack_fails_nothing) {
-  for (const bool has_sent : {true, false}) {
-    Job job;
-    wire::Opening sum = opening_of(Collective::all_reduce, "a", 4096);
-    sum.op = Operator::sum;
-    for (std::uint32_t rank : {0, 1, 2}) {
-      job.begin_epoch(rank);
-      sum.finished = rank == 0;
-      CHECK(job.open(rank, 1, sum, 0).ok());
-    }
-    if (has_sent) {
-      CHECK(job.frame(0, {.type = Type::data, .dtype = DType::uint8, .epoch = 1, .operation = 1, .length = 4096},
-                      Bytes(4096))
-                .ok());
-    }
-    const Bytes why = wire::encode(wire::Failure{Status::error(Code::peer_left, "rank 0 has left", 0)});
-    CHECK(job.frame(0, {.type = Type::fail, .epoch = 1, .operation = 1}, why).ok());
-    CHECK(job.frame(0, {.type = Type::drop, .epoch = 1, .operation = 1}, {}).ok());
-    for (std::uint32_t rank : {1, 2}) {
-      CHECK_EQ(job.was_told(rank, Type::fail), !has_sent);
-      CHECK_EQ(job.was_told(rank, Type::result), has_sent);
-    }
-  }
-}
-
-// Its home may have settled it long ago: all had what it gave.
-TEST(who_lacks_what_a_rank_takes_with_it_hears_so_from_a_server_that_is_not_the_home) {
-  NotHome job;
-  job.opens(0);
-  job.opens(1);
-  job.leaves(0);
-  CHECK(job.was_told(1, Type::fail));
-  job.opens(2);
-  CHECK(job.was_told(2, Type::fail));
-  for (std::uint32_t rank : {1, 2}) {
-    CHECK(job.frame(rank, {.type = Type::drop, .epoch = 1, .operation = 1}, {}).ok());
-  }
-  CHECK_EQ(job.server.operations(), 0U);
-}
-
-TEST(who_leaves_after_it_has_got_the_rest_of_the_result_elsewhere_fails_nothing) {
-  NotHome job;
-  job.opens(0);
-  job.opens(1, true);
-  job.opens(2);
-  CHECK(job.frame(1, {.type = Type::drop, .flags = wire::flag_well, .epoch = 1, .operation = 1}, {}).ok());
-  job.leaves(1);
-  CHECK(!job.was_told(2, Type::fail));
-  for (std::uint64_t offset = 0; offset < 8192; offset += 4096) {
-    CHECK(job.sends(0, offset).ok());
-  }
-  CHECK(job.was_told(2, Type::result) && !job.was_told(2, Type::fail));
-  CHECK_EQ(job.server.operations(), 0U);
-}
-
-TEST(who_opens_what_only_a_rank_that_has_left_has_hears_so_from_a_server_that_is_not_the_home) {
-  NotHome job;
-  CHECK(job.frame(0, {.type = Type::leave, .epoch = 1}, {}).ok());
-  job.opens(1);
-  CHECK(job.was_told(1, Type::fail));
-}
-
-TEST(who_waits_for_a_rank_whose_goodbye_was_lost_hears_so_in_a_minute) {
-  NotHome job;
-  for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    job.opens(rank);
-  }
-  job.server.on_lost(0, Status::error(Code::peer_lost, "connection timed out"));
-  CHECK(!job.was_told(1, Type::fail));
-  job.server.on_time(61 * second);
-  CHECK(job.was_told(1, Type::fail) && job.was_told(2, Type::fail));
-}
-
-// One opening would take all the memory of the server.
 TEST(what_has_too_many_segments_to_go_on_in_a_new_epoch_fails) {
   Job job;
   wire::Opening sum = opening_of(Collective::all_reduce, "a", std::uint64_t{1} << 60U);
@@ -399,19 +118,6 @@ TEST(what_has_too_many_segments_to_go_on_in_a_new_epoch_fails) {
   }
 }
 
-TEST(data_that_was_on_its_way_when_its_operation_failed_is_no_error) {
-  NotHome job;
-  for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    job.opens(rank);
-  }
-  CHECK(job.was_told(0, Type::admit));
-  CHECK(job.frame(1, {.type = Type::drop, .epoch = 1, .operation = 1}, {}).ok());
-  job.world.sent[0].clear();
-  CHECK(job.sends(0).ok());
-  CHECK_EQ(job.world.sent[0].back().credit, 4096U);
-}
-
-// So that small arrays, one after the other, do not cost a message more each.
 TEST(what_all_have_goes_along_with_a_frame_5_ms_later_or_alone_after_20) {
   constexpr Time ms = second / 1000;
   Job job;
