@@ -8,7 +8,7 @@ Tensors are on the CPU or, where Shoal has the operation itself, on a CUDA devic
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._C._distributed_c10d import (
@@ -147,11 +147,13 @@ class ShoalProcessGroup(Base):
         options = options_of(AllreduceCoalescedOptions, opts)
         if len(tensors) == 1:
             return self._reduce_in_place("all_reduce_coalesced", tensors, options)
-        with _Checking(self, "all_reduce_coalesced", options):
+        try:
             operator = _operator("all_reduce_coalesced", tensors, options)
             transfer = self._transfer(tensors)
             together = joined(tensors, transfer)
             places = [tensor.detach() for tensor in tensors]
+        except Exception as error:
+            self._raise_everywhere("all_reduce_coalesced", options, error)
 
         def plan(group: Group) -> Plan:
             return reductions.allreduce(group, Flat(together), operator).then(
@@ -171,11 +173,13 @@ class ShoalProcessGroup(Base):
         root: int | None = None,
     ) -> Any:
         options = options_of(ReduceOptions, opts, op=op, root=root, timeout=timeout)
-        with _Checking(self, "reduce", options):
+        try:
             tensor = single(as_list(tensors))
             operator = _operator("reduce", [tensor], options)
             transfer = self._transfer([tensor])
             flat = Flat(tensor, transfer)
+        except Exception as error:
+            self._raise_everywhere("reduce", options, error)
 
         def plan(group: Group) -> Plan:
             _root(group, options)
@@ -194,7 +198,7 @@ class ShoalProcessGroup(Base):
         op: Any = None,
     ) -> Any:
         options = options_of(ReduceScatterOptions, opts, op=op, timeout=timeout)
-        with _Checking(self, "reduce_scatter", options):
+        try:
             output = single(as_list(output_tensors))
             inputs = input_tensors if isinstance(output_tensors, torch.Tensor) else single(input_tensors)
             _check_length("inputs", inputs, self.size())
@@ -207,6 +211,8 @@ class ShoalProcessGroup(Base):
             transfer = self._transfer([output, *inputs])
             together = joined(inputs, transfer)
             flat = Flat(output, transfer, read=False)
+        except Exception as error:
+            self._raise_everywhere("reduce_scatter", options, error)
         if len({tensor.numel() for tensor in inputs}) == 1:
             return self._scatter_reduced("reduce_scatter", output, flat, together, operator, options, transfer)
         begin = sum(count(tensor) for tensor in inputs[: self.rank()])
@@ -221,11 +227,13 @@ class ShoalProcessGroup(Base):
     @by_device
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         options = options_of(ReduceScatterOptions, opts)
-        with _Checking(self, "reduce_scatter_tensor", options):
+        try:
             operator = _operator("reduce_scatter_tensor", [output, input], options)
             transfer = self._transfer([output, input])
             elements = Flat(input, transfer).elements
             flat = Flat(output, transfer, read=False)
+        except Exception as error:
+            self._raise_everywhere("reduce_scatter_tensor", options, error)
         return self._scatter_reduced("reduce_scatter_tensor", output, flat, elements, operator, options, transfer)
 
     @by_device
@@ -240,10 +248,12 @@ class ShoalProcessGroup(Base):
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
     ) -> Any:
         options = options_of(BroadcastOptions, opts, root=root, timeout=timeout)
-        with _Checking(self, "broadcast", options):
+        try:
             tensor = single(as_list(tensors))
             transfer = self._transfer([tensor])
             flat = Flat(tensor, transfer, read=options.rootRank == self.rank())
+        except Exception as error:
+            self._raise_everywhere("broadcast", options, error)
 
         def plan(group: Group) -> Plan:
             root = group.ranks[_root(group, options)]
@@ -256,12 +266,14 @@ class ShoalProcessGroup(Base):
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
         options = options_of(AllgatherOptions, opts, timeout=timeout)
-        with _Checking(self, "all_gather", options):
+        try:
             outputs = output_tensors if isinstance(input_tensors, torch.Tensor) else single(output_tensors)
             given = single(as_list(input_tensors))
             transfer = self._transfer([given, *outputs])
             flat = Flat(given, transfer)
             flats = [Flat(output, transfer, read=False) for output in outputs]
+        except Exception as error:
+            self._raise_everywhere("all_gather", options, error)
 
         def plan(group: Group) -> Plan:
             return operations.allgather_by_blocks(group, flat.elements, lambda data, blocks: fill(flats, data, blocks))
@@ -272,11 +284,13 @@ class ShoalProcessGroup(Base):
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         """``output``: of as many elements as the inputs of all ranks together, in their order."""
         options = options_of(AllgatherOptions, opts)
-        with _Checking(self, "all_gather_into_tensor", options):
+        try:
             transfer = self._transfer([output, input])
             flat = Flat(output, transfer, read=False)
             # The input may be a part of the output.
             given = apart(Flat(input, transfer).elements, flat.elements)
+        except Exception as error:
+            self._raise_everywhere("all_gather_into_tensor", options, error)
 
         def plan(group: Group) -> Plan:
             return flat.filled_by(operations.allgather_into(group, given, flat.elements))
@@ -293,12 +307,14 @@ class ShoalProcessGroup(Base):
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: timedelta | None = None
     ) -> Any:
         options = options_of(AllToAllOptions, opts, timeout=timeout)
-        with _Checking(self, "all_to_all", options):
+        try:
             outputs = list(output_tensors)
             transfer = self._transfer([*outputs, *input_tensors])
             inputs = joined(input_tensors, transfer)
             splits = [count(tensor) for tensor in input_tensors]
             flats = [Flat(output, transfer, read=False) for output in outputs]
+        except Exception as error:
+            self._raise_everywhere("all_to_all", options, error)
 
         def plan(group: Group) -> Plan:
             return operations.alltoall_by_blocks(group, inputs, splits, lambda data, blocks: fill(flats, data, blocks))
@@ -316,10 +332,12 @@ class ShoalProcessGroup(Base):
         timeout: timedelta | None = None,
     ) -> Any:
         options = options_of(AllToAllOptions, opts, timeout=timeout)
-        with _Checking(self, "all_to_all_single", options):
+        try:
             transfer = self._transfer([output, input])
             flat = Flat(output, transfer, read=False)
             given = apart(Flat(input, transfer).elements, flat.elements)
+        except Exception as error:
+            self._raise_everywhere("all_to_all_single", options, error)
 
         def plan(group: Group) -> Plan:
             splits = split_sizes(given, input, input_split_sizes, group.size)
@@ -351,12 +369,14 @@ class ShoalProcessGroup(Base):
     ) -> Any:
         options = options_of(GatherOptions, opts, root=root, timeout=timeout)
         here = options.rootRank == self.rank()
-        with _Checking(self, "gather", options):
+        try:
             given = single(as_list(input_tensors))
             outputs = output_tensors if isinstance(input_tensors, torch.Tensor) or not here else single(output_tensors)
             transfer = self._transfer([given, *outputs])
             flat = Flat(given, transfer)
             flats = [Flat(output, transfer, read=False) for output in outputs]
+        except Exception as error:
+            self._raise_everywhere("gather", options, error)
 
         def take(data: memoryview, blocks: list[int]) -> None:
             if here:
@@ -383,12 +403,14 @@ class ShoalProcessGroup(Base):
     ) -> Any:
         options = options_of(ScatterOptions, opts, root=root, timeout=timeout)
         here = options.rootRank == self.rank()
-        with _Checking(self, "scatter", options):
+        try:
             output = single(as_list(output_tensors))
             inputs = input_tensors if isinstance(output_tensors, torch.Tensor) or not here else single(input_tensors)
             transfer = self._transfer([output, *inputs])
             flat = Flat(output, transfer, read=False)
             elements = joined(inputs, transfer) if inputs else flat.elements[:0]
+        except Exception as error:
+            self._raise_everywhere("scatter", options, error)
 
         def take(data: memoryview, blocks: list[int]) -> None:
             fill([flat], data, [sum(blocks)])
@@ -426,12 +448,14 @@ class ShoalProcessGroup(Base):
     # --- How they are done ---
 
     def _reduce_in_place(self, called: str, tensors: Any, options: Any) -> OperationWork:
-        with _Checking(self, called, options):
+        try:
             tensor = single(as_list(tensors))
             if not tensor.is_sparse:
                 operator = _operator(called, [tensor], options)
                 transfer = self._transfer([tensor])
                 flat = Flat(tensor, transfer)
+        except Exception as error:
+            self._raise_everywhere(called, options, error)
         if tensor.is_sparse:
             return self._start(
                 called, options, [tensor], lambda group: sparse.allreduce(group, tensor, options.reduceOp), None
@@ -474,10 +498,19 @@ class ShoalProcessGroup(Base):
                 works.append(start(*arguments, options))
         except Exception as error:
             for _ in range(max(map(len, lists)) - told):
-                with suppress(type(error)), _Checking(self, called, options):
-                    raise
+                with suppress(type(error)):
+                    self._raise_everywhere(called, options, error)
             raise
         return OperationWork.of_all(works)
+
+    def _raise_everywhere(self, called: str, options: Any, error: Exception) -> NoReturn:
+        """What is wrong with the arguments of an operation is told to the other ranks, which wait for it, too."""
+
+        def plan(_: Group) -> Plan:
+            raise error
+
+        self._start(called, options, [], plan, None)
+        raise error
 
     def _transfer(self, tensors: Tensors) -> Transfer | None:
         """For an operation on these tensors; None if they are on the CPU."""
@@ -500,26 +533,6 @@ class ShoalProcessGroup(Base):
         name = None if caller is None else str(call_site)
         handle = self._submissions.submit(called, name, self._group, plan, timeout.total_seconds(), transfer)
         return OperationWork([handle], results, call_site, timeout)
-
-
-class _Checking:
-    """What is raised in here about the arguments of an operation is told to the other ranks, which wait for it, too."""
-
-    __slots__ = ("_called", "_options", "_process_group")
-
-    def __init__(self, process_group: ShoalProcessGroup, called: str, options: Any) -> None:
-        self._process_group, self._called, self._options = process_group, called, options
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
-        if isinstance(error, Exception):
-
-            def plan(_: Group) -> Plan:
-                raise error
-
-            self._process_group._start(self._called, self._options, [], plan, None)
 
 
 def _operator(called: str, tensors: Tensors, options: Any) -> reductions.Operator:
