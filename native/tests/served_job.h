@@ -15,6 +15,8 @@
 
 namespace shoal::tests {
 
+using wire::Type;
+
 // Keeps what was sent; nothing is ever written to a network, so on_sent comes only when a test says so.
 struct ServedWorld final : ServerWorld {
   void send(LinkId link, const wire::Header& header, Bytes owned, std::span<const std::byte> /*borrowed*/,
