@@ -40,11 +40,7 @@ struct ServedWorld final : ServerWorld {
 // A job of three ranks and one server. The link of a rank has the rank's number.
 struct ServedJob {
   explicit ServedJob(std::int32_t held_by = -1, std::uint32_t eager = 1024, std::uint64_t rate = 0)
-      : config(make_config(held_by, eager, rate)) {
-    for (std::uint32_t rank = 0; rank < 3; ++rank) {
-      server.attach_worker(rank, rank);
-    }
-  }
+      : ServedJob(make_config(held_by, eager, rate)) {}
 
   Status frame(std::uint32_t rank, const wire::Header& header, const Bytes& payload) {
     return shoal::frame(server, rank, header, payload);

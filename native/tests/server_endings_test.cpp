@@ -184,7 +184,6 @@ TEST(who_waits_for_a_rank_whose_goodbye_was_lost_hears_so_in_a_minute) {
   CHECK(job.was_told(1, Type::fail) && job.was_told(2, Type::fail));
 }
 
-// One opening would take all the memory of the server.
 TEST(data_that_was_on_its_way_when_its_operation_failed_is_no_error) {
   NotHome job;
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
@@ -196,7 +195,5 @@ TEST(data_that_was_on_its_way_when_its_operation_failed_is_no_error) {
   CHECK(job.sends(0).ok());
   CHECK_EQ(job.world.sent[0].back().credit, 4096U);
 }
-
-// So that small arrays, one after the other, do not cost a message more each.
 
 RUN_TESTS()

@@ -104,6 +104,7 @@ TEST(a_root_is_answered_in_order_when_frames_to_a_lost_rank_end_in_another) {
 
 // Found by the simulated network: a worker's link to one server was silent until its kernel gave up, after another
 // server had been lost. The server told the others that everybody had a result that this worker still lacked.
+// One opening would take all the memory of the server.
 TEST(what_has_too_many_segments_to_go_on_in_a_new_epoch_fails) {
   Job job;
   wire::Opening sum = opening_of(Collective::all_reduce, "a", std::uint64_t{1} << 60U);
@@ -118,6 +119,7 @@ TEST(what_has_too_many_segments_to_go_on_in_a_new_epoch_fails) {
   }
 }
 
+// So that small arrays, one after the other, do not cost a message more each.
 TEST(what_all_have_goes_along_with_a_frame_5_ms_later_or_alone_after_20) {
   constexpr Time ms = second / 1000;
   Job job;
