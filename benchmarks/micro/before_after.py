@@ -3,8 +3,9 @@
 What c10d.py, inside_node.py, nodes.py, small_sizes.py, any_servers.py, server_core.py and train_gpt.py measure of Shoal, without its rivals.
 Each row is one kind of all-reduce or of training step, or what operations cost a server. A pair is some rounds of
 one turn each, and its ratio the middle one of the rounds' ratios, time now by time before. The middle half of a row's
-ratios has to lie within 5 %, or the row shows nothing and is run again, in pairs of three times the rounds. Target: a
-median ratio of at most 1.03 in every row.
+ratios has to lie within 5 %, or the row shows nothing and is run again, in pairs of three times the rounds; such a
+pair's ratio is the geometric mean of the rounds' ratios but for the outermost tenths: with more ranks than processors
+a turn has one of two speeds, and a middle one jumps between them. Target: a median ratio of at most 1.03 in every row.
 
 Who starts first has slower memory: the same step of train_gpt.py takes 2 % longer, in its optimizer too. So half of a pair is measured with
 this Shoal started first and half with the earlier one, and the pair's ratio is the geometric mean of both. Pairs are of several such starts of
@@ -113,12 +114,16 @@ class _BoundLabPlace(LabPlace):
         return super().start(host, name, _bound(command, environment), environment, output)
 
 
-def _ratios(now: Sequence[float], before: Sequence[float], turns_of_a_pair: int) -> tuple[float, ...]:
-    """Of pairs. ``now``, ``before``: seconds by turns."""
+def _ratios(now: Sequence[float], before: Sequence[float], turns_of_a_pair: int, unclear: bool) -> tuple[float, ...]:
+    """Of pairs. ``now``, ``before``: seconds by turns. ``unclear``: the row's medians have shown nothing."""
     of_turns = [a / b for a, b in zip(now, before, strict=True)]
-    return tuple(
-        statistics.median(of_turns[at : at + turns_of_a_pair]) for at in range(0, len(of_turns), turns_of_a_pair)
-    )
+    one_of = _trimmed_mean if unclear else statistics.median
+    return tuple(one_of(of_turns[at : at + turns_of_a_pair]) for at in range(0, len(of_turns), turns_of_a_pair))
+
+
+def _trimmed_mean(ratios: Sequence[float]) -> float:
+    outermost = len(ratios) // 10
+    return statistics.geometric_mean(sorted(ratios)[outermost : len(ratios) - outermost])
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,7 @@ class Operations:
                 [turn.seconds for turn in report.result(_team(variant), size).turns]
                 for variant in (kind, f"{kind} {BEFORE}".strip())
             )
-            rows.append(Row(name, _ratios(now, then, turns)))
+            rows.append(Row(name, _ratios(now, then, turns, wanted is not None)))
         return rows
 
     @staticmethod
@@ -178,7 +183,10 @@ class Training:
         with Teams(self.place(), variants) as stage:
             everyone = [team for pair in teams.values() for team in (reversed(pair) if earlier_first else pair)]
             done = stage.in_turns(everyone, SMALL_GPT, pairs * turns, FIRST_STEPS, STEPS)
-        return [Row(name, _ratios(done[now].seconds, done[then].seconds, turns)) for name, (now, then) in teams.items()]
+        return [
+            Row(name, _ratios(done[now].seconds, done[then].seconds, turns, wanted is not None))
+            for name, (now, then) in teams.items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -210,7 +218,7 @@ class ServerCost:
                 [turn.server_cpu or math.nan for turn in report.result(_team(variant), SERVED).turns]
                 for variant in (PLAIN, BEFORE)
             )
-            rows.append(Row(name, _ratios(now, then, turns)))
+            rows.append(Row(name, _ratios(now, then, turns, wanted is not None)))
         return rows
 
 
