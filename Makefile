@@ -82,8 +82,8 @@ sim-faults: .venv/.dependencies  ## plants faults in the state machines, and cou
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja" --jobs $(JOBS)
 
 sanitize: build/address/.built build/thread/.built  ## the native tests under ASan and UBSan, and those with threads under TSan
-	$(CTEST) 1200 --test-dir build/address
-	$(CTEST) 1200 --test-dir build/thread
+	SHOAL_CUDA_SCHEDULES=10000 $(CTEST) 1200 --test-dir build/address
+	SHOAL_CUDA_SCHEDULES=10000 $(CTEST) 1200 --test-dir build/thread
 
 fuzz: $(FUZZERS:%=fuzz-%) $(PYTHON_FUZZERS:%=fuzz-%)  ## FUZZ_SECONDS of each fuzzer, under ASan and UBSan (needs Clang)
 

@@ -16,6 +16,7 @@ namespace nb = nanobind;
 
 void bind_array(nb::module_& module);
 void bind_functions(nb::module_& module);
+void bind_cuda(nb::module_& module);
 void bind_engine(nb::module_& module);
 void bind_server(nb::module_& module);
 void bind_tls(nb::module_& module);

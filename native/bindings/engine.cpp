@@ -81,11 +81,12 @@ class BoundEngine {
   engine::Engine& engine() { return engine_; }
   const std::shared_ptr<ArraysInFlight>& in_flight() const { return in_flight_; }
 
-  std::shared_ptr<Operation> submit(Submission submission, nb::object input, nb::object output) {
+  std::shared_ptr<Operation> submit(Submission submission, nb::object input, nb::object output, const Gate* gate) {
     engine::note_call();
     let_go();
     // Under the GIL throughout: the arrays are in the table before anyone can ask for what is finished.
-    std::shared_ptr<Operation> operation = engine_.submit(std::move(submission));
+    std::shared_ptr<Operation> operation =
+        engine_.submit(std::move(submission), gate == nullptr ? std::nullopt : std::optional(*gate));
     in_flight_->try_emplace(operation->handle(), std::move(input), std::move(output));
     return operation;
   }
@@ -203,7 +204,7 @@ class Handle {
 
 Handle submit(BoundEngine& bound, int collective, std::uint32_t group, std::string name, int op, int dtype,
               std::vector<std::int64_t> shape, std::vector<std::int64_t> splits, std::uint32_t root, nb::object input,
-              nb::object output, double timeout) {
+              nb::object output, double timeout, const Gate* gate) {
   Submission submission;
   submission.collective = static_cast<Collective>(collective);
   submission.group = group;
@@ -230,7 +231,7 @@ Handle submit(BoundEngine& bound, int collective, std::uint32_t group, std::stri
     submission.output = array.address();
     submission.output_bytes = array.bytes();
   }
-  return Handle(bound.submit(std::move(submission), std::move(input), std::move(output)), bound.in_flight());
+  return Handle(bound.submit(std::move(submission), std::move(input), std::move(output), gate), bound.in_flight());
 }
 
 Handle submit_failed(BoundEngine& bound, std::uint32_t group, std::string name, std::string reason) {
@@ -239,7 +240,7 @@ Handle submit_failed(BoundEngine& bound, std::uint32_t group, std::string name, 
   submission.name = std::move(name);
   submission.timeout = 30 * second;
   submission.failure = reason.empty() ? std::string("failed before it began") : std::move(reason);
-  return Handle(bound.submit(std::move(submission), nb::none(), nb::none()), bound.in_flight());
+  return Handle(bound.submit(std::move(submission), nb::none(), nb::none(), nullptr), bound.in_flight());
 }
 
 // A peer may have said it: it need not be UTF-8.
@@ -398,7 +399,7 @@ void bind_engine(nb::module_& module) {
       .def("allocate", &allocate, "nbytes"_a)
       .def("make_group", without_gil(&engine::Engine::make_group), "ranks"_a, "name"_a)
       .def("submit", &submit, "collective"_a, "group"_a, "name"_a, "op"_a, "dtype"_a, "shape"_a, "splits"_a, "root"_a,
-           "input"_a.none(), "output"_a.none(), "timeout"_a)
+           "input"_a.none(), "output"_a.none(), "timeout"_a, "gate"_a.none() = nb::none())
       .def("submit_failed", &submit_failed, "group"_a, "name"_a, "reason"_a)
       .def("next_event", &next_event, "seconds"_a)
       .def("leave", without_gil(&engine::Engine::leave))

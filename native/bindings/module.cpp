@@ -9,6 +9,7 @@ NB_MODULE(_native, module) {
   shoal::python::bind_array(module);
   shoal::python::bind_tls(module);
   shoal::python::bind_memory(module);
+  shoal::python::bind_cuda(module);
   shoal::python::bind_engine(module);
   shoal::python::bind_server(module);
   shoal::python::bind_ending(module);

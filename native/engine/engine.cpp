@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/gate_watch.h"
 #include "engine/machines.h"
 #include "engine/open_operations.h"
 #include "engine/router.h"
@@ -39,7 +40,7 @@ class Engine::Impl {
   void note_threads(std::uint32_t attempt, std::size_t strangers) { waits_.note_threads(attempt, strangers); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return router_->allocate(bytes); }
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
-  std::shared_ptr<Operation> submit(Submission submission);
+  std::shared_ptr<Operation> submit(Submission submission, std::optional<Gate> gate);
   std::vector<std::uint64_t> take_finished() { return operations_.take_finished(); }
   std::optional<Event> next_event(std::chrono::nanoseconds longest);
   void leave();
@@ -72,7 +73,8 @@ class Engine::Impl {
   std::unique_ptr<World> world_;
   std::unique_ptr<DecidingWorld> coordinator_world_;
   std::unique_ptr<Machines> machines_;
-  OpenOperations operations_;
+  GateWatch gates_;
+  OpenOperations operations_{gates_};
   std::unique_ptr<Router> router_;
   Waits waits_{operations_};
 
@@ -176,14 +178,30 @@ std::uint32_t Engine::Impl::make_group(std::vector<std::uint32_t> ranks, std::st
   }
 }
 
-std::shared_ptr<Operation> Engine::Impl::submit(Submission submission) {
+std::shared_ptr<Operation> Engine::Impl::submit(Submission submission, std::optional<Gate> gate) {
   const std::uint32_t group = submission.group;
   if (is_shut_down(group)) {
     throw std::runtime_error("Shoal is shut down on rank " + std::to_string(rank_) +
                              ": nothing can be submitted; call shoal.init() first");
   }
   const bool passes = submission.timeout <= short_timeout;
-  auto [operation, by_worker, is_taken] = router_->submit(std::move(submission), passes);
+  const std::size_t bytes = std::max(submission.input_bytes, submission.output_bytes);
+  submission.awaits_input = gate.has_value() && submission.failure.empty();
+  if (submission.awaits_input) {
+    try {
+      gates_.start();
+    } catch (const std::system_error& error) {
+      submission.awaits_input = false;
+      submission.failure = std::string("the system has no thread that waits for its input: ") + error.what();
+    }
+  }
+  const bool awaits_input = submission.awaits_input;
+  auto [operation, by_worker, is_taken] = router_->submit(std::move(submission), passes, gate);
+  if (awaits_input) {
+    gates_.add(std::move(*gate), [this, handle = operation->handle(), group, bytes](const std::string& problem) {
+      router_->input_ready(handle, group, bytes, problem);
+    });
+  }
   // A local group that was closed before takes it, and does nothing.
   if (!is_taken || (!by_worker && is_closed())) {
     operations_.finish(operation->handle(), refusal(group));
@@ -327,6 +345,7 @@ void Engine::Impl::end(milliseconds longest_farewell) {
     }
   }
   event_came_.notify_all();
+  gates_.close();
   if (left_) {
     wait_until_delivered(longest_farewell);
   }
@@ -385,7 +404,9 @@ std::shared_ptr<std::byte> Engine::allocate(std::size_t bytes) { return impl_->a
 std::uint32_t Engine::make_group(std::vector<std::uint32_t> ranks, std::string name) {
   return impl_->make_group(std::move(ranks), std::move(name));
 }
-std::shared_ptr<Operation> Engine::submit(Submission submission) { return impl_->submit(std::move(submission)); }
+std::shared_ptr<Operation> Engine::submit(Submission submission, std::optional<Gate> gate) {
+  return impl_->submit(std::move(submission), std::move(gate));
+}
 std::vector<std::uint64_t> Engine::take_finished() { return impl_->take_finished(); }
 std::optional<Event> Engine::next_event(std::chrono::nanoseconds longest) { return impl_->next_event(longest); }
 void Engine::leave() { impl_->leave(); }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "drivers/common/connection.h"
+#include "drivers/common/gate.h"
 #include "drivers/shm/memory.h"
 #include "engine/operation.h"
 #include "os/fork_guard.h"
@@ -61,7 +62,9 @@ class Engine {
 
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
   // Chooses the submission's handle. Its arrays must live until the handle is among take_finished().
-  std::shared_ptr<Operation> submit(Submission submission);
+  // `gate`: the submission's input is there when it opens, and it is passed when the operation is done. Its arrays must
+  // live until then, too.
+  std::shared_ptr<Operation> submit(Submission submission, std::optional<Gate> gate = {});
   // Handles that were finished since the last call.
   std::vector<std::uint64_t> take_finished();
   std::optional<Event> next_event(std::chrono::nanoseconds longest);

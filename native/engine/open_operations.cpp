@@ -5,12 +5,16 @@
 
 namespace shoal::engine {
 
-std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<shm::SharedGroup>& group, bool passes) {
+std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<shm::SharedGroup>& group, bool passes,
+                                                std::optional<Returning> returning) {
   static std::atomic<std::uint64_t> last_handle{0};
   const std::uint64_t handle = ++last_handle;
   const std::lock_guard lock(mutex_);
   if (passes) {
     passing_.insert(handle);
+  }
+  if (returning) {
+    returning_.emplace(handle, std::move(*returning));
   }
   return open_.emplace(handle, std::make_shared<Operation>(handle, group)).first->second;
 }
@@ -28,6 +32,7 @@ std::shared_ptr<Operation> OpenOperations::find(std::uint64_t handle) const {
 
 void OpenOperations::finish(std::uint64_t handle, Status status) {
   std::shared_ptr<Operation> operation;
+  std::optional<Returning> returning;
   {
     const std::lock_guard lock(mutex_);
     const auto place = open_.find(handle);
@@ -37,10 +42,38 @@ void OpenOperations::finish(std::uint64_t handle, Status status) {
     operation = std::move(place->second);
     open_.erase(place);
     passing_.erase(handle);
-    finished_.push_back(handle);
-    ++finished_count_;
+    if (const auto gated = returning_.find(handle); gated != returning_.end()) {
+      returning = std::move(gated->second);
+      returning_.erase(gated);
+    } else {
+      note_finished(handle);
+    }
+  }
+  if (returning) {
+    // First: whoever hears that it is done may let go of its arrays.
+    pass(*returning, status.ok());
+    const std::lock_guard lock(mutex_);
+    note_finished(handle);
   }
   operation->finish(std::move(status));
+}
+
+void OpenOperations::note_finished(std::uint64_t handle) {
+  finished_.push_back(handle);
+  ++finished_count_;
+}
+
+void OpenOperations::pass(const Returning& returning, bool well) {
+  if (well || returning.gate.is_open()) {
+    return returning.pass(well);
+  }
+  // What a device that has failed still does to the memory nobody knows, and nobody will read it there.
+  const auto told = [returning](const std::string& problem) {
+    problem.empty() ? returning.pass(false) : returning.gate.pass();
+  };
+  if (!gates_.add(returning.gate, told, true)) {
+    returning.gate.pass();
+  }
 }
 
 void OpenOperations::finish_all(const Status& status) {

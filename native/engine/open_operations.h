@@ -6,12 +6,15 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
 #include "base/status.h"
+#include "engine/gate_watch.h"
 #include "engine/operation.h"
+#include "engine/returning.h"
 
 namespace shoal::engine {
 
@@ -23,8 +26,13 @@ class OpenOperations {
     std::uint64_t passing;  // of the open ones
   };
 
+  // `gates`: watches those of operations that end before they open. Lives longer.
+  explicit OpenOperations(GateWatch& gates) : gates_(gates) {}
+
   // A new operation, with a handle that no other one of this process has. `passes`: it ends by itself before long.
-  std::shared_ptr<Operation> open(const std::shared_ptr<shm::SharedGroup>& group, bool passes);
+  // `returning`: its gate is passed when it ends, before anybody hears that.
+  std::shared_ptr<Operation> open(const std::shared_ptr<shm::SharedGroup>& group, bool passes,
+                                  std::optional<Returning> returning = {});
   // Throws std::out_of_range if it is not open.
   std::shared_ptr<Operation> at(std::uint64_t handle) const;
   // Null if it is not open any more.
@@ -39,8 +47,13 @@ class OpenOperations {
   std::vector<std::uint64_t> handles(bool told_only) const;
 
  private:
+  void note_finished(std::uint64_t handle);  // with the lock held
+  void pass(const Returning& returning, bool well);
+
+  GateWatch& gates_;
   mutable std::mutex mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Operation>> open_;  // guarded by mutex_
+  std::unordered_map<std::uint64_t, Returning> returning_;              // guarded by mutex_
   std::unordered_set<std::uint64_t> passing_;                           // guarded by mutex_
   std::vector<std::uint64_t> finished_;                                 // guarded by mutex_
   std::uint64_t finished_count_ = 0;                                    // guarded by mutex_

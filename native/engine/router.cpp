@@ -56,9 +56,13 @@ std::uint32_t Router::make_group(const std::vector<std::uint32_t>& ranks, const 
 
 // --- What is submitted ---
 
-Router::Submitted Router::submit(Submission submission, bool passes) {
+Router::Submitted Router::submit(Submission submission, bool passes, std::optional<Gate> gate) {
   const std::shared_ptr<shm::SharedGroup> group = groups_ == nullptr ? nullptr : groups_->of(submission.group);
-  std::shared_ptr<Operation> operation = operations_.open(group, passes);
+  std::optional<Returning> returning;
+  if (gate) {
+    returning = Returning{std::move(*gate), submission.output, submission.output_bytes, submission.dtype};
+  }
+  std::shared_ptr<Operation> operation = operations_.open(group, passes, std::move(returning));
   submission.handle = operation->handle();
   if (is_gather(submission.collective)) {
     operation->offer_output(std::exchange(submission.output, nullptr), std::exchange(submission.output_bytes, 0));
@@ -71,13 +75,25 @@ Router::Submitted Router::submit(Submission submission, bool passes) {
   return {std::move(operation), false, true};
 }
 
+void Router::input_ready(std::uint64_t handle, std::uint32_t group, std::size_t bytes, const std::string& problem) {
+  const std::shared_ptr<shm::SharedGroup> local = groups_ == nullptr ? nullptr : groups_->of(group);
+  if (local != nullptr) {
+    return local->input_ready(handle, problem);
+  }
+  // If the loop has ended, so has the operation.
+  static_cast<void>(to_loop([this, handle, problem] { machines_.worker().input_ready(handle, problem); }, bytes));
+}
+
 // False if the loop has ended: nobody will work on it.
 bool Router::to_worker(Submission submission) {
-  const bool small = std::max(submission.input_bytes, submission.output_bytes) <= opened_by_caller;
-  Loop::Task task = [this, submission = std::move(submission)]() mutable {
-    machines_.worker().submit(std::move(submission));
-  };
-  return small ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task));
+  const std::size_t bytes = submission.awaits_input ? 0 : std::max(submission.input_bytes, submission.output_bytes);
+  return to_loop(
+      [this, submission = std::move(submission)]() mutable { machines_.worker().submit(std::move(submission)); },
+      bytes);
+}
+
+bool Router::to_loop(Loop::Task task, std::size_t bytes) {
+  return bytes <= opened_by_caller ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task));
 }
 
 // --- What local groups ask of the worker ---

@@ -12,9 +12,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "drivers/common/gate.h"
 #include "drivers/shm/shared_group.h"
 #include "engine/local_groups.h"
 #include "engine/machines.h"
@@ -44,7 +46,10 @@ class Router final : public shm::GroupUser {
     bool by_worker = false;
     bool is_taken = false;  // false: the loop has ended
   };
-  Submitted submit(Submission submission, bool passes);
+  Submitted submit(Submission submission, bool passes, std::optional<Gate> gate);
+  // The input of a submission that awaits it is there, or will never be and why. `bytes`: of the larger one of its
+  // arrays.
+  void input_ready(std::uint64_t handle, std::uint32_t group, std::size_t bytes, const std::string& problem);
 
   // Events of the worker's operations, by its thread; sending() and allocate_output() of a local group's too.
   void sending(std::uint64_t handle) override { operations_.at(local::own_handle(handle))->note_sending(); }
@@ -65,6 +70,7 @@ class Router final : public shm::GroupUser {
 
  private:
   bool to_worker(Submission submission);
+  bool to_loop(Loop::Task task, std::size_t bytes);
   void hand_to_worker(Submission submission);
   void add_to_local_groups(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name);
 

@@ -48,12 +48,18 @@ void CallRegistry::name_call(wire::Opening& opening, const Hash128& group, const
   opening.key = operation_key(group, opening.name, opening.occurrence);
 }
 
+void CallRegistry::number_call(Submission& submission, const Hash128& group) {
+  if (!submission.occurrence) {
+    submission.occurrence = occurrences_[operation_key(group, name_or_unnamed(submission.name), 0)]++;
+  }
+}
+
 bool CallRegistry::has_called(const wire::Call& call) const {
   const auto calls = occurrences_.find(operation_key(call.group, call.name, 0));
   return calls != occurrences_.end() && calls->second > call.occurrence;
 }
 
-Status CallRegistry::problem_with(const Submission& submission, std::size_t open) const {
+Status CallRegistry::problem_with(const Submission& submission, std::size_t open, bool was_held) const {
   const auto here = static_cast<std::int32_t>(rank_);
   if (submission.failure_code != Code::ok) {
     return Status::error(submission.failure_code, submission.failure, submission.failure_rank);
@@ -65,7 +71,7 @@ Status CallRegistry::problem_with(const Submission& submission, std::size_t open
     return Status::error(Code::failed_on_rank,
                          "arrays have at most " + std::to_string(limits::dimensions) + " dimensions", here);
   }
-  if (open_bytes_ >= config_.tables.open) {
+  if (open_bytes_ >= config_.tables.open && !was_held) {
     return limit_reached("the operations that are open", "open_bytes", config_.tables.open,
                          std::to_string(open) + " are open; wait for some of them", rank_, config_);
   }

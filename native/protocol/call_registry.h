@@ -40,12 +40,14 @@ class CallRegistry {
   // Writes name, occurrence and key into the opening, and counts the call. A call that brings its own number
   // (Submission::occurrence) is not counted.
   void name_call(wire::Opening& opening, const Hash128& group, const Submission& submission);
+  // The number of a call that becomes an operation later: it is counted now, and brings its number then.
+  void number_call(Submission& submission, const Hash128& group);
   // Whether this call was made here.
   bool has_called(const wire::Call& call) const;
 
   // Why the call fails on this rank before it begins, which all members hear; ok: it does not fail. `open`: how many
-  // operations are open, for the message.
-  Status problem_with(const Submission& submission, std::size_t open) const;
+  // operations are open, for the message. `was_held`: the call was taken before, when there was room.
+  Status problem_with(const Submission& submission, std::size_t open, bool was_held = false) const;
   // Whether there is room for one more record of a call that failed so.
   bool has_room_for_failed() const { return failed_bytes_ < config_.tables.open; }
 

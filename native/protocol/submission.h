@@ -34,6 +34,9 @@ struct Submission {
   // An all-reduce through servers, in place. Of its contribution only what Worker::contributed has named is there, and
   // WorkerWorld::received hears of each part of its result.
   bool streamed = false;
+  // Its input is still on its way (gates.h): the call counts now, and the operation is opened when input_ready() has
+  // been called for its handle.
+  bool awaits_input = false;
   std::string failure;  // not empty: failed on this rank before it began; only group and name count
   // If not ok, all members see this code and `failure` as the whole message; `failure_rank` is the culprit, or -1.
   Code failure_code = Code::ok;

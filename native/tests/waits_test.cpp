@@ -25,7 +25,8 @@ WorkerWorld::Waiting known(Waits& waits, bool leaves = false) {
 }  // namespace
 
 TEST(a_thread_that_waits_is_blocked_but_not_while_a_handler_runs_in_the_middle_of_it) {
-  OpenOperations operations;
+  engine::GateWatch gates;
+  OpenOperations operations(gates);
   Waits waits(operations);
   const auto gradient = operations.open(nullptr, false);
   const engine::BlockedBy blocked(gradient->handle());
@@ -54,7 +55,8 @@ TEST(a_thread_that_waits_is_blocked_but_not_while_a_handler_runs_in_the_middle_o
 }
 
 TEST(a_look_for_signals_that_finds_none_is_no_change) {
-  OpenOperations operations;
+  engine::GateWatch gates;
+  OpenOperations operations(gates);
   Waits waits(operations);
   const auto gradient = operations.open(nullptr, false);
   const engine::BlockedBy blocked(gradient->handle());
@@ -64,7 +66,8 @@ TEST(a_look_for_signals_that_finds_none_is_no_change) {
 }
 
 TEST(while_there_are_threads_that_might_call_it_is_asked_again_whether_there_still_are) {
-  OpenOperations operations;
+  engine::GateWatch gates;
+  OpenOperations operations(gates);
   Waits waits(operations);
   const auto gradient = operations.open(nullptr, false);
   const engine::BlockedBy blocked(gradient->handle());
@@ -86,7 +89,8 @@ TEST(while_there_are_threads_that_might_call_it_is_asked_again_whether_there_sti
 
 // A handler may have started a thread.
 TEST(after_every_change_the_threads_that_might_call_are_counted_anew) {
-  OpenOperations operations;
+  engine::GateWatch gates;
+  OpenOperations operations(gates);
   Waits waits(operations);
   const auto gradient = operations.open(nullptr, false);
   const engine::BlockedBy blocked(gradient->handle());
@@ -100,7 +104,8 @@ TEST(after_every_change_the_threads_that_might_call_are_counted_anew) {
 }
 
 TEST(what_a_rank_that_leaves_says_is_never_what_it_has_said_before) {
-  OpenOperations operations;
+  engine::GateWatch gates;
+  OpenOperations operations(gates);
   Waits waits(operations);
   const auto last = operations.open(nullptr, false);
   std::uint64_t before = 0;
@@ -117,7 +122,8 @@ TEST(what_a_rank_that_leaves_says_is_never_what_it_has_said_before) {
 
 TEST(what_ends_by_itself_before_long_blocks_nobody_also_where_another_thread_has_opened_it) {
   for (const bool leaves : {false, true}) {
-    OpenOperations operations;
+    engine::GateWatch gates;
+    OpenOperations operations(gates);
     Waits waits(operations);
     const auto next = operations.open(nullptr, false);
     const auto tried = operations.open(nullptr, true);

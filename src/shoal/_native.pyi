@@ -203,6 +203,78 @@ class SharedMemory:
     def why_no_arrays(self) -> str:
         """Why no arrays can lie in it. Empty: they can (``Engine.allocate``)."""
 
+class Gate:
+    """What an accelerator and the engine tell each other of one operation: its input is there; it is done."""
+
+    def is_open(self) -> bool:
+        """Whether the input is there."""
+
+    def is_passed(self) -> bool:
+        """Whether the operation is done, or has failed."""
+
+    def leave(self) -> None:
+        """There is no operation, and nobody else passes it."""
+
+class CudaDevice:
+    """A CUDA device. The same one for the same arguments, until the process ends."""
+
+    def __init__(self, library: str, ordinal: int) -> None:
+        """``library``: the name of CUDA's driver library. ``ordinal``: among the devices that this process sees. Raises
+        RuntimeError if there is no such library or device, or its driver is too old."""
+
+    @property
+    def streams_can_wait(self) -> bool:
+        """Whether a stream can wait for a gate to be passed. If not, the host has to."""
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """From now on the device reads and writes these bytes of the host by itself. Raises RuntimeError."""
+
+    def unpin(self, address: int, waits: bool) -> None:
+        """No more. ``waits``: until the copies that were asked for before have been done. Raises RuntimeError if the device has failed."""
+
+class Ways:
+    """Two streams of a device for the operations of one group. Streams are numbers, as ``torch.cuda.Stream.cuda_stream``."""
+
+    def __init__(self, device: CudaDevice) -> None: ...
+    @property
+    def out(self) -> int:
+        """The stream in which copies leave the device."""
+
+    @property
+    def back(self) -> int:
+        """The stream in which they come back."""
+
+class Passage:
+    """One operation's way through a device: copies out, its gate, copies back. In this order, never by two threads at once.
+
+    Copies are (address on the host, address on the device, bytes); who calls keeps that memory until ``is_over``. All
+    raise RuntimeError if the device has failed.
+    """
+
+    def __init__(self, ways: Ways) -> None: ...
+    def follow(self, streams: Sequence[int]) -> None:
+        """What leaves from now on comes after what is in these streams now. RuntimeError if one is captured for a graph."""
+
+    def depart(self, copies: Sequence[tuple[int, int, int]]) -> Gate:
+        """The last copies out. The gate opens when everything is there."""
+
+    def begin_return(self, waits: bool) -> None:
+        """What is copied back from now on comes after what has left. ``waits``: and after the gate has been passed."""
+
+    def take_back(self, copies: Sequence[tuple[int, int, int]]) -> None: ...
+    def end_return(self) -> None:
+        """Nothing more is copied back."""
+
+    def has_returned(self) -> bool: ...
+    def follow_back(self, stream: int) -> None:
+        """What comes into this stream from now on is done after the copies back."""
+
+    def is_over(self) -> bool:
+        """Whether the device has done all that it was asked for up to now."""
+
+    def wait_until_over(self) -> None:
+        """This thread waits for that."""
+
 class Engine:
     """The native threads of one rank: its worker, its co-located servers, and on rank 0 the coordinator.
 
@@ -262,9 +334,11 @@ class Engine:
         input: Array | None,
         output: Array | None,
         timeout: float,
+        gate: Gate | None = None,
     ) -> Handle:
         """``name`` empty: unnamed, matched by the group's sequence. ``splits``: bytes for each member (all-to-all).
-        ``root``: index in the group. ``output`` None: the size is not known yet, see Handle.output. May be called from any thread."""
+        ``root``: index in the group. ``output`` None: the size is not known yet, see Handle.output. ``gate``: the input is
+        there when it opens. May be called from any thread."""
 
     def submit_failed(self, group: int, name: str, reason: str) -> Handle:
         """Opens the operation as failed on this rank, so that the others hear of it."""

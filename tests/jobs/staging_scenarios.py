@@ -1,7 +1,7 @@
 """What the ranks of test_staging.py and test_cuda.py do."""
 
 import copy
-import threading
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -14,9 +14,10 @@ from simulated_device import SimulatedDevice
 from torch.nn.parallel import DistributedDataParallel
 
 import shoal.torch
-from shoal import _native
-from shoal.torch.staging import Room
-from shoal.torch.submissions import TensorSubmissions
+from shoal.errors import ShoalError
+from shoal.job import unheard
+from shoal.torch.pinned_memory import PinnedMemory
+from shoal.torch.staging import Transfers
 
 
 def collectives(device: str) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def in_the_streams() -> dict[str, Any]:
         begun = time.monotonic()
         work = dist.all_reduce(gradients, async_op=True)
         found[f"seconds of the call, {work_for}"] = time.monotonic() - begun
-        # The first operation of rank 0 is submitted by now, that of rank 1 is not: the next must not overtake it there.
+        # The first operation of rank 0 is open by now, that of rank 1 is not: the next must not be taken for it.
         time.sleep(0.06 * (1 - rank))
         other = torch.full((2,), float(rank))
         later = dist.all_reduce(other, async_op=True)
@@ -156,13 +157,110 @@ def in_the_streams() -> dict[str, Any]:
     return found
 
 
+def in_streams_alone() -> dict[str, Any]:
+    """Sums that rank 1 is late for, as kernels after them see them; how long the host was kept."""
+    dist.init_process_group("shoal")
+    device, rank = SimulatedDevice(pause=0.01), dist.get_rank()
+    several = [torch.full((4,), rank + 1.0) for _ in range(4)]
+    addresses = {tensor.data_ptr() for tensor in several}
+    device.takes(lambda tensor: tensor.data_ptr() in addresses)
+    first, second, third, fourth = several
+    if rank == 1:
+        time.sleep(LATE)
+    begun = time.monotonic()
+    for _ in range(2):
+        dist.all_reduce(first)
+        device.launch(lambda: first.mul_(10))
+    work = dist.all_reduce(second, async_op=True)
+    future = work.get_future()
+    is_done = future.done()
+    work.wait()
+    device.launch(lambda: second.mul_(10))
+    dist.broadcast(third, 1)
+    device.launch(lambda: third.mul_(10))
+    dist.reduce(fourth, 0)
+    device.launch(lambda: fourth.mul_(10))
+    found = {"seconds": time.monotonic() - begun, "futures": is_done}
+    device.synchronize()
+    found["sums"] = [tensor.tolist() for tensor in several]
+    dist.destroy_process_group()
+    return found
+
+
+LATE = 1.0  # in seconds
+
+
+def lost_in_a_stream(then: str) -> list[str]:
+    """Rank 1 ends. What rank 0 reads, and what it gets to see of what it does then; it may be that it ends, too."""
+    dist.init_process_group("shoal")
+    if dist.get_rank() == 1:
+        time.sleep(0.5)  # until rank 0 waits for it
+        os._exit(3)
+    device, tensor = SimulatedDevice(), torch.ones(2)
+    device.takes(lambda each: each.data_ptr() == tensor.data_ptr())
+    found = [_outcome(lambda: dist.all_reduce(tensor))]
+    device.synchronize()
+    found.append(str(tensor.tolist()))
+    if then == "call":
+        found.append(_outcome(dist.barrier))
+    if then != "end":
+        found.append(_outcome(dist.destroy_process_group))
+    print(found)
+    return found
+
+
+def lost_in_the_wrapper() -> list[str]:
+    """Rank 1 ends in the second step of training. What rank 0 gets to see, where streams wait for averages."""
+    device = SimulatedDevice(eager=True)
+    device.takes()
+    model = shoal.torch.DistributedDataParallel(torch.nn.Linear(4, 4))
+    found = []
+    for step in range(3):
+        if (shoal.rank(), step) == (1, 1):
+            os._exit(3)
+        found.append(_outcome(lambda: model(torch.ones(1, 4)).sum().backward()))
+    found.append(_outcome(shoal.shutdown))
+    print(found)
+    return found
+
+
+def wrapped_in_streams() -> dict[str, Any]:
+    """A step with our wrapper, whose averages rank 1 is late for: how long the host was kept, and the mean."""
+    shoal.torch.init()
+    device, rank = SimulatedDevice(pause=0.01), shoal.rank()
+    device.takes()
+    model = shoal.torch.DistributedDataParallel(torch.nn.Linear(4, 4, bias=False), init_sync=False)
+    if rank == 1:
+        time.sleep(LATE)
+    begun = time.monotonic()
+    model(torch.full((1, 4), rank + 1.0)).sum().backward()
+    found: dict[str, Any] = {"seconds": time.monotonic() - begun}
+    seen: list[float] = []
+    device.launch(lambda: seen.append(float(model.module.weight.grad[0, 0])))
+    device.synchronize()
+    found["mean"] = seen
+    shoal.shutdown()
+    return found
+
+
+def looked_at_by_others() -> list[Any]:
+    """What Works of a group say of themselves while a failure of another one is unheard, and what is raised then."""
+    dist.init_process_group("shoal")
+    well = dist.all_reduce(torch.ones(2), async_op=True)
+    well.wait()
+    unheard.note(ShoalError("of another operation"))
+    found = [well.is_success(), well.exception(), _outcome(dist.barrier), _outcome(dist.barrier)]
+    dist.destroy_process_group()
+    return found
+
+
 def wrong_arguments() -> list[str]:
     """What ranks get to see of operations that are wrong on rank 1, and of those that follow."""
     dist.init_process_group("shoal")
     unknown = _outcome(lambda: dist.all_reduce(torch.ones(2, device="meta")))
     SimulatedDevice(eager=True).takes()
     # An operation that did not give its memory back, because it failed, would keep the next waiting.
-    dist.group.WORLD._submissions = TensorSubmissions(Room(limit=20))
+    dist.group.WORLD._transfers = Transfers(in_stream=False, memory=PinnedMemory(limit=20))
     odd_one = dist.get_rank() == 1
     found = [
         unknown,
@@ -176,11 +274,9 @@ def wrong_arguments() -> list[str]:
 
 
 def thread_that_cannot_start() -> list[str]:
-    """What operations give while rank 1 can have no thread that submits them, and afterwards."""
+    """What operations give while rank 1 can have no thread for callbacks, and afterwards."""
     dist.init_process_group("shoal")
     SimulatedDevice(eager=True).takes()
-    dist.all_reduce(torch.ones(2))
-    time.sleep(0.5)  # the thread that has submitted it ends
     with no_thread_starts() if dist.get_rank() == 1 else nullcontext():
         found = [_outcome(lambda: dist.all_reduce(torch.ones(2)))]
     tensor = torch.ones(2)
@@ -199,35 +295,52 @@ def lost_while_it_is_staged() -> str:
     return _outcome(future.wait)
 
 
-class FailingDevice(SimulatedDevice):
-    """What goes out of it fails, once the program says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fails = threading.Event()
-
-    def wait(self, event: threading.Event) -> None:
-        assert self.fails.wait(10)
-        raise RuntimeError("the device has failed")
-
-
-def callers_on_a_slow_device() -> dict[str, bool]:
-    """Whether threads count as such that call Shoal: who submits, while the device has not done what comes before, and who
-    runs a callback of what could not be submitted."""
+def device_that_fails() -> list[str]:
+    """What operations give while rank 1's device refuses copies, and afterwards."""
     dist.init_process_group("shoal")
-    device = FailingDevice()
+    device = SimulatedDevice(eager=True)
     device.takes()
-    found: dict[str, bool] = {}
+    dist.all_reduce(torch.ones(2))
+    if dist.get_rank() == 1:
+        device.library.fail("cuMemcpyDtoHAsync")
+    found = [_outcome(lambda: dist.all_reduce(torch.ones(2)))]
+    device.library.fail("cuMemcpyDtoHAsync", 0)
+    tensor = torch.ones(2)
+    found += [_outcome(lambda: dist.all_reduce(tensor)), str(tensor.tolist())]
+    dist.destroy_process_group()
+    return found
 
-    def follow(_: Any) -> None:
-        found["callback"] = threading.get_ident() in _native.caller_threads()
 
-    following = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(follow)
-    (submits,) = [thread for thread in threading.enumerate() if thread.name == "shoal-submissions"]
-    time.sleep(0.1)  # it waits for the device
-    found["submits"] = submits.ident in _native.caller_threads()
-    device.fails.set()
-    following.wait()
+def captured_for_a_graph() -> list[str]:
+    """The same while the program of rank 1 captures its stream for a graph."""
+    dist.init_process_group("shoal")
+    device = SimulatedDevice(eager=True)
+    device.takes()
+    if dist.get_rank() == 1:
+        device.library.capture(device.program, True)
+    found = [_outcome(lambda: dist.all_reduce(torch.ones(2)))]
+    device.library.capture(device.program, False)
+    tensor = torch.ones(2)
+    found += [_outcome(lambda: dist.all_reduce(tensor)), str(tensor.tolist())]
+    dist.destroy_process_group()
+    return found
+
+
+def marked_only() -> list[list[complex]]:
+    """Sums of tensors that are marked as conjugated or negated, on the CPU and on a device."""
+    dist.init_process_group("shoal")
+
+    def sums() -> list[complex]:
+        numbers = torch.arange(4).to(torch.complex64) * (1 + 2j) * (dist.get_rank() + 1)
+        conjugated, negated = numbers.clone().conj(), torch._neg_view(numbers.clone())
+        imaginary = numbers.clone().conj().imag  # negated, and with gaps
+        for tensor in (conjugated, negated, imaginary):
+            dist.group.WORLD.allreduce([tensor]).wait()  # PyTorch's own function refuses what is conjugated
+        return [complex(each) for tensor in (conjugated, negated, imaginary) for each in tensor.tolist()]
+
+    on_cpu = sums()
+    SimulatedDevice(eager=True).takes()
+    found = [on_cpu, sums()]
     dist.destroy_process_group()
     return found
 
@@ -433,7 +546,7 @@ def lost_while_gradients_are_staged() -> str:
     loss = model(torch.ones(1, 4)).sum()
     if shoal.rank() == 1:
         return ""
-    device.pause = 0.5
+    device.slow_down(0.5)
     return _outcome(loss.backward)
 
 

@@ -5,15 +5,19 @@ CUDA_TESTS_REHEARSAL=1 those that can be are run with tensors on the CPU, which 
 """
 
 import os
+import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import staging_scenarios
 import torch
 
+from shoal import _native
 from shoal.testing import run_ranks
 from shoal.torch.accelerators import Cuda
-from shoal.torch.staging import Room, Transfer, Ways
+from shoal.torch.pinned_memory import PinnedMemory, pin
+from shoal.torch.staging import Transfer
 
 IS_HERE = torch.cuda.is_available()
 REHEARSAL = not IS_HERE and os.environ.get("CUDA_TESTS_REHEARSAL") == "1"
@@ -28,7 +32,14 @@ LONG = 50_000_000
 
 def a_transfer() -> Transfer:
     device = Cuda(torch.device("cuda", 0))
-    return Transfer(device, Ways(device.stream(), device.stream()), Room(), waits=True)
+    return Transfer(device, _native.Ways(device.native), PinnedMemory(), waits=True)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert condition()
 
 
 @has_streams
@@ -40,9 +51,9 @@ def test_what_goes_out_is_what_the_stream_has_made_before_the_call() -> None:
         tensor.fill_(7)
         transfer = a_transfer()
         host = transfer.mirror(tensor, read=True)
-        transfer.sent()
-        assert not torch.cuda.current_stream().query(), "the device was too fast for this test"
-        transfer.wait_until_out()
+        gate = transfer.depart()
+        assert not gate.is_open(), "the device was too fast for this test"
+        wait_until(gate.is_open)
     assert host.is_pinned()
     assert bool((host == 7).all())
 
@@ -53,8 +64,10 @@ def test_what_comes_back_is_there_for_who_follows() -> None:
     torch.cuda.synchronize()
     transfer = a_transfer()
     host = transfer.mirror(tensor, read=False)
-    with transfer.returning():
+    wait_until(transfer.depart().is_open)
+    with transfer.way_back():
         torch.cuda._sleep(LONG)
+    with transfer.returning():
         transfer.take_back(tensor, host.fill_(5))
     before = tensor.sum()
     transfer.follow()
@@ -64,7 +77,7 @@ def test_what_comes_back_is_there_for_who_follows() -> None:
 @has_streams
 def test_memory_that_is_there_already_is_pinned_as_long_as_it_lives() -> None:
     memory = np.zeros(2**20, np.uint8)
-    Cuda(torch.device("cuda", 0)).pin(memory)
+    pin(Cuda(torch.device("cuda", 0)), memory)
     assert torch.from_numpy(memory).is_pinned()
     address = memory.ctypes.data
     del memory

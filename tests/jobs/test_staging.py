@@ -5,6 +5,7 @@ Here on a device that is simulated; test_cuda.py does the same on a real one.
 
 import threading
 import time
+from collections.abc import Callable
 
 import c10d_scenarios
 import pytest
@@ -12,16 +13,26 @@ import staging_scenarios
 import torch
 from simulated_device import SimulatedDevice
 
-from shoal.testing import run_ranks
+from shoal import _native
+from shoal.testing import Cluster, run_ranks
 from shoal.torch import accelerators
 from shoal.torch.arena import GradientArenas
-from shoal.torch.staging import Room, Transfer, Ways
+from shoal.torch.pinned_memory import PinnedMemory
+from shoal.torch.staging import Transfer
 
 PAUSE = 0.02
+HOST, STREAM = {"SHOAL_CUDA_WAIT": "host"}, {"SHOAL_CUDA_WAIT": "stream"}
 
 
-def transfer_on(device: SimulatedDevice, room: Room | None = None, waits: bool = True) -> Transfer:
-    return Transfer(device, Ways(device.stream(), device.stream()), room or Room(), waits)
+def transfer_on(device: SimulatedDevice, memory: PinnedMemory | None = None, waits: bool = True) -> Transfer:
+    return Transfer(device, _native.Ways(device.native), memory or PinnedMemory(), waits)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert condition()
 
 
 def test_what_goes_out_is_what_the_stream_has_made_before_the_call() -> None:
@@ -29,9 +40,9 @@ def test_what_goes_out_is_what_the_stream_has_made_before_the_call() -> None:
     device.launch(lambda: (time.sleep(5 * PAUSE), tensor.fill_(7)))
     transfer = transfer_on(device)
     host = transfer.mirror(tensor, read=True)
-    transfer.sent()
-    assert not bool((host == 7).any())
-    transfer.wait_until_out()
+    gate = transfer.depart()
+    assert not gate.is_open()
+    wait_until(gate.is_open)
     assert host.tolist() == [7.0] * 3
 
 
@@ -39,36 +50,51 @@ def test_what_comes_back_is_there_for_who_follows() -> None:
     device, tensor, seen = SimulatedDevice(PAUSE), torch.zeros(3), []
     transfer = transfer_on(device)
     host = transfer.mirror(tensor, read=False)
+    wait_until(transfer.depart().is_open)
     with transfer.returning():
         transfer.take_back(tensor, host.fill_(5))
-    device.launch(lambda: seen.append(tensor.tolist()))
     transfer.follow()
     device.launch(lambda: seen.append(tensor.tolist()))
     device.synchronize()
-    assert seen == [[0.0] * 3, [5.0] * 3], "the first did not follow, the second did"
+    assert seen == [[5.0] * 3]
+
+
+def test_what_lies_with_gaps_goes_out_and_comes_back() -> None:
+    device, tensor = SimulatedDevice(PAUSE), torch.arange(6.0).view(2, 3).t()
+    transfer = transfer_on(device)
+    host = transfer.mirror(tensor, read=True)
+    wait_until(transfer.depart().is_open)
+    assert host.tolist() == [[0, 3], [1, 4], [2, 5]]
+    with transfer.returning():
+        transfer.take_back(tensor, host.mul_(2))
+    transfer.follow()
+    device.synchronize()
+    assert tensor.tolist() == [[0, 6], [2, 8], [4, 10]]
 
 
 def test_a_mirror_that_is_not_read_costs_no_copy() -> None:
     device = SimulatedDevice()
-    transfer_on(device).mirror(torch.zeros(3), read=False)
+    transfer = transfer_on(device)
+    transfer.mirror(torch.zeros(3), read=False)
+    wait_until(transfer.depart().is_open)
     assert device.copies == 0
 
 
 def test_pinned_memory_is_limited_and_given_back() -> None:
-    device, room, order = SimulatedDevice(), Room(limit=100), []
-    first, second, alone = (transfer_on(device, room) for _ in range(3))
-    in_a_callback = transfer_on(device, room, waits=False)
-    first.memory(60)
-    first.memory(60)  # as much as it needs, while no other has any
+    device, memory, order = SimulatedDevice(0), PinnedMemory(limit=10_000), []
+    first, second, alone = (transfer_on(device, memory) for _ in range(3))
+    in_a_callback = transfer_on(device, memory, waits=False)
+    first.memory(6000)
+    first.memory(6000)  # as much as it needs, while no other has any
 
     def take_second() -> None:
-        second.memory(60)
+        second.memory(6000)
         order.append("second")
-        second.memory(60)
+        second.memory(6000)
 
     waiting = threading.Thread(target=take_second)
     waiting.start()
-    in_a_callback.memory(200)
+    in_a_callback.memory(20_000)
     time.sleep(5 * PAUSE)
     order.append("first")
     first.close()
@@ -79,16 +105,74 @@ def test_pinned_memory_is_limited_and_given_back() -> None:
     waiting.join(10)
     assert order == ["first", "second"]
     second.close()
-    transfer_on(device, room).memory(60)  # of an operation that comes to nothing
-    alone.memory(1000)
+    transfer_on(device, memory).memory(6000)  # of an operation that comes to nothing
+    alone.memory(100_000)
 
 
-def test_every_collective_gives_what_it_gives_on_the_cpu() -> None:
-    assert run_ranks(staging_scenarios.every_collective, 3, None, servers=1) == [[]] * 3
+def test_pinned_memory_is_used_again_once_its_copies_are_done() -> None:
+    device, memory, tensor = SimulatedDevice(5 * PAUSE), PinnedMemory(), torch.ones(1000)
+    first, second, third = (transfer_on(device, memory) for _ in range(3))
+    used = first.mirror(tensor, read=True)
+    gate = first.depart()
+    first.close()
+    assert second.memory(4000).data_ptr() != used.data_ptr(), "the copy is on its way"
+    wait_until(gate.is_open)
+    assert bool((used == 1).all())
+    assert not first._passage.is_over(), "what ends the operation may write there"
+    gate.leave()
+    wait_until(first._passage.is_over)
+    before = device.library.registered_bytes()
+    assert third.memory(3000).data_ptr() == used.data_ptr()
+    assert device.library.registered_bytes() == before
+
+
+@pytest.mark.parametrize("way", [HOST, STREAM], ids=["host", "stream"])
+def test_every_collective_gives_what_it_gives_on_the_cpu(way: dict[str, str]) -> None:
+    assert run_ranks(staging_scenarios.every_collective, 3, None, servers=1, environment=way) == [[]] * 3
+
+
+def test_the_host_goes_on_where_streams_wait() -> None:
+    for rank, found in enumerate(run_ranks(staging_scenarios.in_streams_alone, 2)):
+        assert found["seconds"] < staging_scenarios.LATE / 2, found
+        assert found["futures"]
+        fourth = 30.0 if rank == 0 else 20.0
+        assert found["sums"] == [[600.0] * 4, [30.0] * 4, [20.0] * 4, [fourth] * 4]
+
+
+@pytest.mark.parametrize("then", ["call", "destroy", "end"])
+def test_a_failure_that_a_stream_has_waited_for_is_raised_by_what_comes_next(then: str) -> None:
+    with Cluster(2) as cluster:
+        here, _ = cluster.start(staging_scenarios.lost_in_a_stream, then).wait(60)
+    said = here.stdout + here.stderr
+    assert "'no error', '[nan, nan]'" in said, said
+    assert "PeerLost" in said
+    assert "go on from a checkpoint" in said
+    assert here.exit_code == (1 if then == "end" else 0), said
+
+
+def test_our_wrapper_leaves_waiting_to_streams() -> None:
+    for rank, found in enumerate(run_ranks(staging_scenarios.wrapped_in_streams, 2, environment=STREAM)):
+        assert found["mean"] == [1.5]
+        # Where ranks agree about their layout they wait for each other: rank 0 for the late one.
+        assert rank == 0 or found["seconds"] < staging_scenarios.LATE / 2
+
+
+def test_a_work_says_nothing_of_others_and_takes_no_failure_from_them() -> None:
+    for success, exception, first, second in run_ranks(staging_scenarios.looked_at_by_others, 2):
+        assert (success, exception, second) == (True, None, "no error")
+        assert first.startswith("ShoalError: of another operation")
+
+
+def test_our_wrapper_leaves_failures_to_the_next_pass_where_streams_wait() -> None:
+    with Cluster(2, environment=STREAM) as cluster:
+        here, _ = cluster.start(staging_scenarios.lost_in_the_wrapper).wait(60)
+    assert "['no error', " in here.stdout, here.describe()
+    assert "PeerLost" in here.stdout
+    assert here.exit_code == 0, here.describe()
 
 
 def test_results_are_awaited_in_streams_and_nothing_else_waits() -> None:
-    for rank, found in enumerate(run_ranks(staging_scenarios.in_the_streams, 2)):
+    for rank, found in enumerate(run_ranks(staging_scenarios.in_the_streams, 2, environment=HOST)):
         for how in ("wait", "future"):
             assert found[how] == [[3.0] * 4]
             assert found[f"on the CPU, {how}"] == [1.0] * 2
@@ -99,7 +183,7 @@ def test_results_are_awaited_in_streams_and_nothing_else_waits() -> None:
 
 
 def test_what_is_wrong_on_one_rank_is_raised_on_all_and_what_follows_goes_on() -> None:
-    for rank, found in enumerate(run_ranks(staging_scenarios.wrong_arguments, 2)):
+    for rank, found in enumerate(run_ranks(staging_scenarios.wrong_arguments, 2, environment=HOST)):
         unknown, shape, output, right, *refused = found
         assert unknown.startswith(f"TypeError: all_reduce on rank {rank} (")
         assert "the tensor is on meta" in unknown
@@ -114,18 +198,32 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all_and_what_follows_goes_on() -
 
 
 def test_an_operation_for_which_no_thread_can_start_fails_on_all_ranks_and_what_follows_goes_on() -> None:
-    there, here = run_ranks(staging_scenarios.thread_that_cannot_start, 2, timeout=30)
+    there, here = run_ranks(staging_scenarios.thread_that_cannot_start, 2, environment=HOST, timeout=30)
     assert "start new thread" in there[0]
     assert here[0] == "RuntimeError: can't start new thread"
     assert there[1:] == here[1:] == ["no error", "[2.0, 2.0]"]
 
 
 def test_a_rank_that_is_lost_while_a_tensor_is_on_its_way() -> None:
-    assert run_ranks(staging_scenarios.lost_while_it_is_staged, 2)[0].startswith("PeerLost")
+    assert run_ranks(staging_scenarios.lost_while_it_is_staged, 2, environment=HOST)[0].startswith("PeerLost")
 
 
-def test_who_waits_for_the_device_to_call_and_who_is_called_when_it_fails_may_call() -> None:
-    assert run_ranks(staging_scenarios.callers_on_a_slow_device, 1) == [{"submits": True, "callback": True}]
+def test_a_device_that_fails_fails_the_operation_on_all_ranks_and_what_follows_goes_on() -> None:
+    there, here = run_ranks(staging_scenarios.device_that_fails, 2, environment=HOST, timeout=30)
+    for found in (there, here):
+        assert "cuMemcpyDtoHAsync on CUDA device 0 has failed" in found[0]
+        assert found[1:] == ["no error", "[2.0, 2.0]"]
+
+
+def test_an_operation_that_is_captured_for_a_graph_says_so_on_all_ranks() -> None:
+    for found in run_ranks(staging_scenarios.captured_for_a_graph, 2, environment=HOST, timeout=30):
+        assert "cannot be captured in a CUDA graph" in found[0]
+        assert found[1:] == ["no error", "[2.0, 2.0]"]
+
+
+def test_what_is_only_marked_as_conjugated_or_negated_is_so_on_its_way() -> None:
+    for on_cpu, on_device in run_ranks(staging_scenarios.marked_only, 2):
+        assert on_cpu == on_device
 
 
 @pytest.mark.slow

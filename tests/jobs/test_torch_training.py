@@ -69,6 +69,25 @@ def test_the_example_trains_digits_and_matches_a_single_process() -> None:
     assert float(difference[1]) < 1e-4
 
 
+@pytest.mark.slow
+def test_the_example_divides_parameters_inside_nodes_and_matches_a_single_process() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "4",
+        "examples/hsdp.py",
+        "--shard",
+        "2",
+    ]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    difference = re.search(r"parameters divided among 2: at most ([\d.e+-]+) from one process", run.stdout)
+    assert difference is not None, run.stdout
+    assert float(difference[1]) < 1e-5
+
+
 def test_torchrun_needs_no_variable_of_shoal(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

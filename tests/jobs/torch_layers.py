@@ -176,7 +176,9 @@ def an_order_that_has_changed_for_good_becomes_that_of_the_arena_on_all_ranks() 
 def logging_data_tells_bytes_operations_and_times() -> None:
     model = DistributedDataParallel(mlp(), fusion_mb=256 / 2**20)
     step_is_right(model)
-    size = sum(parameter.nbytes for parameter in model.parameters())
+    gradients = [parameter.nbytes for parameter in model.parameters()]
+    size = model._reducer.arenas.nbytes
+    assert sum(gradients) <= size < sum(gradients) + 64 * len(gradients), "each begins where kernels want it"
     with model.no_sync():
         loss_of(model, shoal.rank()).backward()
     cost = costs(model, lambda: [step_is_right(model) for _ in range(5)] and None)

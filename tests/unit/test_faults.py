@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FAULTS = sorted((ROOT / "native/tests/faults").glob("*.patch"))
+FAULTS = sorted((ROOT / "native/tests/faults").rglob("*.patch"))
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda path: path.stem)

@@ -131,13 +131,13 @@ bool SharedGroup::take_steps(bool works) {
 void SharedGroup::take_submissions() {
   while (submissions_.load() > 0 || any_new_groups_.load()) {
     std::vector<NewGroup> groups;
-    std::optional<Submission> submission;
+    std::optional<std::variant<Submission, Input>> next;
     {
       const std::lock_guard lock(submitting_);
       groups.swap(new_groups_);
       any_new_groups_.store(false);
       if (!submitted_.empty()) {
-        submission = std::move(submitted_.front());
+        next = std::move(submitted_.front());
         submitted_.pop_front();
         submissions_.fetch_sub(1);
       }
@@ -145,8 +145,14 @@ void SharedGroup::take_submissions() {
     for (const NewGroup& group : groups) {
       group_.add_group(group.number, group.id, group.ranks, group.internode);
     }
-    if (submission) {
+    if (!next) {
+      continue;
+    }
+    if (auto* const submission = std::get_if<Submission>(&*next)) {
       group_.call(std::move(*submission));
+    } else {
+      const auto& input = std::get<Input>(*next);
+      group_.input_ready(input.handle, input.problem);
     }
   }
 }
@@ -174,9 +180,17 @@ void SharedGroup::take_network_results() {
 
 void SharedGroup::submit(Submission submission) {
   words_.open.fetch_add(1);
+  submit_next(std::move(submission));
+}
+
+void SharedGroup::input_ready(std::uint64_t handle, std::string problem) {
+  submit_next(Input{handle, std::move(problem)});
+}
+
+void SharedGroup::submit_next(std::variant<Submission, Input> next) {
   {
     const std::lock_guard lock(submitting_);
-    submitted_.push_back(std::move(submission));
+    submitted_.push_back(std::move(next));
     submissions_.fetch_add(1);
   }
   run([] { return false; }, [] { return false; });

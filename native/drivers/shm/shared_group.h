@@ -21,6 +21,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "base/hash.h"
@@ -80,6 +81,8 @@ class SharedGroup final : private local::World {
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return allocator_->allocate(bytes); }
 
   void submit(Submission submission);
+  // The input of a submission that awaits it is there, or will never be and why.
+  void input_ready(std::uint64_t handle, std::string problem);
   // Works and sleeps until `done`, or for `longest`. Only this thread calls `done`.
   void wait(const std::function<bool()>& done, std::chrono::nanoseconds longest);
 
@@ -105,6 +108,12 @@ class SharedGroup final : private local::World {
   template <class Works, class Enough>
   void run(Works may_work, Enough enough, std::uint32_t waiters_here = 0);
   bool take_steps(bool works);
+  struct Input {
+    std::uint64_t handle;
+    std::string problem;
+  };
+
+  void submit_next(std::variant<Submission, Input> next);
   void take_submissions();
   void take_network_results();
   void run_later(std::function<void()> question);
@@ -150,9 +159,9 @@ class SharedGroup final : private local::World {
 
   std::mutex submitting_;             // held for a moment, also by the loop's thread: mutex_ may be taken for long
   std::vector<NewGroup> new_groups_;  // guarded by submitting_
-  std::atomic<bool> any_new_groups_{false};    // there are some
-  std::deque<Submission> submitted_;           // guarded by submitting_
-  std::atomic<std::uint32_t> submissions_{0};  // the size of submitted_
+  std::atomic<bool> any_new_groups_{false};                // there are some
+  std::deque<std::variant<Submission, Input>> submitted_;  // guarded by submitting_
+  std::atomic<std::uint32_t> submissions_{0};              // the size of submitted_
 
   std::mutex deferring_;
   std::deque<std::function<void()>> deferred_;  // guarded by deferring_

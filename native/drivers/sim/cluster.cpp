@@ -134,6 +134,13 @@ void Cluster::submit(std::uint32_t rank, Submission submission) {
   }
 }
 
+void Cluster::input_ready(std::uint32_t rank, std::uint32_t group, std::uint64_t handle) {
+  WorkerHost& host = workers_[rank];
+  if (!local_.input_ready(rank, group, handle)) {
+    network_.turn(*host.seat, [&](Machine&) { host.worker->input_ready(handle, ""); });
+  }
+}
+
 void Cluster::leave(std::uint32_t rank) {
   WorkerHost& host = workers_[rank];
   if (!local_.leave(rank)) {

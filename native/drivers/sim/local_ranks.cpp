@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <variant>
 
 #include "base/invariant.h"
 #include "protocol/collectives.h"
@@ -56,7 +57,11 @@ class LocalRanks::Member final : private local::World {
 
   void submit(Submission submission) {
     memory_.words(place_).open.fetch_add(1);
-    submitted_.push_back(std::move(submission));
+    submitted_.emplace_back(std::move(submission));
+    wake(0);
+  }
+  void input_ready(std::uint64_t handle) {
+    submitted_.emplace_back(handle);
     wake(0);
   }
   void received(std::uint64_t handle, Range range) {
@@ -133,7 +138,11 @@ class LocalRanks::Member final : private local::World {
     group_.on_time(network.now());
     try {
       while (!submitted_.empty()) {
-        group_.call(std::move(submitted_.front()));
+        if (auto* const submission = std::get_if<Submission>(&submitted_.front())) {
+          group_.call(std::move(*submission));
+        } else {
+          group_.input_ready(std::get<std::uint64_t>(submitted_.front()), "");
+        }
         submitted_.pop_front();
       }
       bool more = true;
@@ -345,9 +354,9 @@ class LocalRanks::Member final : private local::World {
   const std::uint32_t rank_;
   const std::uint32_t place_;
   const HeapGroup& memory_;
-  const std::vector<std::uint32_t> members_;  // ranks, by their places
-  std::vector<std::size_t> reached_;          // bytes of each rank's region that this one can use
-  std::deque<Submission> submitted_;
+  const std::vector<std::uint32_t> members_;                       // ranks, by their places
+  std::vector<std::size_t> reached_;                               // bytes of each rank's region that this one can use
+  std::deque<std::variant<Submission, std::uint64_t>> submitted_;  // and handles of those whose input is there
   local::NetworkResults network_results_;
   std::vector<std::pair<std::uint32_t, bool>> rung_;
   bool awake_ = false;    // it will act
@@ -472,6 +481,15 @@ bool LocalRanks::submit(std::uint32_t rank, Submission& submission) {
                                                std::exchange(submission.output_bytes, 0)};
   }
   found->second->submit(std::move(submission));
+  return true;
+}
+
+bool LocalRanks::input_ready(std::uint32_t rank, std::uint32_t group, std::uint64_t handle) {
+  const auto found = hosts_[rank].by_group.find(group);
+  if (found == hosts_[rank].by_group.end()) {
+    return false;
+  }
+  found->second->input_ready(handle);
   return true;
 }
 

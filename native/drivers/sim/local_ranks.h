@@ -61,6 +61,7 @@ class LocalRanks {
   std::byte* allocate(std::uint32_t rank, std::size_t bytes);
   // False: its group has no local group here, so it is the worker's.
   bool submit(std::uint32_t rank, Submission& submission);
+  bool input_ready(std::uint32_t rank, std::uint32_t group, std::uint64_t handle);
   // Where the result of a gather is to go, if the caller has said so and it fits; null: nowhere yet.
   std::byte* offered_output(std::uint32_t rank, std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes);
   // What the worker says of internode operations.

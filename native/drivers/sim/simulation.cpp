@@ -134,13 +134,16 @@ void Simulation::submit(std::uint32_t rank, std::size_t number) {
   const bool root_alone =
       member.collective == Collective::broadcast && is_root && !member.in_place && !plan_.is_local(operation.group);
   if (!no_input) {
-    const bool inside = work.input == work.output && member.collective == Collective::all_gather;
-    submission.input = work.input->data() + (inside ? own_offset(operation, index) : 0);
+    submission.input = work.input->data() + input_offset(operation, index);
     submission.input_bytes = member.bytes();
   }
   if (member.streamed && member.failure.empty()) {
     submission.streamed = true;
     std::fill(work.input->data(), work.input->data() + member.bytes(), std::byte{0xa5});
+  }
+  if (member.late_input) {
+    submission.awaits_input = work.awaits_input = true;
+    std::fill_n(work.input->data() + input_offset(operation, index), member.bytes(), std::byte{0xa5});
   }
   if (work.output != nullptr && !root_alone) {
     submission.output = work.result;
@@ -153,10 +156,40 @@ void Simulation::submit(std::uint32_t rank, std::size_t number) {
   submitted_[number * plan_.config.size() + rank] = true;
   ++lives_[rank].open;
   const bool streamed = submission.streamed;
+  const bool late = submission.awaits_input;
   cluster_.submit(rank, std::move(submission));
   if (streamed) {
     contribute_in_parts(rank, number);
   }
+  if (late && member.follows && !work_of(*member.follows, rank).status) {
+    lives_[rank].following.insert(number);
+  } else if (late) {
+    bring_input(rank, number);
+  }
+}
+
+// Where in its array the member's own part of an all-gather in place lies; else at the beginning.
+std::size_t Simulation::input_offset(const OperationPlan& operation, std::size_t member) {
+  const MemberPlan& plan = operation.members[member];
+  const bool inside = plan.in_place && plan.ready_output && plan.collective == Collective::all_gather;
+  return inside ? own_offset(operation, member) : 0;
+}
+
+void Simulation::bring_input(std::uint32_t rank, std::size_t number) {
+  const Time when = network_.now() + (network_.random().chance(0.3) ? 0 : network_.delay());
+  network_.scheduler().at(when, cluster_.worker(rank).actor, [this, rank, number] {
+    Work& work = work_of(number, rank);
+    if (work.status || cluster_.worker(rank).worker == nullptr) {
+      return;
+    }
+    const OperationPlan& operation = plan_.operations[number];
+    const std::size_t index = member_of(number, rank);
+    const Bytes& input = expected_[number].input(index);
+    std::copy(input.begin(), input.end(), work.input->data() + input_offset(operation, index));
+    work.awaits_input = false;
+    network_.trace("worker " + std::to_string(rank) + "  has the input of " + std::to_string(number));
+    cluster_.input_ready(rank, lives_[rank].groups[operation.group], handle_of(number));
+  });
 }
 
 // In pieces that a segment may straddle, in any order. What is not there yet must not be sent, so it is wrong until
@@ -320,6 +353,13 @@ void Simulation::on_finish(std::uint32_t rank, std::uint64_t handle, Status stat
     work.output->give_back();
   }
   --lives_[rank].open;
+  std::erase_if(lives_[rank].following, [&](std::size_t following) {
+    const bool follows = plan_.operations[following].members[member_of(following, rank)].follows == number;
+    if (follows) {
+      bring_input(rank, following);
+    }
+    return follows;
+  });
   network_.scheduler().at(network_.now() + network_.delay(), cluster_.worker(rank).actor,
                           [this, rank] { go_on(rank); });
 }

@@ -88,6 +88,7 @@ class Simulation final : public Observer, public Application {
     Array* output = nullptr;      // may be the input; null: none yet
     std::byte* result = nullptr;  // inside output
     std::size_t result_bytes = 0;
+    bool awaits_input = false;
     Bytes received;                // of one in parts: what was said to be the result
     RangeSet told;                 // and where
     std::optional<Status> status;  // once finished
@@ -96,6 +97,7 @@ class Simulation final : public Observer, public Application {
     std::size_t next = 0;  // of its steps
     std::uint32_t open = 0;
     std::vector<std::uint32_t> groups;  // plan's number → worker's number
+    std::set<std::size_t> following;    // what it has submitted, and whose input comes once another one has ended
     bool leaving = false;
     Time leave_at = 0;
     bool left = false;
@@ -109,6 +111,8 @@ class Simulation final : public Observer, public Application {
   void start(std::uint32_t rank);
   void go_on(std::uint32_t rank);
   void submit(std::uint32_t rank, std::size_t number);
+  static std::size_t input_offset(const OperationPlan& operation, std::size_t member);
+  void bring_input(std::uint32_t rank, std::size_t number);
   void contribute_in_parts(std::uint32_t rank, std::size_t number);
   void change_window(std::uint32_t rank, const CongestionController::Setting& window);
   void prepare(Work& work, const OperationPlan& operation, std::size_t member, const Bytes& input);

@@ -38,7 +38,8 @@ void Simulation::check_result(std::size_t number, std::size_t index, Work& work)
     }
   }
   if (!forged_ && work.input != work.output) {
-    const Bytes& input = expected_[number].input(index);
+    const Bytes not_there(work.awaits_input ? member.bytes() : 0, std::byte{0xa5});
+    const Bytes& input = work.awaits_input ? not_there : expected_[number].input(index);
     if (!std::equal(input.begin(), input.end(), work.input->data())) {
       violated(what + "its input was written");
     }

@@ -1,6 +1,7 @@
 #include "drivers/sim/troubles.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "protocol/collectives.h"
 
@@ -186,6 +187,33 @@ void call_some_late(Random& random, Plan& plan) {
     operation.ends_alike = true;
     if (RankPlan::Step* const step = step_of(plan, late, number)) {
       step->when = last + operation.timeout + random.between(-near, near);
+    }
+  }
+}
+
+// An operation follows lower ones only, on every rank: whatever the order of calls, somebody can always go on.
+void bring_inputs_late(Random& random, Plan& plan) {
+  for (std::uint32_t rank = 0; rank < plan.ranks.size(); ++rank) {
+    std::vector<std::size_t> called;
+    for (const RankPlan::Step& step : plan.ranks[rank].steps) {
+      OperationPlan& operation = plan.operations[step.operation];
+      const std::vector<std::uint32_t>& members = plan.members(operation);
+      const auto index = std::find(members.begin(), members.end(), rank) - members.begin();
+      MemberPlan& member = operation.members[static_cast<std::size_t>(index)];
+      const bool may_be_late = !member.streamed && member.failure.empty() && !operation.ends_alike;
+      if (may_be_late && random.chance(0.5)) {
+        member.late_input = true;
+        std::vector<std::size_t> lower;
+        std::copy_if(called.begin(), called.end(), std::back_inserter(lower),
+                     [&](std::size_t other) { return other < step.operation; });
+        // Where ranks differ, what has to end before might not.
+        if (operation.outcomes.empty() && !lower.empty() && random.chance(0.5)) {
+          member.follows = lower[random.below(lower.size())];
+        }
+      }
+      if (operation.outcomes.empty()) {
+        called.push_back(step.operation);
+      }
     }
   }
 }

@@ -21,6 +21,9 @@ void miss_some(Random& random, OperationPlan& operation);
 // memory and are all of their group, once they have steps; other ranks' steps stay where they are.
 void call_some_late(Random& random, Plan& plan);
 
+// The inputs of some come after their calls, and maybe after the end of another operation on that rank.
+void bring_inputs_late(Random& random, Plan& plan);
+
 // --- Processes and links ---
 
 // None unless `faults`. `spread`: as for schedule().

@@ -501,6 +501,9 @@ Plan random_plan(std::uint64_t seed, bool faults) {
   if (!faults && random.chance(0.3)) {
     call_some_late(random, plan);
   }
+  if (random.chance(0.3)) {
+    bring_inputs_late(random, plan);
+  }
   return plan;
 }
 

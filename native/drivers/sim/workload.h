@@ -36,8 +36,10 @@ struct MemberPlan {
   bool ready_output = false;  // all-gather, all-to-all: the output is given although its size need not be known
   bool no_input = false;      // broadcast: a receiver without an input, a root without an output
   bool in_arena = false;      // its arrays lie in the memory that the ranks of its machine share, if there is room
-  bool absent = false;        // never submits it
-  std::string failure;        // fails before it begins
+  bool late_input = false;    // called before its input is there, which comes some time later
+  std::optional<std::size_t> follows;  // and once this operation has ended here, as in an accelerator's stream
+  bool absent = false;                 // never submits it
+  std::string failure;                 // fails before it begins
 
   std::uint64_t bytes() const;
 };

@@ -52,14 +52,36 @@ void CallTable::finish_at_once(const Submission& submission, Status why) {
   world_.finish(submission.handle, std::move(why));
 }
 
-void CallTable::call(Submission&& submission, Time now) {
+bool CallTable::hold(Submission& submission, Time now) {
+  const Group& group = *groups_.at(submission.group);
+  if (!registry_.problem_with_name(group.id, submission.name).ok() ||
+      !registry_.problem_with(submission, registry_.open()).ok()) {
+    return false;
+  }
+  registry_.number_call(submission, group.id);
+  const std::size_t record = record_bytes(submission, members_.size());
+  registry_.add(record);
+  gates_.hold(std::move(submission), record, now);
+  return true;
+}
+
+std::optional<Submission> CallTable::release(std::uint64_t handle, const std::string& problem) {
+  std::optional<Gates::Held> held = gates_.release(handle, problem);
+  if (!held) {
+    return std::nullopt;
+  }
+  registry_.remove(held->record);
+  return std::move(held->submission);
+}
+
+void CallTable::call(Submission&& submission, Time now, bool was_held) {
   const Group& group = *groups_.at(submission.group);
   if (Status problem = registry_.problem_with_name(group.id, submission.name); !problem.ok()) {
     return finish_at_once(submission, std::move(problem));
   }
   wire::Opening opening;
   registry_.name_call(opening, group.id, submission);
-  Status problem = registry_.problem_with(submission, registry_.open());
+  Status problem = registry_.problem_with(submission, registry_.open(), was_held);
   if (!problem.ok() && !registry_.has_room_for_failed()) {
     return finish_at_once(submission, std::move(problem));
   }
@@ -274,7 +296,8 @@ std::map<std::uint64_t, wire::Wait> CallTable::described(const std::vector<std::
 
 void CallTable::check_invariants() const {
   registry_.check_invariants();
-  std::size_t open = 0;
+  gates_.check_invariants();
+  std::size_t open = gates_.count();
   std::size_t eager = 0;
   for (const auto& [key, operation] : operations_) {
     operation->check_invariants();

@@ -1,7 +1,7 @@
 // The calls of a group's ranks, matched by operation: this rank's calls until the others can read them, the others'
 // calls as they are read, and whether they agree.
 //
-//   open calls = open operations;   eager ≥ the inline bytes of their openings
+//   open calls = open operations, and calls that are held;   eager ≥ the inline bytes of their openings
 //   an operation stays until all ranks have called it or left
 #pragma once
 
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "protocol/call_registry.h"
+#include "protocol/gates.h"
 #include "protocol/job.h"
 #include "protocol/local/group_memory.h"
 #include "protocol/local/members.h"
@@ -41,7 +42,12 @@ class CallTable {
 
   // Opens an operation, or ends it at once: with the reason why it cannot be, or with the failure that the others have
   // already.
-  void call(Submission&& submission, Time now);
+  void call(Submission&& submission, Time now, bool was_held);
+  // Holds a call that awaits its input (gates.h). False: it fails, and is to be called now.
+  bool hold(Submission& submission, Time now);
+  // To be called: the input of this call is there, or will never be and why. None: it is not held.
+  std::optional<Submission> release(std::uint64_t handle, const std::string& problem);
+  const Gates& gates() const { return gates_; }
   bool all_written() const { return unwritten_.empty(); }
   // Writes the next call to the others, with its contribution if it is small. Null: there is none, or no room.
   Operation* write_next(std::uint64_t round);
@@ -103,6 +109,7 @@ class CallTable {
   Outbox& outbox_;
   World& world_;
   CallRegistry registry_;
+  Gates gates_;
   std::map<std::uint32_t, std::unique_ptr<Group>> groups_;  // by number; never forgotten
   Operations operations_;
   std::vector<bool> left_;         // by place

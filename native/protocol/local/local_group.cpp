@@ -73,8 +73,26 @@ void LocalGroup::call(Submission submission) {
   if (!broken_.ok()) {
     return world_.finish(submission.handle, broken_);
   }
+  if (!submission.awaits_input || !calls_.hold(submission, now_)) {
+    submission.awaits_input = false;
+    open(std::move(submission), false);
+  }
+}
+
+void LocalGroup::input_ready(std::uint64_t handle, const std::string& problem) {
+  std::optional<Submission> submission = calls_.release(handle, problem);
+  if (!submission) {
+    return;
+  }
+  if (!broken_.ok()) {
+    return world_.finish(handle, broken_);
+  }
+  open(std::move(*submission), true);
+}
+
+void LocalGroup::open(Submission submission, bool was_held) {
   watch_.begin_call(submission, now_);
-  calls_.call(std::move(submission), now_);
+  calls_.call(std::move(submission), now_, was_held);
 }
 
 bool LocalGroup::write_next_call() {
@@ -494,6 +512,12 @@ bool LocalGroup::say_goodbye_if_done() {
 // --- Time ---
 
 bool LocalGroup::check_time() {
+  if (calls_.gates().deadline() <= now_) {
+    for (const std::uint64_t handle : calls_.gates().late(now_)) {
+      input_ready(handle, input_is_late);
+    }
+    return true;
+  }
   if (watch_.deadline() > now_) {
     return false;
   }

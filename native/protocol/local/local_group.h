@@ -23,6 +23,7 @@
 // does not answer, everything ends: nobody knows any more who has what, and a wrong number would be worse.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -65,6 +66,8 @@ class LocalGroup {
 
   void on_time(Time now) { now_ = now; }
   void call(Submission submission);
+  // The input of a submission that awaits it is there, or will never be and why. No effect if it has ended.
+  void input_ready(std::uint64_t handle, const std::string& problem);
   // What has become of an operation that was sent up: this chunk of the result is in its output; it has ended, after
   // all chunks of one that ended well.
   void chunk_averaged(std::uint64_t handle, Range chunk);
@@ -98,7 +101,7 @@ class LocalGroup {
   bool passes_chain() const { return broken_.ok() && execution_.passes_chain(); }
   bool can_work() const { return broken_.ok() && execution_.ready(); }
   // When on_time() and then step() are to be called at the latest.
-  Time deadline() const { return watch_.deadline(); }
+  Time deadline() const { return std::min(watch_.deadline(), calls_.gates().deadline()); }
 
   // --- Questions ---
 
@@ -114,6 +117,8 @@ class LocalGroup {
   void check_invariants() const;
 
  private:
+  void open(Submission submission, bool was_held);
+
   // What others say.
   bool read_next();
   void read(std::uint32_t place, const Record& record);

@@ -27,7 +27,20 @@ Operations::Operations(const Environment& environment, const Groups& groups, con
 // --- Submission ---
 
 void Operations::submit(Submission submission) {
-  std::unique_ptr<Operation> made = submissions_.take(std::move(submission));
+  if (!submission.awaits_input || !submissions_.hold(submission)) {
+    open(std::move(submission), false);
+  }
+}
+
+void Operations::input_ready(std::uint64_t handle, const std::string& problem) {
+  if (std::optional<Submission> submission = submissions_.release(handle, problem)) {
+    open(std::move(*submission), true);
+    say_goodbye_if_done();  // it may have ended at once
+  }
+}
+
+void Operations::open(Submission submission, bool was_held) {
+  std::unique_ptr<Operation> made = submissions_.take(std::move(submission), was_held);
   if (made == nullptr) {
     return;
   }
@@ -309,6 +322,9 @@ void Operations::on_time() {
     }
   }
   progress_.end_checks(asked);
+  for (const std::uint64_t handle : submissions_.gates().late(environment_.now())) {
+    input_ready(handle, input_is_late);
+  }
 }
 
 // --- Ends ---
@@ -468,7 +484,7 @@ void Operations::leave() {
 }
 
 void Operations::say_goodbye_if_done() {
-  if (!goodbye_.is_leaving() || goodbye_.is_said() || !table_.nothing_is_open()) {
+  if (!goodbye_.is_leaving() || goodbye_.is_said() || !table_.nothing_is_open() || !submissions_.gates().empty()) {
     return;
   }
   // Others may need it to end theirs, if a server is lost now.

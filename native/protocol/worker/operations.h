@@ -7,6 +7,7 @@
 //   after the goodbye, nothing is kept for others
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -33,6 +34,7 @@ class Operations {
 
   // What the application does.
   void submit(Submission submission);
+  void input_ready(std::uint64_t handle, const std::string& problem);
   void contributed(std::uint64_t handle, Range range);
   void leave();
 
@@ -51,7 +53,7 @@ class Operations {
   // What the driver has done, and what is due.
   void sent(Token number);
   void summed(Token token);
-  Time deadline() const { return progress_.deadline(); }
+  Time deadline() const { return std::min(progress_.deadline(), submissions_.gates().deadline()); }
   void on_time();
 
   // The home is to fail this one for all members. If it does not answer, it fails here alone.
@@ -80,6 +82,7 @@ class Operations {
   void check_invariants() const;
 
  private:
+  void open(Submission submission, bool was_held);
   Status receive_result(std::uint32_t server, Frame& frame);
   Status receive_admit(std::uint32_t server, const Frame& frame);
   Status receive_failure(std::uint32_t server, const Frame& frame);

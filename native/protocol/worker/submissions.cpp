@@ -20,8 +20,8 @@ Submissions::Submissions(const Environment& environment, const Groups& groups, c
       operations_(operations),
       calls_(environment.config(), environment.rank()) {}
 
-Status Submissions::problem_with(const Submission& submission) const {
-  if (goodbye_.is_leaving() && !lost_ranks_.job_has_ended()) {
+Status Submissions::problem_with(const Submission& submission, bool was_held) const {
+  if (goodbye_.is_leaving() && !was_held && !lost_ranks_.job_has_ended()) {
     return Status::error(Code::cancelled, "this rank has left the job (shoal.shutdown() was called)");
   }
   const Group* group = groups_.find(submission.group);
@@ -38,9 +38,34 @@ Status Submissions::problem_with(const Submission& submission) const {
   return calls_.problem_with_name(group->id, submission.name);
 }
 
-std::unique_ptr<Operation> Submissions::take(Submission submission) {
+bool Submissions::hold(Submission& submission) {
+  if (!problem_with(submission, false).ok() || !calls_.problem_with(submission, operations_.open_count()).ok()) {
+    return false;
+  }
+  const Group& group = groups_.at(submission.group);
+  if (group.size() == 1) {
+    submission.occurrence = 0;  // which nobody counts
+  } else {
+    calls_.number_call(submission, group.id);
+  }
+  const std::size_t record = record_bytes(submission, 0);  // what servers it will have is not known yet
+  calls_.add(record);
+  gates_.hold(std::move(submission), record, environment_.now());
+  return true;
+}
+
+std::optional<Submission> Submissions::release(std::uint64_t handle, const std::string& problem) {
+  std::optional<Gates::Held> held = gates_.release(handle, problem);
+  if (!held) {
+    return std::nullopt;
+  }
+  calls_.remove(held->record);
+  return std::move(held->submission);
+}
+
+std::unique_ptr<Operation> Submissions::take(Submission submission, bool was_held) {
   WorkerWorld& world = environment_.world();
-  if (Status problem = problem_with(submission); !problem.ok()) {
+  if (Status problem = problem_with(submission, was_held); !problem.ok()) {
     world.finish(submission.handle, std::move(problem));
     return nullptr;
   }
@@ -54,7 +79,7 @@ std::unique_ptr<Operation> Submissions::take(Submission submission) {
   const Submission& s = operation->submission();
   wire::Opening& opening = operation->opening();
   calls_.name_call(opening, group.id, s);
-  Status failure = calls_.problem_with(s, operations_.open_count());
+  Status failure = calls_.problem_with(s, operations_.open_count(), was_held);
   if (failure.ok()) {
     take_arguments(opening, s);
   } else {
@@ -116,7 +141,8 @@ void Submissions::discount(const Operation& operation) {
 
 void Submissions::check_invariants() const {
   calls_.check_invariants();
-  std::size_t open_bytes = 0;
+  gates_.check_invariants();
+  std::size_t open_bytes = gates_.bytes();
   std::size_t failed_bytes = 0;
   operations_.visit_open(
       [&](const Operation& operation) { (operation.failed_here() ? failed_bytes : open_bytes) += operation.record(); });

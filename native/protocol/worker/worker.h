@@ -70,6 +70,8 @@ class Worker final : public Machine {
   // The handle is finished exactly once: within this call if the submission is refused, has failed or needs no other
   // rank.
   void submit(Submission submission) { operations_.submit(std::move(submission)); }
+  // The input of a submission that awaits it is there, or will never be and why. No effect if it has ended.
+  void input_ready(std::uint64_t handle, const std::string& problem) { operations_.input_ready(handle, problem); }
   // These bytes of a streamed operation's contribution are there. No effect if it has ended.
   void contributed(std::uint64_t handle, Range range) { operations_.contributed(handle, range); }
 

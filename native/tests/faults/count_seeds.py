@@ -1,7 +1,8 @@
 """What the simulated network is worth: faults in the state machines, and how many schedules find each.
 
 Every *.patch beside this file is a mistake that somebody could make, its first line says which. Each is applied alone to
-a copy of the sources; random schedules run until one fails. Prints a table; the exit code is 1 if a fault is not found.
+a copy of the sources; random schedules run until one fails. Those in cuda/ are mistakes in what is asked of a CUDA
+device, for cuda_test. Prints a table; the exit code is 1 if a fault is not found.
 
     python native/tests/faults/count_seeds.py --cmake "cmake -G Ninja" --build build/faults --seeds 200000
 """
@@ -55,6 +56,13 @@ def seeds_needed(build: Path, first: int, most: int, jobs: int) -> tuple[int | N
     return int(needed[1]), said[1] if said else ""
 
 
+def found_by_test(build: Path) -> tuple[bool, str]:
+    """Whether cuda_test fails, and what it says."""
+    done = subprocess.run([str(build / "cuda_test")], capture_output=True, text=True, timeout=300)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "CHECK" in line]
+    return done.returncode != 0, said[0].rpartition("/")[2] if said else ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cmake", default="cmake", help="how CMake is called to configure")
@@ -70,22 +78,28 @@ def main() -> int:
     cmake = shlex.split(arguments.cmake)
     options = ["-DSHOAL_PYTHON=OFF", "-DSHOAL_TESTS=ON"]
     subprocess.run([*cmake, *options, "-S", str(source), "-B", str(build)], check=True, stdout=subprocess.DEVNULL)
-    compile_it = [cmake[0], "--build", str(build), "-j", str(arguments.jobs), "--target", "shoal_simulate"]
+    compile_it = [cmake[0], "--build", str(build), "-j", str(arguments.jobs), "--target"]
 
     missed = 0
     print("| fault | schedules until it was found | how it showed |\n|---|---|---|", flush=True)
-    for fault in sorted(HERE.glob("*.patch")):
+    for fault in [*sorted(HERE.glob("*.patch")), *sorted((HERE / "cuda").glob("*.patch"))]:
         if arguments.faults and fault.stem not in arguments.faults:
             continue
         patch(source, fault)
         try:
-            subprocess.run(compile_it, check=True, stdout=subprocess.DEVNULL)
-            needed, said = seeds_needed(build, arguments.seed_from, arguments.seeds, arguments.jobs)
+            if fault.parent == HERE:
+                subprocess.run([*compile_it, "shoal_simulate"], check=True, stdout=subprocess.DEVNULL)
+                needed, said = seeds_needed(build, arguments.seed_from, arguments.seeds, arguments.jobs)
+                is_found = needed is not None
+                found = f"{needed:,}" if is_found else f"not in {arguments.seeds:,}"
+            else:
+                subprocess.run([*compile_it, "cuda_test"], check=True, stdout=subprocess.DEVNULL)
+                is_found, said = found_by_test(build)
+                found = "cuda_test" if is_found else "not by cuda_test"
         finally:
             patch(source, fault, "-R")
-        missed += needed is None
+        missed += not is_found
         what = fault.read_text().splitlines()[0]
-        found = f"{needed:,}" if needed is not None else f"not in {arguments.seeds:,}"
         print(f"| {fault.stem}: {what} | {found} | {said} |", flush=True)
     return 1 if missed else 0
 

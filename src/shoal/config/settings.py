@@ -54,6 +54,7 @@ NAMES = (
     "SHOAL_TIMEOUT",
     "SHOAL_PEER_TIMEOUT",
     "SHOAL_SOCKETS",
+    "SHOAL_CUDA_WAIT",
     "SHOAL_TRACE",
     "SHOAL_LOG",
 )
@@ -167,6 +168,8 @@ class Settings(ServerSettings):
     # Whole seconds, which the kernel counts.
     peer_timeout: int = 15
     sockets: int | None = None
+    # Who waits for operations on CUDA tensors: "stream" or "host". None: whatever each way to use them has.
+    cuda_wait: str | None = None
     trace: Path | None = None
 
     @property
@@ -195,6 +198,10 @@ class Settings(ServerSettings):
         """Whether the ranks reach each other by Unix sockets: all are on one machine, and nobody has asked for a network."""
         asked = self.rendezvous is not None or self.port_range is not None or bool(self.interfaces)
         return self.launch.one_machine and self.size > 1 and not asked
+
+    def waits_in_stream(self, by_default: bool) -> bool:
+        """Whether streams wait for operations on CUDA tensors, where they can, and not the host."""
+        return by_default if self.cuda_wait is None else self.cuda_wait == "stream"
 
     def meeting_place(self) -> Address | None:
         """Where the ranks meet: SHOAL_RENDEZVOUS, or what follows from MASTER_ADDR and MASTER_PORT, a port above it if it is one.
@@ -260,6 +267,7 @@ class Settings(ServerSettings):
                 15,
             ),
             sockets=_read(environ, "SHOAL_SOCKETS", _socket_count, "a whole number from 1 to 64", None),
+            cuda_wait=_read(environ, "SHOAL_CUDA_WAIT", _one_of("stream", "host"), "stream or host", None),
             trace=_read(environ, "SHOAL_TRACE", _path, "the path of a folder", None),
         )
         _refuse_contradictions(settings)

@@ -1,8 +1,10 @@
 """Where gradients lie: arenas and balanced fusion buffers, as numbers only.
 
-An arena holds its items (the gradients of one dtype) one after the other, without gaps, in the order given. It is cut
-into buffers without regard to items. Promises:
+An arena holds its items (the gradients of one dtype) one after the other, in the order given. It is cut into buffers
+without regard to items. Promises:
 
+  * Items begin at multiples of ``ALIGNMENT`` bytes: kernels of accelerators that read four elements at once want 16. What
+    lies between them is averaged with them, and is nobody's.
   * The buffers cover the arena, each byte once. All have the same size but the last, which may be smaller.
   * They begin at multiples of ``ALIGNMENT`` bytes: a cache line, and a whole number of elements of every dtype.
 
@@ -68,8 +70,8 @@ class ArenaLayout:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole arena."""
-        return self.extents[-1].end if self.extents else 0
+        """Bytes of the whole arena, in whatever order its items are."""
+        return self.buffers[-1].end if self.buffers else 0
 
 
 def lay_out(items: Sequence[Item], buffer_bytes: int) -> ArenaLayout:
@@ -81,9 +83,9 @@ def lay_out(items: Sequence[Item], buffer_bytes: int) -> ArenaLayout:
     for item in items:
         if item.elements < 0 or item.itemsize < 1 or ALIGNMENT % item.itemsize:
             raise ValueError(f"{item.name}: {item.elements} elements of {item.itemsize} bytes cannot be laid out")
-    ends = list(accumulate(item.size for item in items))
-    extents = tuple(Extent(end - item.size, end) for item, end in zip(items, ends, strict=True))
-    buffers = balanced_buffers(ends[-1] if ends else 0, buffer_bytes)
+    begins = list(accumulate((_aligned(item.size) for item in items), initial=0))
+    extents = tuple(Extent(begin, begin + item.size) for item, begin in zip(items, begins, strict=False))
+    buffers = balanced_buffers(begins[-1], buffer_bytes)
     touched = tuple(_touched(extent, buffers) for extent in extents)
     needed: list[list[int]] = [[] for _ in buffers]
     for index, touches in enumerate(touched):

@@ -6,6 +6,7 @@
 | exit status 0 without ``shutdown`` | goodbye, then the same |
 | uncaught exception | its text, at once |
 | any other exit status (``sys.exit(3)``) | the status, when the interpreter is gone |
+| exit status 0, but an operation has failed that nobody waited for on the host | its text; the status becomes 1 |
 | killed, ``os._exit`` | a broken connection: PeerLost |
 
 Why it is done this way is in docs/decisions/exit.md.
@@ -21,8 +22,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
+from shoal.job import unheard
 from shoal.job.bootstrap import Session
 
 _log = logging.getLogger("shoal")
@@ -49,6 +52,15 @@ def call_before_leaving(callback: Callable[[], None]) -> None:
     _before.append(callback)
 
 
+def call_at_bad_end(callback: Callable[[], None]) -> None:
+    """``callback``, which raises nothing, is called before the process ends with status 1 on our account."""
+    if callback not in _at_bad_end:
+        _at_bad_end.append(callback)
+
+
+_at_bad_end: list[Callable[[], None]] = []
+
+
 def watch(session: Session) -> None:
     """From now on the end of this process is also the end of its part in ``session``."""
     global _joined, _installed
@@ -66,6 +78,7 @@ def leave(session: Session) -> None:
     _joined = None
     try:
         _prepare()
+        unheard.wait_for_all()
         session.leave()
     except BaseException as error:
         session.abort(_text_of(error))
@@ -121,11 +134,33 @@ def _at_exit() -> None:
     """The interpreter is about to end. Its exit status is known to nobody yet: the engine waits for it."""
     global _joined
     _prepare()
+    try:
+        unheard.wait_for_all()
+    except KeyboardInterrupt:
+        _log.warning("interrupted while operations were under way")
+    failure = unheard.take_first()
     session, _joined = _joined, None
     if session is not None:
         reason = getattr(sys, "last_value", None)
-        session.finish_at_exit("" if reason is None else _text_of(reason))
+        if reason is None and failure is not None:
+            session.abort(_text_of(failure))
+        else:
+            session.finish_at_exit("" if reason is None else _text_of(reason))
     _wait_for_lingering()
+    if failure is not None:
+        _end_badly(failure)
+
+
+def _end_badly(failure: BaseException) -> None:
+    """The interpreter takes no exit status from here. What is left of its end are handlers that are older than the job."""
+    _log.critical("%s", _text_of(failure))
+    for callback in _at_bad_end:
+        callback()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(1)
 
 
 def _at_end_of_child() -> None:
@@ -135,6 +170,11 @@ def _at_end_of_child() -> None:
     if session is None:
         return
     if error is None:
+        unheard.wait_for_all()
+        error = unheard.take_first()
+        if error is not None:
+            _abort(_text_of(error))
+            _end_badly(error)
         leave(session)
     else:
         _abort(_text_of(error))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from shoal.config.launchers import Launch
 from shoal.config.settings import Limits, Settings
 from shoal.errors import ConfigurationError, ShoalError
-from shoal.job import bootstrap, process_exit, trace
+from shoal.job import bootstrap, process_exit, trace, unheard
 
 _log = logging.getLogger("shoal")
 
@@ -63,6 +63,7 @@ def init(
         if recorder is not None:
             # For programs that end without calling shutdown(). Writes once, whoever comes first.
             atexit.register(_write_trace)
+            process_exit.call_at_bad_end(_write_trace)
         process_exit.watch(_session)
 
 
@@ -71,6 +72,8 @@ def shutdown() -> None:
 
     Other ranks may go on among themselves; what they call that needs this rank fails with PeerLost. Afterwards ``init``
     may be called again.
+
+    Raises what made an operation fail that only a stream of an accelerator has waited for.
     """
     with _lock:
         session = _forget()
@@ -80,6 +83,9 @@ def shutdown() -> None:
             process_exit.leave(session)
         finally:
             _write_trace()
+            failure = unheard.take_first()
+    if failure is not None:
+        raise failure
 
 
 def abort(reason: str) -> None:
@@ -92,6 +98,8 @@ def abort(reason: str) -> None:
             process_exit.abort(session, reason)
         finally:
             _write_trace()
+        unheard.wait_for_all()
+        unheard.take_first()  # whoever ends the job knows
 
 
 def is_initialized() -> bool:

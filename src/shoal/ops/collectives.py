@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from shoal import _native
 from shoal.errors import ShoalError
 from shoal.job import runtime, trace
 from shoal.job.groups import Group, world
@@ -397,6 +398,7 @@ def submit(
     plan: Callable[..., Plan],
     *arguments: Any,
     timeout: float | None = None,
+    depart: Callable[[], _native.Gate] | None = None,
 ) -> Handle:
     """Submits what ``plan`` makes of the group and the arguments. If it cannot, the other members hear why.
 
@@ -405,6 +407,7 @@ def submit(
         name, group: as for ``allreduce``.
         plan: called with the group and ``arguments``.
         timeout: in seconds, as the group's, for this operation alone.
+        depart: called after ``plan``, where the input is still on its way: gives the gate that opens when it is there.
 
     Raises:
         TypeError, ValueError: as ``barrier``, and what ``plan`` raises.
@@ -415,6 +418,7 @@ def submit(
     wire_name = "" if name is None else _checked_name(name)
     try:
         planned = plan(chosen, *arguments)
+        gate = None if depart is None else depart()
     except Exception as error:
         with suppress(RuntimeError):
             session.engine.submit_failed(number, wire_name, f"{operation}: {type(error).__name__}: {error}")
@@ -429,9 +433,11 @@ def submit(
     limit = chosen.timeout if timeout is None else timeout
     try:
         native = session.engine.submit(
-            collective, number, wire_name, op, dtype, shape, splits, root, given, output, limit
+            collective, number, wire_name, op, dtype, shape, splits, root, given, output, limit, gate
         )
     except RuntimeError as error:
+        if gate is not None:
+            gate.leave()
         raise ShoalError(f"{described(operation, name, session)}: {error}") from error
     return Handle(native, operation, name, session, planned, submitted_ns)
 

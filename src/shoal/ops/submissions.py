@@ -1,20 +1,19 @@
-"""The operations of a group on this rank, in the order in which they were called.
+"""Operations whose arrays may be an accelerator's.
 
-An operation on arrays of an accelerator cannot be submitted when it is called: a transfer has to bring their elements first.
-Ranks match operations without a name by the order in which they are submitted. So later operations wait for it, also those
-on the CPU. If nothing waits, the caller of an operation on the CPU submits it.
+They are submitted when they are called, as any other. A transfer brings their arrays to memory of the host, and opens a
+gate when they are there; until then the core holds the operation (docs/decisions/gates.md). Results go back as soon as
+they are there, on a thread for callbacks; or the device takes them back by itself, if it is left to one of its streams to
+wait for them.
 """
 
 import logging
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 from shoal import _native
-from shoal.errors import Timeout
+from shoal.job import unheard
 from shoal.job.groups import Group
 from shoal.ops import callbacks, collectives
 from shoal.ops.handles import Handle
@@ -22,21 +21,18 @@ from shoal.ops.operations import Plan
 
 _log = logging.getLogger("shoal")
 
-# How long the thread that submits looks for more to do before it ends, in seconds. The interpreter's end waits for it.
-_LINGERS = 0.05
-
 
 class Transfer(Protocol):
     """How the arrays of one operation come into memory of the host, and their results back."""
 
-    def sent(self) -> None:
-        """Nothing more goes out."""
-
-    def wait_until_out(self) -> None:
-        """Waits until the elements are there."""
+    def depart(self) -> _native.Gate:
+        """Nothing more goes out. The gate opens when everything is there."""
 
     def returning(self) -> AbstractContextManager[None]:
         """Inside, results are taken back; afterwards they can be followed."""
+
+    def return_early(self) -> bool:
+        """Leaves it to the device to take the results back when they are there. False: it is not to, or cannot."""
 
     def way_back(self) -> AbstractContextManager[Any]:
         """What this thread asks of the device comes after the results."""
@@ -48,213 +44,149 @@ class Transfer(Protocol):
         """The operation needs its memory no more. May be called again."""
 
 
-class Submissions:
-    """The operations of one group. Those without a name are called by one thread."""
+def submit(
+    called: str,
+    name: str | None,
+    group: Group,
+    plan: Callable[[Group], Plan],
+    timeout: float | None,
+    transfer: Transfer | None,
+) -> "AnyHandle":
+    """As ``collectives.submit``. ``transfer``: of arrays that are still to come."""
+    if transfer is None:
+        return collectives.submit(called, name, group, plan, timeout=timeout)
 
-    def __init__(self) -> None:
-        self._turns: deque[_Turn] = deque()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+    def staged(group: Group) -> Plan:
+        callbacks.prepare()  # the other members hear of it if there is no thread
+        planned = plan(group)
 
-    def submit(
-        self,
-        called: str,
-        name: str | None,
-        group: Group,
-        plan: Callable[[Group], Plan],
-        timeout: float | None,
-        transfer: Transfer | None,
-    ) -> "AnyHandle":
-        """As ``collectives.submit``, at once if that can be, else when its arrays are there and its turn has come.
+        def finish(handle: _native.Handle) -> Any:
+            with transfer.returning():
+                return planned.finish(handle)
 
-        ``transfer``: of arrays that are still to come. What is wrong with the arguments is raised here in either case.
-        """
-        if transfer is None and not self._turns:
-            return collectives.submit(called, name, group, plan, timeout=timeout)
-        handle = LaterHandle(called, transfer)
-        try:
-            planned = plan(group)
-        except Exception as error:
-            # In its turn too, so that the other members hear of this operation and not of another.
-            self._add(_Turn(handle, called, name, group, _raising(error), timeout))
-            handle.wait()
-            raise
-        if transfer is not None:
-            transfer.sent()
-        self._add(_Turn(handle, called, name, group, lambda _: planned, timeout))
-        return handle
+        return planned._replace(finish=finish)
 
-    def _add(self, turn: "_Turn") -> None:
-        with self._changed:
-            if self._thread is None:
-                try:
-                    # What is submitted there has callbacks.
-                    callbacks.prepare()
-                    # The interpreter's end waits for it: a thread that came back from the device after that would
-                    # abort.
-                    self._thread = callbacks.start_thread(self._take_turns, "shoal-submissions")
-                except RuntimeError as error:
-                    # Nothing is before it. The other members hear of it.
-                    turn._replace(plan=_raising(error)).take()
-                    raise
-            self._turns.append(turn)
-            self._changed.notify()
-
-    def _take_turns(self) -> None:
-        while True:
-            with self._changed:
-                if not self._changed.wait_for(lambda: bool(self._turns), _LINGERS):
-                    self._thread = None
-                    return
-            # It stays among them until it is submitted, so that nothing that is called meanwhile overtakes it.
-            self._turns[0].take()
-            self._turns.popleft()
+    try:
+        handle = collectives.submit(called, name, group, staged, timeout=timeout, depart=transfer.depart)
+    except BaseException:
+        transfer.close()
+        raise
+    return StagedHandle(handle, transfer)
 
 
-class LaterHandle:
-    """An operation that may not have been submitted yet, for those who know a ``Handle``."""
+@contextmanager
+def failing_everywhere(called: str, name: str | None, group: Group) -> Iterator[None]:
+    """What is raised in here is told to the other members, which wait for the operation, too."""
+    try:
+        yield
+    except Exception as error:
+        raised = error
 
-    def __init__(self, called: str, transfer: Transfer | None) -> None:
-        self._called = called
+        def plan(_: Group) -> Plan:
+            raise raised
+
+        collectives.submit(called, name, group, plan)
+        raise
+
+
+class StagedHandle:
+    """An operation on arrays of an accelerator, for those who know a ``Handle``."""
+
+    def __init__(self, handle: Handle, transfer: Transfer) -> None:
+        self._handle = handle
         self._transfer = transfer
-        self._lock = threading.Lock()
-        self._submitted = threading.Event()
-        self._handle: Handle | None = None
-        self._error: Exception | None = None
-        self._callbacks: list[Callable[[], None]] = []
+        self._settling = threading.Lock()
+        self._has_settled = False
+        handle.call_when_done(self._take_back)
 
     def done(self) -> bool:
-        return self._submitted.is_set() and (self._handle is None or self._handle.done())
+        return self._handle.done()
 
     def wait(self, timeout: float | None = None) -> Any:
         """As ``Handle.wait``. What the device is asked afterwards finds the results in their arrays."""
-        _native.note_call()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._submitted.wait(timeout):
-            raise Timeout(
-                f"{self._called} has not begun after {timeout:g} s: the device has not done what comes before it. It goes on, "
-                "so wait again"
-            )
-        if self._handle is None:
-            assert self._error is not None, "what could not be submitted has an error"
-            raise self._error.with_traceback(None)
-        outcome = self._handle.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        if self._transfer is not None:
-            self._transfer.follow()
+        try:
+            outcome = self._handle.wait(timeout)
+        except Exception:
+            if self._handle.done():
+                unheard.heard(self)
+            raise
+        self._transfer.follow()
         return outcome
+
+    def await_end(self) -> Exception | None:
+        """What made it fail."""
+        try:
+            self._handle.wait()
+        except Exception as error:
+            return error
+        return None
+
+    def wait_in_stream(self) -> bool:
+        """As ``wait``, but the device waits and the host goes on: whether that can be.
+
+        What makes the operation fail is raised later (shoal.job.unheard); the results hold NaN then, where their dtype
+        has it. False: nothing has been done.
+        """
+        if not self.returns_early():
+            return False
+        self._transfer.follow()
+        return True
+
+    def returns_early(self) -> bool:
+        """Whether the results come back without the host, and can be followed from now on."""
+        with self._settling:
+            if self._has_settled or self._handle.done() or not self._transfer.return_early():
+                return False
+            unheard.expect(self)
+            return True
 
     @property
     def finished_ns(self) -> int:
         """As ``Handle.finished_ns``."""
-        assert self._handle is not None, "it is to be asked of an operation that has been done"
         return self._handle.finished_ns
 
     def call_when_done(self, callback: Callable[[], None]) -> None:
         """As ``Handle.call_when_done``. The callback asks the device on the way on which the results come back."""
-        with self._lock:
-            if not self._submitted.is_set():
-                self._callbacks.append(callback)
-                return
-        self._call(callback)
 
-    def begin(self, handle: Handle) -> None:
-        """It has been submitted."""
-        self._handle = handle
-        handle.call_when_done(self._take_back)
-        self._settle()
+        def call() -> None:
+            with self.way_back():
+                callback()
 
-    def fail(self, error: Exception) -> None:
-        """It could not be submitted."""
-        self._error = error
-        self._release()
-        self._settle()
+        self._handle.call_when_done(call)
 
-    def planned(self, plan: Plan) -> Plan:
-        """The plan, once the arrays are there; its results go back to them."""
-        transfer = self._transfer
-        if transfer is None:
-            return plan
-        transfer.wait_until_out()
-
-        def finish(handle: Any) -> Any:
-            with transfer.returning():
-                return plan.finish(handle)
-
-        return plan._replace(finish=finish)
+    def way_back(self) -> AbstractContextManager[Any]:
+        """What this thread asks of the device comes after the results."""
+        return self._transfer.way_back()
 
     def _take_back(self) -> None:
         """As soon as it is done, whether or not somebody waits for it."""
-        assert self._handle is not None, "this is called when it is done"
+        failure: Exception | None = None
         try:
-            self._handle.wait()
-        except Exception as error:
-            _log.debug("%s: %s", self._called, error)  # for whoever waits
+            failure = self.await_end()
+            if failure is not None:
+                _log.debug("%s", failure)  # for whoever waits
         finally:
-            self._release()
-
-    def _release(self) -> None:
-        if self._transfer is not None:
+            with self._settling:
+                self._has_settled = True
+            unheard.ended(self, failure)
             self._transfer.close()
 
-    def _settle(self) -> None:
-        with self._lock:
-            self._submitted.set()
-        for callback in self._callbacks:
-            self._call(callback)
-        self._callbacks.clear()
 
-    def _call(self, callback: Callable[[], None]) -> None:
-        def call() -> None:
-            if self._transfer is None:
-                callback()
-            else:
-                with self._transfer.way_back():
-                    callback()
-
-        if self._handle is None:
-            callbacks.call_soon(call)
-        else:
-            self._handle.call_when_done(call)
+AnyHandle = Handle | StagedHandle
 
 
-AnyHandle = Handle | LaterHandle
+def wait_in_stream_or_here(handle: AnyHandle) -> None:
+    """Leaves it to the device to wait, if that is its way. Otherwise as ``Handle.wait``."""
+    if not (isinstance(handle, StagedHandle) and handle.wait_in_stream()):
+        handle.wait()
 
 
 def first_failure(handles: Iterable[AnyHandle]) -> Exception | None:
-    """Waits until all are done. What went wrong first, in their order."""
+    """Waits until all are done, or leaves that to the device. What went wrong first, in their order."""
     first: Exception | None = None
     for handle in handles:
         try:
-            handle.wait()
+            wait_in_stream_or_here(handle)
         except RuntimeError as failure:
             first = first or failure
     return first
-
-
-class _Turn(NamedTuple):
-    """An operation that waits to be submitted."""
-
-    handle: LaterHandle
-    called: str
-    name: str | None
-    group: Group
-    plan: Callable[[Group], Plan]
-    timeout: float | None
-
-    def take(self) -> None:
-        try:
-            begun = collectives.submit(self.called, self.name, self.group, self._plan, timeout=self.timeout)
-        except Exception as error:
-            self.handle.fail(error)
-        else:
-            self.handle.begin(begun)
-
-    def _plan(self, group: Group) -> Plan:
-        return self.handle.planned(self.plan(group))
-
-
-def _raising(error: Exception) -> Callable[[Group], Plan]:
-    def plan(_: Group) -> Plan:
-        raise error
-
-    return plan

@@ -13,10 +13,21 @@ May import errors, the names of ``shoal``, and the folders from config to gradie
 import shoal_c10d
 from shoal import local_rank, local_size, rank, shutdown, size
 from shoal.torch.distributed import DistributedDataParallel
+from shoal.torch.hierarchy import Hierarchy
 from shoal.torch.hook import comm_hook
 from shoal.torch.runtime import init
 
-__all__ = ["DistributedDataParallel", "comm_hook", "init", "local_rank", "local_size", "rank", "shutdown", "size"]
+__all__ = [
+    "DistributedDataParallel",
+    "Hierarchy",
+    "comm_hook",
+    "init",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+]
 
 # PyTorch has done it already, unless it was told not to (TORCH_DEVICE_BACKEND_AUTOLOAD=0).
 shoal_c10d.register()

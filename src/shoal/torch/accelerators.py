@@ -1,65 +1,49 @@
-"""What staging needs of an accelerator: streams, events, copies that nobody waits for, and memory of the host that it reaches.
+"""What staging needs of an accelerator: the core's view of it, and what PyTorch alone can do in its streams.
 
-The work in a stream is done in its order; that of two streams in any, unless one follows an event of the other. Each thread
-has a current stream, in which PyTorch puts what the thread asks of the device.
+The work in a stream is done in its order; that of two streams in any, unless one follows the other. Each thread has a
+current stream, in which PyTorch puts what the thread asks of the device. Streams are numbers, as
+``torch.cuda.Stream.cuda_stream``.
 """
 
-import logging
-import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-_log = logging.getLogger("shoal")
+from shoal import _native
 
-Stream = Any
-Event = Any
+Stream = int
 
 # Of PyTorch's devices, those whose tensors are taken.
 DEVICE_TYPES = ("cpu", "cuda")
 
 
 class Accelerator(Protocol):
-    """One device. Nothing here waits for it but ``wait``."""
+    """One device."""
 
-    def stream(self) -> Stream:
-        """A new stream."""
+    @property
+    def native(self) -> _native.CudaDevice:
+        """The core's."""
 
-    def inside(self, stream: Stream) -> AbstractContextManager[Any]:
-        """This thread's current stream is that one."""
+    def passage(self, ways: _native.Ways) -> _native.Passage:
+        """A new operation's way through the device."""
 
     @property
     def current(self) -> Stream:
-        """This thread's current stream; the same one is equal to itself."""
+        """This thread's current stream."""
 
-    def event(self) -> Event:
-        """Passes when everything that is in the current stream now has been done."""
+    def inside(self, stream: Stream) -> AbstractContextManager[None]:
+        """This thread's current stream is that one."""
 
-    def follow(self, event: Event) -> None:
-        """What comes into the current stream from now on is done after the event."""
-
-    def wait(self, event: Event) -> None:
-        """This thread waits for the event. Raises RuntimeError if the device has failed."""
+    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
+        """Whoever lets go of the tensor, its memory gets no other use before that stream has done what is in it now."""
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """A copy in the current stream, between a tensor of the device and memory of the host that is pinned."""
-
-    def pinned(self, size: int) -> torch.Tensor:
-        """That many bytes of the host's memory, which the device reads and writes by itself.
-
-        They may be let go of while copies are on their way.
-        """
-
-    def pin(self, memory: NDArray[np.uint8]) -> None:
-        """Memory of the host that is there already is pinned as long as it lives. Where that cannot be, copies are slower."""
-
-    def keep(self, tensor: torch.Tensor) -> None:
-        """Whoever lets go of the tensor, its memory gets no other use before the current stream has done what is in it now."""
 
 
 class Cuda:
@@ -67,64 +51,40 @@ class Cuda:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.native = _native.CudaDevice(_library(), device.index)
 
-    def stream(self) -> Stream:
-        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-
-    def inside(self, stream: Stream) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(stream)
+    def passage(self, ways: _native.Ways) -> _native.Passage:
+        return _native.Passage(ways)
 
     @property
     def current(self) -> Stream:
-        return torch.cuda.current_stream(self._device)
+        stream: int = torch.cuda.current_stream(self._device).cuda_stream
+        return stream
 
-    def event(self) -> Event:
-        # A thread that waits for it sleeps.
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        event.record(self.current)
-        return event
+    @contextmanager
+    def inside(self, stream: Stream) -> Iterator[None]:
+        # The device first. A thread of Shoal's has device 0 for the current one; leaving a stream would make that so
+        # again, and give the process a context on it.
+        with torch.cuda.device(self._device), torch.cuda.stream(self._external(stream)):
+            yield
 
-    def follow(self, event: Event) -> None:
-        self.current.wait_event(event)
-
-    def wait(self, event: Event) -> None:
-        event.synchronize()
+    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
+        tensor.record_stream(self._external(stream))
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         # Where the program's tensors are those of inference mode, they may be written to in that mode alone.
         with torch.inference_mode():
             destination.copy_(source, non_blocking=True)
 
-    def pinned(self, size: int) -> torch.Tensor:
-        # PyTorch keeps what is let go of, once the copies are done, for the next who asks.
-        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-
-    def pin(self, memory: NDArray[np.uint8]) -> None:
-        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        address = memory.ctypes.data
-        with torch.cuda.device(self._device):
-            error = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
-            if error == 0:
-                weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
-                return
-            _log.warning(
-                "%d bytes of the host's memory cannot be pinned for %s (CUDA error %d): copies between them are slower",
-                memory.nbytes,
-                self._device,
-                error,
-            )
-            # CUDA keeps the error for who asks next, and PyTorch would take it for that of its next kernel.
-            with suppress(RuntimeError):
-                torch.ones(1, device=self._device)
-
-    def keep(self, tensor: torch.Tensor) -> None:
-        tensor.record_stream(self.current)
+    def _external(self, stream: Stream) -> torch.cuda.Stream:
+        return torch.cuda.ExternalStream(stream, self._device)  # type: ignore[no-untyped-call]
 
 
 def of(tensors: Sequence[torch.Tensor]) -> Accelerator | None:
     """The device of the tensors, None if they are on the CPU, or if there are none.
 
-    Raises ValueError if they are on several devices, TypeError if it is one that Shoal does not know.
+    Raises ValueError if they are on several devices, TypeError if it is one that Shoal does not know, RuntimeError if
+    the device cannot be used.
     """
     for tensor in tensors:
         if not tensor.is_cpu:
@@ -147,3 +107,11 @@ def _the_only(tensors: Sequence[torch.Tensor]) -> Accelerator:
 @cache
 def _cuda(device: torch.device) -> Cuda:
     return Cuda(device)
+
+
+def _library() -> str:
+    """The driver library of CUDA, or of ROCm in builds of PyTorch for that, which bring their own."""
+    if torch.version.hip is None:
+        return "libcuda.so.1"
+    loaded = re.search(r"\S*/libamdhip64\.so\S*", Path("/proc/self/maps").read_text())
+    return loaded[0] if loaded else "libamdhip64.so"

@@ -302,6 +302,9 @@ class GradientArenas:
             self.settle(index)
         elif saved is not None:
             self._slots[index].memory.copy_(saved)
+            device = self._devices[index]
+            if device is not None:
+                device.keep(saved, device.current)  # which was made in another stream, perhaps
 
     def take_over(self, before: "GradientArenas | None") -> None:
         """Places the gradients that lie in these other arenas, which are used no more, unless the program holds
@@ -378,6 +381,7 @@ class GradientArenas:
         for kind, indices in arrangement.orders.items():
             if kind in self._memory and kind not in renewed:
                 memory[kind] = self._memory[kind]
+                assert arrangement.layouts[kind].size <= memory[kind][0].nbytes, "no order takes more than another"
             else:
                 size, first = arrangement.layouts[kind].size, indices[0]
                 memory[kind] = arena_memory.allocate(size, self._parameters[first], self._devices[first])

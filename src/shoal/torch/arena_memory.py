@@ -3,6 +3,7 @@
 import torch
 
 from shoal.job import runtime
+from shoal.torch import pinned_memory
 from shoal.torch.accelerators import Accelerator
 
 PAGE = 4096
@@ -20,8 +21,8 @@ def allocate(
         return _pages(size) if shared is None else torch.from_numpy(shared), None
     memory = torch.zeros(size, dtype=torch.uint8, device=parameter.device)
     if shared is None:
-        return memory, device.pinned(size)
-    device.pin(shared)
+        return memory, pinned_memory.allocate(device, size)
+    pinned_memory.pin(device, shared)
     return memory, torch.from_numpy(shared)
 
 

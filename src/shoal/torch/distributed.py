@@ -14,11 +14,10 @@ from shoal.gradients.agreement import agree
 from shoal.gradients.named_operations import group_of_copies
 from shoal.job import groups
 from shoal.job.groups import Group
-from shoal.ops.submissions import AnyHandle
 from shoal.torch import arguments, checkpoints, compiled, devices, module_tensors, runtime
 from shoal.torch.arena import NamedParameter
 from shoal.torch.backward_pass import Turn
-from shoal.torch.broadcast_state import broadcast_state, wait_for_all
+from shoal.torch.broadcast_state import Replaced, broadcast_state, wait_for_all
 from shoal.torch.gradient_format import gradient_dtype
 from shoal.torch.join import Joining
 from shoal.torch.logging_data import DDPLoggingData
@@ -76,7 +75,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     module: torch.nn.Module
     _train: list[bool]
-    _buffers_sent: Sequence[AnyHandle]
+    _buffers_sent: Sequence[Replaced]
 
     # By its name in PyTorch, which scripts call it by before they wrap a module: these parameters and buffers take no part.
     _set_params_and_buffers_to_ignore_for_model = staticmethod(module_tensors.ignore)
@@ -346,7 +345,13 @@ class DistributedDataParallel(torch.nn.Module):
         """Everyone gets the root's. The root goes on at once, as with PyTorch on gloo: it may be the only one that evaluates."""
         before, self._buffers_sent = self._buffers_sent, ()
         wait_for_all(before)
-        self._buffers_sent = broadcast_state(self._operations, BUFFERS, buffers, root)
+        # Where no pass follows, nobody would look at what goes wrong.
+        in_stream = self._operations.waits_in_stream or (torch.is_grad_enabled() and self.require_backward_grad_sync)
+        sent = broadcast_state(self._operations, BUFFERS, buffers, root, in_stream=in_stream)
+        if self._operations.group.rank == root:
+            self._buffers_sent = sent
+        else:
+            self._reducer.also_awaits(sent)
 
     def _manage_parameters(self) -> None:
         """Makes arenas for the parameters as they are now: at the start, and when one was changed, or thawed for the first time."""

@@ -4,41 +4,43 @@ model = torch.nn.parallel.DistributedDataParallel(model)
 model.register_comm_hook(None, shoal.torch.comm_hook)
 """
 
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ReduceOp
 
-from shoal.job import runtime
+from shoal.job import runtime, unheard
 from shoal.job.groups import Group
 from shoal.job.per_job import PerJob
-from shoal.ops import operations
+from shoal.ops import operations, submissions
 from shoal.ops.operations import Plan
 from shoal.torch import accelerators
 from shoal.torch.c10d import membership, sparse
 from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.tensors import Flat
 from shoal.torch.c10d.work import OperationWork
-from shoal.torch.staging import Transfer
-from shoal.torch.submissions import TensorSubmissions
+from shoal.torch.hierarchy import Hierarchy
+from shoal.torch.staging import Transfer, Transfers
 
 # The group of all ranks that is used where none is given. Not that of the program's own operations, which may be called
 # by another thread: operations without a name are matched by their order in their group.
 _everyone = PerJob(lambda session: Group(range(session.size), name="comm_hook"))
 
-# The operations of each group that hooks have used: for callbacks that follow them, and in their order.
-_used: WeakKeyDictionary[Group, tuple[CallSite, TensorSubmissions]] = WeakKeyDictionary()
+# Of each group that hooks have used: for callbacks that follow its operations, in their order, and for its tensors.
+_used: WeakKeyDictionary[Group, tuple[CallSite, Transfers]] = WeakKeyDictionary()
 
 
 def comm_hook(
-    state: Group | None,
+    state: Group | Hierarchy | None,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """A communication hook: the mean of the bucket's gradients over all ranks, or over ``state``, in the bucket's own memory.
 
     Joins the job at the first bucket, if this process has not, through the store of the default process group.
-    ``state``: a ``shoal.Group`` of the ranks that have the model; None: all ranks of the default process group.
+    ``state``: a ``shoal.Group`` of the ranks that have the model; None: all ranks of the default process group; a
+    ``shoal.torch.Hierarchy``: all of them, first inside their nodes, then between these.
 
     Every rank gets the same bits, those of ``shoal.allreduce(op="mean")``: 16-bit gradients are summed in float32. May be
     wrapped, as by ``fp16_compress_wrapper``. What goes wrong on any rank is raised by ``loss.backward()`` on every rank; it is
@@ -48,14 +50,18 @@ def comm_hook(
     Raises TypeError for a ``state`` that is no group and for gradients that are anywhere else, ConfigurationError if this process
     has joined another job than that of the process group.
     """
-    group = _group(state)
-    call_site, submissions = _operations(group)
+    if isinstance(state, Hierarchy) and state.members > 1 and bucket.buffer().layout == torch.strided:
+        return state.average(bucket.buffer(), bucket.is_last())
+    group = _group(None if isinstance(state, Hierarchy) else state)
+    call_site, transfers = _operations(group)
+    called = f"averaging bucket {bucket.index()} of the gradients"
     gradients = bucket.buffer()
     transfer: Transfer | None = None
     if gradients.layout == torch.strided:
-        device = accelerators.of([gradients])
-        transfer = None if device is None else submissions.transfer(device)
-        flat = Flat(gradients, transfer)
+        with submissions.failing_everywhere(called, None, group):
+            device = accelerators.of([gradients])
+            transfer = None if device is None else transfers.begin(device)
+            flat = Flat(gradients, transfer)
 
         def plan(group: Group) -> Plan:
             return flat.filled_by(operations.allreduce(group, flat.elements, "mean", in_place=True))
@@ -64,11 +70,20 @@ def comm_hook(
         def plan(group: Group) -> Plan:
             return sparse.allreduce(group, gradients, ReduceOp.AVG)
 
-    called = f"averaging bucket {bucket.index()} of the gradients"
-    handle = submissions.submit(called, None, group, plan, None, transfer)
+    handle = submissions.submit(called, None, group, _unless_one_has_failed(plan), None, transfer)
     work = OperationWork([handle], [gradients], call_site.operation())
     mean: torch.futures.Future[torch.Tensor] = work.get_future().then(_first)
     return mean
+
+
+def _unless_one_has_failed(plan: Callable[[Group], Plan]) -> Callable[[Group], Plan]:
+    """Raises what nobody has heard of, so that the other ranks hear of it too."""
+
+    def checked(group: Group) -> Plan:
+        unheard.raise_first()
+        return plan(group)
+
+    return checked
 
 
 def _first(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
@@ -91,8 +106,11 @@ def _group_of_everyone() -> Group:
     return _everyone.of(runtime.current())
 
 
-def _operations(group: Group) -> tuple[CallSite, TensorSubmissions]:
+def _operations(group: Group) -> tuple[CallSite, Transfers]:
     found = _used.get(group)
     if found is None:
-        found = _used[group] = (CallSite(f"hook {group}"), TensorSubmissions())
+        found = _used[group] = (
+            CallSite(f"hook {group}"),
+            Transfers(group.session.settings.waits_in_stream(by_default=True)),
+        )
     return found

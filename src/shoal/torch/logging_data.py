@@ -48,7 +48,8 @@ def one_pass(
     """
     sent = sum(buffer.memory.nbytes for buffer, _ in averaging.sent)
     first = averaging.submitted_ns
-    last = max((handle.finished_ns for _, handle in averaging.sent), default=first)
+    # Where streams wait for averages, some may not be there yet.
+    last = max((handle.finished_ns if handle.done() else now_ns for _, handle in averaging.sent), default=first)
     return DDPLoggingData(
         passes=1,
         bytes=sent,

@@ -25,7 +25,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -33,10 +33,12 @@ import torch
 
 from shoal.errors import ShoalError
 from shoal.gradients.arrival_order import SentOrder
+from shoal.job import unheard
 from shoal.torch import complaints, graph, passes
 from shoal.torch.arena import GradientArenas, NamedParameter
 from shoal.torch.averaging import TensorAveraging, averaging_of
 from shoal.torch.backward_pass import BackwardPass, Turn
+from shoal.torch.broadcast_state import Replaced
 from shoal.torch.compiled import untraced
 from shoal.torch.logging_data import DDPLoggingData, one_pass
 from shoal.torch.managed_parameters import ManagedParameters
@@ -83,6 +85,7 @@ class Reducer:
         self._interrupted: TensorAveraging | None = None
         self._uncalled: Callable[[], None] | None = None
         self._awaited: Callable[[], None] | None = None
+        self._also_awaited: Sequence[Replaced] = ()
         # Autograd has a thread for each accelerator, and hooks are called in that of their gradient.
         self._hooked = threading.RLock()
 
@@ -108,6 +111,10 @@ class Reducer:
         self._managed = managed
         self.must_start_anew = False
         managed.open(lambda index: weakly(Reducer.arrive, self, index))
+
+    def also_awaits(self, others: Sequence[Replaced]) -> None:
+        """The next pass that averages comes to nothing if one of these fails: it computes with them."""
+        self._also_awaited = others
 
     def close(self) -> None:
         """Lets go of the parameters. Their gradients stay as they are."""
@@ -227,7 +234,8 @@ class Reducer:
         now.averages = now.averages or averages
         if is_first:
             now.begun_ns = begun_ns
-            # There may be no memory. The other ranks hear of it at the end.
+            # There may be no memory, or what came before has failed. The other ranks hear of it at the end.
+            self._record_errors(now, lambda _: unheard.raise_first())
             self._record_errors(now, lambda _: self.managed.prepare())
         return now
 
@@ -431,10 +439,24 @@ class Reducer:
         return outcome
 
     def _wait(self, averaging: TensorAveraging, error: Exception | None) -> None:
+        others, self._also_awaited = self._also_awaited, ()
         try:
             averaging.finish(error)
+        except Exception:
+            self._undo(others)
+            raise
         finally:
             self.must_start_anew = self.must_start_anew or averaging.disagreed
+        failure = self._undo(others)
+        if failure is not None:
+            raise failure
+
+    def _undo(self, others: Sequence[Replaced]) -> Exception | None:
+        """What has failed of what the host has not waited for, which is as it was before afterwards."""
+        if self._operations.waits_in_stream:
+            return None
+        failures = [failure for failure in [replaced.undo_if_failed() for replaced in others] if failure is not None]
+        return failures[0] if failures else None
 
     def _end_well(self, arrivals: list[int], root: int) -> None:
         """Leaves it to ``_awaited`` to wait for the order, where that is due."""

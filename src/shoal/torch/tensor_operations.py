@@ -1,6 +1,6 @@
 """The named operations of one wrapped module, on tensors of the host or of an accelerator.
 
-Those of an accelerator go through memory of the host (staging.py), in a queue that those on the CPU do not wait in.
+Those of an accelerator go through memory of the host (staging.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,11 +11,11 @@ import torch
 
 from shoal.gradients.named_operations import NamedOperations
 from shoal.job.groups import Group
-from shoal.ops import operations
+from shoal.ops import operations, submissions
 from shoal.ops.submissions import AnyHandle
 from shoal.torch import accelerators
 from shoal.torch.accelerators import Stream
-from shoal.torch.submissions import TensorSubmissions
+from shoal.torch.staging import Transfers
 
 
 class TensorOperations(NamedOperations):
@@ -23,7 +23,9 @@ class TensorOperations(NamedOperations):
 
     def __init__(self, group: Group, of_copy: bool = False) -> None:
         super().__init__(group, of_copy)
-        self._submissions = TensorSubmissions()
+        self.waits_in_stream = group.session.settings.waits_in_stream(by_default=False)
+        """Whether streams wait for averages, where they can, and the host goes on."""
+        self._transfers = Transfers(self.waits_in_stream)
 
     def allreduce_through(
         self, host: torch.Tensor, label: str, memory: torch.Tensor, op: str, made_in: Iterable[Stream]
@@ -36,38 +38,38 @@ class TensorOperations(NamedOperations):
         device = accelerators.of([memory])
         assert device is not None, "memory of the host goes nowhere"
         with self._failing_everywhere(label):
-            transfer = self._submissions.transfer(device)
+            transfer = self._transfers.begin(device)
             transfer.follow_streams(made_in)
             transfer.bring(host, memory)
-        return self._submissions.submit(
+            transfer.returns((memory, host))
+        return submissions.submit(
             "allreduce_",
             self.name(label),
             self.group,
-            lambda group: operations.allreduce(group, host, op, in_place=True).then(
-                lambda: transfer.take_back(memory, host)
-            ),
+            lambda group: operations.allreduce(group, host, op, in_place=True),
             None,
             transfer,
         )
 
-    def broadcast(self, label: str, array: Any, root: int = 0) -> AnyHandle:
+    def broadcast(self, label: str, array: Any, root: int = 0, in_stream: bool | None = None) -> AnyHandle:
         """Starts a broadcast in place, from the group's member ``root``. The array may be a tensor of an
         accelerator.
+
+        ``in_stream``: whether a stream is to wait for it; None: as for gradients.
         """
         device = accelerators.of([array]) if isinstance(array, torch.Tensor) else None
         if device is None:
             return super().broadcast(label, array, root)
-        source = self.group.ranks[root]
+        source, here = self.group.ranks[root], self.group.rank == root
         with self._failing_everywhere(label):
-            transfer = self._submissions.transfer(device)
-            staged = transfer.mirror(array, read=self.group.rank == root)
-        return self._submissions.submit(
+            transfer = self._transfers.begin(device, in_stream=in_stream)
+            staged = transfer.mirror(array, read=here)
+            transfer.returns(*(() if here else ((array, staged),)))
+        return submissions.submit(
             "broadcast_",
             self.name(label),
             self.group,
-            lambda group: operations.broadcast(group, staged, source, in_place=True).then(
-                lambda: transfer.take_back(array, staged)
-            ),
+            lambda group: operations.broadcast(group, staged, source, in_place=True),
             None,
             transfer,
         )

@@ -4,9 +4,10 @@ The wrapper and the hook go back to 2.4, the backend to 2.6. Each feature has th
 PyTorch's that came with it, if it shows in names: then their being there decides, and a test says whether the version is right.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 from torch._C._dynamo import eval_frame
 
@@ -60,6 +61,13 @@ BEFORE_SINGLE = {
 }
 
 
+# The same of functions of torch.distributed.
+_COLLECTIVES_BEFORE_SINGLE = {
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+}
+
+
 def check_backend() -> None:
     """Raises ConfigurationError if this PyTorch is too old for the backend."""
     if RELEASE < OLDEST_OF_BACKEND:
@@ -77,6 +85,11 @@ def has(feature: str) -> bool:
         return since <= RELEASE
     owners = {"ProcessGroup": ProcessGroup, "eval_frame": eval_frame}
     return all(hasattr(owners[owner], name) for owner, name in (each.split(".") for each in names))
+
+
+def collective(name: str) -> Any:
+    """The function of torch.distributed that the newest PyTorch calls ``name``."""
+    return getattr(dist, name if has("single") else _COLLECTIVES_BEFORE_SINGLE[name])
 
 
 def method_name(name: str) -> str:

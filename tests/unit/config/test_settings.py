@@ -36,6 +36,7 @@ EVERYTHING = {
     "SHOAL_TIMEOUT": "60",
     "SHOAL_PEER_TIMEOUT": "4.5",
     "SHOAL_SOCKETS": "4",
+    "SHOAL_CUDA_WAIT": "host",
     "SHOAL_TRACE": "/tmp/timelines",
     "SHOAL_LOG": "Debug",
 }
@@ -62,6 +63,7 @@ def test_every_variable_is_read() -> None:
     assert settings.interfaces == ("eth0", "10.0.0.3")
     assert (settings.fusion_mb, settings.timeout, settings.peer_timeout) == (12.5, 60.0, 5)
     assert (settings.sockets, settings.lanes) == (4, 4)
+    assert not settings.waits_in_stream(by_default=True)
     assert settings.trace == Path("/tmp/timelines")
     assert settings.log == "DEBUG"
 
@@ -72,6 +74,7 @@ def test_defaults() -> None:
     assert (settings.timeout, settings.peer_timeout, settings.lanes) == (1800.0, 15, 1)
     assert settings.secret is None
     assert settings.fusion_mb is None
+    assert [settings.waits_in_stream(by_default=default) for default in (True, False)] == [True, False]
 
 
 def test_the_secret_is_not_shown() -> None:

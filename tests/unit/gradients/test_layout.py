@@ -71,9 +71,13 @@ def test_every_byte_of_every_gradient_is_in_one_shard_of_one_buffer(
         for shard in shards(buffer.size, [1] * servers)
         if shard.size
     ]
-    assert layout.size == sum(counts) * itemsize
     assert covers(tuple(pieces), layout.size)
-    assert covers(layout.extents, layout.size)
+    assert [extent.size for extent in layout.extents] == [count * itemsize for count in counts]
+    end = 0
+    for extent in layout.extents:
+        assert extent.begin == -(-end // ALIGNMENT) * ALIGNMENT, "each begins where a kernel wants it, and none too far"
+        end = extent.end
+    assert layout.size == sum(-(-extent.size // ALIGNMENT) * ALIGNMENT for extent in layout.extents), "in any order"
 
 
 @given(elements, itemsizes, buffer_sizes)

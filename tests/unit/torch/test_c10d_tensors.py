@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from shoal.errors import Mismatch
-from shoal.torch.c10d.tensors import Flat, divide, fill, joined
+from shoal.ops.operations import Plan
+from shoal.torch.c10d.tensors import Flat, divided_by, fill, joined
 from shoal.torch.known_dtypes import count
 
 
@@ -43,7 +44,8 @@ def test_a_contiguous_tensor_is_not_copied() -> None:
 def test_tensors_are_joined_and_divided() -> None:
     tensors = [torch.ones(2), torch.full((3, 2), 2.0).t()]
     together = joined(tensors)
-    divide(together * 3, tensors)
+    planned = divided_by(Plan(lambda _: together.mul_(3), 0), together, tensors)
+    planned.finish(None)  # type: ignore[arg-type]
     assert [tensor.unique().tolist() for tensor in tensors] == [[3.0], [6.0]]
 
 

@@ -28,9 +28,9 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
-from shoal.job import runtime
+from shoal.job import runtime, unheard
 from shoal.job.groups import Group
-from shoal.ops import operations
+from shoal.ops import operations, submissions
 from shoal.ops.operations import Plan
 from shoal.torch import accelerators, versions
 from shoal.torch.c10d import builtin_hooks, call_sites, forgotten, gloo, inherited, membership, reductions, sparse
@@ -39,12 +39,11 @@ from shoal.torch.c10d.base import Base, with_all_names
 from shoal.torch.c10d.by_device import NAME, Others, by_device
 from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.point_to_point import PointToPoint
-from shoal.torch.c10d.tensors import Flat, apart, divide, fill, joined
+from shoal.torch.c10d.tensors import Flat, apart, divided_by, fill, joined
 from shoal.torch.c10d.work import NO_TIMEOUT, OperationWork
 from shoal.torch.compiled import untraced_class
 from shoal.torch.known_dtypes import count
-from shoal.torch.staging import Transfer
-from shoal.torch.submissions import TensorSubmissions
+from shoal.torch.staging import Transfer, Transfers
 
 
 @untraced_class
@@ -65,7 +64,7 @@ class ShoalProcessGroup(Base):
         self._owns_job = owns_job
         self._program = CallSite(group.name)
         self._gloo = gloo.make(store, group.session, rank, size, timeout)
-        self._submissions = TensorSubmissions()
+        self._transfers = Transfers(group.session.settings.waits_in_stream(by_default=True))
         self._messages = PointToPoint(self._gloo, store, group, timeout)
         self.others = Others(
             PrefixStore(f"others {group.session.incarnation.hex()}", store),
@@ -156,9 +155,7 @@ class ShoalProcessGroup(Base):
             self._raise_everywhere("all_reduce_coalesced", options, error)
 
         def plan(group: Group) -> Plan:
-            return reductions.allreduce(group, Flat(together), operator).then(
-                lambda: divide(together, places, transfer)
-            )
+            return divided_by(reductions.allreduce(group, Flat(together), operator), together, places, transfer)
 
         return self._start("all_reduce_coalesced", options, list(tensors), plan, transfer)
 
@@ -220,7 +217,7 @@ class ShoalProcessGroup(Base):
         place = output.detach()
 
         def plan(group: Group) -> Plan:
-            return reductions.allreduce(group, Flat(together), operator).then(lambda: divide(own, [place], transfer))
+            return divided_by(reductions.allreduce(group, Flat(together), operator), own, [place], transfer)
 
         return self._start("reduce_scatter", options, [output], plan, transfer)
 
@@ -257,7 +254,8 @@ class ShoalProcessGroup(Base):
 
         def plan(group: Group) -> Plan:
             root = group.ranks[_root(group, options)]
-            return flat.filled_by(operations.broadcast(group, flat.elements, root, in_place=True))
+            planned = operations.broadcast(group, flat.elements, root, in_place=True)
+            return flat.left_by(planned) if root == group.session.rank else flat.filled_by(planned)
 
         return self._start("broadcast", options, [tensor], plan, transfer)
 
@@ -506,16 +504,13 @@ class ShoalProcessGroup(Base):
     def _raise_everywhere(self, called: str, options: Any, error: Exception) -> NoReturn:
         """What is wrong with the arguments of an operation is told to the other ranks, which wait for it, too."""
 
-        def plan(_: Group) -> Plan:
-            raise error
-
-        self._start(called, options, [], plan, None)
+        self._start(called, options, [], _failing(error), None)
         raise error
 
     def _transfer(self, tensors: Tensors) -> Transfer | None:
         """For an operation on these tensors; None if they are on the CPU."""
         device = accelerators.of(tensors)
-        return None if device is None else self._submissions.transfer(device, waits=call_sites.current() is None)
+        return None if device is None else self._transfers.begin(device, waits=call_sites.current() is None)
 
     def _start(
         self,
@@ -531,8 +526,20 @@ class ShoalProcessGroup(Base):
         if timeout <= NO_TIMEOUT:
             timeout = self._timeout
         name = None if caller is None else str(call_site)
-        handle = self._submissions.submit(called, name, self._group, plan, timeout.total_seconds(), transfer)
+        failure = unheard.take_first() if caller is None else None
+        if failure is not None:
+            plan = _failing(failure)
+        handle = submissions.submit(called, name, self._group, plan, timeout.total_seconds(), transfer)
         return OperationWork([handle], results, call_site, timeout)
+
+
+def _failing(error: Exception) -> Callable[[Group], Plan]:
+    """The other members hear of it, too."""
+
+    def plan(_: Group) -> Plan:
+        raise error
+
+    return plan
 
 
 def _operator(called: str, tensors: Tensors, options: Any) -> reductions.Operator:

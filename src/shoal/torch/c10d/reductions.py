@@ -109,7 +109,7 @@ def reduce(group: Group, flat: Flat, operator: Operator, root: int) -> Plan:
     else:
         plan = _natively(group, flat.elements, output, operator)
     plan = plan._replace(root=root)
-    return flat.filled_by(plan) if here else plan
+    return flat.filled_by(plan) if here else flat.left_by(plan)
 
 
 def reduce_scatter(group: Group, elements: torch.Tensor, flat: Flat, operator: Operator) -> Plan:

@@ -42,8 +42,17 @@ class Flat:
         self.elements = in_known_dtype(self._whole).flatten()
 
     def filled_by(self, plan: Plan) -> Plan:
-        """``plan``, which writes to ``elements``; the tensor has them afterwards."""
+        """``plan``, which writes to ``elements`` and to nothing else; the tensor has them afterwards."""
+        if self._transfer is not None:
+            self._transfer.returns(once(self._tensor, self._whole))
+            return plan
         return plan.then(self.finish) if self.is_apart else plan
+
+    def left_by(self, plan: Plan) -> Plan:
+        """``plan``, which has no result for this tensor, nor for any other."""
+        if self._transfer is not None:
+            self._transfer.returns()
+        return plan
 
     def finish(self) -> None:
         """After ``elements`` were written to: the tensor has them."""
@@ -74,16 +83,28 @@ def joined(tensors: Sequence[torch.Tensor], transfer: Transfer | None = None) ->
     return in_known_dtype(memory).view(-1)
 
 
-def divide(elements: torch.Tensor, tensors: Sequence[torch.Tensor], transfer: Transfer | None = None) -> None:
-    """Fills the tensors with what ``joined`` would have made."""
-    for tensor, part in zip(tensors, torch.split(elements, [count(tensor) for tensor in tensors]), strict=True):
-        if transfer is None:
+def divided_by(
+    plan: Plan, elements: torch.Tensor, tensors: Sequence[torch.Tensor], transfer: Transfer | None = None
+) -> Plan:
+    """``plan``, which writes to ``elements``; the tensors have them afterwards, as ``joined`` has put them together."""
+    parts = torch.split(elements, [count(tensor) for tensor in tensors])
+    if transfer is not None:
+        places = [once(tensor.detach(), _shaped(part, tensor)) for tensor, part in zip(tensors, parts, strict=True)]
+        transfer.returns(*places)
+        return plan
+
+    def finish() -> None:
+        for tensor, part in zip(tensors, parts, strict=True):
             require_whole(tensor)
             flat = Flat(tensor)
             put(flat.elements, part)
             flat.finish()
-        else:
-            transfer.take_back(tensor.detach(), part.view(tensor.dtype).view(tensor.shape))
+
+    return plan.then(finish)
+
+
+def _shaped(elements: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    return elements.view(tensor.dtype).view(tensor.shape)
 
 
 def fill(flats: Sequence[Flat], data: memoryview, blocks: Sequence[int]) -> None:

@@ -1,9 +1,11 @@
 """What a caller holds of operations that were started: PyTorch's ``Work``."""
 
+import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +13,11 @@ import torch
 from torch.distributed import Work
 
 from shoal.errors import ShoalError
+from shoal.job import unheard
 from shoal.ops import callbacks
-from shoal.ops.submissions import AnyHandle
+from shoal.ops.submissions import AnyHandle, StagedHandle, wait_in_stream_or_here
 from shoal.torch import versions
+from shoal.torch.c10d import call_sites
 from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.futures import OperationFuture
 from shoal.torch.compiled import untraced_class
@@ -30,6 +34,9 @@ _KEPT = 64
 _FEW_BYTES = 4096
 # Before, that is so for every Work that a functional collective has: then many more are kept, but not their results.
 _KEPT_BARE = 0 if versions.has("works are held") else 16384
+# The device's work would then wait, all of it, from the moment that somebody asks for a future.
+_STREAMS_SHARE_A_QUEUE = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
+
 # Whole, or without results. Of the others, those that may not be done yet, in the order in which they were let go of.
 _kept: deque["OperationWork"] = deque()
 _in_flight: deque["OperationWork"] = deque()
@@ -85,11 +92,17 @@ class OperationWork(Work):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Returns True when the results are there. Raises what made an operation fail, and Timeout.
 
-        Tensors of an accelerator: waits for the network, and leaves it to the current stream to wait until the results have been
-        copied to the device.
+        Tensors of an accelerator: leaves it to the current stream to wait until the results are there. What goes wrong is raised
+        by a later call, or when the process group is destroyed. With a ``timeout``, or SHOAL_CUDA_WAIT=host, the host waits for
+        the network, and hears of it.
         Without a ``timeout`` that of the operation, or else of the process group, is the limit.
         """
         self._waited = True
+        if call_sites.current() is None:
+            unheard.raise_first()
+        return self._end(timeout)
+
+    def _end(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         try:
             self._wait(timeout.total_seconds() if timeout > NO_TIMEOUT else None)
         finally:
@@ -100,7 +113,10 @@ class OperationWork(Work):
 
     def _wait(self, seconds: float | None) -> None:
         for handle in self._handles:
-            handle.wait(seconds)
+            if seconds is None:
+                wait_in_stream_or_here(handle)
+            else:
+                handle.wait(seconds)
 
     def synchronize(self) -> None:
         self.wait()
@@ -118,7 +134,7 @@ class OperationWork(Work):
         """What made it fail, once it is completed."""
         if self.is_completed():
             try:
-                self.wait()
+                self._end()
             except Exception as error:
                 return error
         return None
@@ -135,20 +151,36 @@ class OperationWork(Work):
     def get_future(self) -> Any:
         """A future of the results. Its callbacks run on threads of Shoal's own, and may call and await operations.
 
-        It is done at once if the operation is: callers in C++ rely on that after ``wait``.
+        It is done at once if the operation is: callers in C++ rely on that after ``wait``. And if a stream is to wait for the
+        operation: then callbacks run at once, in the order of their streams.
         """
         self._waited = True
         with self._lock:
             if self._future is None:
                 devices = [tensor.device for tensor in self._results if not tensor.is_cpu]
                 complete = weakref.WeakMethod(self._complete)
-                future = OperationFuture(self._call_site, devices, self._handles, complete)
-                if not self.is_completed():
+                early = self._early()
+                future = OperationFuture(self._call_site, devices, () if early else self._handles, complete)
+                if early:
+                    self._completes = True
+                    with ExitStack() as after_results:
+                        for handle in early:
+                            after_results.enter_context(handle.way_back())
+                        future.set_result(self._results)
+                elif not self.is_completed():
                     self._handles[-1].call_when_done(self._complete)
                 self._future = future
         if self.is_completed():
             self._complete()
         return self._future
+
+    def _early(self) -> list[StagedHandle]:
+        """The operations, if streams wait for all of them. None otherwise."""
+        staged = [handle for handle in self._handles if isinstance(handle, StagedHandle)]
+        if _STREAMS_SHARE_A_QUEUE or len(staged) < len(self._handles):
+            return []
+        come = [handle.returns_early() for handle in staged]  # of all, also where one has ended already
+        return staged if all(come) else []
 
     def let_go_of_results(self) -> None:
         """The operations are done. From now on whoever waits for this hears that their results are gone.

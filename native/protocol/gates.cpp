@@ -1,0 +1,58 @@
+#include "protocol/gates.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/invariant.h"
+
+namespace shoal {
+
+void Gates::hold(Submission submission, std::size_t record, Time now) {
+  const std::uint64_t handle = submission.handle;
+  const Time until = now + std::min(submission.timeout, never - now);
+  held_.emplace(handle, Held{std::move(submission), record, until});
+  bytes_ += record;
+}
+
+std::optional<Gates::Held> Gates::release(std::uint64_t handle, const std::string& problem) {
+  const auto found = held_.find(handle);
+  if (found == held_.end()) {
+    return std::nullopt;
+  }
+  Held held = std::move(found->second);
+  held.submission.awaits_input = false;
+  held.submission.failure = problem;
+  held_.erase(found);
+  bytes_ -= held.record;
+  return held;
+}
+
+Time Gates::deadline() const {
+  Time first = never;
+  for (const auto& [handle, held] : held_) {
+    first = std::min(first, held.until);
+  }
+  return first;
+}
+
+std::vector<std::uint64_t> Gates::late(Time now) const {
+  std::vector<std::uint64_t> handles;
+  for (const auto& [handle, held] : held_) {
+    if (held.until <= now) {
+      handles.push_back(handle);
+    }
+  }
+  std::sort(handles.begin(), handles.end());
+  return handles;
+}
+
+void Gates::check_invariants() const {
+  std::size_t bytes = 0;
+  for (const auto& [handle, held] : held_) {
+    SHOAL_INVARIANT(held.submission.handle == handle && held.submission.awaits_input && held.submission.occurrence);
+    bytes += held.record;
+  }
+  SHOAL_INVARIANT(bytes == bytes_);
+}
+
+}  // namespace shoal

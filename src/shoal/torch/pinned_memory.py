@@ -1,0 +1,194 @@
+"""Memory of the host that an accelerator reads and writes by itself.
+
+It cannot be swapped out, and the host's memory may be smaller than the device's. So that of operations is limited, and
+used again. That of arenas is as large as they are (arena_memory.py).
+"""
+
+import logging
+import mmap
+import threading
+import time
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shoal import _native
+from shoal.torch.accelerators import Accelerator
+
+_log = logging.getLogger("shoal")
+
+# What all operations have at once, and what is kept for later ones: that of 40 of PyTorch's buckets.
+LIMIT = 1 << 30
+
+# How often a caller that waits for memory looks whether copies are done, in seconds.
+_LOOKS_EVERY = 0.001
+
+_SMALLEST = 4096
+
+# Where pinning has failed, first address → the one after the last.
+_not_pinned: dict[int, int] = {}
+
+
+def allocate(device: Accelerator, size: int) -> torch.Tensor:
+    """``size`` bytes of zeros, pinned as long as they live."""
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    pin(device, memory)
+    return torch.from_numpy(memory)
+
+
+def pin(device: Accelerator, memory: NDArray[np.uint8]) -> None:
+    """Memory that is there already is pinned as long as it lives. Where that cannot be, copies are slower.
+
+    Whoever asks the device for copies keeps the memory until they are done.
+    """
+    address = memory.ctypes.data
+    if _pinned(device, memory):
+        weakref.finalize(memory, _unpin, device.native, address, False).atexit = False
+    else:
+        _not_pinned[address] = address + memory.nbytes
+        weakref.finalize(memory, _not_pinned.pop, address, None).atexit = False
+
+
+def is_pinned(host: torch.Tensor) -> bool:
+    """Of memory that was to be pinned: whether it is."""
+    begin = host.data_ptr()
+    return not any(first <= begin < end for first, end in list(_not_pinned.items()))
+
+
+def _pinned(device: Accelerator, memory: NDArray[np.uint8]) -> bool:
+    try:
+        device.native.pin(memory.ctypes.data, memory.nbytes)
+    except RuntimeError as error:
+        _log.warning(
+            "%d bytes of the host's memory cannot be pinned: copies between them and the device are slower (%s)",
+            memory.nbytes,
+            error,
+        )
+        return False
+    return True
+
+
+def _unpin(native: _native.CudaDevice, address: int, waits: bool) -> None:
+    """``waits``: for the copies that are on their way."""
+    with suppress(RuntimeError):  # in a forked child, or where the device has failed
+        native.unpin(address, waits)
+
+
+class Block:
+    """``memory``: bytes that are pinned."""
+
+    def __init__(self, device: Accelerator, size: int) -> None:
+        self.is_pinned = False
+        self.device = device
+        array: NDArray[np.uint8] = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+        self.is_pinned = _pinned(device, array)
+        self.memory = torch.from_numpy(array)
+
+    def has(self, host: torch.Tensor) -> bool:
+        """Whether that lies in it."""
+        begin = self.memory.data_ptr()
+        return begin <= host.data_ptr() < begin + self.memory.nbytes
+
+    def end(self) -> None:
+        """Nothing uses it, nor will."""
+        self._unpin(waits=False)
+
+    def __del__(self) -> None:
+        self._unpin(waits=True)
+
+    def _unpin(self, waits: bool) -> None:
+        was_pinned, self.is_pinned = self.is_pinned, False
+        if was_pinned:
+            _unpin(self.device.native, self.memory.data_ptr(), waits)
+
+
+class _Returned(NamedTuple):
+    """``passage``: of the operation that has used the blocks, and ``hosts``, which are kept for that long."""
+
+    blocks: list[Block]
+    hosts: list[torch.Tensor]
+    passage: _native.Passage
+
+    @property
+    def is_free(self) -> bool:
+        try:
+            return self.passage.is_over()
+        except RuntimeError:
+            return False  # the device has failed: nobody knows what it will still write to
+
+
+class PinnedMemory:
+    """That of operations, by blocks of a few sizes. One that needs more than the limit has it alone."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        # Without the lock: an operation that came to nothing may end wherever memory is asked for.
+        self._returned: deque[_Returned] = deque()
+        self._held = 0  # bytes of operations
+        self._kept = 0  # bytes that are free
+        self._free: dict[tuple[Accelerator, int], list[Block]] = {}
+
+    def take(self, device: Accelerator, size: int, own: int, waits: bool) -> Block:
+        """At least ``size`` bytes of any content.
+
+        ``own``: what the operation has already: it gets more in any case, since others may be waiting for that.
+        ``waits``: until others have given enough back. Not to be done in a callback: on another rank the earlier
+        operations may be waiting for what it calls.
+        """
+        rounded = _rounded(size)
+        while True:
+            with self._lock:
+                self._sweep()
+                if not waits or own or self._held == 0 or self._held + rounded <= self._limit:
+                    return self._taken(device, rounded)
+            time.sleep(_LOOKS_EVERY)
+
+    def give_back(self, blocks: list[Block], hosts: list[torch.Tensor], passage: _native.Passage) -> None:
+        """Once the device has done what it was asked for in that passage, others have the blocks.
+
+        ``hosts``: other pinned memory that the passage has used.
+        """
+        self._returned.append(_Returned(blocks, hosts, passage))
+
+    def _taken(self, device: Accelerator, size: int) -> Block:
+        free = self._free.get((device, size))
+        if free:
+            block = free.pop()
+            self._kept -= size
+        else:
+            block = Block(device, size)
+        self._held += size
+        return block
+
+    def _sweep(self) -> None:
+        for _ in range(len(self._returned)):
+            returned = self._returned.popleft()
+            if not returned.is_free:
+                self._returned.append(returned)
+                continue
+            for block in returned.blocks:
+                size = block.memory.nbytes
+                self._held -= size
+                if self._kept + size > self._limit:
+                    block.end()
+                    continue
+                self._kept += size
+                self._free.setdefault((block.device, size), []).append(block)
+
+
+def _rounded(size: int) -> int:
+    """Up to a power of two or one and a half: a few sizes are used again and again, and at most a third is too much."""
+    power = max(_SMALLEST, 1 << (size - 1).bit_length()) if size > 0 else _SMALLEST
+    return power * 3 // 4 if size <= power * 3 // 4 and power > _SMALLEST else power
+
+
+OF_OPERATIONS = PinnedMemory()
+"""What all groups share."""

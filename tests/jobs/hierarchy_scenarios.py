@@ -1,0 +1,92 @@
+"""What the ranks of test_hierarchy.py do: nodes of PyTorch's groups on gloo, averages between them of Shoal's."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import shoal.torch
+
+
+def model_of_odd_sizes() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(37, 61), torch.nn.ReLU(), torch.nn.Linear(61, 3), torch.nn.Linear(3, 1))
+
+
+def nodes_of(members: int) -> "dist.ProcessGroup":
+    """This rank's node, of so many ranks each."""
+    size = dist.get_world_size()
+    groups = [dist.new_group(list(range(begin, begin + members))) for begin in range(0, size, members)]
+    return groups[dist.get_rank() // members]
+
+
+def train(state: object | None, dtype: torch.dtype, bucket_mb: float, steps: int = 4) -> torch.Tensor:
+    """The parameters afterwards. ``state``: None for PyTorch's own averages."""
+    module = model_of_odd_sizes().to(dtype)
+    model = DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
+    if state is not None:
+        model.register_comm_hook(state, shoal.torch.comm_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    torch.manual_seed(dist.get_rank() + 1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 37, dtype=dtype)).square().mean().backward()
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def trained(members: int, dtype: torch.dtype) -> list[tuple[list[float], list[float]]]:
+    """By gloo alone, and through the hierarchy; with buckets of several sizes."""
+    dist.init_process_group("gloo")
+    state = shoal.torch.Hierarchy(nodes_of(members))
+    assert state.members == members
+    found = [
+        (train(None, dtype, megabytes).tolist(), train(state, dtype, megabytes).tolist()) for megabytes in (0.0001, 25)
+    ]
+    dist.destroy_process_group()
+    return found
+
+
+def by_themselves() -> tuple[int, list[list[int]], list[float], list[float]]:
+    """How the ranks find their nodes, and what they train, where the hierarchy finds them itself."""
+    dist.init_process_group("gloo")
+    state = shoal.torch.Hierarchy()
+    found = train(None, torch.float32, 25).tolist(), train(state, torch.float32, 25).tolist()
+    dist.destroy_process_group()
+    return state.members, state.nodes, *found
+
+
+def of_uneven_nodes() -> tuple[int, list[float], list[float]]:
+    dist.init_process_group("gloo")
+    groups = [dist.new_group([0, 1]), dist.new_group([2])]
+    state = shoal.torch.Hierarchy(groups[dist.get_rank() // 2])
+    found = train(None, torch.float32, 25).tolist(), train(state, torch.float32, 25).tolist()
+    dist.destroy_process_group()
+    return state.members, *found
+
+
+def of_other_groups() -> str:
+    """Rank 1 has its node's group, all others one of all."""
+    dist.init_process_group("gloo")
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1, 2, 3])]
+    try:
+        shoal.torch.Hierarchy(groups[0 if dist.get_rank() == 1 else 1])
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def loses_a_rank() -> None:
+    """Rank 3, which has the last place of the second node, ends in the second step."""
+    dist.init_process_group("gloo")
+    state = shoal.torch.Hierarchy(nodes_of(2))
+    model = DistributedDataParallel(model_of_odd_sizes(), bucket_cap_mb=0.0001)
+    model.register_comm_hook(state, shoal.torch.comm_hook)
+    try:
+        for step in range(3):
+            if (dist.get_rank(), step) == (3, 1):
+                os._exit(3)
+            model(torch.ones(2, 37)).sum().backward()
+    except RuntimeError as error:
+        print("raised", error)

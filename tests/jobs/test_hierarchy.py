@@ -1,0 +1,48 @@
+"""Averages inside nodes by PyTorch's groups and between nodes by Shoal (shoal.torch.Hierarchy). Here on the CPU, by gloo."""
+
+import hierarchy_scenarios
+import pytest
+import torch
+
+from shoal.testing import Cluster, run_ranks
+
+
+@pytest.mark.parametrize(
+    ("ranks", "members", "servers", "dtype"),
+    [
+        (4, 2, 2, torch.float32),
+        pytest.param(4, 2, 0, torch.float64, marks=pytest.mark.slow),
+        pytest.param(6, 3, 1, torch.float32, marks=pytest.mark.slow),
+        pytest.param(3, 3, 0, torch.float32, marks=pytest.mark.slow),
+    ],
+)
+def test_parameters_are_those_of_the_plain_way(ranks: int, members: int, servers: int, dtype: torch.dtype) -> None:
+    found = run_ranks(hierarchy_scenarios.trained, ranks, members, dtype, servers=servers, nodes=ranks // members)
+    assert all(one == found[0] for one in found), "all ranks have the same bits"
+    for plain, hierarchical in found[0]:
+        assert hierarchical == pytest.approx(plain, rel=1e-4, abs=1e-6)
+
+
+def test_nodes_are_found_where_nobody_says_them() -> None:
+    for members, nodes, plain, hierarchical in run_ranks(hierarchy_scenarios.by_themselves, 2):
+        assert (members, nodes) == (2, [[0, 1]])
+        assert hierarchical == pytest.approx(plain, rel=1e-4, abs=1e-6)
+
+
+def test_uneven_nodes_have_no_hierarchy() -> None:
+    for members, plain, hierarchical in run_ranks(hierarchy_scenarios.of_uneven_nodes, 3):
+        assert members == 1
+        assert hierarchical == pytest.approx(plain, rel=1e-4, abs=1e-6)
+
+
+def test_groups_that_are_no_nodes_are_refused_on_all_ranks() -> None:
+    for said in run_ranks(hierarchy_scenarios.of_other_groups, 4):
+        assert "give all ranks of a node the same process group" in said
+
+
+def test_the_loss_of_a_rank_is_an_error_on_all_others() -> None:
+    with Cluster(4, nodes=2) as cluster:
+        outcomes = cluster.start(hierarchy_scenarios.loses_a_rank).wait(60)
+    for outcome in outcomes[:3]:
+        assert outcome.exit_code == 0, outcome.describe()
+        assert "raised" in outcome.stdout, outcome.describe()
