@@ -28,6 +28,7 @@ def averages(nbytes: int) -> tuple[list[Round], int]:
     """By rounds, the first of which does not count; and the bytes of this rank's slice."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    shoal.torch.init()
     rank, size, members = dist.get_rank(), dist.get_world_size(), shoal.torch.local_size()
     nodes = [dist.new_group(list(range(begin, begin + members))) for begin in range(0, size, members)]
     node = nodes[rank // members]
