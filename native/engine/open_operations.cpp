@@ -42,7 +42,7 @@ void OpenOperations::finish(std::uint64_t handle, Status status) {
     operation = std::move(place->second);
     open_.erase(place);
     passing_.erase(handle);
-    if (const auto gated = returning_.find(handle); gated != returning_.end()) {
+    if (const auto gated = returning_.empty() ? returning_.end() : returning_.find(handle); gated != returning_.end()) {
       returning = std::move(gated->second);
       returning_.erase(gated);
     } else {

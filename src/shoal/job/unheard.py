@@ -20,7 +20,8 @@ class Operation(Protocol):
 
 _lock = threading.RLock()  # an operation may be let go of, and so end, anywhere
 _open: set[Operation] = set()
-_failed: dict[object, Exception] = {}  # in the order in which they came up
+failed: dict[object, Exception] = {}  # in the order in which they came up
+"""Not empty where there is something to raise: for those who look at every small operation."""
 
 
 def expect(operation: Operation) -> None:
@@ -35,21 +36,21 @@ def ended(operation: Operation, failure: Exception | None) -> None:
         if operation in _open:
             _open.remove(operation)
             if failure is not None:
-                _failed[operation] = failure
+                failed[operation] = failure
 
 
 def heard(operation: Operation) -> None:
     """Somebody has waited on the host all the same, and knows."""
-    if _open or _failed:
+    if _open or failed:
         with _lock:
             _open.discard(operation)
-            _failed.pop(operation, None)
+            failed.pop(operation, None)
 
 
 def note(failure: Exception) -> None:
     """A failure that nobody waits for."""
     with _lock:
-        _failed[object()] = failure
+        failed[object()] = failure
 
 
 def wait_for_all() -> None:
@@ -62,11 +63,11 @@ def wait_for_all() -> None:
 
 def take_first() -> Exception | None:
     """The first failure that nobody has heard of. It and those after it, most of which follow from it, are heard of now."""
-    if not _failed:
+    if not failed:
         return None
     with _lock:
-        failures = list(_failed.values())
-        _failed.clear()
+        failures = list(failed.values())
+        failed.clear()
     if not failures:
         return None
     first = failures[0]
@@ -92,7 +93,7 @@ def _forget() -> None:
     global _lock
     _lock = threading.RLock()
     _open.clear()
-    _failed.clear()
+    failed.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -526,9 +526,9 @@ class ShoalProcessGroup(Base):
         if timeout <= NO_TIMEOUT:
             timeout = self._timeout
         name = None if caller is None else str(call_site)
-        failure = unheard.take_first() if caller is None else None
-        if failure is not None:
-            plan = _failing(failure)
+        if unheard.failed and caller is None:
+            failure = unheard.take_first()
+            plan = plan if failure is None else _failing(failure)
         handle = submissions.submit(called, name, self._group, plan, timeout.total_seconds(), transfer)
         return OperationWork([handle], results, call_site, timeout)
 

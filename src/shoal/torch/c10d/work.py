@@ -15,7 +15,7 @@ from torch.distributed import Work
 from shoal.errors import ShoalError
 from shoal.job import unheard
 from shoal.ops import callbacks
-from shoal.ops.submissions import AnyHandle, StagedHandle, wait_in_stream_or_here
+from shoal.ops.submissions import AnyHandle, StagedHandle
 from shoal.torch import versions
 from shoal.torch.c10d import call_sites
 from shoal.torch.c10d.call_sites import CallSite
@@ -98,11 +98,8 @@ class OperationWork(Work):
         Without a ``timeout`` that of the operation, or else of the process group, is the limit.
         """
         self._waited = True
-        if call_sites.current() is None:
+        if unheard.failed and call_sites.current() is None:
             unheard.raise_first()
-        return self._end(timeout)
-
-    def _end(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         try:
             self._wait(timeout.total_seconds() if timeout > NO_TIMEOUT else None)
         finally:
@@ -113,9 +110,7 @@ class OperationWork(Work):
 
     def _wait(self, seconds: float | None) -> None:
         for handle in self._handles:
-            if seconds is None:
-                wait_in_stream_or_here(handle)
-            else:
+            if not (seconds is None and isinstance(handle, StagedHandle) and handle.wait_in_stream()):
                 handle.wait(seconds)
 
     def synchronize(self) -> None:
@@ -134,7 +129,8 @@ class OperationWork(Work):
         """What made it fail, once it is completed."""
         if self.is_completed():
             try:
-                self._end()
+                self._waited = True
+                self._wait(None)
             except Exception as error:
                 return error
         return None
