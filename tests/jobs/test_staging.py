@@ -15,7 +15,7 @@ from simulated_device import SimulatedDevice
 
 from shoal import _native
 from shoal.testing import Cluster, run_ranks
-from shoal.torch import accelerators
+from shoal.torch import accelerators, pinned_memory
 from shoal.torch.arena import GradientArenas
 from shoal.torch.pinned_memory import PinnedMemory
 from shoal.torch.staging import Transfer
@@ -107,6 +107,20 @@ def test_pinned_memory_is_limited_and_given_back() -> None:
     second.close()
     transfer_on(device, memory).memory(6000)  # of an operation that comes to nothing
     alone.memory(100_000)
+
+
+def test_operations_that_take_no_memory_here_leave_nothing_behind() -> None:
+    device, memory, tensor = SimulatedDevice(0), PinnedMemory(), torch.ones(10)
+    host = pinned_memory.allocate(device, tensor.nbytes).view(tensor.dtype)
+    for _ in range(50):
+        transfer = transfer_on(device, memory)
+        transfer.bring(host, tensor)
+        gate = transfer.depart()
+        wait_until(gate.is_open)
+        gate.leave()
+        wait_until(transfer._passage.is_over)
+        transfer.close()
+    assert len(memory._returned) <= 1
 
 
 def test_pinned_memory_is_used_again_once_its_copies_are_done() -> None:

@@ -157,6 +157,12 @@ class PinnedMemory:
         ``hosts``: other pinned memory that the passage has used.
         """
         self._returned.append(_Returned(blocks, hosts, passage))
+        # Gradients of arenas take no memory here, so nobody else would look. Not where this thread looks already.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._sweep()
+            finally:
+                self._lock.release()
 
     def _taken(self, device: Accelerator, size: int) -> Block:
         free = self._free.get((device, size))
