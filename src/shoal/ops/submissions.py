@@ -80,13 +80,17 @@ def failing_everywhere(called: str, name: str | None, group: Group) -> Iterator[
     try:
         yield
     except Exception as error:
-        raised = error
-
-        def plan(_: Group) -> Plan:
-            raise raised
-
-        collectives.submit(called, name, group, plan)
+        collectives.submit(called, name, group, failing(error))
         raise
+
+
+def failing(error: Exception) -> Callable[[Group], Plan]:
+    """What ``submit`` raises when it makes the plan, and the other members hear."""
+
+    def plan(_: Group) -> Plan:
+        raise error
+
+    return plan
 
 
 class StagedHandle:

@@ -504,7 +504,7 @@ class ShoalProcessGroup(Base):
     def _raise_everywhere(self, called: str, options: Any, error: Exception) -> NoReturn:
         """What is wrong with the arguments of an operation is told to the other ranks, which wait for it, too."""
 
-        self._start(called, options, [], _failing(error), None)
+        self._start(called, options, [], submissions.failing(error), None)
         raise error
 
     def _transfer(self, tensors: Tensors) -> Transfer | None:
@@ -528,18 +528,9 @@ class ShoalProcessGroup(Base):
         name = None if caller is None else str(call_site)
         if unheard.failed and caller is None:
             failure = unheard.take_first()
-            plan = plan if failure is None else _failing(failure)
+            plan = plan if failure is None else submissions.failing(failure)
         handle = submissions.submit(called, name, self._group, plan, timeout.total_seconds(), transfer)
         return OperationWork([handle], results, call_site, timeout)
-
-
-def _failing(error: Exception) -> Callable[[Group], Plan]:
-    """The other members hear of it, too."""
-
-    def plan(_: Group) -> Plan:
-        raise error
-
-    return plan
 
 
 def _operator(called: str, tensors: Tensors, options: Any) -> reductions.Operator:
