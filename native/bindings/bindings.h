@@ -8,11 +8,22 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <string>
+
+namespace shoal::shm {
+class Memory;
+}
 
 namespace shoal::python {
 
 namespace nb = nanobind;
+
+// Never nanobind/stl/shared_ptr.h: a std::shared_ptr that it makes of an argument owns the object of Python's, so the
+// native thread that lets go of it last would wait for the GIL, and for ever if the interpreter has ended.
+struct MemoryInPython {
+  std::shared_ptr<shm::Memory> memory;
+};
 
 void bind_array(nb::module_& module);
 void bind_functions(nb::module_& module);

@@ -1,9 +1,9 @@
 // CudaDevice, Ways, Passage and Gate: how arrays of a CUDA device come to memory of the host and back.
 //
 // Addresses and streams are numbers, as frameworks give them (torch.Tensor.data_ptr(), torch.cuda.Stream.cuda_stream).
-// Whoever calls keeps the memory until the passage is over.
+// Whoever calls keeps the memory until the passage is over. Gates, which native threads let go of, keep ways and
+// device, and not the objects of Python's that these are known by.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -36,10 +36,36 @@ cuda::Stream stream_of(StreamNumber number) { return reinterpret_cast<cuda::Stre
 StreamNumber number_of(cuda::Stream stream) { return reinterpret_cast<StreamNumber>(stream); }
 std::byte* memory_at(std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 
-std::shared_ptr<Device> open(const std::string& library, int ordinal) {
+struct DeviceInPython {
+  std::shared_ptr<Device> device;
+};
+
+struct WaysInPython {
+  std::shared_ptr<Ways> ways;
+};
+
+void open(DeviceInPython* place, const std::string& library, int ordinal) {
   const nb::gil_scoped_release released;
-  return Device::open(library, ordinal);
+  new (place) DeviceInPython{Device::open(library, ordinal)};
 }
+
+bool streams_can_wait(const DeviceInPython& self) { return self.device->streams_can_wait(); }
+
+void pin(const DeviceInPython& self, std::uintptr_t address, std::size_t bytes) {
+  const nb::gil_scoped_release released;
+  self.device->pin(memory_at(address), bytes);
+}
+
+void unpin(const DeviceInPython& self, std::uintptr_t address, bool waits) {
+  const nb::gil_scoped_release released;
+  self.device->unpin(memory_at(address), waits);
+}
+
+void make_ways(WaysInPython* place, const DeviceInPython& device) {
+  new (place) WaysInPython{std::make_shared<Ways>(device.device)};
+}
+
+void make_passage(Passage* place, const WaysInPython& ways) { new (place) Passage(ways.ways); }
 
 void follow(Passage& passage, const std::vector<StreamNumber>& streams) {
   const nb::gil_scoped_release released;
@@ -80,31 +106,19 @@ void bind_cuda(nb::module_& module) {
       .def("is_passed", &Gate::is_passed)
       .def("leave", &Gate::pass);
 
-  nb::class_<Device>(module, "CudaDevice")
-      .def(nb::new_(&open), "library"_a, "ordinal"_a)
-      .def_prop_ro("streams_can_wait", &Device::streams_can_wait)
-      .def(
-          "pin",
-          [](Device& device, std::uintptr_t address, std::size_t bytes) {
-            const nb::gil_scoped_release released;
-            device.pin(memory_at(address), bytes);
-          },
-          "address"_a, "nbytes"_a)
-      .def(
-          "unpin",
-          [](Device& device, std::uintptr_t address, bool waits) {
-            const nb::gil_scoped_release released;
-            device.unpin(memory_at(address), waits);
-          },
-          "address"_a, "waits"_a);
+  nb::class_<DeviceInPython>(module, "CudaDevice")
+      .def("__init__", &open, "library"_a, "ordinal"_a)
+      .def_prop_ro("streams_can_wait", &streams_can_wait)
+      .def("pin", &pin, "address"_a, "nbytes"_a)
+      .def("unpin", &unpin, "address"_a, "waits"_a);
 
-  nb::class_<Ways>(module, "Ways")
-      .def(nb::init<std::shared_ptr<Device>>(), "device"_a)
-      .def_prop_ro("out", [](const Ways& ways) { return number_of(ways.out()); })
-      .def_prop_ro("back", [](const Ways& ways) { return number_of(ways.back()); });
+  nb::class_<WaysInPython>(module, "Ways")
+      .def("__init__", &make_ways, "device"_a)
+      .def_prop_ro("out", [](const WaysInPython& self) { return number_of(self.ways->out()); })
+      .def_prop_ro("back", [](const WaysInPython& self) { return number_of(self.ways->back()); });
 
   nb::class_<Passage>(module, "Passage")
-      .def(nb::init<std::shared_ptr<Ways>>(), "ways"_a)
+      .def("__init__", &make_passage, "ways"_a)
       .def("follow", &follow, "streams"_a)
       .def("depart", &depart, "copies"_a)
       .def("begin_return", without_gil(&Passage::begin_return), "waits"_a)

@@ -9,7 +9,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -390,9 +389,7 @@ void bind_engine(nb::module_& module) {
       .def("server_unreachable", without_gil(&engine::Engine::server_unreachable), "server"_a, "attempt"_a)
       .def(
           "share_memory",
-          [](BoundEngine& bound, std::shared_ptr<shm::Memory> memory) {
-            bound.engine().share_memory(std::move(memory));
-          },
+          [](BoundEngine& bound, const MemoryInPython& memory) { bound.engine().share_memory(memory.memory); },
           "memory"_a)
       .def("start", without_gil(&engine::Engine::start))
       .def("note_threads", without_gil(&engine::Engine::note_threads), "attempt"_a, "strangers"_a)

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -15,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shoal.torch
 from shoal.errors import ShoalError
-from shoal.job import unheard
+from shoal.job import groups, unheard
 from shoal.torch.pinned_memory import PinnedMemory
 from shoal.torch.staging import Transfers
+from shoal.torch.tensor_operations import TensorOperations
 
 
 def collectives(device: str) -> dict[str, Any]:
@@ -207,6 +209,31 @@ def lost_in_a_stream(then: str) -> list[str]:
         found.append(_outcome(dist.destroy_process_group))
     print(found)
     return found
+
+
+kept_to_the_end: list[object] = []
+
+
+class SlowToEnd:
+    def __del__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        sleep(2 * LATE)
+
+
+def open_to_the_end() -> None:
+    """Every rank's program ends with an operation that rank 1 is late for, and with one that came to nothing.
+
+    The first is done while rank 0's interpreter is about to be gone.
+    """
+    shoal.torch.init()
+    SimulatedDevice().takes()
+    nothing = Transfers(in_stream=False).begin(SimulatedDevice())
+    nothing.mirror(torch.ones(2), read=True)
+    kept_to_the_end.append(nothing)
+    if shoal.rank() == 1:
+        time.sleep(LATE)
+    else:
+        sys.slow_to_end = SlowToEnd()  # type: ignore[attr-defined]  # the last module that goes
+    TensorOperations(groups.world()).broadcast("to the end", torch.ones(2), root=1)
 
 
 def lost_in_the_wrapper() -> list[str]:

@@ -164,6 +164,12 @@ def test_a_failure_that_a_stream_has_waited_for_is_raised_by_what_comes_next(the
     assert here.exit_code == (1 if then == "end" else 0), said
 
 
+def test_a_program_may_end_while_its_tensors_are_on_their_way() -> None:
+    with Cluster(2) as cluster:
+        outcomes = cluster.start(staging_scenarios.open_to_the_end).wait(30)
+    assert [(outcome.exit_code, outcome.stderr) for outcome in outcomes] == [(0, "")] * 2
+
+
 def test_our_wrapper_leaves_waiting_to_streams() -> None:
     for rank, found in enumerate(run_ranks(staging_scenarios.wrapped_in_streams, 2, environment=STREAM)):
         assert found["mean"] == [1.5]

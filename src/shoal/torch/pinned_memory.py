@@ -6,10 +6,12 @@ used again. That of arenas is as large as they are (arena_memory.py).
 
 import logging
 import mmap
+import sys
 import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -100,8 +102,9 @@ class Block:
         """Nothing uses it, nor will."""
         self._unpin(waits=False)
 
-    def __del__(self) -> None:
-        self._unpin(waits=True)
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ends():  # else the names of modules are gone, and soon all memory
+            self._unpin(waits=True)
 
     def _unpin(self, waits: bool) -> None:
         was_pinned, self.is_pinned = self.is_pinned, False

@@ -8,12 +8,13 @@
 
 Where the host waits for the operation, it asks for the copies back when that is done. Where a stream is to wait, the
 copies are asked for before, and the way back waits for the gate to be passed. In no other case does a stream wait for
-anything but copies, and the device as a whole is waited for by nobody. Both ways are streams of the device's own for Shoal, of which it copies in
-both directions at once (native/drivers/cuda).
+anything but copies, and the device as a whole is waited for by nobody. Both ways are streams of the device's own for
+Shoal, of which it copies in both directions at once (native/drivers/cuda).
 """
 
+import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -30,7 +31,8 @@ class Transfer:
     """The tensors of one operation on their ways. Made when the operation is called, in the program's stream.
 
     ``waits``: whether the caller waits while the operations before it have all of the ``memory``. ``in_stream``: whether
-    a stream is to wait for it, if that can be. Raises RuntimeError if the current stream is captured for a CUDA graph, of which no operation can be a part.
+    a stream is to wait for it, if that can be. Raises RuntimeError if the current stream is captured for a CUDA graph,
+    of which no operation can be a part.
     """
 
     def __init__(
@@ -180,9 +182,10 @@ class Transfer:
         if blocks or hosts:
             self._pinned.give_back(blocks, hosts, self._passage)
 
-    def __del__(self) -> None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         """Of an operation that came to nothing: what is wrong with its arguments was found before it was submitted."""
-        self.close()
+        if not ends():  # else the names of modules are gone, and soon all memory
+            self.close()
 
 
 class Transfers:

@@ -15,6 +15,7 @@ connected. Where they are, gloo hears of the other's end by itself, and the job 
 
 import contextlib
 import os
+import sys
 import threading
 import time
 import weakref
@@ -237,9 +238,10 @@ class MessageWork(OperationWork):
         super().__init__(handles, [tensor], call_site)
         self._message = message
 
-    def __del__(self) -> None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         """What is sent arrives though nobody waits for it."""
-        self._message.done()
+        if not ends():
+            self._message.done()
         super().__del__()
 
     def source_rank(self) -> int:

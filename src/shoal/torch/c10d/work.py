@@ -1,6 +1,7 @@
 """What a caller holds of operations that were started: PyTorch's ``Work``."""
 
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -196,8 +197,8 @@ class OperationWork(Work):
     def _has_few_bytes(self) -> bool:
         return sum(tensor.numel() * tensor.itemsize for tensor in self._results) <= _FEW_BYTES
 
-    def __del__(self) -> None:
-        if not self._waited:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not self._waited and not ends():  # else the names of modules are gone
             self._waited = True
             _keep(self)
 
