@@ -28,6 +28,12 @@ from shoal.bench.part import end_with_conductor
 
 ALONE = "alone"
 
+# Variants of Shoal's own module, by name.
+WIRE_FORMATS: dict[str, dict[str, Any]] = {
+    "bfloat16": {"wire_dtype": torch.bfloat16},
+    "feedback": {"wire_dtype": torch.bfloat16, "error_feedback": True},
+}
+
 
 @dataclass(frozen=True)
 class Task:
@@ -128,7 +134,7 @@ def wrapped(network: nn.Module, contestant: str, task: Task) -> nn.Module:
     if library == "shoal" and variant.partition(" ")[0] != "c10d":
         from shoal.torch import DistributedDataParallel
 
-        return DistributedDataParallel(network, fusion_mb=task.buffer_mb)
+        return DistributedDataParallel(network, fusion_mb=task.buffer_mb, **WIRE_FORMATS.get(variant, {}))
     given = {} if task.buffer_mb is None else {"bucket_cap_mb": task.buffer_mb}
     module = nn.parallel.DistributedDataParallel(network, gradient_as_bucket_view=True, **given)
     if task.round_robin:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import shoal
 
 # For each a second or so.
-STEPS = {"every_operation": 60, "training": 400}
+STEPS = {"every_operation": 60, "training": 400, "training_in_16_bits": 400}
 
 Array = npt.NDArray[np.float32]
 
@@ -84,7 +85,7 @@ def every_operation() -> Ran:
     return ran
 
 
-def training() -> Ran:
+def training(**options: Any) -> Ran:
     """A model that DistributedDataParallel averages in several buffers, cut into shards and segments."""
     import torch
     from torch_training import global_batch, make_model
@@ -95,7 +96,7 @@ def training() -> Ran:
     torch.set_num_threads(1)
     shoal.torch.init()
     rank, size = shoal.torch.rank(), shoal.torch.size()
-    model = DistributedDataParallel(make_model(), fusion_mb=0.005)
+    model = DistributedDataParallel(make_model(), fusion_mb=0.005, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
     def step(number: int) -> bytes:
@@ -108,6 +109,12 @@ def training() -> Ran:
     ran = repeat(STEPS["training"], step)
     shoal.torch.shutdown()
     return ran
+
+
+def training_in_16_bits() -> Ran:
+    import torch
+
+    return training(wire_dtype=torch.bfloat16, error_feedback=True)
 
 
 def without_rank_one(folder: str) -> int:

@@ -189,6 +189,16 @@ class SimulatedDevice:
         self._own_copies += 1
         self.library.launch(self.current, work)
 
+    def run(self, work: Callable[[], None]) -> None:
+        def inferred() -> None:
+            with torch.inference_mode():
+                work()
+
+        if self.eager:
+            inferred()
+        else:
+            self.library.launch(self.current, inferred)
+
     # --- For programs ---
 
     def stream(self) -> int:

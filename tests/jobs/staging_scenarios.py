@@ -503,6 +503,31 @@ def wrapped_everywhere() -> tuple[list[float], list[float], list[float], list[in
     return trained[0], trained[1], trained[2], copies
 
 
+def narrowed_in_streams() -> dict[str, list[float]]:
+    """Gradients of a step that travel as bfloat16: on a device, what its stream finds after the pass, and on the CPU."""
+    shoal.torch.init()
+    device = SimulatedDevice(pause=0.005)
+    device.takes()
+    on_device = _narrowed()
+    seen: list[list[float]] = []
+    device.launch(lambda: seen.append(on_device.grad.flatten().tolist()))  # type: ignore[union-attr]
+    device.synchronize()
+    device.takes(lambda _: False)
+    on_cpu = _narrowed()
+    shoal.shutdown()
+    return {"device": seen[0], "cpu": on_cpu.grad.flatten().tolist()}  # type: ignore[union-attr]
+
+
+def _narrowed() -> torch.nn.Parameter:
+    model = shoal.torch.DistributedDataParallel(
+        torch.nn.Linear(16, 16, bias=False), init_sync=False, wire_dtype=torch.bfloat16, error_feedback=True
+    )
+    torch.manual_seed(shoal.rank())
+    model(torch.randn(4, 16)).sum().backward()
+    parameter: torch.nn.Parameter = model.module.weight
+    return parameter
+
+
 def wrapped_on(device: str) -> tuple[list[float], list[float]]:
     """The same on that device, and on the CPU."""
     found = _wrapped(device), _wrapped("cpu")

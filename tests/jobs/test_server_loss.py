@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from losing_servers import STEPS, Ran, every_operation, training, until_told, without_rank_one
+from losing_servers import STEPS, Ran, every_operation, training, training_in_16_bits, until_told, without_rank_one
 from relay import Relay
 
 from shoal import ShoalError
@@ -91,8 +91,13 @@ def kill_servers(servers: int, kills: int, program: Program, seed: int) -> float
 
 @pytest.mark.parametrize(
     ("servers", "kills", "program"),
-    [(3, 2, every_operation), (1, 1, every_operation), pytest.param(2, 2, training, marks=pytest.mark.slow)],
-    ids=["two of three", "the only one", "all, in training"],
+    [
+        (3, 2, every_operation),
+        (1, 1, every_operation),
+        pytest.param(2, 2, training, marks=pytest.mark.slow),
+        (2, 2, training_in_16_bits),
+    ],
+    ids=["two of three", "the only one", "all, in training", "all, in 16 bits"],
 )
 def test_killed_servers_change_no_bit(servers: int, kills: int, program: Program) -> None:
     kill_servers(servers, kills, program, random.randrange(1_000_000))

@@ -275,6 +275,13 @@ def test_our_wrapper_trains_as_on_the_cpu(where: dict[str, int]) -> None:
         assert 0 < copies[1] < copies[0], "fewer parameters are on the device where others are on the CPU"
 
 
+@pytest.mark.parametrize("way", [HOST, STREAM], ids=["host", "stream"])
+def test_what_travels_in_fewer_bits_is_rounded_and_widened_in_the_streams(way: dict[str, str]) -> None:
+    for found in run_ranks(staging_scenarios.narrowed_in_streams, 2, environment=way):
+        assert found["device"] == found["cpu"]
+        assert all(torch.tensor(found["cpu"]).bfloat16().float() == torch.tensor(found["cpu"]))
+
+
 def test_each_device_has_arenas_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimulatedDevice()
     named = [(f"p{index}", torch.nn.Parameter(torch.ones(40))) for index in range(4)]
@@ -283,10 +290,10 @@ def test_each_device_has_arenas_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     arenas = GradientArenas(named, [3, 2, 1, 0], 200)
     assert len({buffer.label for buffer in arenas.buffers}) == len(arenas.buffers) == 4
     for buffer in arenas.buffers:
-        assert {arenas.device(index) for index in buffer.gradients} == ({None} if buffer.host is None else {device})
-        if buffer.host is not None:
-            assert (buffer.host.shape, buffer.host.dtype) == (buffer.memory.shape, buffer.memory.dtype)
-            assert buffer.host.data_ptr() != buffer.memory.data_ptr()
+        assert {arenas.device(index) for index in buffer.gradients} == ({None} if buffer.mirror is None else {device})
+        if buffer.mirror is not None:
+            assert (buffer.mirror.shape, buffer.mirror.dtype) == (buffer.memory.shape, buffer.memory.dtype)
+            assert buffer.mirror.data_ptr() != buffer.memory.data_ptr()
 
 
 def test_a_buffer_waits_for_all_streams_that_its_gradients_are_made_in() -> None:

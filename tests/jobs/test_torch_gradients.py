@@ -6,6 +6,7 @@ On the CPU, and with a simulated device in the place of the CPU.
 import pytest
 import torch_interrupted
 import torch_layers
+import torch_narrow
 import torch_passes
 import torch_scenarios
 import torch_swapped
@@ -16,7 +17,15 @@ import shoal
 from shoal.testing import Cluster, run_ranks
 
 RANKS = 3
-SUBJECTS = (torch_scenarios, torch_layers, torch_passes, torch_uneven, torch_swapped, torch_interrupted)
+SUBJECTS = (
+    torch_scenarios,
+    torch_layers,
+    torch_passes,
+    torch_uneven,
+    torch_swapped,
+    torch_interrupted,
+    torch_narrow,
+)
 SCENARIOS = {name: function for subject in SUBJECTS for name, function in subject.SCENARIOS.items()}
 
 

@@ -9,15 +9,16 @@ class LayoutStatement:
     """``lines``: by gradient, in the order in which they lie. ``buffers``: the bytes of each.
 
     ``find_unused``: whether gradients may be missing. ``order_is_known``: whether they lie in the order in which they
-    arrive.
+    arrive. ``wire``: how they travel, if not as they are.
     """
 
     def __init__(
-        self, lines: Sequence[str], buffers: Sequence[int], *, find_unused: bool, order_is_known: bool
+        self, lines: Sequence[str], buffers: Sequence[int], *, find_unused: bool, order_is_known: bool, wire: str = ""
     ) -> None:
         self._lines = lines
         self._known = "in arrival order" if order_is_known else "before the first pass"
-        self._rest = f"find_unused_parameters={find_unused}, buffers={list(buffers)}"
+        travels = f", wire_dtype={wire}" if wire else ""
+        self._rest = f"find_unused_parameters={find_unused}{travels}, buffers={list(buffers)}"
         self._statements = [Statement([self._header(due), *lines]) for due in (False, True)]
 
     def of_pass(self, order_is_due: bool, added: Sequence[str] = ()) -> Statement:

@@ -6,7 +6,7 @@ current stream, in which PyTorch puts what the thread asks of the device. Stream
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
@@ -43,7 +43,10 @@ class Accelerator(Protocol):
         """Whoever lets go of the tensor, its memory gets no other use before that stream has done what is in it now."""
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """A copy in the current stream, between a tensor of the device and memory of the host that is pinned."""
+        """A copy in the current stream: of tensors of the device, or of one and memory of the host that is pinned."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        """What ``work`` asks of the device, on tensors of it alone, comes into the current stream."""
 
 
 class Cuda:
@@ -75,6 +78,10 @@ class Cuda:
         # Where the program's tensors are those of inference mode, they may be written to in that mode alone.
         with torch.inference_mode():
             destination.copy_(source, non_blocking=True)
+
+    def run(self, work: Callable[[], None]) -> None:
+        with torch.inference_mode():
+            work()
 
     def _external(self, stream: Stream) -> torch.cuda.Stream:
         return torch.cuda.ExternalStream(stream, self._device)  # type: ignore[no-untyped-call]

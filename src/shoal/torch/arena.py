@@ -2,7 +2,8 @@
 
 What the backward pass wrote is what the network reads, and results land where the optimizer reads. A gradient is copied
 at most once, in ``place``: where the optimizer has set it to None, PyTorch hands over a fresh tensor. An arena of an
-accelerator has a mirror in memory of the host, which is what the network reads and writes. See docs/decisions/arena.md.
+accelerator, and one whose gradients travel in fewer bits, has a mirror in memory of the host, which is what the network
+reads and writes. See docs/decisions/arena.md.
 
 An arena has no values of its own to keep: its memory counts only where a ``param.grad`` lies in its own slot, and from
 the time a buffer is handed to an operation until that is done. Before a pass writes, ``prepare`` sees to it that nobody
@@ -25,8 +26,9 @@ from shoal.gradients.layout import Extent, Item
 from shoal.torch import accelerators, arena_memory
 from shoal.torch.accelerators import Accelerator
 from shoal.torch.devices import places_of
-from shoal.torch.gradient_format import describe, gradient_dtype, gradient_strides, name_of, wire_dtype
+from shoal.torch.gradient_format import describe, gradient_dtype, gradient_strides, name_of, summed_as
 from shoal.torch.loans import Loans
+from shoal.torch.narrowing import AS_THEY_ARE, WireFormat
 from shoal.torch.slots import Slot
 
 NamedParameter = tuple[str, torch.nn.Parameter]
@@ -37,26 +39,33 @@ _Reference = weakref.ref[torch.Tensor]
 class Buffer:
     """A balanced fusion buffer: a slice of an arena, in the dtype that is summed.
 
-    ``gradients``: the indices of the parameters whose gradients it holds bytes of. ``host``: the same window on the
-    mirror; None where ``memory`` is the host's itself.
+    ``gradients``: the indices of the parameters whose gradients it holds bytes of. ``mirror``: the same window on the
+    mirror, in the dtype that travels; None where ``memory`` itself travels.
     """
 
     label: str
     memory: torch.Tensor
     gradients: tuple[int, ...]
-    host: torch.Tensor | None
+    mirror: torch.Tensor | None
 
 
 class GradientArenas:
     """The arenas of a list of parameters, one a dtype and device.
 
     ``parameters``: in the order of registration; they are known by their index in it. ``order``: these indices in the
-    order in which the gradients lie. ``buffer_bytes``: the size of a buffer.
+    order in which the gradients lie. ``buffer_bytes``: the size of a buffer. ``wire``: how gradients travel.
 
     Raises TypeError for a dtype or a device that has no arena.
     """
 
-    def __init__(self, parameters: Sequence[NamedParameter], order: Sequence[int], buffer_bytes: int) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[NamedParameter],
+        order: Sequence[int],
+        buffer_bytes: int,
+        wire: WireFormat = AS_THEY_ARE,
+    ) -> None:
+        self._wire = wire
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         self._devices = [accelerators.of([parameter]) for parameter in self._parameters]
@@ -64,7 +73,7 @@ class GradientArenas:
         """Whether a gradient is on an accelerator."""
         places = places_of(self._parameters)
         self._dtypes = [gradient_dtype(parameter) for parameter in self._parameters]
-        self._wire_dtypes = [wire_dtype(dtype, name) for dtype, name in zip(self._dtypes, self._names, strict=True)]
+        self._summed_as = [summed_as(dtype, name) for dtype, name in zip(self._dtypes, self._names, strict=True)]
         self._kinds = [Kind(place, name_of(dtype)) for place, dtype in zip(places, self._dtypes, strict=True)]
         items = [
             Item(name, parameter.numel(), dtype.itemsize)
@@ -384,7 +393,8 @@ class GradientArenas:
                 assert arrangement.layouts[kind].size <= memory[kind][0].nbytes, "no order takes more than another"
             else:
                 size, first = arrangement.layouts[kind].size, indices[0]
-                memory[kind] = arena_memory.allocate(size, self._parameters[first], self._devices[first])
+                on_wire = self._on_wire(first, size)
+                memory[kind] = arena_memory.allocate(size, on_wire, self._parameters[first], self._devices[first])
         buffers = [self._buffer_at(window, *memory[window.kind]) for window in arrangement.windows]
         places = [
             self._place_of(index, arrangement.extents[index], memory[kind][0]) for index, kind in enumerate(self._kinds)
@@ -401,9 +411,18 @@ class GradientArenas:
         return part.as_strided(parameter.shape, gradient_strides(parameter))
 
     def _buffer_at(self, window: Window, memory: torch.Tensor, mirror: torch.Tensor | None) -> Buffer:
-        wire, bytes_of_it = self._wire_dtypes[window.gradients[0]], slice(*window.extent)
-        host = None if mirror is None else mirror[bytes_of_it].view(wire)
-        return Buffer(window.label, memory[bytes_of_it].view(wire), window.gradients, host)
+        first = window.gradients[0]
+        begin, end = window.extent
+        values = memory[begin:end].view(self._summed_as[first])
+        if mirror is not None:
+            travels_as = self._wire.travels_as(self._summed_as[first])
+            mirror = mirror[self._on_wire(first, begin) : self._on_wire(first, end)].view(travels_as)
+        return Buffer(window.label, values, window.gradients, mirror)
+
+    def _on_wire(self, gradient: int, size: int) -> int:
+        """How many bytes travel for so many of an arena, which is that of this gradient."""
+        summed_as = self._summed_as[gradient]
+        return size // summed_as.itemsize * self._wire.travels_as(summed_as).itemsize
 
     def _slot_of(self, index: int, memory: torch.Tensor) -> Slot:
         """The one that there was, which knows who holds it, if it is this memory."""

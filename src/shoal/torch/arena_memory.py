@@ -10,18 +10,20 @@ PAGE = 4096
 
 
 def allocate(
-    size: int, parameter: torch.Tensor, device: Accelerator | None
+    size: int, on_wire: int, parameter: torch.Tensor, device: Accelerator | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``size`` bytes of zeros where the parameter is, and for an accelerator as many, pinned, of the host.
+    """``size`` bytes of zeros where the parameter is, and ``on_wire`` bytes of the host, pinned for an accelerator.
 
-    What is the host's lies in the memory that the ranks of a machine share, where they do.
+    The latter are None where the former are the host's and as many. What the network reads and writes lies in the
+    memory that the ranks of a machine share, where they do.
     """
-    shared = runtime.allocate(size) if size > 0 else None
+    shared = runtime.allocate(on_wire) if on_wire > 0 else None
     if device is None:
-        return _pages(size) if shared is None else torch.from_numpy(shared), None
+        travels = _pages(on_wire) if shared is None else torch.from_numpy(shared)
+        return (travels, None) if on_wire == size else (_pages(size), travels)
     memory = torch.zeros(size, dtype=torch.uint8, device=parameter.device)
     if shared is None:
-        return memory, pinned_memory.allocate(device, size)
+        return memory, pinned_memory.allocate(device, on_wire)
     pinned_memory.pin(device, shared)
     return memory, torch.from_numpy(shared)
 

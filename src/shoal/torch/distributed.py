@@ -14,7 +14,7 @@ from shoal.gradients.agreement import agree
 from shoal.gradients.named_operations import group_of_copies
 from shoal.job import groups
 from shoal.job.groups import Group
-from shoal.torch import arguments, checkpoints, compiled, devices, module_tensors, runtime
+from shoal.torch import arguments, checkpoints, compiled, devices, module_tensors, narrowing, runtime
 from shoal.torch.arena import NamedParameter
 from shoal.torch.backward_pass import Turn
 from shoal.torch.broadcast_state import Replaced, broadcast_state, wait_for_all
@@ -51,6 +51,8 @@ class DistributedDataParallel(torch.nn.Module):
     several times. In the first step averaging does not overlap with the backward pass.
     ``gradient_as_bucket_view``, ``batched_grad_copy``, ``check_reduction``, ``lazy_bucket_allocation``: without effect; gradients are
     views in any case.
+    ``wire_dtype``: ``torch.bfloat16`` halves the bytes of float32 gradients on the network: every rank rounds its own once, sums are
+    float32's, and the mean is rounded. ``error_feedback`` adds what rounding has taken to the next step's gradients.
     ``device_ids``: the CUDA device of a module that has one only; inputs are moved there.
     All others exist so that calls written for PyTorch's own class work: only the default is possible.
 
@@ -105,6 +107,8 @@ class DistributedDataParallel(torch.nn.Module):
         lazy_bucket_allocation: bool = False,
         *,
         fusion_mb: float | None = None,
+        wire_dtype: torch.dtype | None = None,
+        error_feedback: bool = False,
     ) -> None:
         super().__init__()
         arguments.check_position(init_sync)
@@ -134,6 +138,7 @@ class DistributedDataParallel(torch.nn.Module):
         self.require_forward_param_sync = self.require_backward_grad_sync = True
         self._joining: Joining | None = None
         self._fusion_mb = fusion_mb
+        self._wire = narrowing.checked(wire_dtype, error_feedback)
         self._buffers_sent = ()
         runtime.init()
         self._meet(arguments.group_of(process_group, device_mesh), init_sync, begins_with_same_buffers)
@@ -157,6 +162,7 @@ class DistributedDataParallel(torch.nn.Module):
             self.static_graph,
             _FusionSize(group, self._fusion_mb),
             KnownParameters(module_tensors.parameters(self.module)),
+            self._wire,
         )
         self._manage_parameters()
         # The hooks of the parameters go with the wrapper.

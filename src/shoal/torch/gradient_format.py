@@ -3,7 +3,7 @@
 import torch
 
 # What is summed for each dtype of gradients: complex ones as their real and imaginary parts.
-WIRE_DTYPES = {
+SUMMED_AS = {
     torch.float16: torch.float16,
     torch.bfloat16: torch.bfloat16,
     torch.float32: torch.float32,
@@ -30,14 +30,14 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def wire_dtype(dtype: torch.dtype, parameter: str) -> torch.dtype:
+def summed_as(dtype: torch.dtype, parameter: str) -> torch.dtype:
     """``parameter``: the name of one. Raises TypeError for a dtype that cannot be averaged."""
-    if dtype not in WIRE_DTYPES:
-        known = ", ".join(map(name_of, WIRE_DTYPES))
+    if dtype not in SUMMED_AS:
+        known = ", ".join(map(name_of, SUMMED_AS))
         raise TypeError(
             f"parameter {parameter} has dtype {dtype}, whose gradients cannot be averaged: use one of {known}"
         )
-    return WIRE_DTYPES[dtype]
+    return SUMMED_AS[dtype]
 
 
 def describe(gradient: torch.Tensor) -> str:

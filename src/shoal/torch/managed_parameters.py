@@ -16,6 +16,7 @@ from shoal.torch import graph, owners
 from shoal.torch.arena import GradientArenas, NamedParameter
 from shoal.torch.gradient_format import gradient_dtype
 from shoal.torch.module_tensors import describe
+from shoal.torch.narrowing import Narrowing, WireFormat
 from shoal.torch.new_parameters import KnownParameters, describe_values
 from shoal.torch.tensor_operations import TensorOperations
 
@@ -33,7 +34,7 @@ class ManagedParameters:
     ``before``: those that were managed until now; their gradients are kept. ``known``: the parameters that are the same
     on all ranks. ``find_unused``, ``is_static``: whether parameters may be without a gradient, and whether it is always
     the same ones.
-    ``buffer_bytes``: the size of a buffer for so many bytes of gradients.
+    ``buffer_bytes``: the size of a buffer for so many bytes of gradients. ``wire``: how they travel.
 
     Raises TypeError for a dtype that cannot be averaged. Nothing has changed then.
     """
@@ -47,12 +48,15 @@ class ManagedParameters:
         find_unused: bool,
         is_static: bool,
         buffer_bytes: Callable[[int], int],
+        wire: WireFormat,
     ) -> None:
         everything = list(parameters)
         self.parameters = [(name, parameter) for name, parameter in everything if parameter.requires_grad]
         total = sum(parameter.numel() * gradient_dtype(parameter).itemsize for _, parameter in self.parameters)
-        self.arenas = GradientArenas(self.parameters, range(len(self.parameters))[::-1], buffer_bytes(total))
+        self.arenas = GradientArenas(self.parameters, range(len(self.parameters))[::-1], buffer_bytes(total), wire)
         self.arenas.take_over(None if before is None else before.arenas)
+        self.narrowing = Narrowing(wire.error_feedback)
+        self._wire = wire
         self.find_unused = find_unused
         self.is_static = is_static
         self.used: set[int] = set()
@@ -161,12 +165,14 @@ class ManagedParameters:
             _log.info("%s: the order of the gradients has changed for good and was renewed", self._operations.here)
         if renewed:
             self.arenas.reorder(received)
+            self.narrowing.forget()
         self.order.looked(renewed)
         self._restate(received)
         return has_changed
 
     def _set_frozen(self, frozen: frozenset[int]) -> None:
         self.arenas.freeze(frozen)
+        self.narrowing.forget()  # what lies in the slots of those that are frozen is no gradient
         self._passes_frozen = 0
         self._restate(self.arenas.order)
 
@@ -177,6 +183,7 @@ class ManagedParameters:
             [buffer.memory.nbytes for buffer in self.arenas.buffers],
             find_unused=self.find_unused,
             order_is_known=self.order.is_known,
+            wire=str(self._wire),
         )
 
     def _describe(self, index: int) -> str:

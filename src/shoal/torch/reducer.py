@@ -42,6 +42,7 @@ from shoal.torch.broadcast_state import Replaced
 from shoal.torch.compiled import untraced
 from shoal.torch.logging_data import DDPLoggingData, one_pass
 from shoal.torch.managed_parameters import ManagedParameters
+from shoal.torch.narrowing import WireFormat
 from shoal.torch.new_parameters import KnownParameters
 from shoal.torch.tensor_operations import TensorOperations
 from shoal.torch.weak_hooks import weakly
@@ -58,7 +59,7 @@ class Reducer:
     ``buffer_bytes``: the size of a buffer for so many bytes of gradients. ``known``: the parameters that are the same
     on all ranks.
     ``take_turn``: called before anything of a pass is submitted. ``must_start_anew``: the ranks have found that they
-    differ, so all of them have to call ``manage`` again.
+    differ, so all of them have to call ``manage`` again. ``wire``: how gradients travel.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Reducer:
         static_graph: bool,
         buffer_bytes: Callable[[int], int],
         known: KnownParameters,
+        wire: WireFormat,
     ) -> None:
         self.take_turn: Callable[[], Turn] = Turn
         self.must_start_anew = False
@@ -77,6 +79,7 @@ class Reducer:
         self._find_unused = find_unused or static_graph
         self._is_static = static_graph
         self._buffer_bytes = buffer_bytes
+        self._wire = wire
         self._managed: ManagedParameters | None = None
         # The pass that is on, if one is that is this wrapper's, and what is called at its end.
         self._pass: BackwardPass | None = None
@@ -105,6 +108,7 @@ class Reducer:
             self._find_unused,
             self._is_static,
             self._buffer_bytes,
+            self._wire,
         )
         # Nothing has changed until here, where there may be no memory.
         self.close()
@@ -281,7 +285,8 @@ class Reducer:
         now.placed.clear()
 
     def _averaging_of(self, expected: Iterable[int] | None) -> TensorAveraging:
-        return averaging_of(self._operations, self.arenas, self.managed.statement(), expected)
+        managed = self.managed
+        return averaging_of(self._operations, managed.arenas, managed.narrowing, managed.statement(), expected)
 
     def _take(self, managed: ManagedParameters, now: BackwardPass, index: int) -> None:
         if now.error is not None:

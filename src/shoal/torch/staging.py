@@ -22,6 +22,7 @@ import torch
 from shoal import _native
 from shoal.torch import pinned_memory
 from shoal.torch.accelerators import Accelerator, Stream
+from shoal.torch.narrowing import Narrow
 from shoal.torch.pinned_memory import Block, PinnedMemory
 
 _Copy = tuple[int, int, int]
@@ -75,11 +76,21 @@ class Transfer:
             self.bring(host, tensor)
         return host
 
-    def bring(self, host: torch.Tensor, tensor: torch.Tensor) -> None:
-        """``host``, pinned memory, will have the elements of the tensor when the gate opens."""
+    def bring(self, host: torch.Tensor, tensor: torch.Tensor, narrow: Narrow | None = None) -> None:
+        """``host``, pinned memory, will have the elements of the tensor when the gate opens.
+
+        If it has another dtype, ``narrow`` makes it of them on the device.
+        """
         out = self._ways.out
         self._keep(host)
         self._device.keep(tensor, out)
+        if host.dtype != tensor.dtype:
+            assert narrow is not None, "no other operation changes the dtype"
+            with self._device.inside(out):
+                there = torch.empty_like(host, device=tensor.device)
+                self._device.run(lambda: narrow(tensor, there))
+                self._device.copy(host, there)
+            return
         if _is_plain(tensor):
             self._copies.append((host.data_ptr(), tensor.data_ptr(), tensor.nbytes))
             return
@@ -160,6 +171,13 @@ class Transfer:
         """The tensor will have the elements of ``host`` for who follows."""
         back = self._ways.back
         self._device.keep(tensor, back)
+        if host.dtype != tensor.dtype:
+            with self._device.inside(back):
+                # Else they would be widened on the host, which would wait for it.
+                there = torch.empty_like(host, device=tensor.device)
+                self._device.copy(there, host)
+                self._device.copy(tensor, there)
+            return
         if _is_plain(tensor) and host.is_contiguous():
             self._copies.append((host.data_ptr(), tensor.data_ptr(), tensor.nbytes))
             return

@@ -15,6 +15,7 @@ from shoal.ops import operations, submissions
 from shoal.ops.submissions import AnyHandle
 from shoal.torch import accelerators
 from shoal.torch.accelerators import Stream
+from shoal.torch.narrowing import Narrow
 from shoal.torch.staging import Transfers
 
 
@@ -27,11 +28,32 @@ class TensorOperations(NamedOperations):
         """Whether streams wait for averages, where they can, and the host goes on."""
         self._transfers = Transfers(self.waits_in_stream)
 
+    def allreduce_narrowed(
+        self, narrow_memory: torch.Tensor, label: str, memory: torch.Tensor, op: str, narrow: Narrow
+    ) -> AnyHandle:
+        """Starts an all-reduce in place of memory of the host, which goes through memory of the same shape and another
+        dtype.
+        """
+        with self._failing_everywhere(label):
+            narrow(memory, narrow_memory)
+
+        def widen() -> None:
+            memory.copy_(narrow_memory)
+
+        return submissions.submit(
+            "allreduce_",
+            self.name(label),
+            self.group,
+            lambda group: operations.allreduce(group, narrow_memory, op, in_place=True).then(widen),
+            None,
+            None,
+        )
+
     def allreduce_through(
-        self, host: torch.Tensor, label: str, memory: torch.Tensor, op: str, made_in: Iterable[Stream]
+        self, host: torch.Tensor, label: str, memory: torch.Tensor, op: str, narrow: Narrow, made_in: Iterable[Stream]
     ) -> AnyHandle:
         """Starts an all-reduce in place of memory of an accelerator, which goes through pinned memory of the same
-        shape.
+        shape, by ``narrow`` if the dtype is another.
 
         ``made_in``: the streams in which the values are made, beside the current one.
         """
@@ -40,7 +62,7 @@ class TensorOperations(NamedOperations):
         with self._failing_everywhere(label):
             transfer = self._transfers.begin(device)
             transfer.follow_streams(made_in)
-            transfer.bring(host, memory)
+            transfer.bring(host, memory, narrow)
             transfer.returns((memory, host))
         return submissions.submit(
             "allreduce_",
