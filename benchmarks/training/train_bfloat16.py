@@ -33,7 +33,7 @@ from shoal.bench.sizes import show_seconds
 from shoal.bench.watch import foreign_load
 
 RANKS, TURNS, STEPS, FIRST_STEPS = 4, 15, 4, 3
-LEARNS, LAST = 400, 100
+LEARNS, AT_ONCE, LAST = 400, 20, 100
 NARROW, FED_BACK = variant_name("bfloat16"), variant_name("feedback")
 WORDS = {
     ALONE: "without averaging",
@@ -58,7 +58,8 @@ def time_of_steps(quick: bool) -> dict[str, Any]:
 
 
 def accuracy(quick: bool) -> dict[str, Any]:
-    return measure(LocalPlace(RANKS), [GLOO, SHOAL, NARROW, FED_BACK], 1, 0, 4 if quick else LEARNS)
+    turns = 1 if quick else LEARNS // AT_ONCE
+    return measure(LocalPlace(RANKS), [GLOO, SHOAL, NARROW, FED_BACK], turns, 0, 4 if quick else AT_ONCE)
 
 
 def tell_time(found: dict[str, Any]) -> list[str]:

@@ -287,11 +287,12 @@ void abort(BoundEngine& bound, std::string reason) {
 }
 
 // Bytes that live until no array needs them.
-std::optional<nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>> allocate(BoundEngine& bound, std::size_t bytes) {
+std::optional<nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>> allocate(BoundEngine& bound, std::size_t bytes,
+                                                                          bool stays) {
   std::shared_ptr<std::byte> memory;
   {
     const nb::gil_scoped_release released;
-    memory = bound.engine().allocate(bytes);
+    memory = bound.engine().allocate(bytes, stays);
   }
   if (memory == nullptr) {
     return std::nullopt;
@@ -393,7 +394,7 @@ void bind_engine(nb::module_& module) {
           "memory"_a)
       .def("start", without_gil(&engine::Engine::start))
       .def("note_threads", without_gil(&engine::Engine::note_threads), "attempt"_a, "strangers"_a)
-      .def("allocate", &allocate, "nbytes"_a)
+      .def("allocate", &allocate, "nbytes"_a, "stays"_a)
       .def("make_group", without_gil(&engine::Engine::make_group), "ranks"_a, "name"_a)
       .def("submit", &submit, "collective"_a, "group"_a, "name"_a, "op"_a, "dtype"_a, "shape"_a, "splits"_a, "root"_a,
            "input"_a.none(), "output"_a.none(), "timeout"_a, "gate"_a.none() = nb::none())

@@ -38,7 +38,7 @@ class Engine::Impl {
   void share_memory(std::shared_ptr<const shm::Memory> memory) { router_->share_memory(std::move(memory)); }
   void start();
   void note_threads(std::uint32_t attempt, std::size_t strangers) { waits_.note_threads(attempt, strangers); }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) { return router_->allocate(bytes); }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes, bool stays) { return router_->allocate(bytes, stays); }
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
   std::shared_ptr<Operation> submit(Submission submission, std::optional<Gate> gate);
   std::vector<std::uint64_t> take_finished() { return operations_.take_finished(); }
@@ -400,7 +400,7 @@ void Engine::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
 void Engine::share_memory(std::shared_ptr<const shm::Memory> memory) { impl_->share_memory(std::move(memory)); }
 void Engine::start() { impl_->start(); }
 void Engine::note_threads(std::uint32_t attempt, std::size_t strangers) { impl_->note_threads(attempt, strangers); }
-std::shared_ptr<std::byte> Engine::allocate(std::size_t bytes) { return impl_->allocate(bytes); }
+std::shared_ptr<std::byte> Engine::allocate(std::size_t bytes, bool stays) { return impl_->allocate(bytes, stays); }
 std::uint32_t Engine::make_group(std::vector<std::uint32_t> ranks, std::string name) {
   return impl_->make_group(std::move(ranks), std::move(name));
 }

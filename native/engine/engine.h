@@ -57,8 +57,8 @@ class Engine {
   void note_threads(std::uint32_t attempt, std::size_t strangers);
   // Memory for this rank's arrays, all zero. An all-reduce needs no slots if the arrays of all ranks of the node lie in
   // such memory. Null if there is no such memory. Throws std::system_error if the machine lacks memory. May outlive the
-  // engine.
-  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  // engine. `stays`: a device will know it by its pages.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes, bool stays = false);
 
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
   // Chooses the submission's handle. Its arrays must live until the handle is among take_finished().

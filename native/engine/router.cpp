@@ -42,8 +42,8 @@ void Router::start() {
   }
 }
 
-std::shared_ptr<std::byte> Router::allocate(std::size_t bytes) {
-  return groups_ == nullptr ? nullptr : groups_->node().allocate(bytes);
+std::shared_ptr<std::byte> Router::allocate(std::size_t bytes, bool stays) {
+  return groups_ == nullptr ? nullptr : groups_->node().allocate(bytes, stays);
 }
 
 std::uint32_t Router::make_group(const std::vector<std::uint32_t>& ranks, const std::string& name) {

@@ -36,7 +36,7 @@ class Router final : public shm::GroupUser {
   // Before start(): the ranks of this machine share this memory.
   void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
-  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  std::shared_ptr<std::byte> allocate(std::size_t bytes, bool stays = false);
   // By the loop's thread.
   std::uint32_t make_group(const std::vector<std::uint32_t>& ranks, const std::string& name);
 

@@ -177,6 +177,22 @@ TEST(what_is_detached_keeps_its_values_and_others_reach_it_no_more) {
   CHECK(std::all_of(array.get() + 300'000, array.get() + 600'000, [](std::byte b) { return b == std::byte{1}; }));
 }
 
+// A device that was told of these addresses reads and writes the pages that were there.
+TEST(what_stays_has_its_pages_when_it_is_detached_and_they_are_not_given_out_again) {
+  const auto memory = std::make_shared<Memory>(shape_with_regions(2));
+  const auto allocator = std::make_shared<ArrayAllocator>(memory, 1);
+  std::shared_ptr<std::byte> array = allocator->allocate(megabyte, true);
+  const std::byte* const before = array.get();
+  const Memory others(os::Descriptor(::dup(memory->descriptor())), shape_with_regions(2));
+  others.open(1, memory->shape().region);
+  std::byte* const there = others.region(1) + (array.get() - memory->region(1));
+  allocator->detach(array.get() + 300'000, 200'000);
+  std::fill_n(there, megabyte, std::byte{3});
+  CHECK(std::all_of(array.get(), array.get() + megabyte, [](std::byte b) { return b == std::byte{3}; }));
+  array.reset();
+  CHECK(allocator->allocate(megabyte, true).get() != before);
+}
+
 TEST(sums_in_shared_memory_are_right_at_every_size_in_place_and_not) {
   for (std::uint32_t ranks : {2U, 3U, 5U}) {
     on_ranks(ranks, shape_with_regions(ranks), [&](Rank& rank) {

@@ -313,7 +313,7 @@ class Engine:
     def note_threads(self, attempt: int, strangers: int) -> None:
         """What came of the event "threads": how many threads might call Shoal that never have."""
 
-    def allocate(self, nbytes: int) -> NDArray[numpy.uint8] | None:
+    def allocate(self, nbytes: int, stays: bool) -> NDArray[numpy.uint8] | None:
         """Memory for this rank's arrays, all zero, in which an all-reduce needs no slots. None where there is none of the kind.
 
         Lives as long as an array needs it. Raises RuntimeError if the machine has not so much memory."""

@@ -99,7 +99,7 @@ ArrayAllocator::~ArrayAllocator() {
   }
 }
 
-std::shared_ptr<std::byte> ArrayAllocator::allocate(std::size_t bytes) {
+std::shared_ptr<std::byte> ArrayAllocator::allocate(std::size_t bytes, bool stays) {
   if (region_ == nullptr || bytes > memory_->shape().region) {
     return nullptr;
   }
@@ -107,16 +107,16 @@ std::shared_ptr<std::byte> ArrayAllocator::allocate(std::size_t bytes) {
   std::size_t begin = 0;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [next, end] : taken_) {
+    for (const auto& [next, taken] : taken_) {
       if (next - begin >= size) {
         break;
       }
-      begin = end;
+      begin = taken.end;
     }
     if (memory_->shape().region - begin < size) {
       return nullptr;
     }
-    taken_.emplace(begin, begin + size);
+    taken_.emplace(begin, Taken{begin + size, stays});
   }
   // Many gigabytes take seconds, and holds() is asked meanwhile.
   try {
@@ -147,11 +147,11 @@ void ArrayAllocator::give_back(std::size_t begin) {
   }
   const std::lock_guard lock(mutex_);
   const auto place = taken_.find(begin);
-  const std::size_t bytes = place->second - begin;
+  const std::size_t bytes = place->second.end - begin;
   const auto offset = static_cast<off_t>(memory_->file_offset(region_ + begin));
   ::fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, static_cast<off_t>(bytes));
   const auto gone = detached_.lower_bound(begin);
-  if (gone != detached_.end() && gone->first < begin + bytes) {
+  if (place->second.is_lost || (gone != detached_.end() && gone->first < begin + bytes)) {
     // The others still write into what the file has here: it is not given out again.
     ::madvise(region_ + begin, bytes, MADV_DONTNEED);
     return;
@@ -167,13 +167,17 @@ bool ArrayAllocator::holds(const std::byte* begin, std::uint64_t bytes) const {
   const auto offset = static_cast<std::size_t>(begin - region_);
   const std::lock_guard lock(mutex_);
   const auto next = taken_.upper_bound(offset);
-  return next != taken_.begin() && offset + bytes <= std::prev(next)->second;
+  return next != taken_.begin() && offset + bytes <= std::prev(next)->second.end;
 }
 
 void ArrayAllocator::detach(const std::byte* begin, std::uint64_t bytes) {
   const std::size_t first = static_cast<std::size_t>(begin - region_) / region_grain * region_grain;
   const std::size_t end = rounded_up(static_cast<std::size_t>(begin - region_) + bytes);
   const std::lock_guard lock(mutex_);
+  if (Taken& taken = std::prev(taken_.upper_bound(static_cast<std::size_t>(begin - region_)))->second; taken.stays) {
+    taken.is_lost = true;
+    return;
+  }
   // Neighbours may have a page in common.
   std::size_t at = first;
   while (at < end) {
@@ -204,7 +208,8 @@ void ArrayAllocator::map_privately(std::size_t begin, std::size_t end) const {
 
 // Detached ranges are private already, and fork() copies them.
 void ArrayAllocator::map_in_child() const {
-  for (const auto& [begin, end] : taken_) {
+  for (const auto& [begin, taken] : taken_) {
+    const std::size_t end = taken.end;
     std::size_t at = begin;
     auto next = detached_.lower_bound(at);
     while (at < end) {

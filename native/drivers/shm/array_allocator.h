@@ -6,7 +6,7 @@
 //     It goes back to the system when nobody uses it any more, whether the job goes on or not.
 //   * A child made by fork() has it at the same addresses, and what it writes there is its own. It sees what the parent
 //     wrote before the fork, and may see what the parent and its peers write later.
-//   * After detach() no other rank writes into an array, however late.
+//   * After detach() no other rank writes into an array, however late, unless that stays.
 //
 // Every method may be called by any thread; in a child made by fork() only the destructor.
 #pragma once
@@ -29,13 +29,15 @@ class ArrayAllocator : public std::enable_shared_from_this<ArrayAllocator> {
   ArrayAllocator& operator=(const ArrayAllocator&) = delete;
   ~ArrayAllocator();
 
-  // Null if this process cannot reach the regions, or if the rank's is used up. Throws std::system_error if the machine
-  // lacks memory.
-  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  // Null if this process cannot reach the regions, or if the rank's is used up. `stays`: the same pages lie at these
+  // addresses as long as anybody uses them, since a device knows them by their pages. Throws std::system_error if the
+  // machine lacks memory.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes, bool stays = false);
 
   // Whether all these bytes lie in one allocation.
   bool holds(const std::byte* begin, std::uint64_t bytes) const;
-  // From now on the other ranks cannot reach these bytes: what they still write has no effect here. Throws
+  // From now on the other ranks cannot reach these bytes, which lie in one allocation: what they still write has no
+  // effect here. Of memory that stays nobody gets these pages again, which is all that can be. Throws
   // std::system_error.
   void detach(const std::byte* begin, std::uint64_t bytes);
 
@@ -44,6 +46,12 @@ class ArrayAllocator : public std::enable_shared_from_this<ArrayAllocator> {
 
   // Parts of the region, by their first byte: where they end.
   using Ranges = std::map<std::size_t, std::size_t>;
+
+  struct Taken {
+    std::size_t end = 0;
+    bool stays = false;
+    bool is_lost = false;  // other ranks may write to its pages for ever
+  };
 
   void take(std::size_t begin, std::size_t end) const;
   void give_back(std::size_t begin);
@@ -57,9 +65,9 @@ class ArrayAllocator : public std::enable_shared_from_this<ArrayAllocator> {
   // A duplicate of the memory's descriptor: in a child it is closed only after everything has been mapped again.
   int descriptor_ = -1;
 
-  mutable std::mutex mutex_;  // held while a process forks
-  Ranges taken_;              // guarded by mutex_
-  Ranges detached_;           // guarded by mutex_
+  mutable std::mutex mutex_;            // held while a process forks
+  std::map<std::size_t, Taken> taken_;  // by the first byte; guarded by mutex_
+  Ranges detached_;                     // guarded by mutex_
 };
 
 }  // namespace shoal::shm

@@ -78,7 +78,9 @@ class SharedGroup final : private local::World {
   // Memory for this rank's arrays, all zero. If all arrays of an all-reduce lie in such memory, nothing is copied
   // through slots; with other nodes, the leader's output goes straight to the network and back. Null if there is no
   // such memory. May outlive the group. Throws std::system_error.
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) { return allocator_->allocate(bytes); }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes, bool stays = false) {
+    return allocator_->allocate(bytes, stays);
+  }
 
   void submit(Submission submission);
   // The input of a submission that awaits it is there, or will never be and why.

@@ -127,16 +127,18 @@ def local_size() -> int:
     return current().settings.local_size
 
 
-def allocate(size: int) -> NDArray[np.uint8] | None:
-    """``size`` bytes, all zero, for arrays that the ranks of this machine sum without staging: all ranks' must lie in such memory.
+def allocate(size: int, for_device: bool = False) -> NDArray[np.uint8] | None:
+    """``size`` bytes, all zero, for arrays that the ranks of this machine sum without staging: all ranks' must lie in
+    such memory.
 
-    None where there is none: the ranks share no memory. It lives as long as an array uses it,
+    ``for_device``: an accelerator is to read and write it by itself, so it has the same pages for good: after an error
+    other ranks may still write there. None where there is none: the ranks share no memory. It lives as long as an array uses it,
     also after ``shutdown``. Raises ShoalError where the machine has not so much memory.
     """
     if _session is None or _session.size == 1:
         return None
     try:
-        return _session.engine.allocate(size)
+        return _session.engine.allocate(size, for_device)
     except RuntimeError as error:
         raise ShoalError(str(error)) from None
 

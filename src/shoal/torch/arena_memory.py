@@ -17,7 +17,7 @@ def allocate(
     The latter are None where the former are the host's and as many. What the network reads and writes lies in the
     memory that the ranks of a machine share, where they do.
     """
-    shared = runtime.allocate(on_wire) if on_wire > 0 else None
+    shared = runtime.allocate(on_wire, for_device=device is not None) if on_wire > 0 else None
     if device is None:
         travels = _pages(on_wire) if shared is None else torch.from_numpy(shared)
         return (travels, None) if on_wire == size else (_pages(size), travels)
