@@ -11,7 +11,7 @@ import c10d_scenarios
 import pytest
 import staging_scenarios
 import torch
-from simulated_device import SimulatedDevice
+from simulated_device import SimulatedDevice, stand_in
 
 from shoal import _native
 from shoal.testing import Cluster, run_ranks
@@ -302,6 +302,15 @@ def test_a_buffer_waits_for_all_streams_that_its_gradients_are_made_in() -> None
 
 def test_a_rank_that_is_lost_while_our_wrappers_gradients_are_on_their_way() -> None:
     assert run_ranks(staging_scenarios.lost_while_gradients_are_staged, 2)[0].startswith("PeerLost")
+
+
+def test_a_device_that_another_process_has_alone_is_named_and_may_be_free_later() -> None:
+    library = stand_in()
+    library.fail("cuDevicePrimaryCtxRetain", 46)  # CUDA_ERROR_DEVICE_UNAVAILABLE, in compute mode "exclusive process"
+    with pytest.raises(RuntimeError, match=r"cuDevicePrimaryCtxRetain on CUDA device 3 has failed: .*46"):
+        _native.CudaDevice(library.path, 3)
+    library.fail("cuDevicePrimaryCtxRetain", 0)
+    assert _native.CudaDevice(library.path, 3).streams_can_wait
 
 
 def test_groups_are_for_the_cpu_and_cuda_devices() -> None:

@@ -10,6 +10,7 @@ import torch_narrow
 import torch_passes
 import torch_scenarios
 import torch_swapped
+import torch_tools
 import torch_uneven
 from simulated_device import SimulatedDevice
 
@@ -25,6 +26,7 @@ SUBJECTS = (
     torch_swapped,
     torch_interrupted,
     torch_narrow,
+    torch_tools,
 )
 SCENARIOS = {name: function for subject in SUBJECTS for name, function in subject.SCENARIOS.items()}
 
