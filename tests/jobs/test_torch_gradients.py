@@ -49,6 +49,12 @@ def test_scenario(results: list[dict[str, str]], name: str) -> None:
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.parametrize(("nodes", "servers"), [(1, 0), (3, 0), (3, 3)])
+def test_rounded_gradients_have_the_same_bits_wherever_they_are_averaged(nodes: int, servers: int) -> None:
+    for found in run_ranks(torch_scenarios.run_each, RANKS, torch_narrow.SCENARIOS, nodes=nodes, servers=servers):
+        assert not any(found.values()), "\n".join(found.values())
+
+
 @pytest.mark.parametrize("moment", [pytest.param("before a step", marks=pytest.mark.slow), "in the backward pass"])
 def test_a_killed_rank_is_named_to_those_that_have_run_out_too(moment: str) -> None:
     with Cluster(RANKS) as cluster:
