@@ -168,9 +168,9 @@ def there_and_back(device: stage.Device) -> Callable[[], float]:
     ways = _native.Ways(device.accelerator.native)
     there = torch.ones(4096, dtype=torch.uint8, device=device.place)
     here = pinned_memory.allocate(device.accelerator, 4096)
-    copies = [(here.data_ptr(), there.data_ptr(), 4096)]
 
     def measure() -> float:
+        copies = [(here.data_ptr(), there.data_ptr(), 4096)]
         begun = time.perf_counter()
         passage = _native.Passage(ways)
         passage.follow([device.accelerator.current])
@@ -204,6 +204,9 @@ def host_function(device: stage.Device) -> Callable[[], float]:
     address = ctypes.c_void_p()
     got = driver.cuGetProcAddress_v2(b"cuLaunchHostFunc", ctypes.byref(address), 12000, ctypes.c_uint64(0), None)
     assert got == 0, f"cuGetProcAddress: {got}"
+    if not device.is_real:
+        library = device.accelerator.library
+        assert library._function("cuCtxPushCurrent")(library._context) == 0
     types = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     launch = ctypes.CFUNCTYPE(*types)(address.value or 0)
     own = ctypes.CDLL(None)

@@ -19,10 +19,8 @@ REHEARSAL = "GPU_RUN_REHEARSAL"
 RECORD = "GPU_RUN_RECORD"
 WORK = "GPU_RUN_WORK"
 
-# Where modules of the benchmarks and of the simulated device are.
-for folder in (ROOT / "benchmarks/lib", ROOT / "tests/jobs"):
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+# Where the simulated device is.
+sys.path.append(str(ROOT / "tests/jobs"))
 
 
 def rehearses() -> bool:
