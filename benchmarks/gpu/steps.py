@@ -108,10 +108,11 @@ def main() -> int:
             record.keep(model, found)
             is_whole = is_whole and len(found) == len(names)
             task, nbytes = task_of(model), parameter_bytes(model)
+            many = max((len(one["seconds"]) for one in found.values()), default=0)
             where = f"{given.on_gpu} on the GPU, {given.ranks - given.on_gpu} replaying, {SERVERS} servers"
             record.say(
-                f"{model}, {nbytes / 1e6:.0f} MB of gradients, {task.sequences} × {task.length}, {where}; ms, medians of "
-                f"{TURNS} turns of {STEPS} steps ({time.monotonic() - begun:.0f} s)"
+                f"{model}, {nbytes / 1e6:.3g} MB of gradients, {task.sequences} × {task.length}, {where}; ms, medians of "
+                f"{many} turns ({time.monotonic() - begun:.0f} s)"
             )
             for line in lined_up(table(found)):
                 record.say(f"  {line}")
