@@ -67,7 +67,7 @@ class Stage:
     unrehearsed: str = ""
 
 
-_TESTS = ("-m", "pytest", "-p", "no:cacheprovider", "-q", "-rfEs", "--durations", "3", "tests/jobs/test_cuda.py")
+_PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "-v", "-rfEs", "--durations", "3", "-m", "not slow")
 
 STAGES = [
     Stage("facts", 20, ("facts.py",), "the GPU, the processors, versions", own=False),
@@ -75,8 +75,8 @@ STAGES = [
     Stage(
         "tests",
         75,
-        _TESTS,
-        "the CUDA tests, and c10d's on CUDA tensors",
+        (*_PYTEST, "tests/jobs/test_cuda.py"),
+        "operations and training on CUDA tensors, order in streams",
         unrehearsed="what waits for streams of a CUDA device is skipped",
     ),
     Stage(
@@ -106,6 +106,7 @@ STAGES = [
     Stage("engine", 90, ("engine.py",), "100 MB over loopback, pinned to processors: Gbit/s"),
     Stage("latency", 75, ("latency.py",), "8 B to 64 KiB, a core a rank, beside gloo"),
     Stage("hsdp", 60, ("hsdp.py",), "examples/hsdp.py, 2 × 2", unrehearsed="NCCL inside the nodes"),
+    Stage("c10d", 90, (*_PYTEST, "tests/jobs/test_c10d.py"), "the backend's tests on the CPU, with this PyTorch"),
 ]
 NAMES = [each.name for each in STAGES]
 GROUPS = {"first": NAMES[:4], "rest": NAMES[4:], "all": NAMES}
@@ -155,7 +156,6 @@ def run_stage(which: Stage, results: Results, seconds: float, rehearses: bool, a
         record, printed = Path(folder, "record.json"), Path(folder, "printed.txt")
         environment = {**os.environ, stages_of.RECORD: str(record), stages_of.WORK: folder, "PYTHONUNBUFFERED": "1"}
         environment["PATH"] = f"{Path(python).parent}:{os.environ.get('PATH', '')}"
-        # The worktree's own modules, not what some other Python path has.
         if rehearses:
             environment |= {stages_of.REHEARSAL: "1", "CUDA_TESTS_REHEARSAL": "1"}
         begun = time.monotonic()
