@@ -2,9 +2,10 @@
 
     python benchmarks/gpu/copies.py
 
-By PyTorch into memory that it has pinned, memory that Shoal has registered, and memory that is neither; and by Shoal's own driver,
-as operations do it. A gate: how long after the device is ready the host reads the word that the device writes, and how long after the
-host's word the device goes on; beside an event that the host asks for, and a host function.
+By PyTorch into memory that it has pinned, memory that Shoal has registered, and memory that is neither; and by
+Shoal's own driver, as operations do it. A gate: how long after the device is ready the host reads the word that the
+device writes, and how long after the host's word the device goes on; beside an event that the host asks for, and a
+host function.
 """
 
 import ctypes
@@ -37,12 +38,13 @@ class Copies:
 
     def go(self, out: bool, back: bool, times: int) -> None:
         """Returns when they are done."""
-        for _ in range(times):
-            if out:
-                with self._device.inside(self._streams[0]):
+        if out:
+            with self._device.inside(self._streams[0]):
+                for _ in range(times):
                     self.here[0].copy_(self.there[0], non_blocking=True)
-            if back:
-                with self._device.inside(self._streams[1]):
+        if back:
+            with self._device.inside(self._streams[1]):
+                for _ in range(times):
                     self.there[1].copy_(self.here[1], non_blocking=True)
         self._device.synchronize()
 
@@ -164,7 +166,7 @@ def gate_passed(device: stage.Device) -> Callable[[], float]:
 
 
 def there_and_back(device: stage.Device) -> Callable[[], float]:
-    """All of an operation that takes no time in the network: 4 KB out, the gate, 4 KB back into the program's memory."""
+    """All of an operation that takes no time in the network: 4 KB out, the gate, 4 KB back."""
     ways = _native.Ways(device.accelerator.native)
     there = torch.ones(4096, dtype=torch.uint8, device=device.place)
     here = pinned_memory.allocate(device.accelerator, 4096)
@@ -187,10 +189,10 @@ def there_and_back(device: stage.Device) -> Callable[[], float]:
 
 def event(_: stage.Device) -> Callable[[], float]:
     """An event of PyTorch's in an idle stream, asked for by the host."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def measure() -> float:
-        made = torch.cuda.Event()
+        made = torch.cuda.Event()  # type: ignore[no-untyped-call]
         begun = time.perf_counter()
         made.record(stream)
         return until(made.query) - begun
@@ -199,7 +201,7 @@ def event(_: stage.Device) -> Callable[[], float]:
 
 
 def host_function(device: stage.Device) -> Callable[[], float]:
-    """A function of the host in an idle stream: the driver's thread posts a semaphore, which needs nothing of Python's."""
+    """A function of the host in an idle stream: the driver's thread posts a semaphore, without Python."""
     driver = ctypes.CDLL("libcuda.so.1" if device.is_real else device.accelerator.library.path)
     address = ctypes.c_void_p()
     got = driver.cuGetProcAddress_v2(b"cuLaunchHostFunc", ctypes.byref(address), 12000, ctypes.c_uint64(0), None)
@@ -213,7 +215,8 @@ def host_function(device: stage.Device) -> Callable[[], float]:
     semaphore = ctypes.create_string_buffer(64)
     assert own.sem_init(semaphore, 0, 0) == 0
     post = ctypes.cast(own.sem_post, ctypes.c_void_p)
-    stream = torch.cuda.Stream().cuda_stream if device.is_real else device.accelerator.stream()
+    (own_stream,) = device.streams(1)
+    stream = own_stream.cuda_stream if device.is_real else device.accelerator.stream()
 
     def measure() -> float:
         begun = time.perf_counter()

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/engine.py
 
-Every node and every server has processors of its own, as many as there are for each. A server's threads are those that it chooses,
-and in one case 1, 2 and 4.
+Every node and every server has processors of its own, as many as there are for each. A server's threads are those
+that it chooses, and in one case 1, 2 and 4.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Facts about this machine: the GPU, its link to the host, processors and their memory, versions. Needs PyTorch, not Shoal."""
+"""Facts about this machine: the GPU, its link to the host, processors, versions. Needs PyTorch, not Shoal."""
 
 import ctypes
 import os
@@ -84,7 +84,8 @@ def versions() -> dict[str, str]:
     import torch
     import torch.distributed as dist
 
-    nccl = torch.cuda.nccl.version() if torch.cuda.is_available() and dist.is_nccl_available() else None  # type: ignore[no-untyped-call]
+    has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    nccl = torch.cuda.nccl.version() if has_nccl else None  # type: ignore[no-untyped-call]
     return {
         "Python": platform.python_version(),
         "torch": torch.__version__,

@@ -1,9 +1,10 @@
-"""Whether examples/hsdp.py does what it says with 2 × 2 ranks that have one GPU: NCCL inside the nodes, Shoal between them.
+"""Whether examples/hsdp.py does what it says with 2 × 2 ranks that have one GPU: NCCL inside the nodes, Shoal between
+them.
 
     python benchmarks/gpu/hsdp.py
 
-NCCL refuses two ranks on one GPU. Each rank says that it is on another host (NCCL_HOSTID), so that they talk through sockets: good
-for whether it works, not for how fast.
+NCCL refuses two ranks on one GPU. Each rank says that it is on another host (NCCL_HOSTID), so that they talk through
+sockets: good for whether it works, not for how fast.
 """
 
 import os

@@ -1,9 +1,10 @@
-"""Installs Shoal into build/gpu/venv, which sees everything that this Python has: a wheel, or what is built here of this checkout.
+"""Installs Shoal into build/gpu/venv, which sees everything that this Python has: a wheel, or what is built here of
+this checkout.
 
     python benchmarks/gpu/install.py [--wheel FILE]
 
-Nothing is fetched: to build, this Python has scikit-build-core, nanobind, cmake and ninja. A rehearsal uses Shoal as this
-Python has it, unless a wheel is given.
+Nothing is fetched: to build, this Python has scikit-build-core, nanobind, cmake and ninja. A rehearsal uses Shoal as
+this Python has it, unless a wheel is given.
 """
 
 import argparse
@@ -20,10 +21,13 @@ import stage
 
 VENV = stage.ROOT / "build/gpu/venv"
 PYTHON = VENV / "bin/python"
-SAYS = "import shoal, shoal._native, shoal.torch, torch; print(shoal._native.__version__, 'in', shoal.__path__[0], 'with torch', torch.__version__)"
+SAYS = (
+    "import shoal, shoal._native, shoal.torch, torch;"
+    "print(shoal._native.__version__, 'in', shoal.__path__[0], 'with torch', torch.__version__)"
+)
 
 
-def call(command: Sequence[str | Path], **environment: str) -> bool:
+def call(command: Sequence[object], **environment: str) -> bool:
     words = list(map(str, command))
     print("$", *words, flush=True)
     return subprocess.run(words, env={**os.environ, **environment}, check=False).returncode == 0
@@ -46,7 +50,7 @@ def make_venv(venv: Path, python: Path) -> None:
 
 def install(wheels: Sequence[Path], python: Path) -> str:
     """How it was installed; empty if it was not."""
-    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install"]
+    pip: list[object] = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install"]
     pip += ["--no-deps", "--no-index", "--force-reinstall"]
     for wheel in wheels:
         if call([*pip, wheel]):

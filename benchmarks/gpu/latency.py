@@ -1,4 +1,4 @@
-"""How long small all-reduces take where every rank has a processor of its own: 8 B to 64 KiB, 2, 4 and 8 ranks, beside gloo.
+"""How long small all-reduces take with a processor a rank: 8 B to 64 KiB, 2, 4 and 8 ranks, beside gloo.
 
     python benchmarks/gpu/latency.py
 

@@ -1,8 +1,9 @@
-"""What the stages "steps" and "profile" train: networks as large as ResNet-50 (25.6 M parameters) and GPT-2 small (124 M).
+"""What the stages "steps" and "profile" train: networks as large as ResNet-50 (25.6 M parameters) and GPT-2 small
+(124 M).
 
-Nothing is learned: the inputs are noise, made on the device. A rehearsal has the same networks, much smaller. ``Replayed`` stands for
-a network on ranks that compute nothing: it has the same parameters and buffers, and its backward pass hands over gradients that were
-made before.
+Nothing is learned: the inputs are noise, made on the device. A rehearsal has the same networks, much smaller.
+``Replayed`` stands for a network on ranks that compute nothing: it has the same parameters and buffers, and its
+backward pass hands over gradients that were made before.
 """
 
 from typing import Any

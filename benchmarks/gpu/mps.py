@@ -2,8 +2,9 @@
 
     python benchmarks/gpu/mps.py
 
-Without MPS two processes take turns on a GPU, so that their kernels and copies never meet; under MPS they do. The server is started
-here and ended here. Where it does not work this says so, and nothing else is run. A rehearsal runs the same without it.
+Without MPS two processes take turns on a GPU, so that their kernels and copies never meet; under MPS they do. The
+server is started here and ended here. Where it does not work this says so, and nothing else is run. A rehearsal runs
+the same without it.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""A training step under PyTorch's profiler: which share of the copies' time lies inside the backward pass, how long the GPU waits
-before the optimizer, and a figure.
+"""A training step under PyTorch's profiler: which share of the copies' time lies inside the backward pass, how long
+the GPU waits before the optimizer, and a figure.
 
     python benchmarks/gpu/profiled.py [--model NAME]
 
-As in steps.py one rank has the GPU and another one replays. Copies back cannot begin before the network is done: where the network
-takes longer than the backward pass they lie behind it, whatever Shoal does.
+As in steps.py one rank has the GPU and another one replays. Copies back cannot begin before the network is done:
+where the network takes longer than the backward pass they lie behind it, whatever Shoal does.
 """
 
 import sys

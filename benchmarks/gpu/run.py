@@ -2,21 +2,21 @@
 
     benchmarks/gpu/run.sh [STAGE ...] [--seconds N] [--wheel FILE]
     benchmarks/gpu/run.sh --rehearse [STAGE ...]
-    benchmarks/gpu/run.sh --keep FOLDER ...         results of several runs, each in its $OUT, into benchmarks/gpu/results
+    benchmarks/gpu/run.sh --keep FOLDER ...     results of several runs, each in its $OUT, into benchmarks/gpu/results
 
-"first" stands for what has to be known before anything else counts (at most 150 s), "rest" for all others in the order of
-need. Every stage has a process group and a time limit of its own, and is over with all that it has started when the next
-begins; one that fails stops nothing. After each, the folder of results has
+"first" stands for what has to be known before anything else counts, and is meant for 150 s; "rest" for all others, in
+the order of need. Every stage has a process group and a time limit of its own, and is over with all that it has
+started when the next begins; one that fails stops nothing. After each, the folder of results has
 
     summary.txt     for people: which stages have passed, failed, were cut off or not run, and what they say
     results.json    the same, with every figure
     log.txt         what the stages printed
     timeline.png    a step, where matplotlib is
 
-Stages run with Shoal as the stage "install" has installed it, in build/gpu/venv; where it is missing they install it first.
+Stages run with Shoal as the stage "install" has installed it, in build/gpu/venv; where that is missing, it comes first.
 
---rehearse: no GPU, small sizes, few rounds, a simulated device. It shows that the stages work, and nothing else: the results
-are marked, and lie in build/gpu/rehearsal. The exit code is 0 if all stages that were asked for have passed.
+--rehearse: no GPU, small sizes, few rounds, a simulated device. It shows that the stages work, and nothing else: the
+results are marked, and lie in build/gpu/rehearsal. The exit code is 0 if all stages that were asked for have passed.
 """
 
 import argparse
@@ -47,17 +47,18 @@ PATIENCE_OF_REHEARSAL = 6
 PASSED, FAILED, CUT_OFF, NOT_RUN = "passed", "FAILED", "CUT OFF", "NOT RUN"
 
 HEAD = """\
-One GPU, one machine. What that cannot show: NVLink and NCCL between GPUs; several GPUs that copy to the memory of one host at
-once; real network cards and links. Nodes are processes of this machine, which talk over its loopback interface, so what the
-network takes here is processors' time, shared with everything else."""
+One GPU, one machine. What that cannot show: NVLink and NCCL between GPUs; several GPUs that copy to the memory of one
+host at once; real network cards and links. Nodes are processes of this machine, which talk over its loopback interface,
+so what the network takes here is processors' time, shared with everything else."""
 REHEARSAL_HEAD = """\
-REHEARSAL: no GPU, a simulated device, small sizes, few rounds. No figure here says anything about GPUs, or about speed."""
+REHEARSAL: no GPU, a simulated device, small sizes, few rounds. No figure here says anything about GPUs or speed."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """``program``: a file here and its arguments, or what Python runs, where it begins with "-". ``seconds``: its limit.
-    ``own``: runs with the Python that has Shoal. ``shows``: for --help. ``unrehearsed``: what no rehearsal can show."""
+    """``program``: a file here and its arguments, or what Python runs, where it begins with "-". ``seconds``: its
+    limit. ``own``: runs with the Python that has Shoal. ``shows``: for --help. ``unrehearsed``: what no rehearsal can show.
+    """
 
     name: str
     seconds: int
@@ -83,8 +84,8 @@ STAGES = [
         "stress",
         75,
         ("stress.py",),
-        "gradients that come late on three streams, garbage wherever nothing should be read: one process's parameters, and the "
-        "same bits in two runs",
+        "late gradients on three streams, NaN wherever nothing should be read: one process's parameters, the same bits "
+        "in two runs",
         unrehearsed="torch.cuda._sleep, streams of PyTorch's, its allocator",
     ),
     Stage("copies", 45, ("copies.py",), "copies of 1 to 100 MB, and the latency of a gate"),

@@ -4,8 +4,8 @@
 #     benchmarks/gpu/run.sh [STAGE ...]       a few, "first" or "rest"; all without
 #     benchmarks/gpu/run.sh --rehearse        the same steps where no GPU is; shows nothing about GPUs
 #
-# Needs a python3 (or $PYTHON) that has PyTorch, numpy, click, pytest and hypothesis; nothing is fetched. The results are in
-# $OUT if that is set, else in benchmarks/gpu/results.
+# Needs a python3 (or $PYTHON) that has PyTorch, numpy, click, pytest and hypothesis; nothing is fetched. The results
+# are in $OUT if that is set, else in benchmarks/gpu/results.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 exec "${PYTHON:-python3}" benchmarks/gpu/run.py "$@"

@@ -1,8 +1,9 @@
 """What the stages of a run on a GPU share: whether it is a rehearsal, what they found, and the device.
 
-A stage prints what it does. Its figures go to the file that run.py names, at once, so that those of a stage that is cut off
-are there; ``say`` is a line for the summary. In a rehearsal the device is simulated (tests/jobs/simulated_device.py): tensors
-of the CPU count as its own, and Shoal's driver for CUDA runs on a stand-in for CUDA's library.
+A stage prints what it does. Its figures go to the file that run.py names, at once, so that those of a stage that is
+cut off are there; ``say`` is a line for the summary. In a rehearsal the device is simulated
+(tests/jobs/simulated_device.py): tensors of the CPU count as its own, and Shoal's driver for CUDA runs on a stand-in
+for CUDA's library.
 """
 
 import json
@@ -95,14 +96,15 @@ class Device:
             self.accelerator.library.library.shoal_stand_in_synchronize()
 
     def be_late(self, seconds: float) -> None:
-        """The current stream goes on after so long; a simulated device's program is not in a stream, and waits itself."""
+        """The current stream goes on after so long; a simulated device's program waits itself."""
         if self.is_real:
-            self._torch.cuda._sleep(int(seconds * self._cycles))
+            self._torch.cuda._sleep(int(seconds * self._cycles))  # type: ignore[no-untyped-call]
         else:
             time.sleep(seconds)
 
     def streams(self, count: int) -> list[Any]:
-        return [self._torch.cuda.Stream() if self.is_real else None for _ in range(count)]
+        make: Any = self._torch.cuda.Stream if self.is_real else lambda: None
+        return [make() for _ in range(count)]
 
     @contextmanager
     def inside(self, stream: Any) -> Iterator[None]:
@@ -120,8 +122,8 @@ class Device:
             tensor.record_stream(stream)
 
     def join(self, streams: list[Any], tensors: list[Any]) -> None:
-        """What the current stream is asked for from now on comes after what those have been asked for until now, and may use
-        the tensors."""
+        """What the current stream is asked for from now on comes after what those have been asked for until now, and
+        may use the tensors."""
         if not self.is_real:
             return
         current = self._torch.cuda.current_stream()

@@ -1,9 +1,10 @@
-"""What each rank does in the stages "steps" and "profile": rank 0 trains on the GPU in bfloat16, the others replay gradients.
+"""What each rank does in the stages "steps" and "profile": rank 0 trains on the GPU in bfloat16, the others replay
+gradients.
 
     python benchmarks/gpu/step_ranks.py JSON      what training_teams.py starts
 
-Ranks that replay are on the CPU, have nothing to compute, and so are there before the GPU is. With GPU_RUN_RANKS_ON_GPU=N the first
-N ranks have the GPU.
+Ranks that replay are on the CPU, have nothing to compute, and so are there before the GPU is. With
+GPU_RUN_RANKS_ON_GPU=N the first N ranks have the GPU.
 """
 
 import sys
@@ -17,6 +18,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import models
@@ -46,7 +48,7 @@ class OnDevice:
             torch.cuda.empty_cache()
         network = models.make(task.model, task.length).to(self._place)
         if task.model == "resnet50":
-            network = network.to(memory_format=torch.channels_last)
+            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._network: nn.Module = models.Computed(network) if self._computes else models.Replayed(network)
         self._module = training_ranks.wrapped(self._network, contestant, task)
         self._inputs = models.inputs(task.model, task.sequences, task.length, self._place) if self._computes else ()
@@ -54,10 +56,10 @@ class OnDevice:
         self._threads = Threads()
         if self._computes:
             # In the thread that works on the backward pass.
-            next(self._network.parameters()).register_hook(self._threads.note)
+            next(self._network.parameters()).register_hook(self._threads.note)  # type: ignore[no-untyped-call]
 
     def answer(self, command: Message) -> Message:
-        does = {"steps": self.run, "hosts": self.hosts, "profile": self.profile}
+        does: dict[str, Callable[..., Message]] = {"steps": self.run, "hosts": self.hosts, "profile": self.profile}
         given = {name: value for name, value in command.items() if name != "do"}
         return does[command["do"]](**given)
 
@@ -76,7 +78,8 @@ class OnDevice:
         return {"start": began, "end": ended, "cpu": time.process_time() - cpu, "losses": [value] * count}
 
     def hosts(self, count: int) -> Message:
-        """So many steps, each when the device is idle: by phase, seconds of the host, and of them those in which it did nothing.
+        """So many steps, each when the device is idle: by phase, seconds of the host, and of them those in which it
+        did nothing.
 
         Blocked is what its two threads, this one and that of the backward pass, have not worked.
         """

@@ -1,4 +1,4 @@
-"""The teams of the stages "steps" and "profile", on this machine: nodes that talk over loopback, and two servers of Shoal's."""
+"""The teams of the stages "steps" and "profile": nodes on this machine, which talk over loopback, and two servers."""
 
 import os
 from pathlib import Path

@@ -1,11 +1,12 @@
-"""What a training step takes, and how long the host is blocked in it: no averaging, Shoal's wrapper with both ways of waiting,
-PyTorch's DDP on "shoal" and on gloo, by turns.
+"""What a training step takes, and how long the host is blocked in it: no averaging, Shoal's wrapper with both ways of
+waiting, PyTorch's DDP on "shoal" and on gloo, by turns.
 
     python benchmarks/gpu/steps.py [--ranks N] [--on-gpu N] [--model NAME] [--only TEAM ...]
 
-Rank 0 trains on the GPU, in bfloat16 by autocast; the others replay gradients on the processor, without computing, and so are never
-the ones that are waited for. Gradients are float32. A step's time is that of many, one after the other. Blocked is the host, in steps
-that begin when the device is idle, for the time that neither of its two threads works.
+Rank 0 trains on the GPU, in bfloat16 by autocast; the others replay gradients on the processor, without computing,
+and so are never the ones that are waited for. Gradients are float32. A step's time is that of many, one after the
+other. Blocked is the host, in steps that begin when the device is idle, for the time that neither of its two threads
+works.
 """
 
 import sys
@@ -28,7 +29,7 @@ from training_teams import Steps, Teams
 
 from shoal.bench.conductor import BenchError
 
-TURNS, STEPS, FIRST_STEPS, HOST_STEPS = 4, 4, 4, 5
+TURNS, STEPS, FIRST_STEPS, HOST_STEPS = 3, 4, 4, 3
 
 
 def measure(teams: Teams, names: list[str], model: str, record: stage.Record) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def measure(teams: Teams, names: list[str], model: str, record: stage.Record) ->
 
 def table(found: dict[str, Any]) -> list[list[str]]:
     """In milliseconds."""
-    rows = [["", "step", "fastest", "slowest", "added", "host", "of it blocked", "in backward", "in optimizer"]]
+    rows = [["", "step", "fastest", "slowest", "added", "host", "of it blocked", "forward", "backward", "optimizer"]]
     alone = statistics.median(found[ALONE]["seconds"]) if ALONE in found else None
     for name, one in found.items():
         seconds, hosts = one["seconds"], one["hosts"]
@@ -82,7 +83,7 @@ def table(found: dict[str, Any]) -> list[list[str]]:
         blocked = {phase: _middle(hosts, f"{phase}, blocked") for phase in ("forward", "backward", "optimizer")}
         host = sum(_middle(hosts, f"{phase}, host") for phase in blocked)
         times = [middle, min(seconds), max(seconds), middle - alone if alone is not None else float("nan")]
-        times += [host, sum(blocked.values()), blocked["backward"], blocked["optimizer"]]
+        times += [host, sum(blocked.values()), *blocked.values()]
         rows.append([SHOWN[name], *(f"{1e3 * each:.2f}" for each in times)])
     return rows
 
@@ -111,8 +112,8 @@ def main() -> int:
             many = max((len(one["seconds"]) for one in found.values()), default=0)
             where = f"{given.on_gpu} on the GPU, {given.ranks - given.on_gpu} replaying, {SERVERS} servers"
             record.say(
-                f"{model}, {nbytes / 1e6:.3g} MB of gradients, {task.sequences} × {task.length}, {where}; ms, medians of "
-                f"{many} turns ({time.monotonic() - begun:.0f} s)"
+                f"{model}, {nbytes / 1e6:.3g} MB of gradients, {task.sequences} × {task.length}, {where}; ms, "
+                f"medians of {many} turns ({time.monotonic() - begun:.0f} s)"
             )
             for line in lined_up(table(found)):
                 record.say(f"  {line}")

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/stress.py [--rounds N] [--only NAME]
 
-The parameters have to be those of one process, but for the last bits, and the same bits in two runs. Both ranks have the one GPU,
-but in the last case, where one is on the CPU. The exit code is 1 if anything else comes out.
+The parameters have to be those of one process, but for the last bits, and the same bits in two runs. Both ranks have
+the one GPU, but in the last case, where one is on the CPU. The exit code is 1 if anything else comes out.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""What a trace of PyTorch's profiler says of training steps: when kernels ran and gradients were copied, and how that lies to the
-backward pass. Pure functions of the trace's events.
+"""What a trace of PyTorch's profiler says of training steps: when kernels ran and gradients were copied, and how that
+lies to the backward pass. Pure functions of the trace's events.
 
-The host has marked forward, backward and optimizer. A kernel belongs to the mark in which it was launched, by whichever thread. The
-backward pass is, on the device, from its first kernel to its last. Gradients' copies are those between the beginning of that and
-the optimizer's first kernel, which comes after all of them.
+The host has marked forward, backward and optimizer. A kernel belongs to the mark in which it was launched, by
+whichever thread. The backward pass is, on the device, from its first kernel to its last. Gradients' copies are those
+between the beginning of that and the optimizer's first kernel, which comes after all of them.
 """
 
 import statistics
@@ -69,7 +69,9 @@ def steps_of(events: Sequence[Mapping[str, Any]]) -> list[Step]:
         if event.get("cat") == "kernel":
             at = launched.get(event.get("args", {}).get("correlation"))
             index = -1 if at is None else bisect_right(begins, at) - 1
-            for phase, (begin, end) in steps[index].host.items() if at is not None and index >= 0 else ():
+            if at is None or index < 0:
+                continue
+            for phase, (begin, end) in steps[index].host.items():
                 if begin <= at <= end:
                     steps[index].kernels[phase].append(_span(event))
     copies = sorted(

@@ -29,6 +29,7 @@ GLOO = "gloo"
 AGAIN, C10D = variant_name("again"), variant_name("c10d")
 _VARIANTS = {"again": Variant(), "c10d": Variant(c10d=True)}
 _PATIENCE = 300.0
+_PROGRAM = Path(__file__).with_name("training_ranks.py")
 
 # The small GPT on four nodes: a step's texts on each rank, what trains it, and the lab.
 SEQUENCES, LENGTH = 2, 64
@@ -63,7 +64,7 @@ class Teams:
         self,
         place: Place,
         variants: Mapping[str, Variant] | None = None,
-        program: Path = Path(__file__).with_name("training_ranks.py"),
+        program: Path = _PROGRAM,
     ) -> None:
         self._stack = ExitStack()
         self._stack.callback(place.close)

@@ -61,7 +61,8 @@ def test_stages_with_ranks(stage: str, tmp_path: Path) -> None:
 def test_a_stage_that_fails_or_hangs_stops_nothing_and_leaves_nothing(run: ModuleType, tmp_path: Path) -> None:
     begins = (
         "import os, subprocess, sys, time, stage; record = stage.Record(); record.say('begun');"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); record.keep('child', child.pid)"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
+        "record.keep('child', child.pid)"
     )
     path = f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks/gpu')!r}); "
     results = run.Results(tmp_path)
