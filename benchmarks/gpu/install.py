@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +44,9 @@ def make_venv(venv: Path, python: Path) -> None:
             capture_output=True,
             text=True,
         ).stdout.strip()
-        Path(packages, "zz_parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        # All that this Python finds: what a file there points to would not be followed once more.
+        seen = [entry for entry in sys.path if entry.endswith("-packages")]
+        Path(packages, "zz_parent.pth").write_text("".join(f"{entry}\n" for entry in seen))
 
 
 def install(wheels: Sequence[Path], python: Path) -> str:
