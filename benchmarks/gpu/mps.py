@@ -20,7 +20,7 @@ from pathlib import Path
 import stage
 
 CONTROL = "nvidia-cuda-mps-control"
-ROUNDS = 100
+ROUNDS = 150
 # Whether the process has become a client of the server.
 PROBE = "import torch; x = torch.ones(1 << 20, device='cuda'); print(float(x.sum()))"
 HERE = Path(__file__).parent
