@@ -57,6 +57,8 @@ def _resnet(depths: tuple[int, ...], width: int) -> nn.Module:
 def _gpt(words: int, length: int, layers: int, width: int, heads: int) -> nn.Module:
     network = training_models.Network(words, length, layers, width, heads)
     network.head.weight = network.characters.weight
+    with torch.no_grad():
+        network.head.weight.mul_(0.02)  # as GPT-2 begins, so that guesses are small
     return network
 
 
