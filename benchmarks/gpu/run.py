@@ -20,6 +20,7 @@ results are marked, and lie in build/gpu/rehearsal. The exit code is 0 if all st
 """
 
 import argparse
+import ctypes
 import datetime
 import json
 import os
@@ -224,6 +225,16 @@ def _lines_of_tests(text: str) -> list[str]:
     return [*lines[:12], *counts[-1:]]
 
 
+def has_gpu() -> bool:
+    """Whether CUDA's driver library finds one."""
+    count = ctypes.c_int(0)
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return library.cuInit(0) == 0 and library.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
@@ -265,6 +276,8 @@ def main() -> int:
     folder = Path(os.environ["OUT"]) if os.environ.get("OUT") else REHEARSED if given.rehearse else KEPT
     if given.rehearse and folder.resolve() == KEPT:
         parser.error("a rehearsal is not for keeping: let OUT be another folder")
+    if not given.rehearse and not has_gpu():
+        parser.error("there is no GPU here: --rehearse runs the same steps without one")
     results = Results(folder)
     if any(entry["rehearsal"] != given.rehearse for entry in results.stages.values()):
         parser.error(f"{folder} has results of the other kind: rehearsals and real runs do not go together")

@@ -86,6 +86,18 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
+def test_without_a_gpu_nothing_is_measured(
+    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "has_gpu", lambda: False)
+    monkeypatch.setenv("OUT", str(tmp_path / "results"))
+    monkeypatch.setattr(sys, "argv", ["run.py", "facts"])
+    with pytest.raises(SystemExit):
+        run.main()
+    assert "--rehearse" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
 def test_rehearsals_are_not_kept(run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "KEPT", tmp_path / "kept")
     entry = {"outcome": "passed", "seconds": 1, "date": "", "lines": [], "data": {}, "last_words": []}
