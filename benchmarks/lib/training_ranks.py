@@ -99,6 +99,14 @@ class Training:
                 found[name].append(end - begin)
         return {"parts": found}
 
+    def answer(self, command: Message) -> Message:
+        """Does what the command says."""
+        if command["do"] == "steps":
+            return self.run(command["count"], command.get("skipped", 0))
+        if command["do"] == "parts":
+            return self.parts(command["count"], average_in_buckets if command["afterwards"] else None)
+        return self.digest()
+
     def digest(self) -> Message:
         """Of the bits of all parameters; and how many bytes those are."""
         found, size = hashlib.sha256(), 0
@@ -175,31 +183,27 @@ def _optimizer(network: nn.Module, task: Task) -> torch.optim.Optimizer:
     return torch.optim.SGD(network.parameters(), lr=0.002, momentum=task.momentum)
 
 
-def take_part(text: str) -> None:
+def take_part(text: str, make: Callable[[int, str, Task], Any] = Training, threads: int = 1) -> None:
+    """``text``: what the program is told. ``make``: from this rank, what it takes part as, and the task; ``answer`` is asked of it."""
     asked = json.loads(text)
     channel = connect(asked["control"])
     end_with_conductor(channel)
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     rank, version, close = _join(asked["contestant"], dict(asked["arguments"]))
     channel.send(
         {"token": asked["token"], "rank": rank, "size": asked["task"]["size"], "pid": os.getpid(), "machine": "this"}
         | {"versions": {asked["contestant"]: version}}
     )
-    training: Training | None = None
+    training: Any = None
     try:
         while (command := channel.receive())["do"] != "quit":
             if command["do"] == "begin":
                 training = None  # its arenas make room for the next one's
-                training = Training(rank, asked["contestant"], Task(**command["task"]))
+                training = make(rank, asked["contestant"], Task(**command["task"]))
                 channel.send({})
                 continue
             assert training is not None
-            if command["do"] == "steps":
-                channel.send(training.run(command["count"], command.get("skipped", 0)))
-            elif command["do"] == "parts":
-                channel.send(training.parts(command["count"], average_in_buckets if command["afterwards"] else None))
-            else:
-                channel.send(training.digest())
+            channel.send(training.answer(command))
     except ChannelClosed:
         os._exit(1)
     channel.close()

@@ -29,6 +29,7 @@ GLOO = "gloo"
 AGAIN, C10D = variant_name("again"), variant_name("c10d")
 _VARIANTS = {"again": Variant(), "c10d": Variant(c10d=True)}
 _PATIENCE = 300.0
+_PROGRAM = Path(__file__).with_name("training_ranks.py")
 
 # The small GPT on four nodes: a step's texts on each rank, what trains it, and the lab.
 SEQUENCES, LENGTH = 2, 64
@@ -56,16 +57,21 @@ class Steps:
 
 class Teams:
     """``place``: closed with the block. ``variants``: of Shoal, by name, besides "again" and "c10d"; those that go by
-    torch.distributed are called ``c10d NAME``. Use it in the main thread, as ``LocalPlace``."""
+    torch.distributed are called ``c10d NAME``. ``program``: what every rank runs. Use it in the main thread, as ``LocalPlace``.
+    """
 
-    def __init__(self, place: Place, variants: Mapping[str, Variant] | None = None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        variants: Mapping[str, Variant] | None = None,
+        program: Path = _PROGRAM,
+    ) -> None:
         self._stack = ExitStack()
         self._stack.callback(place.close)
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-train-")))
         self._place = place
-        program = (str(Path(__file__).with_name("training_ranks.py")),)
         task = {"size": place.nodes * place.ranks_each}
-        self._troupe = Troupe(place, unix_stage(folder), folder, program, task)
+        self._troupe = Troupe(place, unix_stage(folder), folder, (str(program),), task)
         self._stack.callback(self._troupe.stage.close)
         self._shoal = ShoalTeams(self._troupe, Plan(variants={**_VARIANTS, **(variants or {})}))
         self._players: dict[str, list[Player]] = {}

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +46,18 @@ def test_the_recorded_backward_pass_has_every_gradient_once_and_ends_with_the_wo
     assert parts == sorted(parts)
     assert 0 < parts[0] < parts[-1] <= 1
     assert gradients[-1]["name"] == "embeddings.word"
+
+
+@pytest.mark.parametrize(("name", "millions"), [("resnet50", 25.557), ("gpt2", 124.4)])
+def test_models_of_gpu_runs_are_as_large_as_they_say(
+    name: str, millions: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS / "lib")
+    monkeypatch.syspath_prepend(BENCHMARKS / "gpu")
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the programs there add to it
+    models = runpy.run_path(str(BENCHMARKS / "gpu" / "models.py"))
+    network = models["make"](name, 1024)
+    assert sum(parameter.numel() for parameter in network.parameters()) / 1e6 == pytest.approx(millions, rel=1e-3)
+    replayed = models["Replayed"](network)
+    replayed().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
