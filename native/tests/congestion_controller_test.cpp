@@ -47,7 +47,7 @@ class Job {
       now_ += step;
       const auto bytes = static_cast<std::uint64_t>(rate * static_cast<double>(step) / second);
       moved += now_ > from + (until - from) / 2 ? static_cast<double>(bytes) : 0;
-      if (!congestion_.answered(bytes, now_)) {
+      if (!congestion_.answered(bytes, 0, now_)) {
         continue;
       }
       if (const auto setting = congestion_.decide(repairs_, now_)) {
