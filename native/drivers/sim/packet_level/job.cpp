@@ -305,9 +305,9 @@ void Run::finished(std::uint32_t rank, const Status& status) {
 }
 
 void Run::connect(std::uint32_t from, std::uint32_t to) {
-  const auto [near, far] = processes_.join(*workers_[from].process, *workers_[to].process);
-  workers_[from].process->do_later([this, from, to, near] { workers_[from].worker->attach_peer(near, to); });
-  workers_[to].process->do_later([this, from, to, far] { workers_[to].worker->attach_peer(far, from); });
+  const std::pair<LinkId, LinkId> ends = processes_.join(*workers_[from].process, *workers_[to].process);
+  workers_[from].process->do_later([this, from, to, ends] { workers_[from].worker->attach_peer(ends.first, to); });
+  workers_[to].process->do_later([this, from, to, ends] { workers_[to].worker->attach_peer(ends.second, from); });
 }
 
 std::uint64_t Run::foreign_bytes() const {
