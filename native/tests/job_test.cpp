@@ -61,7 +61,8 @@ TEST(ranks_that_send_for_themselves_have_windows_of_their_own_in_the_same_propor
 
 TEST(a_rank_has_no_larger_window_than_its_node) {
   JobConfig config = config_with(0, {1, 1});
-  config.least_shard = 1;
+  config.hosts = {"a", "b"};
+  config.server_names = {"s", "t"};
   CHECK_EQ(problem_with(config), "");
   config.rank_segment = config.rank_credit = segment / 2;
   CHECK_EQ(problem_with(config), "");
