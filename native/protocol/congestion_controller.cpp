@@ -94,11 +94,12 @@ Time CongestionController::measured(Time now) const {
   return time - std::clamp<Time>(skip_ - burst_, 0, time);
 }
 
-bool CongestionController::answered(std::uint64_t bytes, Time now) {
+bool CongestionController::answered(std::uint64_t bytes, std::uint64_t others, Time now) {
   if (least_ == most_ || !since_ || burst_ + flowing(now) < skip_) {
     return false;
   }
-  bytes_ += bytes;
+  bytes_ += bytes + others;
+  guessed_ = guessed_ || others > 0;
   const Time busy = busy_ + measured(now);
   const double moved = static_cast<double>(bytes_);
   return settling_ ? busy >= settles_for_ && moved >= settling_turnovers * turnover()
@@ -117,6 +118,7 @@ std::optional<CongestionController::Setting> CongestionController::decide(std::u
   }
   repairs_ = retransmissions;
   bytes_ = 0;
+  guessed_ = false;
   busy_ = 0;
   burst_ += flowing(now);
   since_ = now;
@@ -124,7 +126,9 @@ std::optional<CongestionController::Setting> CongestionController::decide(std::u
 }
 
 void CongestionController::judge(double rate, bool lossy, Time now) {
-  best_ = std::max(best_, rate);
+  if (!guessed_) {
+    best_ = std::max(best_, rate);
+  }
   losses_ = (losses_ << 1U | (lossy ? 1U : 0U)) & samples_remembered;
   if (!decided(rate, now)) {
     return;

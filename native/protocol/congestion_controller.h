@@ -39,8 +39,9 @@ class CongestionController {
   void begin(Time now);
   void pause(Time now);
 
-  // So many bytes of operations were answered. Returns whether that completes a sample, after which decide() is called.
-  bool answered(std::uint64_t bytes, Time now);
+  // So many bytes of operations were answered, and about so many to other ranks of the node, which have operations of
+  // their own. Returns whether that completes a sample, after which decide() is called.
+  bool answered(std::uint64_t bytes, std::uint64_t others, Time now);
   // Returns the new setting, if it changes. `retransmissions`: TCP retransmissions of the job so far.
   std::optional<Setting> decide(std::uint64_t retransmissions, Time now);
 
@@ -81,6 +82,7 @@ class CongestionController {
   // What is being measured.
   bool settling_ = true;
   std::uint64_t bytes_ = 0;
+  bool guessed_ = false;  // some of the bytes are those of other ranks
   Time busy_ = 0;
   std::uint64_t repairs_ = 0;  // retransmissions until it began
   Time settles_for_;           // how long nothing is measured after a change

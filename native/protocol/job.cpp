@@ -18,29 +18,41 @@ std::uint64_t aligned(std::uint64_t bytes) {
 
 }  // namespace
 
-JobConfig::Window JobConfig::window_of(std::size_t server) const {
-  return {segment_of(server), credit_of(server, credit)};
+JobConfig::Window JobConfig::largest_window(Senders senders) const {
+  const bool shared = senders == Senders::ranks && rank_segment > 0;
+  return shared ? Window{rank_segment, rank_credit} : Window{segment, credit};
 }
 
-std::uint32_t JobConfig::segment_of(std::size_t server) const {
-  const Cut cut = cut_of(server);
+JobConfig::Window JobConfig::window_of(std::size_t server, Senders senders) const {
+  return {segment_of(server, senders), credit_of(server, largest_window(senders).credit, senders)};
+}
+
+std::uint32_t JobConfig::segment_of(std::size_t server, Senders senders) const {
+  const Cut cut = cut_of(server, senders);
+  const std::uint32_t largest = largest_window(senders).segment;
   const std::uint64_t four_of_largest = std::uint64_t{4} * largest_weight();
   const std::uint64_t wanted =
-      (std::uint64_t{segment} * weights[server] * cut.quarters + four_of_largest - 1) / four_of_largest;
+      (std::uint64_t{largest} * weights[server] * cut.quarters + four_of_largest - 1) / four_of_largest;
   return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
-      aligned(std::max<std::uint64_t>(wanted, segment / cut.least)), limits::shard_alignment, segment));
+      aligned(std::max<std::uint64_t>(wanted, largest / cut.least)), limits::shard_alignment, largest));
 }
 
 std::uint32_t JobConfig::credit_of(std::size_t server, std::uint32_t job_credit) const {
-  const std::uint64_t least = segment_of(server);
-  const std::uint64_t in_proportion = least * job_credit / (std::uint64_t{segment} * cut_of(server).divisor);
+  return credit_of(server, job_credit, Senders::nodes);
+}
+
+std::uint32_t JobConfig::credit_of(std::size_t server, std::uint32_t job_credit, Senders senders) const {
+  const std::uint64_t least = segment_of(server, senders);
+  const std::uint64_t largest = largest_window(senders).segment;
+  const std::uint64_t in_proportion = least * job_credit / (largest * cut_of(server, senders).divisor);
   return static_cast<std::uint32_t>(std::max(least, in_proportion));
 }
 
-bool JobConfig::follows_reference(std::size_t server) const {
+bool JobConfig::follows_reference(std::size_t server, Senders senders) const {
   // A reference server waits for nobody. If servers waited for each other, workers could wait for each other's next
   // segments.
-  if (server_ranks[server] < 0 || is_reference(server) || credit < 2 * segment) {
+  const Window window = largest_window(senders);
+  if (server_ranks[server] < 0 || is_reference(server) || window.credit < 2 * window.segment) {
     return false;
   }
   const std::uint32_t largest = largest_weight();
@@ -57,8 +69,8 @@ bool JobConfig::follows_reference(std::size_t server) const {
 // what their weights would give: one segment where two would be small. A segment below half of the largest costs more
 // processor time than a common end is worth. But only servers that follow the reference may have more than their weight
 // gives, since others would run ahead. docs/decisions/followers.md.
-JobConfig::Cut JobConfig::cut_of(std::size_t server) const {
-  if (!follows_reference(server)) {
+JobConfig::Cut JobConfig::cut_of(std::size_t server, Senders senders) const {
+  if (!follows_reference(server, senders)) {
     return {4, 1, 16};
   }
   return 9 * std::uint64_t{weights[server]} > 4 * std::uint64_t{largest_weight()} ? Cut{3, 1, 2} : Cut{6, 2, 2};
@@ -68,14 +80,15 @@ std::uint32_t JobConfig::most_credit() const {
   return std::max({credit, 2 * segment, static_cast<std::uint32_t>(limits::port_bytes / size())});
 }
 
-std::uint32_t JobConfig::segment_for(const Window& window, std::uint64_t bytes, std::uint64_t shard_bytes) const {
+std::uint32_t JobConfig::segment_for(const Window& window, std::uint64_t bytes, std::uint64_t shard_bytes,
+                                     Senders senders) const {
   if (bytes <= small) {
     return std::max(small, window.segment);
   }
   if (least_segment == 0) {
     return window.segment;
   }
-  const std::uint64_t least = aligned(std::uint64_t{window.segment} * least_segment / segment);
+  const std::uint64_t least = aligned(std::uint64_t{window.segment} * least_segment / largest_window(senders).segment);
   const std::uint64_t wanted = aligned((shard_bytes + wanted_segments - 1) / wanted_segments);
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(std::max(least, wanted), window.segment));
 }
@@ -149,6 +162,12 @@ std::string problem_with(const JobConfig& config) {
   if (config.small > config.segment || config.small > limits::inline_bytes) {
     return "small operations (up to " + std::to_string(config.small) + " bytes) must fit into a segment (" +
            std::to_string(config.segment) + ") and into an opening (" + std::to_string(limits::inline_bytes) + ")";
+  }
+  if (config.rank_segment % limits::shard_alignment != 0 || config.rank_segment > config.segment ||
+      config.rank_credit < config.rank_segment || config.rank_credit > config.credit) {
+    return "segment and credit of a rank beside others of its node (" + std::to_string(config.rank_segment) + ", " +
+           std::to_string(config.rank_credit) + ") must be at most those of a node, and the segment a multiple of " +
+           std::to_string(limits::shard_alignment);
   }
   if (config.least_shard == 0) {
     return "least_shard must be at least 1";

@@ -12,6 +12,11 @@
 
 namespace shoal {
 
+// Who sends what the ranks of a group contribute: one rank for all ranks of its node, which have shared memory; or
+// every rank for itself. Then as many flows may be on a node's link as it has ranks: where ranks are in groups of one
+// rank a node, those groups work at the same time.
+enum class Senders : std::uint8_t { nodes, ranks };
+
 struct JobConfig {
   std::vector<std::string> hosts;          // by rank: the name of its machine, for messages
   std::vector<std::string> server_names;   // by server index (lanes included): where it is, for messages
@@ -30,6 +35,8 @@ struct JobConfig {
   bool standby = false;                  // co-located servers of weight 0 have links too, and average when no other can
   std::vector<std::uint32_t> leaders{};  // by rank: the first rank of its node; empty: every rank is a node of its own
   std::uint32_t peer_timeout = 15;       // seconds of silence from a host after which it counts as lost
+  std::uint32_t rank_segment = 0;        // segment and credit where each rank of a node sends for itself, since all
+  std::uint32_t rank_credit = 0;         // share its link; 0: the same
 
   // What tables may take, in bytes (base/limits.h). Each process has its own; no other needs to know them.
   struct Tables {
@@ -49,18 +56,19 @@ struct JobConfig {
     std::uint32_t segment = 0;
     std::uint32_t credit = 0;
   };
-  Window window_of(std::size_t server) const;
+  Window window_of(std::size_t server, Senders senders = Senders::nodes) const;
   // The credit of that server's window for this credit of the job, which ranges from a segment to most_credit
   // (congestion_controller.h).
   std::uint32_t credit_of(std::size_t server, std::uint32_t job_credit) const;
-  std::uint32_t segment_of(std::size_t server) const;
+  std::uint32_t segment_of(std::size_t server, Senders senders = Senders::nodes) const;
   std::uint32_t most_credit() const;
   // Whether workers send it no larger part of its shard than they have sent to each reference server. Co-located
   // servers beside dedicated ones follow so.
-  bool follows_reference(std::size_t server) const;
+  bool follows_reference(std::size_t server, Senders senders = Senders::nodes) const;
   bool is_reference(std::size_t server) const { return weights[server] == largest_weight(); }
   // The segment of an operation of so many bytes at a server with this window and shard. A small operation is not cut.
-  std::uint32_t segment_for(const Window& window, std::uint64_t bytes, std::uint64_t shard_bytes) const;
+  std::uint32_t segment_for(const Window& window, std::uint64_t bytes, std::uint64_t shard_bytes,
+                            Senders senders = Senders::nodes) const;
   // How many bytes of a shard may travel with the opening: its first segment.
   std::uint32_t inline_of(std::uint64_t shard_bytes, std::uint32_t shard_segment) const;
   std::uint32_t most_inline() const { return std::max(segment, small); }
@@ -82,7 +90,10 @@ struct JobConfig {
     std::uint32_t divisor;   // how many segments the server with the largest weight has in its credit for each one here
     std::uint32_t least;     // the largest segment is at most this many times its segment
   };
-  Cut cut_of(std::size_t server) const;
+  // Of the server with the largest weight.
+  Window largest_window(Senders senders) const;
+  std::uint32_t credit_of(std::size_t server, std::uint32_t job_credit, Senders senders) const;
+  Cut cut_of(std::size_t server, Senders senders) const;
   std::uint32_t largest_weight() const { return *std::max_element(weights.begin(), weights.end()); }
 };
 

@@ -47,7 +47,7 @@ class Job {
       now_ += step;
       const auto bytes = static_cast<std::uint64_t>(rate * static_cast<double>(step) / second);
       moved += now_ > from + (until - from) / 2 ? static_cast<double>(bytes) : 0;
-      if (!congestion_.answered(bytes, now_)) {
+      if (!congestion_.answered(bytes / ranks_, bytes / ranks_ * (ranks_ - 1), now_)) {
         continue;
       }
       if (const auto setting = congestion_.decide(repairs_, now_)) {
@@ -64,6 +64,9 @@ class Job {
     congestion_.begin(now_);
   }
 
+  // From now on only one of so many ranks of each node is known.
+  void know_one_of(std::uint64_t ranks) { ranks_ = ranks; }
+
   std::uint32_t credit() const { return setting_.credit; }
   bool competing() const { return setting_.competing; }
   int growths() const { return changes_; }
@@ -73,6 +76,7 @@ class Job {
   Time now_ = 0;
   CongestionController::Setting setting_{base, false};
   std::uint64_t repairs_ = 0;
+  std::uint64_t ranks_ = 1;
   int changes_ = 0;
 };
 
@@ -93,6 +97,19 @@ TEST(alone_nothing_changes) {
   CHECK(job.run(10, alone) > 0.99);
   CHECK_EQ(job.growths(), 0);
   CHECK_EQ(job.credit(), base);
+}
+
+// What others of the node move is only guessed: for a time one rank may move more than its part, and that is no rate
+// that the job has alone.
+TEST(one_of_the_ranks_of_a_node_speaks_for_all) {
+  Job job(config_with(static_cast<std::uint64_t>(link)));
+  job.know_one_of(8);
+  job.run(10, alone);
+  job.run(5, [](double /*unanswered*/) { return 2 * link; });
+  job.run(10, alone);
+  CHECK_EQ(job.growths(), 0);
+  CHECK_EQ(job.credit(), base);
+  CHECK(job.run(30, beside_fixed(1e6)) > 0.45);
 }
 
 TEST(beside_others_about_half) {

@@ -43,6 +43,35 @@ TEST(slower_servers_have_segments_in_proportion_and_as_many) {
   }
 }
 
+TEST(ranks_that_send_for_themselves_have_windows_of_their_own_in_the_same_proportions) {
+  JobConfig config = config_with(0, {1000, 487});
+  CHECK_EQ(config.segment_of(1, Senders::ranks), config.segment_of(1));  // nothing else is known
+  config.rank_segment = segment / 4;
+  config.rank_credit = segment / 2;
+  CHECK_EQ(config.window_of(0, Senders::ranks).segment, segment / 4);
+  CHECK_EQ(config.window_of(0, Senders::ranks).credit, segment / 2);
+  CHECK_EQ(config.window_of(1, Senders::ranks).segment, 2048U);  // 1994.752, and up to a multiple of 64
+  CHECK_EQ(config.window_of(1, Senders::ranks).credit, 4096U);
+  CHECK_EQ(config.window_of(0).credit, 2 * segment);
+  config.least_segment = 1024;
+  const JobConfig::Window window = config.window_of(0, Senders::ranks);
+  CHECK_EQ(config.segment_for(window, 1 << 20, 1024, Senders::ranks), 1024U);
+  CHECK_EQ(config.segment_for(window, 1 << 20, 1 << 20, Senders::ranks), segment / 4);
+}
+
+TEST(a_rank_has_no_larger_window_than_its_node) {
+  JobConfig config = config_with(0, {1, 1});
+  config.hosts = {"a", "b"};
+  config.server_names = {"s", "t"};
+  CHECK_EQ(problem_with(config), "");
+  config.rank_segment = config.rank_credit = segment / 2;
+  CHECK_EQ(problem_with(config), "");
+  config.rank_credit = segment / 4;
+  CHECK(problem_with(config).find("beside others") != std::string::npos);
+  config.rank_segment = config.rank_credit = 4 * segment;
+  CHECK(problem_with(config).find("beside others") != std::string::npos);
+}
+
 TEST(no_segment_is_smaller_than_a_sixteenth) {
   const JobConfig config = config_with(0, {1000, 1});
   CHECK_EQ(config.segment_of(1), kib);

@@ -383,6 +383,7 @@ TEST(groups_are_of_ranks_that_exist_each_once_and_never_change) {
   groups.add({id, {0, 2}});
   CHECK(groups.check({id, {0, 2}}).ok());
   CHECK(!groups.check({id, {0, 1}}).ok());
+  CHECK(!groups.check({id, {0, 2}, true}).ok());
   CHECK(groups.find(id)->index_of(2) == std::optional<std::size_t>(1));
   CHECK(groups.bytes() > 0);
   groups.check_invariants();
@@ -391,12 +392,25 @@ TEST(groups_are_of_ranks_that_exist_each_once_and_never_change) {
 TEST(an_opening_says_how_far_it_has_come_only_where_a_new_epoch_asks_for_it) {
   const JobConfig config = three_ranks();
   const Terms terms(config, 0);
+  const Group everyone{{0, 1, 2}, Senders::ranks};
   wire::Opening opening = sum_of(8192);
-  CHECK(check_opening(opening, 3, false, terms).ok());
+  CHECK(check_opening(opening, everyone, false, terms).ok());
   opening.have = {{0, 4096}};
-  CHECK(!check_opening(opening, 3, false, terms).ok());
-  CHECK(check_opening(opening, 3, true, terms).ok());
+  CHECK(!check_opening(opening, everyone, false, terms).ok());
+  CHECK(check_opening(opening, everyone, true, terms).ok());
   CHECK(opening_limit(true, terms) > opening_limit(false, terms));
+}
+
+TEST(the_first_segment_is_smaller_where_ranks_send_for_themselves) {
+  JobConfig config = three_ranks();
+  config.rank_segment = config.rank_credit = config.segment / 2;
+  const Terms terms(config, 0);
+  wire::Opening opening = sum_of(8 * config.segment);
+  const std::uint32_t whole = terms.inline_of(opening, Senders::nodes);
+  CHECK_EQ(terms.inline_of(opening, Senders::ranks), whole / 2);
+  opening.inline_bytes = whole;
+  CHECK(check_opening(opening, Group{{0, 1}, Senders::nodes}, false, terms).ok());
+  CHECK(!check_opening(opening, Group{{0, 1}, Senders::ranks}, false, terms).ok());
 }
 
 RUN_TESTS()

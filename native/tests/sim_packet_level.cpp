@@ -20,7 +20,9 @@ using namespace shoal::sim::packet_level;
 constexpr const char* usage =
     R"(shoal_simulate packet_level: averages on a simulated network whose links have a rate, a delay and a queue that drops.
 
-  --workers N --servers K     8 and 8
+  --nodes N --servers K     8 and 8
+  --ranks 1                 of every node; several average each its part with those at the same place in other nodes
+  --whole-windows           each of these has the windows of a node's only rank
   --rate 400mbit            of every host, in each direction (kbit, mbit, gbit)
   --queue 256ki             bytes that the switch holds for each host
   --burst 0                 bytes of a token bucket: 128ki makes links like those of `shoal lab`, 0 makes wires
@@ -46,12 +48,14 @@ Sizes: k, m, g are thousands, millions, milliards; ki, mi, gi are powers of 1024
 struct Options {
   std::uint32_t workers = 8;
   std::uint32_t servers = 8;
+  std::uint32_t ranks = 1;
   std::uint32_t segment = 16 * 1024;
   std::uint32_t least_segment = 0;
   std::uint32_t credit = 16 * 1024;
   HostSettings host;
   bool pace = false;
   bool ring = false;
+  bool whole_windows = false;
   std::optional<std::uint32_t> foreign;  // window
   Setup setup;
 };
@@ -98,6 +102,7 @@ bool read_foreign(Options& options, const std::string& text) {
 const std::map<std::string, Reader> readers{
     {"--nodes", read(sizes, [](Options& o) -> auto& { return o.workers; })},
     {"--servers", read(sizes, [](Options& o) -> auto& { return o.servers; })},
+    {"--ranks", read(sizes, [](Options& o) -> auto& { return o.ranks; })},
     {"--rate", read(rates, [](Options& o) -> auto& { return o.host.rate; })},
     {"--queue", read(sizes, [](Options& o) -> auto& { return o.host.queue; })},
     {"--burst", read(sizes, [](Options& o) -> auto& { return o.host.burst; })},
@@ -122,6 +127,8 @@ bool parse(int argc, char** argv, Options& options) {
     const auto reader = readers.find(word);
     if (word == "--pace") {
       options.pace = true;
+    } else if (word == "--whole-windows") {
+      options.whole_windows = true;
     } else if (word == "--ring") {
       options.ring = true;
     } else if (reader == readers.end() || i + 1 == argc || !reader->second(options, argv[++i])) {
@@ -140,6 +147,12 @@ Setup setup_of(const Options& options) {
   setup.config.ring = options.ring;
   setup.config.least_segment = options.least_segment;
   setup.fabric.hosts = even.fabric.hosts;
+  if (options.ranks > 1) {
+    put_ranks_on_nodes(setup, options.ranks);
+  }
+  if (options.whole_windows) {
+    setup.config.rank_segment = setup.config.rank_credit = 0;
+  }
   if (options.pace) {
     setup.config.rate = static_cast<std::uint64_t>(options.workers == 1 ? 0 : 1 / bound(setup, 1));
   }

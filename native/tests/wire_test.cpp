@@ -203,7 +203,13 @@ TEST(the_small_payloads_survive_the_wire) {
   wire::GroupMembers group{{}, {2, 0, 7}};
   wire::GroupMembers group_read;
   CHECK(wire::decode(wire::encode(group), group_read).ok());
-  CHECK(group_read.ranks == group.ranks);
+  CHECK(group_read.ranks == group.ranks && !group_read.of_nodes);
+  group.of_nodes = true;
+  wire::Bytes of_nodes = wire::encode(group);
+  CHECK(wire::decode(of_nodes, group_read).ok());
+  CHECK(group_read.of_nodes);
+  of_nodes[20] = std::byte{2};
+  CHECK(!wire::decode(of_nodes, group_read).ok());
 }
 
 TEST(an_attempt_survives_the_wire_and_nothing_else_is_one) {

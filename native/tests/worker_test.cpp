@@ -246,6 +246,32 @@ TEST(a_first_result_without_admit_says_the_same) {
 }
 
 // A window holds two segments: four of 2048 bytes would fit, but the other servers' first ones would wait meanwhile.
+TEST(a_rank_that_sends_for_itself_has_a_part_of_the_window_of_its_node) {
+  JobConfig config{{"a", "b"}, {"s"}, {-1}, {1}, 4096, 8192, 0, 1024};
+  config.rank_segment = 1024;
+  config.rank_credit = 2048;
+  for (const bool for_node : {false, true}) {
+    World world;
+    BufferPool pool{0};
+    Worker worker{config, 0, world, pool};
+    worker.attach_server(server_link, 0);
+    std::vector<std::byte> array(std::size_t{8} * 4096);
+    Submission submission = all_reduce(array);
+    submission.group = for_node ? worker.make_group_of_nodes({0, 1}, {0, 1}, "") : 0;
+    worker.submit(std::move(submission));
+    CHECK(frame(worker, server_link, {.type = Type::admit, .operation = 1}, {}).ok());
+    CHECK_EQ(world.data_sent(), 2);
+    const std::uint32_t segment = for_node ? 4096 : 1024;
+    CHECK_EQ(world.queue.back().borrowed.size(), segment);
+    const wire::Header result{.type = Type::result, .dtype = DType::uint8, .operation = 1, .credit = segment};
+    CHECK(frame(worker, server_link, result, Bytes(segment)).ok());
+    CHECK_EQ(world.data_sent(), 3);
+    // The job's credit has doubled, and so has the part.
+    CHECK(frame(worker, server_link, {.type = Type::grant, .credit = 8192}, {}).ok());
+    CHECK_EQ(world.data_sent(), 5);
+  }
+}
+
 TEST(of_smaller_segments_no_more_are_on_their_way_than_of_others) {
   Job job(0, 2048);
   std::vector<std::byte> array(std::size_t{5} * 2048);

@@ -267,6 +267,7 @@ Bytes encode(const GroupMembers& group) {
   Bytes bytes(group_bytes);
   put(bytes.data(), group.id);
   put(bytes.data() + 16, static_cast<std::uint32_t>(group.ranks.size()));
+  put(bytes.data() + 20, std::uint32_t{group.of_nodes ? 1U : 0U});
   for (std::uint32_t rank : group.ranks) {
     append(bytes, rank);
   }
@@ -281,7 +282,12 @@ Status decode(ConstBytes payload, GroupMembers& group) {
   if (payload.size() != group_bytes + 4 * count) {
     return refused("a GROUP of " + std::to_string(payload.size()) + " bytes for " + std::to_string(count) + " ranks");
   }
+  const auto flags = get<std::uint32_t>(payload.data() + 20);
+  if (flags > 1) {
+    return refused("a GROUP with unknown flags");
+  }
   group.id = get<Hash128>(payload.data());
+  group.of_nodes = flags == 1;
   group.ranks = numbers<std::uint32_t>(payload.subspan(group_bytes));
   return {};
 }

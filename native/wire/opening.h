@@ -89,6 +89,7 @@ Status decode(ConstBytes payload, Sizes& sizes);
 struct GroupMembers {
   Hash128 id;
   std::vector<std::uint32_t> ranks;
+  bool of_nodes = false;  // each of these ranks sends what all ranks of its node contribute
 };
 Bytes encode(const GroupMembers& group);
 Status decode(ConstBytes payload, GroupMembers& group);

@@ -142,6 +142,8 @@ class JobConfig:
         rate: int = 0,
         standby: bool = False,
         leaders: list[int] = [],
+        rank_segment: int = 0,
+        rank_credit: int = 0,
     ) -> None:
         """``hosts`` by rank; the other lists by server index (lanes included). ``server_ranks``: the rank whose process holds it, or -1.
 
@@ -149,6 +151,7 @@ class JobConfig:
         ``rate``: bytes per second of an operation of all ranks that the links allow; 0: windows stay as they are.
         ``standby``: co-located servers of weight 0 have links too, and average when no other can.
         ``leaders``: by rank, the first rank of its node, where nodes share memory; empty: they do not.
+        ``rank_segment``, ``rank_credit``: segment and credit where each rank of a node sends for itself; 0: the same.
         """
 
 class Tls:

@@ -3,6 +3,7 @@
 #include "protocol/collectives.h"
 #include "wire/bytes.h"
 #include "wire/epoch.h"
+#include "wire/opening.h"
 
 namespace shoal::sim {
 
@@ -12,6 +13,7 @@ namespace {
 
 // Where an opening says how much inline data follows it (docs/protocol/format.md, Openings).
 constexpr std::size_t inline_length_at = 84;
+constexpr std::size_t group_at = 32;
 
 bool is_gather_opening(const Bytes& owned) {
   return is_gather(static_cast<Collective>(wire::get<std::uint8_t>(owned.data())));
@@ -30,7 +32,8 @@ Ledger::Flow& Ledger::flow(const End& end) {
 
 void Ledger::begin(Flow& at, std::uint32_t server, const JobConfig& config) const {
   at.least = config.segment_of(server);
-  at.credit = config.window_of(server).credit;
+  at.credit = at.window = config.window_of(server).credit;
+  at.rank_window = config.window_of(server, Senders::ranks).credit;
   at.limit = config.credit_of(server, config.most_credit());
 }
 
@@ -48,6 +51,8 @@ void Ledger::worker_begins(Flow& at, std::uint32_t server, const wire::Header& h
   at.results = 0;
   at.inlined.clear();
   at.order.clear();
+  at.of_ranks.clear();
+  at.failing = false;
   at.last_sent = 0;
 }
 
@@ -135,7 +140,15 @@ std::string Ledger::worker_sent(Flow& at, const wire::Header& header, const Byte
   if (header.acknowledged > at.results) {
     return "the worker acknowledges results that it does not have whole";
   }
-  if (header.type == Type::open && owned.size() >= inline_length_at + 4) {
+  if (header.type == Type::group) {
+    wire::GroupMembers group;
+    if (wire::decode(owned, group).ok() && group.of_nodes) {
+      node_groups_.insert(group.id);
+    }
+  } else if (header.type == Type::window) {
+    window_changes_ = true;
+  } else if (header.type == Type::open && owned.size() >= inline_length_at + 4) {
+    worker_opens(at, header, owned);
     const bool counts = !at.reopening || !is_gather_opening(owned);
     const auto bytes = counts ? wire::get<std::uint32_t>(owned.data() + inline_length_at) : 0;
     at.inlined[header.operation] = bytes;
@@ -146,7 +159,13 @@ std::string Ledger::worker_sent(Flow& at, const wire::Header& header, const Byte
     }
   } else if (header.type == Type::drop) {
     answered(at, header.operation);
+    at.failing |= at.in_flight() > 0;
+  } else if (header.type == Type::fail) {
+    at.failing |= at.in_flight() > 0;
   } else if (header.type == Type::data) {
+    if (std::string wrong = beside(at, header); !wrong.empty()) {
+      return wrong;
+    }
     // One frame may always be on its way.
     const bool first = at.credit >= at.least;
     at.credit -= header.length;
@@ -162,6 +181,22 @@ std::string Ledger::worker_sent(Flow& at, const wire::Header& header, const Byte
   return "";
 }
 
+void Ledger::worker_opens(Flow& at, const wire::Header& header, const Bytes& owned) {
+  if (!node_groups_.contains(wire::get<Hash128>(owned.data() + group_at))) {
+    at.of_ranks.insert(header.operation);
+  }
+}
+
+std::string Ledger::beside(const Flow& at, const wire::Header& header) const {
+  if (window_changes_ || at.failing || at.in_flight() <= 0 || !at.of_ranks.contains(header.operation)) {
+    return "";
+  }
+  const std::int64_t bytes = at.in_flight() + at.eager + header.length;
+  return bytes <= at.rank_window ? ""
+                                 : std::to_string(bytes) + " bytes are in flight of a rank that has " +
+                                       std::to_string(at.rank_window) + " of its node's window";
+}
+
 std::string Ledger::server_sent(Flow& at, const wire::Header& header) {
   at.unanswered -= header.credit;
   // A window that has grown is granted beside what answers DATA.
@@ -170,6 +205,7 @@ std::string Ledger::server_sent(Flow& at, const wire::Header& header) {
 
 std::string Ledger::worker_heard(Flow& at, const wire::Header& header) {
   at.credit += header.credit;
+  at.failing = (at.failing || header.type == Type::fail) && at.in_flight() > 0;
   if (at.credit > at.limit) {
     return "the worker has more credit than the job allows";
   }

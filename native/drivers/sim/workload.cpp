@@ -143,6 +143,49 @@ void add_groups(Random& random, Plan& plan) {
   }
 }
 
+// Those at the same place in their nodes: a group for each place that several nodes have.
+std::vector<std::uint32_t> add_place_groups(Plan& plan) {
+  const std::vector<std::uint32_t>& leaders = plan.config.leaders;
+  std::map<std::uint32_t, std::vector<std::uint32_t>> places;
+  for (std::uint32_t rank = 0; rank < leaders.size(); ++rank) {
+    places[rank - leaders[rank]].push_back(rank);
+  }
+  std::vector<std::uint32_t> made;
+  for (auto& [place, ranks] : places) {
+    if (ranks.size() > 1) {
+      made.push_back(static_cast<std::uint32_t>(plan.groups.size()));
+      plan.groups.push_back({std::move(ranks), "place " + std::to_string(place)});
+    }
+  }
+  return made;
+}
+
+// The ranks of all places average at once, as often as drawn.
+void average_at_places(Random& random, Plan& plan, const std::vector<std::uint32_t>& groups) {
+  const std::int64_t rounds = random.between(1, 6);
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    for (const std::uint32_t group : groups) {
+      OperationPlan operation;
+      do {
+        operation = random_operation(random, plan, group);
+      } while (operation.members.front().collective != Collective::all_reduce);
+      operation.name = "slice" + std::to_string(round);
+      plan.operations.push_back(std::move(operation));
+    }
+  }
+}
+
+// Of a rank that sends beside others of its node.
+void choose_rank_limits(Random& random, JobConfig& config) {
+  const auto unit = static_cast<std::uint32_t>(limits::shard_alignment);
+  config.rank_segment = unit * static_cast<std::uint32_t>(random.between(1, config.segment / unit));
+  config.rank_credit = config.rank_segment;
+  if (random.chance(0.7)) {
+    config.rank_credit = static_cast<std::uint32_t>(
+        random.between(config.rank_segment, std::min<std::int64_t>(config.credit, 3 * config.rank_segment)));
+  }
+}
+
 Timing random_timing(Random& random) {
   Timing timing;
   timing.shortest = random.pick<Time>({0, 1'000, 50'000});
@@ -478,7 +521,17 @@ Plan random_plan(std::uint64_t seed, bool faults) {
   }
   plan.timing = random_timing(random);
   add_groups(random, plan);
+  // From numbers of their own, so that all else is as it would be without them.
+  Random nodes(~seed);
+  const bool has_places = nodes.chance(0.4);
+  const std::vector<std::uint32_t> places = has_places ? add_place_groups(plan) : std::vector<std::uint32_t>();
+  if (nodes.chance(0.4) || !places.empty()) {
+    choose_rank_limits(nodes, plan.config);
+  }
   add_operations(random, plan);
+  if (!places.empty()) {
+    average_at_places(nodes, plan, places);
+  }
   const Time spread = random.pick<Time>({0, millisecond, 50 * millisecond, 2 * second, 15 * second});
   const bool shuffled = random.chance(0.7);
   schedule(random, plan, shuffled, spread);

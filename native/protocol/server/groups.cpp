@@ -14,6 +14,8 @@ namespace {
 // With its place in a table.
 std::size_t bytes_of(std::size_t ranks) { return 160 + sizeof(std::uint32_t) * ranks; }
 
+Senders senders_of(const wire::GroupMembers& members) { return members.of_nodes ? Senders::nodes : Senders::ranks; }
+
 bool has_a_rank_twice(std::vector<std::uint32_t> ranks) {
   std::sort(ranks.begin(), ranks.end());
   return std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end();
@@ -50,11 +52,13 @@ Status Groups::check(const wire::GroupMembers& members) const {
     return refused("GROUP with a rank twice");
   }
   const Group* known = find(members.id);
-  return known == nullptr || known->ranks == members.ranks ? Status{} : refused("GROUP with other members than it had");
+  const bool is_as_known = known == nullptr || (known->ranks == members.ranks && known->senders == senders_of(members));
+  return is_as_known ? Status{} : refused("GROUP with other members than it had");
 }
 
 void Groups::add(wire::GroupMembers members) {
   auto made = std::make_unique<Group>();
+  made->senders = senders_of(members);
   made->ranks = std::move(members.ranks);
   bytes_ += bytes_of(made->ranks.size());
   groups_.emplace(members.id, std::move(made));

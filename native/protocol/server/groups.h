@@ -12,12 +12,14 @@
 
 #include "base/hash.h"
 #include "base/status.h"
+#include "protocol/job.h"
 #include "wire/opening.h"
 
 namespace shoal::server {
 
 struct Group {
   std::vector<std::uint32_t> ranks;
+  Senders senders = Senders::ranks;
 
   std::optional<std::size_t> index_of(std::uint32_t rank) const;
 };

@@ -306,7 +306,7 @@ void Lifecycle::admit(Operation& operation) {
   }
   receipts_.begin(operation);
   const Range shard = terms_.shard_of(attributes);
-  const std::uint32_t segment = terms_.segment_of(attributes, shard);
+  const std::uint32_t segment = terms_.segment_of(attributes, shard, operation.group().senders);
   if (!terms_.is_small(attributes) && operation.has_results()) {
     resume(operation, shard, segment);
     return;

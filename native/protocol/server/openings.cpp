@@ -41,7 +41,8 @@ bool exchange_fits(const wire::Opening& opening, const Terms& terms) {
 
 }  // namespace
 
-Status check_opening(const wire::Opening& opening, std::size_t members, bool carried, const Terms& terms) {
+Status check_opening(const wire::Opening& opening, const Group& group, bool carried, const Terms& terms) {
+  const std::size_t members = group.ranks.size();
   const auto refuse = [&opening](const std::string& what) { return refused("OPEN of '" + opening.name + "' " + what); };
   if (!carried && is_carried(opening)) {
     return refuse("as one of an epoch before, of which all had come");
@@ -50,7 +51,7 @@ Status check_opening(const wire::Opening& opening, std::size_t members, bool car
     return refuse("with an exchange that it cannot have");
   }
   // Inline data is the first segment; one that contributes nothing sends none.
-  if (opening.inline_bytes != 0 && opening.inline_bytes != terms.inline_of(opening)) {
+  if (opening.inline_bytes != 0 && opening.inline_bytes != terms.inline_of(opening, group.senders)) {
     return refuse("with another part of its data than the first segment");
   }
   if (traits_of(opening.collective).has_root() && opening.root >= members) {

@@ -4,14 +4,15 @@
 #include <cstddef>
 
 #include "base/status.h"
+#include "protocol/server/groups.h"
 #include "protocol/server/terms.h"
 #include "wire/opening.h"
 
 namespace shoal::server {
 
-// `members`: of its group. `carried`: the worker may open operations of an earlier epoch. Only those say how far they
-// have come.
-Status check_opening(const wire::Opening& opening, std::size_t members, bool carried, const Terms& terms);
+// `carried`: the worker may open operations of an earlier epoch. Only those say how far they have
+// come.
+Status check_opening(const wire::Opening& opening, const Group& group, bool carried, const Terms& terms);
 
 // The longest OPEN.
 std::size_t opening_limit(bool carried, const Terms& terms);

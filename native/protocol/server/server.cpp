@@ -162,7 +162,7 @@ Status Server::hear_open(std::uint32_t rank) {
     return refused("OPEN of '" + opening.name + "' in a group that this rank is not a member of");
   }
   const bool carried = !epochs_.has_reopened(rank);
-  if (Status status = server::check_opening(opening, group->ranks.size(), carried, terms_); !status.ok()) {
+  if (Status status = server::check_opening(opening, *group, carried, terms_); !status.ok()) {
     return status;
   }
   Contribution inline_data{links_.take_payload(rank), nullptr, 0};

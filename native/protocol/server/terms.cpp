@@ -10,7 +10,10 @@
 namespace shoal::server {
 
 Terms::Terms(const JobConfig& config, std::uint32_t index)
-    : config_(config), index_(index), window_(config.window_of(index)) {}
+    : config_(config),
+      index_(index),
+      window_(config.window_of(index)),
+      rank_window_(config.window_of(index, Senders::ranks)) {}
 
 bool Terms::is_home_of(const Hash128& key) const { return home_of(key, config_) == index_; }
 
@@ -30,11 +33,12 @@ Range Terms::shard_of(const wire::Opening& opening) const {
   return share_of(index_, opening.bytes, home_of(opening.key, config_), config_);
 }
 
-std::uint32_t Terms::segment_of(const wire::Opening& opening, Range shard) const {
-  return config_.segment_for(window_, opening.bytes, shard.size());
+std::uint32_t Terms::segment_of(const wire::Opening& opening, Range shard, Senders senders) const {
+  const JobConfig::Window& window = senders == Senders::nodes ? window_ : rank_window_;
+  return config_.segment_for(window, opening.bytes, shard.size(), senders);
 }
 
-std::uint32_t Terms::inline_of(const wire::Opening& opening) const {
+std::uint32_t Terms::inline_of(const wire::Opening& opening, Senders senders) const {
   if (is_gather(opening.collective)) {
     return is_small(opening) ? static_cast<std::uint32_t>(opening.bytes) : 0;
   }
@@ -42,7 +46,7 @@ std::uint32_t Terms::inline_of(const wire::Opening& opening) const {
     return 0;
   }
   const Range shard = shard_of(opening);
-  return config_.inline_of(shard.size(), segment_of(opening, shard));
+  return config_.inline_of(shard.size(), segment_of(opening, shard, senders));
 }
 
 bool Terms::is_complete(const wire::Opening& opening) const {
@@ -55,6 +59,7 @@ bool Terms::is_complete(const wire::Opening& opening) const {
 void Terms::begin_epoch(const std::vector<std::uint32_t>& weights) {
   config_.weights = weights;
   window_ = config_.window_of(index_);
+  rank_window_ = config_.window_of(index_, Senders::ranks);
 }
 
 void Terms::check_invariants() const {
@@ -63,6 +68,8 @@ void Terms::check_invariants() const {
   SHOAL_INVARIANT(config_.weights.size() == config_.server_names.size());
   const JobConfig::Window window = config_.window_of(index_);
   SHOAL_INVARIANT(window_.segment == window.segment && window_.credit == window.credit);
+  const JobConfig::Window of_rank = config_.window_of(index_, Senders::ranks);
+  SHOAL_INVARIANT(rank_window_.segment == of_rank.segment && rank_window_.credit == of_rank.credit);
 }
 
 }  // namespace shoal::server

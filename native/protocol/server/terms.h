@@ -1,7 +1,8 @@
 // The job's configuration in the present epoch, as it concerns this server: its window, its shards, the operations that
 // it decides about.
 //
-//   window() == config().window_of(index()), and some server has a weight above 0.
+//   window() == config().window_of(index()), as that of ranks that send for themselves is; and some server has a weight
+//   above 0.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +40,9 @@ class Terms {
 
   // This server's shard of the operation, and its segment.
   Range shard_of(const wire::Opening& opening) const;
-  std::uint32_t segment_of(const wire::Opening& opening, Range shard) const;
+  std::uint32_t segment_of(const wire::Opening& opening, Range shard, Senders senders) const;
   // Bytes of inline data that may come with the opening.
-  std::uint32_t inline_of(const wire::Opening& opening) const;
+  std::uint32_t inline_of(const wire::Opening& opening, Senders senders) const;
   // Whether the member with this opening has everything that it gets from here. (Then it knows that all have opened
   // it.)
   bool is_complete(const wire::Opening& opening) const;
@@ -54,6 +55,7 @@ class Terms {
   JobConfig config_;
   std::uint32_t index_;
   JobConfig::Window window_;
+  JobConfig::Window rank_window_;  // of ranks that send for themselves
 };
 
 }  // namespace shoal::server

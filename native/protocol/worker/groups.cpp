@@ -39,6 +39,11 @@ Groups::Groups(const Environment& environment) : environment_(environment) {
 
 std::uint32_t Groups::make(std::vector<std::uint32_t> ranks, std::vector<std::uint32_t> needed,
                            const std::string& name) {
+  return add(std::move(ranks), Senders::ranks, std::move(needed), name);
+}
+
+std::uint32_t Groups::add(std::vector<std::uint32_t> ranks, Senders senders, std::vector<std::uint32_t> needed,
+                          const std::string& name) {
   auto group = std::make_unique<Group>();
   // Group 0 has the id that every server knows.
   const bool has_all = groups_.empty();
@@ -48,6 +53,7 @@ std::uint32_t Groups::make(std::vector<std::uint32_t> ranks, std::vector<std::ui
   group->too_many = bytes_ > environment_.config().tables.groups && !has_all;
   if (!group->too_many) {
     group->ranks = std::move(ranks);
+    group->senders = senders;
     group->needed = std::move(needed);
     group->own = group->index_of(environment_.rank()).value_or(0);
   }
@@ -62,7 +68,7 @@ std::uint32_t Groups::make_of_nodes(std::vector<std::uint32_t> leaders, std::vec
     const Hash128 order = group_id(needed, "", 0);
     own_name.append(reinterpret_cast<const char*>(order.bytes.data()), order.bytes.size());
   }
-  return make(std::move(leaders), std::move(needed), own_name);
+  return add(std::move(leaders), Senders::nodes, std::move(needed), own_name);
 }
 
 const Group* Groups::find(std::uint32_t number) const {

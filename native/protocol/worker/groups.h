@@ -20,6 +20,7 @@ namespace shoal::worker {
 struct Group {
   Hash128 id;
   std::vector<std::uint32_t> ranks;
+  Senders senders = Senders::ranks;
   std::vector<std::uint32_t> needed;  // ranks whose loss ends it: the members, and the ranks that they speak for
   std::size_t own = 0;                // this rank's index
   bool too_many = false;              // there was no room for it; its members are not known
@@ -52,6 +53,9 @@ class Groups {
   void check_invariants() const;
 
  private:
+  std::uint32_t add(std::vector<std::uint32_t> ranks, Senders senders, std::vector<std::uint32_t> needed,
+                    const std::string& name);
+
   const Environment& environment_;
   std::vector<std::unique_ptr<const Group>> groups_;       // by number
   std::unordered_map<Hash128, std::uint64_t> times_made_;  // by id of the first with these ranks and this name

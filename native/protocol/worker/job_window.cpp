@@ -7,7 +7,11 @@ namespace shoal::worker {
 using wire::Type;
 
 JobWindow::JobWindow(const Environment& environment, const Links& links, ServerFrames& frames)
-    : environment_(environment), links_(links), frames_(frames), congestion_(environment.config()) {}
+    : environment_(environment),
+      links_(links),
+      frames_(frames),
+      congestion_(environment.config()),
+      node_size_(environment.config().node_of(environment.rank()).size()) {}
 
 void JobWindow::set(const CongestionController::Setting& setting) {
   told_ = setting;
@@ -39,8 +43,9 @@ void JobWindow::end_measuring() {
   }
 }
 
-void JobWindow::answered(std::uint64_t bytes) {
-  if (congestion_.answered(bytes, environment_.now())) {
+void JobWindow::answered(std::uint64_t bytes, Senders senders) {
+  const std::uint64_t others = senders == Senders::ranks ? (node_size_ - 1) * bytes : 0;
+  if (congestion_.answered(bytes, others, environment_.now())) {
     if (const auto setting = congestion_.decide(retransmissions(), environment_.now())) {
       set(*setting);
     }

@@ -29,8 +29,9 @@ class JobWindow {
   // An operation is measured from now on, or no longer.
   void begin_measuring();
   void end_measuring();
-  // So many bytes of a measured operation were answered.
-  void answered(std::uint64_t bytes);
+  // So many bytes of a measured operation were answered. Where ranks send for themselves, those of this node are taken
+  // to move as much each.
+  void answered(std::uint64_t bytes, Senders senders);
 
   void check_invariants() const;
   std::size_t measured() const { return measured_; }
@@ -42,6 +43,7 @@ class JobWindow {
   const Links& links_;
   ServerFrames& frames_;
   CongestionController congestion_;
+  const std::size_t node_size_;                        // ranks of this node
   std::size_t measured_ = 0;                           // operations
   std::optional<CongestionController::Setting> told_;  // none: the servers have what `init` found
 };

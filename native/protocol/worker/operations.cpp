@@ -142,7 +142,7 @@ Status Operations::receive_result(std::uint32_t server, Frame& frame) {
     part.results().add(segment, std::move(frame.payload), header.acknowledged);
   }
   if (operation.is_measured()) {
-    window_.answered(segment.size());
+    window_.answered(segment.size(), operation.group().senders);
   }
   part.finish_if_last((header.flags & wire::flag_last) != 0);
   // By a handle of somebody's, which ends when it is known that all have it.

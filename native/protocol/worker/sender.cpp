@@ -23,11 +23,11 @@ Sender::Sender(const Environment& environment, const OperationTable& operations,
 void Sender::restart(std::uint32_t server) {
   const JobConfig& config = environment_.config();
   Server begun;
-  begun.window = config.window_of(server);
-  begun.credit = begun.window.credit;
+  begun.nodes = {config.window_of(server), config.follows_reference(server)};
+  begun.ranks = {config.window_of(server, Senders::ranks), config.follows_reference(server, Senders::ranks)};
+  begun.credit = begun.nodes.window.credit;
   begun.most_credit = config.credit_of(server, config.most_credit());
   begun.is_reference = config.is_reference(server);
-  begun.follows_reference = config.follows_reference(server);
   servers_[server] = std::move(begun);
 }
 
@@ -36,9 +36,11 @@ void Sender::restart(std::uint32_t server) {
 void Sender::plan(Operation& operation) const {
   const JobConfig& config = environment_.config();
   const std::uint32_t home = home_of(operation.opening().key, config);
+  const Senders senders = operation.group().senders;
   std::vector<Part> parts;
   const auto add = [&](std::uint32_t server, Range shard) {
-    const std::uint32_t segment = config.segment_for(servers_[server].window, operation.bytes(), shard.size());
+    const JobConfig::Window& window = servers_[server].sizes(senders).window;
+    const std::uint32_t segment = config.segment_for(window, operation.bytes(), shard.size(), senders);
     parts.emplace_back(server, shard, segment, operation.contributes()).set_reference(servers_[server].is_reference);
   };
   if (!operation.needs_admission() || operation.opening().failed) {
@@ -49,22 +51,22 @@ void Sender::plan(Operation& operation) const {
     for (const Share& share : shares) {
       add(share.server, share.shard);
     }
-    follow_reference(parts);
+    follow_reference(operation, parts);
   }
   operation.plan(home, std::move(parts));
 }
 
 // In a short operation, following a reference server only adds latency.
-void Sender::follow_reference(std::vector<Part>& parts) const {
-  const bool is_short = std::any_of(parts.begin(), parts.end(), [this](const Part& part) {
-    return part.is_reference() && has_smaller_segments(part);
+void Sender::follow_reference(const Operation& operation, std::vector<Part>& parts) const {
+  const bool is_short = std::any_of(parts.begin(), parts.end(), [&](const Part& part) {
+    return part.is_reference() && has_smaller_segments(operation, part);
   });
   for (Part& part : parts) {
     // Multiples of the golden ratio are spread evenly, however servers and ranks are numbered.
     constexpr double golden_ratio = 0.6180339887498949;
     double whole = 0;
     const double fraction = std::modf(golden_ratio * (part.server() + environment_.rank()), &whole);
-    part.follow_reference(servers_[part.server()].follows_reference && !is_short,
+    part.follow_reference(servers_[part.server()].sizes(operation.group().senders).follows_reference && !is_short,
                           static_cast<std::uint32_t>(fraction * part.segment()));
   }
 }
@@ -123,27 +125,33 @@ void Sender::admit(Operation& operation, Part& part) {
 
 // While DATA is unanswered, inline bytes count against the window too, so that no more than a window is in flight.
 // Otherwise credit for one segment suffices, so that operations that wait for their last member hold nothing up.
-bool Sender::Server::may_send(std::uint64_t length) const {
-  const auto least = static_cast<std::int64_t>(std::min<std::uint64_t>(length, window.segment));
-  const auto wanted = static_cast<std::int64_t>(unanswered == 0 ? 0 : length + eager);
-  return credit >= std::max(least, wanted);
+bool Sender::Server::may_send(std::uint64_t length, Senders senders) const {
+  const auto least = static_cast<std::int64_t>(std::min<std::uint64_t>(length, nodes.window.segment));
+  return credit >= least && (unanswered == 0 || unanswered + eager + length <= window(senders));
+}
+
+// A rank that sends for itself keeps to its part of its node's window.
+std::uint64_t Sender::Server::window(Senders senders) const {
+  const auto granted = static_cast<std::uint64_t>(std::max<std::int64_t>(credit, 0)) + unanswered;
+  return granted * sizes(senders).window.credit / nodes.window.credit;
 }
 
 // At most as many smaller segments are in flight as full ones would fit. A second one waits until every server that is
 // owed more has been sent as many: a burst on one link would keep the worker's wire from the others.
 bool Sender::has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const {
   const Server& server = servers_[part.server()];
-  if (!has_smaller_segments(part) || part.on_its_way() == 0) {
+  if (!has_smaller_segments(operation, part) || part.on_its_way() == 0) {
     return false;
   }
-  const auto window = static_cast<std::uint64_t>(std::max<std::int64_t>(server.credit, 0)) + server.unanswered;
-  const std::uint64_t segments = std::max<std::uint64_t>(window / server.window.segment, 1);
+  const Senders senders = operation.group().senders;
+  const std::uint64_t segments =
+      std::max<std::uint64_t>(server.window(senders) / server.sizes(senders).window.segment, 1);
   return part.on_its_way() + length > segments * part.segment() ||
          part.segments_sent() > operation.least_segments_sent();
 }
 
-bool Sender::has_smaller_segments(const Part& part) const {
-  return part.segment() < servers_[part.server()].window.segment;
+bool Sender::has_smaller_segments(const Operation& operation, const Part& part) const {
+  return part.segment() < servers_[part.server()].sizes(operation.group().senders).window.segment;
 }
 
 void Sender::send_on(std::uint32_t server) {
@@ -159,16 +167,17 @@ void Sender::send_on(std::uint32_t server) {
     const Cursor at = part.next_to_send();
     const Range segment = part.segment_at(at);
     const std::uint64_t length = segment.size();
-    if (!operation->has_contribution(segment) || !to.may_send(length) || !operation->in_step(part) ||
-        has_enough_on_its_way(*operation, part, length)) {
+    if (!operation->has_contribution(segment) || !to.may_send(length, operation->group().senders) ||
+        !operation->in_step(part) || has_enough_on_its_way(*operation, part, length)) {
       return;
     }
-    const std::uint64_t least_sent = has_smaller_segments(part) ? operation->least_segments_sent() : 0;
+    const bool is_short = has_smaller_segments(*operation, part);
+    const std::uint64_t least_sent = is_short ? operation->least_segments_sent() : 0;
     const bool is_followed = part.is_reference() && operation->follows_reference();
     const double step = is_followed ? operation->reference_fraction() : 1;
     send_segment(*operation, part, at, segment);
     // Others' next ones may have waited for this one.
-    const bool least_rose = has_smaller_segments(part) && operation->least_segments_sent() > least_sent;
+    const bool least_rose = is_short && operation->least_segments_sent() > least_sent;
     const bool step_rose = is_followed && operation->reference_fraction() > step;
     for (const Part& other : operation->parts()) {
       if (least_rose || (step_rose && other.follows_reference())) {

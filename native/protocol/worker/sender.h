@@ -52,22 +52,29 @@ class Sender {
   void check_invariants() const;
 
  private:
-  struct Server {
+  struct Sizes {
     JobConfig::Window window;
+    bool follows_reference = false;  // JobConfig::follows_reference
+  };
+  struct Server {
+    Sizes nodes;                   // of groups in which this rank sends for its node
+    Sizes ranks;                   // of groups in which all ranks send for themselves
     std::int64_t credit = 0;       // bytes that may be sent; below 0 after a small operation larger than the credit
     std::int64_t most_credit = 0;  // the most that credit can ever be
-    bool is_reference = false;     // JobConfig::is_reference, JobConfig::follows_reference
-    bool follows_reference = false;
-    std::uint64_t eager = 0;             // bytes of inline data without an answer
-    std::uint64_t unanswered = 0;        // bytes of DATA of operations that go on, without an answer
+    bool is_reference = false;     // JobConfig::is_reference
+    std::uint64_t eager = 0;       // bytes of inline data without an answer
+    std::uint64_t unanswered = 0;  // bytes of DATA of operations that go on, without an answer
     std::deque<std::uint64_t> admitted;  // numbers in the server's order; ended operations are skipped
 
-    bool may_send(std::uint64_t length) const;
+    const Sizes& sizes(Senders senders) const { return senders == Senders::nodes ? nodes : ranks; }
+    // What may be in flight in all, as long as the server grants what it does.
+    std::uint64_t window(Senders senders) const;
+    bool may_send(std::uint64_t length, Senders senders) const;
   };
 
-  void follow_reference(std::vector<Part>& parts) const;
+  void follow_reference(const Operation& operation, std::vector<Part>& parts) const;
   Range take_inline(Operation& operation, Part& part, bool again);
-  bool has_smaller_segments(const Part& part) const;
+  bool has_smaller_segments(const Operation& operation, const Part& part) const;
   bool has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const;
   void send_segment(Operation& operation, Part& part, const Cursor& at, Range segment);
   void send_contribution(Operation& operation, const Part& part, const wire::Header& header, wire::Bytes owned,

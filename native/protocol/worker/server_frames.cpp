@@ -34,7 +34,8 @@ bool ServerFrames::send(std::uint32_t server, wire::Header header, wire::Bytes o
 void ServerFrames::announce(std::uint32_t server, std::uint32_t number, const Group& group) {
   // That of all ranks is known everywhere.
   if (number != 0 && servers_[server].announced.insert(number).second) {
-    send(server, {.type = Type::group}, wire::encode(wire::GroupMembers{group.id, group.ranks}));
+    const bool of_nodes = group.senders == Senders::nodes;
+    send(server, {.type = Type::group}, wire::encode(wire::GroupMembers{group.id, group.ranks, of_nodes}));
   }
 }
 

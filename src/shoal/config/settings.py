@@ -77,7 +77,8 @@ class Limits:
     ``segment``: the unit on the wire. ``credit``: what a worker may have sent to a server without a result. ``eager``:
     unanswered inline data of a worker at a server. ``small``: operations up to so many bytes live on one server.
     ``least_shard``: a larger operation has at most as many servers as leave each so many bytes. ``least_segment``: short
-    operations have smaller segments, down to this; 0: all have the same.
+    operations have smaller segments, down to this; 0: all have the same. ``rank_segment``, ``rank_credit``: segment and
+    credit where each rank of a node sends for itself, since all of them share its link; 0: the same.
     Raises ConfigurationError for values that cannot work.
     """
 
@@ -87,6 +88,8 @@ class Limits:
     small: int = 16384
     least_shard: int = 16384
     least_segment: int = 0
+    rank_segment: int = 0
+    rank_credit: int = 0
 
     def __post_init__(self) -> None:
         _require(0 < self.segment <= LARGEST_SEGMENT and self.segment % SEGMENT_ALIGNMENT == 0, self._say_segment())
@@ -105,6 +108,14 @@ class Limits:
         _require(
             0 <= self.least_segment <= self.segment,
             f"least_segment={self.least_segment} must be from 0 to a segment ({self.segment})",
+        )
+        _require(
+            0 <= self.rank_segment <= self.segment and self.rank_segment % SEGMENT_ALIGNMENT == 0,
+            f"rank_segment={self.rank_segment} must be a multiple of {SEGMENT_ALIGNMENT} from 0 to a segment ({self.segment})",
+        )
+        _require(
+            self.rank_segment <= self.rank_credit <= self.credit,
+            f"rank_credit={self.rank_credit} must be from rank_segment ({self.rank_segment}) to credit ({self.credit})",
         )
 
     def _say_segment(self) -> str:

@@ -66,6 +66,8 @@ def native_config(joined: Joined) -> _native.JobConfig:
         small=welcome.limits.small,
         least_shard=welcome.limits.least_shard,
         least_segment=welcome.limits.least_segment,
+        rank_segment=welcome.limits.rank_segment,
+        rank_credit=welcome.limits.rank_credit,
         peer_timeout=welcome.peer_timeout,
         ring=welcome.terms.algorithm == "ring",
         rate=welcome.rate,

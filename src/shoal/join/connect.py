@@ -11,7 +11,7 @@ from shoal.net import messages
 from shoal.tuning.limits import limits_for
 from shoal.tuning.measured import Network
 from shoal.tuning.shares import rate_of, server_places
-from shoal.tuning.topology import by_node, leaders_of
+from shoal.tuning.topology import by_node, largest_node, leaders_of
 
 _log = logging.getLogger("shoal")
 
@@ -35,7 +35,7 @@ def welcome_of(
         addresses=tuple(member.address for member in members),
         servers=tuple(servers),
         lanes=settings.lanes,
-        limits=limits_for(nodes, len(set(leaders)) * settings.lanes, overrides),
+        limits=limits_for(nodes, len(set(leaders)) * settings.lanes, overrides, largest_node(leaders)),
         peer_timeout=settings.peer_timeout,
         algorithm=settings.algorithm,
         network=network,

@@ -296,6 +296,8 @@ def _core_config(terms: JobTerms, address: Address) -> _native.JobConfig:
         small=terms.limits.small,
         least_shard=terms.limits.least_shard,
         least_segment=terms.limits.least_segment,
+        rank_segment=terms.limits.rank_segment,
+        rank_credit=terms.limits.rank_credit,
         peer_timeout=terms.peer_timeout,
         ring=terms.algorithm == "ring",
     )

@@ -1,4 +1,4 @@
-"""The limits of a job from its size and what was measured of its network. Five rules:
+"""The limits of a job from its size and what was measured of its network. Six rules:
 
 1. What all nodes may have in flight toward one port is twice what the wire holds, in 240 KiB to 4 MiB: above what the
    wire needs, below what a switch's queue holds.
@@ -7,6 +7,7 @@
    every node are more than 768 KiB and than a millisecond of the wire, a node has one.
 4. An operation has no more servers than leave each what a link moves in 10 µs.
 5. Beside dedicated servers, operations of few segments have smaller ones, down to 8 KiB or 65 µs of the wire.
+6. Where each rank of a node sends for itself, in a group of one rank a node for example, rules 1 to 3 count ranks.
 
 docs/decisions/windows.md, short-operations.md and shards.md have figures.
 """
@@ -50,13 +51,16 @@ _LEAST_SECONDS_OF_SHORT = 65e-6
 _FRAMES = 10e-6
 
 
-def limits_for(network: Network | None, flows: int, overrides: Mapping[str, int]) -> Limits:
+def limits_for(network: Network | None, flows: int, overrides: Mapping[str, int], ranks: int = 1) -> Limits:
     """``network``: None if nothing was measured: one machine, where the defaults are good. ``flows``: connections from
-    nodes to a server, over all its lanes. ``overrides``: limits given by hand, by name.
+    nodes to a server, over all its lanes. ``overrides``: limits given by hand, by name. ``ranks``: of the largest node.
 
     What is not given fits to what is. Raises ConfigurationError where overrides contradict each other.
     """
     found = asdict(Limits() if network is None else _limits_of(network, flows))
+    if network is not None and ranks > 1 and not {"segment", "credit"} & overrides.keys():
+        each = _limits_of(network, ranks * flows)
+        found |= {"rank_segment": each.segment, "rank_credit": each.credit}
     if "segment" in overrides:
         found["credit"] = max(found["credit"], overrides["segment"])
         found["least_segment"] = 0

@@ -38,9 +38,14 @@ def leaders_of(places: Sequence[tuple[str, int]]) -> tuple[int, ...]:
         if local_rank == 0 or name not in latest:
             latest[name] = rank
         leaders.append(latest[name])
-    if max(leaders.count(leader) for leader in set(leaders)) > MOST_RANKS:
+    if largest_node(leaders) > MOST_RANKS:
         return tuple(range(len(places)))
     return tuple(leaders)
+
+
+def largest_node(leaders: Sequence[int]) -> int:
+    """The ranks of the node that has most."""
+    return max(leaders.count(leader) for leader in set(leaders))
 
 
 def by_node(network: Network | None, leaders: Sequence[int]) -> Network | None:

@@ -218,6 +218,10 @@ def test_settings_that_must_agree_are_those_that_ranks_could_differ_in() -> None
         {"small": Limits().segment + 1},
         {"least_shard": 0},
         {"least_segment": Limits().segment + 1},
+        {"rank_segment": 2 * Limits().segment, "rank_credit": Limits().credit},
+        {"rank_segment": 100, "rank_credit": 100},
+        {"rank_credit": 64, "rank_segment": 128},
+        {"rank_credit": Limits().credit + 1},
         {"credit": 2**32},
     ],
 )

@@ -100,6 +100,8 @@ def test_a_job_comes_back_as_it_was() -> None:
         ("small", Limits().segment + 1),
         ("least_shard", 0),
         ("least_segment", Limits().segment + 1),
+        ("rank_segment", Limits().segment + 64),
+        ("rank_credit", Limits().credit + 1),
         ("peer_timeout", 0),
         ("peer_timeout", 86401),
         ("peer_timeout", 10**9),

@@ -95,6 +95,29 @@ def test_short_operations_have_smaller_segments_on_slow_links_to_servers(
     assert limits_for(measured, 8, {"credit": 4096}).least_segment <= 4096
 
 
+@pytest.mark.parametrize(("nodes", "ranks"), [(2, 4), (4, 8), (8, 8), (64, 8)])
+def test_ranks_that_send_beside_each_other_have_the_windows_of_as_many_nodes(nodes: int, ranks: int) -> None:
+    found, each = limits_for(network(GIGABIT), nodes, {}, ranks), limits_for(network(GIGABIT), nodes * ranks, {})
+    assert (found.rank_segment, found.rank_credit) == (each.segment, each.credit)
+    assert (found.segment, found.credit) == (
+        limits_for(network(GIGABIT), nodes, {}).segment,
+        limits_for(network(GIGABIT), nodes, {}).credit,
+    )
+
+
+@given(networks, st.integers(2, 512), st.integers(2, 64))
+def test_a_rank_has_no_larger_window_than_its_node(measured: Network, flows: int, ranks: int) -> None:
+    found = limits_for(measured, flows, {}, ranks)
+    assert 0 < found.rank_segment <= found.segment
+    assert found.rank_segment <= found.rank_credit <= found.credit
+
+
+@pytest.mark.parametrize("overrides", [{"segment": 65536}, {"credit": 65536}])
+def test_windows_that_are_given_by_hand_are_those_of_every_rank(overrides: dict[str, int]) -> None:
+    assert limits_for(network(GIGABIT), 4, overrides, 8).rank_segment == 0
+    assert limits_for(None, 4, {}, 8).rank_segment == 0
+
+
 def test_a_faster_network_has_more_in_flight() -> None:
     assert in_flight(network(GIGABIT)) < in_flight(network(10 * GIGABIT)) < in_flight(network(10 * GIGABIT, 1e-3))
 

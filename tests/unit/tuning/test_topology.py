@@ -4,7 +4,7 @@ import pytest
 
 from shoal.tuning.measured import Network
 from shoal.tuning.shares import server_places
-from shoal.tuning.topology import MOST_RANKS, by_node, leaders_of, machine
+from shoal.tuning.topology import MOST_RANKS, by_node, largest_node, leaders_of, machine
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,11 @@ def test_a_machine_with_too_many_ranks_shares_nothing() -> None:
     places = [("a", rank) for rank in range(MOST_RANKS + 1)]
     assert leaders_of(places) == tuple(range(MOST_RANKS + 1))
     assert leaders_of(places[:-1]) == (0,) * MOST_RANKS
+
+
+def test_the_largest_node_counts() -> None:
+    assert largest_node((0, 0, 2, 2, 2)) == 3
+    assert largest_node((0, 1)) == 1
 
 
 def test_this_machine_has_a_name_of_its_own() -> None:

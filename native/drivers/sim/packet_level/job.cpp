@@ -76,8 +76,22 @@ class PacketLevelWorkerWorld final : public World<WorkerWorld> {
   std::uint32_t rank_;
 };
 
+// The first rank of its node.
+std::uint32_t leader_of(std::uint32_t rank, const JobConfig& config) {
+  return config.leaders.empty() ? rank : config.leaders[rank];
+}
+
+std::uint32_t nodes_in(const JobConfig& config) {
+  std::uint32_t nodes = 0;
+  for (std::uint32_t rank = 0; rank < config.size(); ++rank) {
+    nodes += leader_of(rank, config) == rank ? 1 : 0;
+  }
+  return nodes;
+}
+
 struct WorkerHost {
   Process* process = nullptr;
+  std::uint32_t group = 0;  // of those at the same place in their nodes; 0: of all
   std::unique_ptr<WorkerWorld> world;
   std::unique_ptr<BufferPool> pool;
   std::unique_ptr<Worker> worker;
@@ -108,6 +122,9 @@ class Run final : public Owner {
 
  private:
   void make_workers();
+  HostId host_of(std::uint32_t rank) const;
+  // A node's ranks, if it has several, are in a group each.
+  void make_group(std::uint32_t rank);
   void make_servers();
   void make_coordinator();
   void start_foreign();
@@ -152,12 +169,35 @@ Run::Run(const Setup& setup)
 void Run::make_workers() {
   for (std::uint32_t rank = 0; rank < setup_.config.size(); ++rank) {
     WorkerHost& host = workers_.emplace_back();
-    host.process = &processes_.add(rank, "node " + std::to_string(rank));
+    host.process = &processes_.add(host_of(rank), "rank " + std::to_string(rank));
     host.world = std::make_unique<PacketLevelWorkerWorld>(*host.process, *this, rank);
     host.pool = std::make_unique<BufferPool>(kept_bytes);
     host.worker = std::make_unique<Worker>(setup_.config, rank, *host.world, *host.pool);
     host.process->set_machine(host.worker.get());
+    make_group(rank);
   }
+}
+
+HostId Run::host_of(std::uint32_t rank) const {
+  HostId host = 0;
+  for (std::uint32_t other = 0; other < leader_of(rank, setup_.config); ++other) {
+    host += leader_of(other, setup_.config) == other ? 1 : 0;
+  }
+  return host;
+}
+
+void Run::make_group(std::uint32_t rank) {
+  if (setup_.config.leaders.empty()) {
+    return;
+  }
+  const std::uint32_t place = rank - leader_of(rank, setup_.config);
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t other = 0; other < setup_.config.size(); ++other) {
+    if (other - leader_of(other, setup_.config) == place) {
+      ranks.push_back(other);
+    }
+  }
+  workers_[rank].group = workers_[rank].worker->make_group(std::move(ranks), "place");
 }
 
 void Run::make_coordinator() {
@@ -173,15 +213,15 @@ void Run::make_coordinator() {
 }
 
 void Run::make_servers() {
-  HostId next_host = setup_.config.size();
+  HostId next_host = nodes_in(setup_.config);
   for (std::uint32_t index = 0; index < setup_.config.servers(); ++index) {
     const std::int32_t rank = setup_.config.server_ranks[index];
     if (rank >= 0 && setup_.config.weights[index] == 0) {
       continue;
     }
     ServerHost& host = servers_.emplace_back();
-    host.process =
-        &processes_.add(rank < 0 ? next_host++ : static_cast<HostId>(rank), "server " + std::to_string(index));
+    host.process = &processes_.add(rank < 0 ? next_host++ : host_of(static_cast<std::uint32_t>(rank)),
+                                   "server " + std::to_string(index));
     host.world = std::make_unique<PacketLevelServerWorld>(*host.process);
     host.pool = std::make_unique<BufferPool>(kept_bytes);
     host.server = std::make_unique<Server>(setup_.config, index, *host.world, *host.pool);
@@ -234,21 +274,24 @@ void Run::submit(std::uint32_t rank) {
     begun_[host.rounds] = timeline_.now();
     foreign_before_ = host.rounds == 0 ? foreign_bytes() : foreign_before_;
   }
+  const std::uint64_t bytes = setup_.bytes / (setup_.config.size() / nodes_in(setup_.config)) /
+                              size_of(DType::float32) * size_of(DType::float32);
   Submission submission;
   submission.handle = host.rounds + 1;
+  submission.group = host.group;
   submission.collective = Collective::all_reduce;
   submission.op = Operator::mean;
   submission.dtype = DType::float32;
-  submission.shape = {static_cast<std::int64_t>(setup_.bytes / size_of(DType::float32))};
+  submission.shape = {static_cast<std::int64_t>(bytes / size_of(DType::float32))};
   submission.input = submission.output = scratch_.get();
-  submission.input_bytes = submission.output_bytes = setup_.bytes / size_of(DType::float32) * size_of(DType::float32);
+  submission.input_bytes = submission.output_bytes = bytes;
   submission.timeout = patient;
   host.worker->submit(std::move(submission));
 }
 
 void Run::finished(std::uint32_t rank, const Status& status) {
   if (!status.ok()) {
-    processes_.fail("node " + std::to_string(rank) + " hears: " + status.message);
+    processes_.fail("rank " + std::to_string(rank) + " hears: " + status.message);
     return;
   }
   WorkerHost& host = workers_[rank];
@@ -262,9 +305,9 @@ void Run::finished(std::uint32_t rank, const Status& status) {
 }
 
 void Run::connect(std::uint32_t from, std::uint32_t to) {
-  const auto [near, far] = processes_.join(*workers_[from].process, *workers_[to].process);
-  workers_[from].process->do_later([this, from, to, near] { workers_[from].worker->attach_peer(near, to); });
-  workers_[to].process->do_later([this, from, to, far] { workers_[to].worker->attach_peer(far, from); });
+  const std::pair<LinkId, LinkId> ends = processes_.join(*workers_[from].process, *workers_[to].process);
+  workers_[from].process->do_later([this, from, to, ends] { workers_[from].worker->attach_peer(ends.first, to); });
+  workers_[to].process->do_later([this, from, to, ends] { workers_[to].worker->attach_peer(ends.second, from); });
 }
 
 std::uint64_t Run::foreign_bytes() const {
@@ -289,6 +332,22 @@ Setup even_setup(std::uint32_t workers, std::uint32_t servers, const HostSetting
   return setup;
 }
 
+void put_ranks_on_nodes(Setup& setup, std::uint32_t ranks) {
+  JobConfig& config = setup.config;
+  const std::uint32_t nodes = config.size();
+  constexpr auto unit = static_cast<std::uint32_t>(limits::shard_alignment);
+  config.rank_segment = std::max(unit, config.segment / ranks / unit * unit);
+  config.rank_credit = std::max(config.rank_segment, config.credit / ranks);
+  config.hosts.clear();
+  for (std::uint32_t rank = 0; rank < nodes * ranks; ++rank) {
+    config.hosts.push_back("host" + std::to_string(rank / ranks));
+    config.leaders.push_back(rank / ranks * ranks);
+  }
+  for (std::int32_t& rank : config.server_ranks) {
+    rank = rank < 0 ? rank : rank * static_cast<std::int32_t>(ranks);
+  }
+}
+
 void add_foreign_everywhere(Setup& setup, std::uint32_t window) {
   const auto hosts = static_cast<HostId>(setup.fabric.hosts.size());
   for (HostId host = 0; host < hosts; ++host) {
@@ -301,9 +360,9 @@ Report run(const Setup& setup) {
       static_cast<std::size_t>(std::count(setup.config.server_ranks.begin(), setup.config.server_ranks.end(), -1));
   Report report;
   report.failure = problem_with(setup.config);
-  if (report.failure.empty() && setup.fabric.hosts.size() != setup.config.size() + dedicated) {
-    report.failure = "there must be a host for each rank and each dedicated server: " +
-                     std::to_string(setup.config.size() + dedicated) + ", not " +
+  if (report.failure.empty() && setup.fabric.hosts.size() != nodes_in(setup.config) + dedicated) {
+    report.failure = "there must be a host for each node and each dedicated server: " +
+                     std::to_string(nodes_in(setup.config) + dedicated) + ", not " +
                      std::to_string(setup.fabric.hosts.size());
   }
   return report.failure.empty() ? Run(setup).carry_out() : report;
@@ -312,7 +371,7 @@ Report run(const Setup& setup) {
 double stream_rate(double rate) { return rate * most_payload / (most_payload + packet_headers); }
 
 double bound(const Setup& setup, std::uint64_t bytes) {
-  const double n = setup.config.size();
+  const double n = nodes_in(setup.config);
   const double k = std::min(static_cast<double>(setup.fabric.hosts.size()) - n, n);
   const double in_turn = static_cast<double>(bytes) / stream_rate(setup.fabric.hosts.front().rate);
   return 2 * n * (n - 1) / (n * n + k * n - 2 * k) * in_turn;

@@ -1,6 +1,10 @@
 // A job of the product's own machines on the packet_level network: every rank averages so many bytes, beside flows of
 // somebody else if there are any, and the report says how long that took and what the network went through.
 //
+// A node may have several ranks (JobConfig::leaders), each a process with a core of its own, all on one port. They
+// average between nodes as `shoal.torch.Hierarchy` has them do: each rank a part of the bytes, in a group of the ranks
+// at the same place in their nodes, all at the same time.
+//
 // Everything is decided by the setup, its seed included: the same setup gives the same report.
 #pragma once
 
@@ -23,10 +27,10 @@ struct Foreign {
 
 struct Setup {
   JobConfig config;       // who averages what, segment, credit
-  FabricSettings fabric;  // hosts: one for each rank, then one for each dedicated server, in their order
+  FabricSettings fabric;  // hosts: one for each node, then one for each dedicated server, in their order
   Costs costs;
   std::vector<Foreign> foreign;
-  std::uint64_t bytes = 25'000'000;  // of an all-reduce of float32
+  std::uint64_t bytes = 25'000'000;  // of an all-reduce of float32, or of those of all places
   std::uint32_t rounds = 1;          // all-reduces, one after another
   Time start = 0;                    // when the ranks submit; the flows of others begin at 0
   Time spread = 100'000;             // each rank up to so much later
@@ -39,6 +43,10 @@ struct Setup {
 // weight.
 Setup even_setup(std::uint32_t workers, std::uint32_t servers, const HostSettings& host, std::uint32_t segment,
                  std::uint32_t credit);
+
+// The same with so many ranks in place of each worker, each with its part of the worker's window. The first has the
+// node's share of averaging.
+void put_ranks_on_nodes(Setup& setup, std::uint32_t ranks);
 
 // One foreign flow on every link in each direction: from each host to the next.
 void add_foreign_everywhere(Setup& setup, std::uint32_t window);
