@@ -9,6 +9,7 @@ from shoal.net.handshake import (
     HELLO_BYTES,
     PROOF_BYTES,
     VERDICT_BYTES,
+    VERSION,
     Client,
     HandshakeRefused,
     Role,
@@ -30,7 +31,7 @@ def _from_a_stranger(given: Input) -> None:
     server = Server([SECRET], bytes(16), ROLES, nonce=bytes(32))
     hello = given.bytes(HELLO_BYTES).ljust(HELLO_BYTES, b"\0")
     if given.below(2):
-        hello = b"SHOAL\x01" + hello[6:]
+        hello = b"SHOAL" + bytes([VERSION]) + hello[6:]
     try:
         assert len(server.feed(hello)) == CHALLENGE_BYTES
         if server.expects:
@@ -48,7 +49,7 @@ def _to_a_stranger(given: Input) -> None:
     client = Client(SECRET, Role.SERVER, 3, incarnation=INCARNATION, nonce=bytes(32))
     challenge = given.bytes(CHALLENGE_BYTES).ljust(CHALLENGE_BYTES, b"\0")
     if given.below(2):
-        challenge = b"SHOAL\x01\x00" + challenge[7:]
+        challenge = b"SHOAL" + bytes([VERSION, 0]) + challenge[7:]
     try:
         client.feed(challenge)
         client.feed(given.bytes(VERDICT_BYTES).ljust(VERDICT_BYTES, b"\0"))

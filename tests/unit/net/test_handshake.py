@@ -37,8 +37,8 @@ def server(secrets: list[bytes] | None = None, incarnation: bytes | None = None)
 
 
 def test_the_bytes_are_those_of_the_page() -> None:
-    hello = b"SHOAL" + bytes([2, 2, 2]) + bytes([7, 0, 0, 0]) + bytes(4) + INCARNATION + CLIENT_NONCE
-    challenge = b"SHOAL" + bytes([2, 0]) + bytes(9) + SERVER_ID + SERVER_NONCE
+    hello = b"SHOAL" + bytes([3, 2, 2]) + bytes([7, 0, 0, 0]) + bytes(4) + INCARNATION + CLIENT_NONCE
+    challenge = b"SHOAL" + bytes([3, 0]) + bytes(9) + SERVER_ID + SERVER_NONCE
     key = hmac.new(SECRET, b"shoal key 1" + INCARNATION, hashlib.sha256).digest()
     proof = hmac.new(key, b"client" + hello + challenge, hashlib.sha256).digest()
     verdict = bytes(8) + hmac.new(key, b"server" + hello + challenge + proof, hashlib.sha256).digest()
