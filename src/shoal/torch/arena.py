@@ -13,7 +13,7 @@ parameters that several wrappers have.
 
 import sys
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -21,7 +21,7 @@ import torch
 
 from shoal.errors import ShoalError
 from shoal.gradients.arrangement import Arrangement, Kind, Window
-from shoal.gradients.layout import Extent, Item
+from shoal.gradients.layout import Extent, Item, aligned
 from shoal.torch import accelerators, arena_memory
 from shoal.torch.accelerators import Accelerator
 from shoal.torch.devices import places_of
@@ -37,13 +37,14 @@ _Reference = weakref.ref[torch.Tensor]
 class Buffer:
     """A balanced fusion buffer: a slice of an arena, in the dtype that is summed.
 
-    ``gradients``: the indices of the parameters whose gradients it holds bytes of. ``host``: the same window on the
-    mirror; None where ``memory`` is the host's itself.
+    ``gradients``: the indices of the parameters whose gradients it holds bytes of. ``own``: the part that this rank
+    averages: all, or its slice. ``host``: the same on the mirror; None where ``memory`` is the host's itself.
     """
 
     label: str
     memory: torch.Tensor
     gradients: tuple[int, ...]
+    own: torch.Tensor
     host: torch.Tensor | None
 
 
@@ -51,12 +52,20 @@ class GradientArenas:
     """The arenas of a list of parameters, one a dtype and device.
 
     ``parameters``: in the order of registration; they are known by their index in it. ``order``: these indices in the
-    order in which the gradients lie. ``buffer_bytes``: the size of a buffer.
+    order in which the gradients lie. ``buffer_bytes``: the size of a buffer. ``own``: of so many elements
+    of a buffer, those that this rank averages; None where that is all of them.
 
     Raises TypeError for a dtype or a device that has no arena.
     """
 
-    def __init__(self, parameters: Sequence[NamedParameter], order: Sequence[int], buffer_bytes: int) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[NamedParameter],
+        order: Sequence[int],
+        buffer_bytes: int,
+        own: Callable[[int], Extent] | None = None,
+    ) -> None:
+        self._own = own
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         self._devices = [accelerators.of([parameter]) for parameter in self._parameters]
@@ -384,8 +393,10 @@ class GradientArenas:
                 assert arrangement.layouts[kind].size <= memory[kind][0].nbytes, "no order takes more than another"
             else:
                 size, first = arrangement.layouts[kind].size, indices[0]
-                memory[kind] = arena_memory.allocate(size, self._parameters[first], self._devices[first])
-        buffers = [self._buffer_at(window, *memory[window.kind]) for window in arrangement.windows]
+                mirrored = None if self._own is None else self._bytes_of_slices(arrangement, kind)
+                memory[kind] = arena_memory.allocate(size, self._parameters[first], self._devices[first], mirrored)
+        begins = dict.fromkeys(memory, 0)
+        buffers = [self._buffer_at(window, *memory[window.kind], begins) for window in arrangement.windows]
         places = [
             self._place_of(index, arrangement.extents[index], memory[kind][0]) for index, kind in enumerate(self._kinds)
         ]
@@ -400,10 +411,24 @@ class GradientArenas:
         part = elements[extent.begin // dtype.itemsize : extent.end // dtype.itemsize]
         return part.as_strided(parameter.shape, gradient_strides(parameter))
 
-    def _buffer_at(self, window: Window, memory: torch.Tensor, mirror: torch.Tensor | None) -> Buffer:
-        wire, bytes_of_it = self._wire_dtypes[window.gradients[0]], slice(*window.extent)
-        host = None if mirror is None else mirror[bytes_of_it].view(wire)
-        return Buffer(window.label, memory[bytes_of_it].view(wire), window.gradients, host)
+    def _buffer_at(
+        self, window: Window, memory: torch.Tensor, mirror: torch.Tensor | None, begins: dict[Kind, int]
+    ) -> Buffer:
+        """``begins``: by arena, where on its mirror the next buffer's own part is."""
+        wire = self._wire_dtypes[window.gradients[0]]
+        elements = memory[slice(*window.extent)].view(wire)
+        own = elements if self._own is None else elements[slice(*self._own(elements.numel()))]
+        begin = begins[window.kind]
+        begins[window.kind] += aligned(own.nbytes)
+        host = None if mirror is None else mirror[begin : begin + own.nbytes].view(wire)
+        return Buffer(window.label, elements, window.gradients, own, host)
+
+    def _bytes_of_slices(self, arrangement: Arrangement, kind: Kind) -> int:
+        """Of the mirror of an arena, where each buffer has a slice on it."""
+        assert self._own is not None, "else all is mirrored"
+        itemsize = self._wire_dtypes[arrangement.orders[kind][0]].itemsize
+        counts = [window.extent.size // itemsize for window in arrangement.windows if window.kind == kind]
+        return sum(aligned(self._own(count).size * itemsize) for count in counts)
 
     def _slot_of(self, index: int, memory: torch.Tensor) -> Slot:
         """The one that there was, which knows who holds it, if it is this memory."""

@@ -14,7 +14,7 @@ from shoal.gradients.agreement import agree
 from shoal.gradients.named_operations import group_of_copies
 from shoal.job import groups
 from shoal.job.groups import Group
-from shoal.torch import arguments, checkpoints, compiled, devices, module_tensors, runtime
+from shoal.torch import arguments, checkpoints, compiled, devices, module_tensors, node_places, runtime
 from shoal.torch.arena import NamedParameter
 from shoal.torch.backward_pass import Turn
 from shoal.torch.broadcast_state import Replaced, broadcast_state, wait_for_all
@@ -22,6 +22,7 @@ from shoal.torch.gradient_format import gradient_dtype
 from shoal.torch.join import Joining
 from shoal.torch.logging_data import DDPLoggingData
 from shoal.torch.new_parameters import KnownParameters
+from shoal.torch.node_places import OFF
 from shoal.torch.reducer import Reducer
 from shoal.torch.tensor_operations import TensorOperations
 
@@ -105,6 +106,7 @@ class DistributedDataParallel(torch.nn.Module):
         lazy_bucket_allocation: bool = False,
         *,
         fusion_mb: float | None = None,
+        intra: Any = None,
     ) -> None:
         super().__init__()
         arguments.check_position(init_sync)
@@ -115,6 +117,7 @@ class DistributedDataParallel(torch.nn.Module):
             mixed_precision=mixed_precision,
             bucket_cap_mb_list=bucket_cap_mb_list,
         )
+        node_places.check(intra)
         fusion_mb = arguments.megabytes(bucket_cap_mb=bucket_cap_mb, fusion_mb=fusion_mb)
         if broadcast_buffers is not None and forward_sync_buffers is not None:
             warnings.warn(
@@ -136,10 +139,12 @@ class DistributedDataParallel(torch.nn.Module):
         self._fusion_mb = fusion_mb
         self._buffers_sent = ()
         runtime.init()
-        self._meet(arguments.group_of(process_group, device_mesh), init_sync, begins_with_same_buffers)
+        self._meet(arguments.group_of(process_group, device_mesh), init_sync, begins_with_same_buffers, intra)
 
     @torch.inference_mode(False)
-    def _meet(self, group: Group, init_sync: bool, init_sync_buffers: bool, of_copy: bool = False) -> None:
+    def _meet(
+        self, group: Group, init_sync: bool, init_sync_buffers: bool, intra: Any = OFF, of_copy: bool = False
+    ) -> None:
         """Begins to average among the members of the group."""
         self._ranks = None if len(group.ranks) == group.session.size else group.ranks
         operations = TensorOperations(group, of_copy)
@@ -151,12 +156,15 @@ class DistributedDataParallel(torch.nn.Module):
                 "parameters and buffers",
             )
             wait_for_all(broadcast_state(operations, "initial", self._synced_state(init_sync_buffers)))
+        parameters = [parameter for _, parameter in module_tensors.parameters(self.module)]
+        nodes = None if of_copy else node_places.node_passes(intra, operations, parameters, group.session.size)
         self._reducer_made: Reducer | None = Reducer(
             operations,
             self.find_unused_parameters,
             self.static_graph,
             _FusionSize(group, self._fusion_mb),
             KnownParameters(module_tensors.parameters(self.module)),
+            nodes,
         )
         self._manage_parameters()
         # The hooks of the parameters go with the wrapper.

@@ -20,7 +20,7 @@ from shoal.job.groups import Group
 from shoal.ops import callbacks, collectives, operations, submissions
 from shoal.ops.operations import Plan
 from shoal.ops.submissions import AnyHandle, StagedHandle
-from shoal.torch import accelerators, nodes
+from shoal.torch import accelerators, node_places, nodes
 from shoal.torch.c10d import membership
 from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.futures import OperationFuture
@@ -51,10 +51,15 @@ class Hierarchy:
     def __init__(self, intra: Any = None) -> None:
         membership.join_default()
         everyone = Group(range(dist.get_world_size()), name="hierarchy")
-        self.nodes = _machines(everyone) if intra is None else _nodes_of(everyone, intra)
+        if intra is None:
+            names = _told_to_all(everyone, np.frombuffer(topology.machine().encode(), np.uint8))
+            found = node_places.of_machines((rank, name.tobytes().decode()) for rank, name in enumerate(names))
+        else:
+            told = _told_to_all(everyone, np.array(dist.get_process_group_ranks(intra), np.int64))
+            found = node_places.of_groups({rank: its.tolist() for rank, its in enumerate(told)})
+        self.nodes = found
         """The ranks of each node, in the order of their places."""
-        sizes = {len(node) for node in self.nodes}
-        self.members = sizes.pop() if len(sizes) == 1 else 1
+        self.members = len(found[0]) if node_places.are_even(found) else 1
         """Ranks a node; 1: the hierarchy has no effect."""
         if self.members == 1:
             return
@@ -132,7 +137,7 @@ class Hierarchy:
         with self._inside.beside(bucket.elements):
             for work in bucket.works:
                 work.wait()
-            own = self._inside.own(bucket.elements)
+            own = self._inside.own_of(bucket.elements)
             if not own.numel() or self._inside.count == 1:
                 return None
             device = accelerators.of([own])
@@ -166,7 +171,7 @@ class Hierarchy:
     def _gather(self, bucket: "_Bucket", error: Exception | None) -> None:
         """The node's slices. Raises ShoalError where another rank of the node has none, as long as the host can know."""
         if error is not None and bucket.elements.is_floating_point():
-            self._inside.own(bucket.elements).fill_(torch.nan)
+            self._inside.own_of(bucket.elements).fill_(torch.nan)
         if not self._in_stream or bucket.buffer.is_cpu:
             failed = torch.tensor([int(error is not None)], dtype=torch.int32, device=bucket.buffer.device)
             dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._inside.intra)
@@ -183,28 +188,6 @@ class _Bucket(NamedTuple):
     works: list[Any]
     future: OperationFuture
     is_last: bool
-
-
-def _machines(everyone: Group) -> list[list[int]]:
-    """The ranks on each machine, in the order of their first ranks."""
-    names = _told_to_all(everyone, np.frombuffer(topology.machine().encode(), np.uint8))
-    machines: dict[bytes, list[int]] = {}
-    for rank, name in enumerate(names):
-        machines.setdefault(name.tobytes(), []).append(rank)
-    return list(machines.values())
-
-
-def _nodes_of(everyone: Group, intra: Any) -> list[list[int]]:
-    told = _told_to_all(everyone, np.array(dist.get_process_group_ranks(intra), np.int64))
-    nodes: dict[int, list[int]] = {}
-    for rank, its in enumerate(told):
-        node = its.tolist()
-        if nodes.setdefault(node[0], node) != node or rank not in node:
-            raise ValueError(
-                f"rank {rank} is in a node of the ranks {node}, but rank {node[0]} in one of {nodes[node[0]]}: give all "
-                "ranks of a node the same process group as intra"
-            )
-    return list(nodes.values())
 
 
 def _told_to_all(everyone: Group, own: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:

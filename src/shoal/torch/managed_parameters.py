@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal.gradients.agreement import Statement
 from shoal.gradients.arrival_order import ArrivalOrder, SentOrder
+from shoal.gradients.layout import Extent
 from shoal.gradients.layout_statement import LayoutStatement
 from shoal.gradients.static_graph import StaticGraph
 from shoal.job import trace
@@ -33,7 +34,7 @@ class ManagedParameters:
     ``before``: those that were managed until now; their gradients are kept. ``known``: the parameters that are the same
     on all ranks. ``find_unused``, ``is_static``: whether parameters may be without a gradient, and whether it is always
     the same ones.
-    ``buffer_bytes``: the size of a buffer for so many bytes of gradients.
+    ``buffer_bytes``: the size of a buffer for so many bytes of gradients. ``own``: as for ``GradientArenas``.
 
     Raises TypeError for a dtype that cannot be averaged. Nothing has changed then.
     """
@@ -47,11 +48,12 @@ class ManagedParameters:
         find_unused: bool,
         is_static: bool,
         buffer_bytes: Callable[[int], int],
+        own: Callable[[int], Extent] | None,
     ) -> None:
         everything = list(parameters)
         self.parameters = [(name, parameter) for name, parameter in everything if parameter.requires_grad]
         total = sum(parameter.numel() * gradient_dtype(parameter).itemsize for _, parameter in self.parameters)
-        self.arenas = GradientArenas(self.parameters, range(len(self.parameters))[::-1], buffer_bytes(total))
+        self.arenas = GradientArenas(self.parameters, range(len(self.parameters))[::-1], buffer_bytes(total), own)
         self.arenas.take_over(None if before is None else before.arenas)
         self.find_unused = find_unused
         self.is_static = is_static

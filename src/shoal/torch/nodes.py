@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from shoal import _native
+from shoal.gradients.layout import Extent
 from shoal.job import runtime
 from shoal.job.groups import Group
 from shoal.job.per_job import PerJob
@@ -52,11 +53,15 @@ class Nodes:
         """The ranks at this place, of all nodes."""
         self._streams: dict[torch.device, tuple[Any, _native.Ways]] = {}
 
-    def own(self, elements: torch.Tensor) -> torch.Tensor:
-        """This rank's slice, a view. The last place has what is left over, too."""
-        part = elements.numel() // self.members
+    def own(self, count: int) -> Extent:
+        """Of so many elements, this rank's slice. The last place has what is left over, too."""
+        part = count // self.members
         begin = self.place * part
-        return elements[begin:] if self._is_last else elements[begin : begin + part]
+        return Extent(begin, count if self.place == self.members - 1 else begin + part)
+
+    def own_of(self, elements: torch.Tensor) -> torch.Tensor:
+        """This rank's slice of them, a view."""
+        return elements[slice(*self.own(elements.numel()))]
 
     def scatter(self, elements: torch.Tensor) -> list[Any]:
         """Starts to sum. What is waited for leaves in the own slice its share of the mean over the node."""
@@ -105,10 +110,6 @@ class Nodes:
         """Waits until that stream has done everything."""
         if not elements.is_cpu:
             self._stream(elements).synchronize()
-
-    @property
-    def _is_last(self) -> bool:
-        return self.place == self.members - 1
 
     def _cut(self, elements: torch.Tensor) -> tuple[int, int]:
         """How many elements a slice has, and where the own begins."""

@@ -43,6 +43,7 @@ from shoal.torch.compiled import untraced
 from shoal.torch.logging_data import DDPLoggingData, one_pass
 from shoal.torch.managed_parameters import ManagedParameters
 from shoal.torch.new_parameters import KnownParameters
+from shoal.torch.node_passes import NodePasses
 from shoal.torch.tensor_operations import TensorOperations
 from shoal.torch.weak_hooks import weakly
 
@@ -57,6 +58,7 @@ class Reducer:
 
     ``buffer_bytes``: the size of a buffer for so many bytes of gradients. ``known``: the parameters that are the same
     on all ranks.
+    ``nodes``: where nodes sum first.
     ``take_turn``: called before anything of a pass is submitted. ``must_start_anew``: the ranks have found that they
     differ, so all of them have to call ``manage`` again.
     """
@@ -68,6 +70,7 @@ class Reducer:
         static_graph: bool,
         buffer_bytes: Callable[[int], int],
         known: KnownParameters,
+        nodes: NodePasses | None,
     ) -> None:
         self.take_turn: Callable[[], Turn] = Turn
         self.must_start_anew = False
@@ -77,6 +80,7 @@ class Reducer:
         self._find_unused = find_unused or static_graph
         self._is_static = static_graph
         self._buffer_bytes = buffer_bytes
+        self._nodes = nodes
         self._managed: ManagedParameters | None = None
         # The pass that is on, if one is that is this wrapper's, and what is called at its end.
         self._pass: BackwardPass | None = None
@@ -105,6 +109,7 @@ class Reducer:
             self._find_unused,
             self._is_static,
             self._buffer_bytes,
+            None if self._nodes is None else self._nodes.own,
         )
         # Nothing has changed until here, where there may be no memory.
         self.close()
@@ -281,7 +286,7 @@ class Reducer:
         now.placed.clear()
 
     def _averaging_of(self, expected: Iterable[int] | None) -> TensorAveraging:
-        return averaging_of(self._operations, self.arenas, self.managed.statement(), expected)
+        return averaging_of(self._operations, self.arenas, self.managed.statement(), expected, self._nodes)
 
     def _take(self, managed: ManagedParameters, now: BackwardPass, index: int) -> None:
         if now.error is not None:
