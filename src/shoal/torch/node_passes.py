@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import torch
 from torch.distributed import distributed_c10d
 
 from shoal import _native
@@ -67,6 +68,19 @@ class NodePasses:
         """As ``Nodes.own``."""
         return self.nodes.own(count)
 
+    def try_out(self, devices: Iterable[torch.device]) -> None:
+        """A pass of a few numbers on each device: collectives that do not work are an error on every rank, and now."""
+        tensors = [torch.ones(2 * self.nodes.members + 1, device=device) for device in devices]
+        buffers = {number: Buffer(f"tried{number}", each, (), each[:0], None) for number, each in enumerate(tensors)}
+        trial = self.begin(buffers, lambda: True, None)
+        for buffer in buffers.values():
+            trial.submit(buffer, ())
+        failure = trial.await_end()
+        if failure is not None:
+            raise failure
+        if not all(bool((each == 1).all()) for each in tensors):
+            raise ShoalError(f"{self.operations.here}: the collectives of intra give wrong sums")
+
     def begin(
         self,
         buffers: Mapping[int, Buffer],
@@ -108,10 +122,13 @@ class NodePasses:
             self._store.set(self._key, str(failure))
         return failure
 
-    def _loss(self) -> Exception | None:
-        session = self.operations.group.session
-        losses = (session.loss_of(rank) for rank in self.nodes.ranks)
+    def loss_among(self, ranks: Iterable[int]) -> Exception | None:
+        """That of one of them, if one is lost."""
+        losses = (self.operations.group.session.loss_of(rank) for rank in ranks)
         return next((loss for loss in losses if loss is not None), None)
+
+    def _loss(self) -> Exception | None:
+        return self.loss_among(self.nodes.ranks)
 
     def _told(self) -> Exception | None:
         """What another rank of the node has told of."""
@@ -288,7 +305,9 @@ class NodePass:
                 self._close(failure)
 
     def _close(self, failure: Exception | None) -> None:
-        self._error = failure
+        # Another rank may have told of a loss that this one knows of, too.
+        loss = None if failure is None else self._passes.loss_among(self._passes.operations.group.ranks)
+        self._error = loss or failure
         # Whoever keeps the error may keep this.
         self._buffers, self._agreed, self._needed = {}, lambda: False, None
         self.finished_ns = time.monotonic_ns()

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from shoal.errors import ConfigurationError, ShoalError
+from shoal.errors import ConfigurationError
 from shoal.job import runtime
-from shoal.join.terms import rank_name
 from shoal.torch import nodes
 from shoal.torch.node_passes import NodePasses
 from shoal.torch.nodes import Nodes
@@ -77,8 +76,9 @@ def node_passes(
         return None
     (ranks,) = (node for node in found if runtime.rank() in node)
     made = Nodes(found, intra if given else nodes.made_of(ranks, "nccl"))
-    _try_out(made, operations, parameters)
-    return NodePasses(made, operations, told[ranks[0]].key)
+    passes = NodePasses(made, operations, told[ranks[0]].key)
+    passes.try_out(dict.fromkeys(parameter.device for parameter in parameters))
+    return passes
 
 
 def decided(told: Mapping[int, Told]) -> list[list[int]] | None:
@@ -141,24 +141,3 @@ def _gpu(parameters: Sequence[torch.Tensor], size: int) -> str | None:
     (device,) = devices
     properties = torch.cuda.get_device_properties(device)
     return str(getattr(properties, "uuid", f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {device.index}"))
-
-
-def _try_out(made: Nodes, operations: TensorOperations, parameters: Sequence[torch.Tensor]) -> None:
-    """Whether the node's collectives work for these devices: what does not is an error on every rank, and now."""
-    label = f"{PLACES}.tried"
-    try:
-        for device in dict.fromkeys(parameter.device for parameter in parameters):
-            elements = torch.ones(2 * made.members + 1, device=device)
-            made.follow(elements)
-            with made.beside(elements):
-                for work in made.scatter(elements):
-                    work.wait()
-                made.gather(elements)
-                made.synchronize(elements)
-                right = bool((elements == 1).all())
-            if not right:
-                raise ShoalError(f"the collectives of intra give wrong sums on {device}")
-    except Exception as error:
-        operations.fail(label, f"{rank_name(runtime.rank(), operations.group.session.hosts)}: intra: {error}")
-        raise
-    operations.allreduce(label, np.zeros(1, np.uint8), "max").wait()
