@@ -14,7 +14,7 @@ from shoal.gradients.agreement import agree
 from shoal.gradients.named_operations import group_of_copies
 from shoal.job import groups
 from shoal.job.groups import Group
-from shoal.torch import arguments, checkpoints, compiled, devices, module_tensors, node_places, runtime
+from shoal.torch import arguments, checkpoints, compiled, devices, module_tensors, node_places, pinned_memory, runtime
 from shoal.torch.arena import NamedParameter
 from shoal.torch.backward_pass import Turn
 from shoal.torch.broadcast_state import Replaced, broadcast_state, wait_for_all
@@ -156,6 +156,8 @@ class DistributedDataParallel(torch.nn.Module):
                 "parameters and buffers",
             )
             wait_for_all(broadcast_state(operations, "initial", self._synced_state(init_sync_buffers)))
+            # It was as much as the gradients need, perhaps.
+            pinned_memory.OF_OPERATIONS.let_go()
         parameters = [parameter for _, parameter in module_tensors.parameters(self.module)]
         nodes = None if of_copy else node_places.node_passes(intra, operations, parameters, group.session.size)
         self._reducer_made: Reducer | None = Reducer(
