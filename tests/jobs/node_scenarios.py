@@ -1,6 +1,8 @@
 """What the ranks of test_wrapped_nodes.py do: our wrapper, with nodes of PyTorch's groups."""
 
+import gc
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -220,6 +222,30 @@ def loses_its_node() -> None:
     print(found, flush=True)
     time.sleep(LONGER)
     os._exit(0)  # gloo may still be waiting
+
+
+def ends_at_once() -> None:
+    """A wrapper that is gone has no thread any more; one that is there keeps no process from ending."""
+    dist.init_process_group("gloo")
+    intra = nodes_of(2)
+    model = shoal.torch.DistributedDataParallel(model_of_odd_sizes(), intra=intra)
+    model(inputs(0)).sum().backward()
+    assert _threads() == 1
+    del model
+    gc.collect()
+    until = time.monotonic() + 10
+    while _threads() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not _threads()
+    kept_to_the_end.append(shoal.torch.DistributedDataParallel(model_of_odd_sizes(), intra=intra))
+    kept_to_the_end[0](inputs(0)).sum().backward()
+
+
+kept_to_the_end: list[torch.nn.Module] = []
+
+
+def _threads() -> int:
+    return sum(thread.name == "shoal-node-passes" for thread in threading.enumerate())
 
 
 class Alternating(torch.nn.Module):

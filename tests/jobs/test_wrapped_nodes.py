@@ -133,6 +133,12 @@ def test_a_failure_inside_a_node_is_an_error_on_all_ranks_and_stays_one() -> Non
         assert outcome.stdout.count("no bus") == 2, outcome.describe()
 
 
+def test_a_wrapper_that_is_gone_leaves_nothing_and_one_that_is_there_keeps_no_process() -> None:
+    with Cluster(4, nodes=2) as cluster:
+        outcomes = cluster.start(node_scenarios.ends_at_once).wait(60)
+    assert [(outcome.exit_code, outcome.stderr) for outcome in outcomes] == [(0, "")] * 4
+
+
 def test_a_rank_copies_its_slice_to_the_host_and_back_and_no_more() -> None:
     for size, plain, with_nodes, *gradients in run_ranks(node_scenarios.copied, 4, 2, nodes=2, timeout=60):
         assert plain == 2 * size
