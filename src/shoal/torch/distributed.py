@@ -53,6 +53,10 @@ class DistributedDataParallel(torch.nn.Module):
     ``gradient_as_bucket_view``, ``batched_grad_copy``, ``check_reduction``, ``lazy_bucket_allocation``: without effect; gradients are
     views in any case.
     ``device_ids``: the CUDA device of a module that has one only; inputs are moved there.
+    ``intra``: the torch.distributed process group of the ranks of this node, which sum gradients by ``reduce_scatter_tensor``
+    first; each averages its slice with the ranks at its place in the other nodes, and ``all_gather_into_tensor`` gives the slices to
+    all of the node. None: one on NCCL, where torch.distributed is initialised and every machine has the same number of ranks,
+    several, each with a module on a CUDA device of its own. "off": never.
     All others exist so that calls written for PyTorch's own class work: only the default is possible.
 
     The module may be on the CPU, on a CUDA device, or on several. Gradients of CUDA devices go through pinned memory of the
@@ -64,10 +68,11 @@ class DistributedDataParallel(torch.nn.Module):
     their gradients come before averaging.
 
     A copy (``copy.deepcopy``, ``torch.load``) wraps a copy of the module, for the same ranks. It meets them when it is first called
-    with gradients, and until then evaluates with the buffers that it has.
+    with gradients, and until then evaluates with the buffers that it has. It averages without ``intra``.
 
     Raises Mismatch on every rank if the modules differ, ConfigurationError for parameters on other devices,
-    TypeError for a dtype that cannot be averaged, ValueError if no parameter requires a gradient. Before it joins the
+    TypeError for a dtype that cannot be averaged, ValueError if no parameter requires a gradient, or if the groups that are given as
+    ``intra`` make no nodes. Before it joins the
     job it raises TypeError and ValueError for a ``bucket_cap_mb`` that is no number above 0. ``loss.backward()`` raises
     ShoalError on every rank if a gradient is missing or sparse on one, naming the parameter, Mismatch if parameters
     have been frozen or changed on some ranks only, PeerLost and Timeout as every operation does. After an error the
