@@ -130,9 +130,11 @@ def _with_collectives_that_fail(call: Callable[[], str], on: bool, after: int = 
         Nodes.gather = plain
 
 
-def errors_and_after() -> list[str]:
+def errors_and_after(on_device: bool) -> list[str]:
     """Passes in which rank 3 lacks a gradient, has frozen a parameter, and is interrupted by an error; after each, a good one."""
     dist.init_process_group("gloo")
+    if on_device:
+        SimulatedDevice(eager=True).takes()
     model = shoal.torch.DistributedDataParallel(model_of_odd_sizes(), intra=nodes_of(2), fusion_mb=SIZES[0])
     module, odd_one = model.module, dist.get_rank() == 3
     last = module[3]
@@ -312,9 +314,11 @@ def every_way_of_training(intra: Any) -> dict[str, list[float]]:
     return found
 
 
-def in_every_way() -> list[tuple[str, list[float], list[float]]]:
+def in_every_way(on_device: bool) -> list[tuple[str, list[float], list[float]]]:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
+    if on_device:
+        SimulatedDevice(pause=0.0005, eager=True).takes()
     plain, with_nodes = every_way_of_training("off"), every_way_of_training(nodes_of(2))
     dist.destroy_process_group()
     return [(name, plain[name], with_nodes[name]) for name in plain]

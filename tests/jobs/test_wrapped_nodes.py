@@ -11,6 +11,8 @@ from shoal.testing import Cluster, run_ranks
 from shoal.torch import node_places
 from shoal.torch.node_places import Told
 
+WHERE = ["on the CPU", "on a simulated device"]
+
 
 def assert_close(found: list[float], expected: list[float], name: str = "") -> None:
     """As ``pytest.approx``, which takes long for long lists."""
@@ -41,8 +43,9 @@ def test_parameters_are_those_of_the_plain_way(
         assert_close(with_nodes, plain)
 
 
-def test_every_way_of_training_gives_what_it_gives_without() -> None:
-    found = run_ranks(node_scenarios.in_every_way, 4, nodes=2, timeout=120)
+@pytest.mark.parametrize("on_device", [False, pytest.param(True, marks=pytest.mark.slow)], ids=WHERE)
+def test_every_way_of_training_gives_what_it_gives_without(on_device: bool) -> None:
+    found = run_ranks(node_scenarios.in_every_way, 4, on_device, nodes=2, timeout=120)
     for others in zip(*found, strict=True):
         name, plain, with_nodes = others[0]
         assert_close(with_nodes, plain, name)
@@ -94,8 +97,9 @@ def test_what_makes_no_nodes_is_refused_on_all_ranks() -> None:
         assert good == ["no error"] * 2, "each wrapper has a group of its own"
 
 
-def test_errors_of_one_rank_are_those_of_all_and_what_follows_goes_on() -> None:
-    for rank, found in enumerate(run_ranks(node_scenarios.errors_and_after, 4, nodes=2, timeout=60)):
+@pytest.mark.parametrize("on_device", [False, True], ids=WHERE)
+def test_errors_of_one_rank_are_those_of_all_and_what_follows_goes_on(on_device: bool) -> None:
+    for rank, found in enumerate(run_ranks(node_scenarios.errors_and_after, 4, on_device, nodes=2, timeout=60)):
         first, missing, second, frozen, third, broken, fourth = found
         assert [first, second, third, fourth] == ["no error"] * 4, found
         assert missing.startswith("ShoalError"), missing
