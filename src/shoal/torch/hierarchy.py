@@ -5,9 +5,14 @@ the order of its buckets, on the thread that computes gradients; after the last,
 thread of the hierarchy's. The averages between nodes are called by that thread too, bucket by bucket.
 """
 
+import os
 import queue
 import threading
-from typing import Any, NamedTuple
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +30,7 @@ from shoal.torch.c10d import membership
 from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.futures import OperationFuture
 from shoal.torch.c10d.tensors import Flat
+from shoal.torch.node_trouble import GRACE, LOOKS_EVERY, NodeTrouble
 from shoal.torch.nodes import Nodes
 from shoal.torch.staging import Transfers
 from shoal.tuning import topology
@@ -75,26 +81,59 @@ class Hierarchy:
         self._call_site = CallSite(f"hierarchy {self._between}")
         self._work: queue.SimpleQueue[_Bucket] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        keys = _told_to_all(everyone, np.frombuffer(os.urandom(8), np.uint8))
+        self._trouble = NodeTrouble(everyone.session, self._inside.ranks, keys[self._inside.ranks[0]].tobytes().hex())
+        self._open: set[_Bucket] = set()  # of a pass that is on
+        self._has_open = threading.Event()
 
     def average(self, buffer: torch.Tensor, is_last: bool) -> OperationFuture:
         """The mean of the gradients in ``buffer`` over all ranks, in its own memory. ``is_last``: of the pass.
 
         Raises what the reduce-scatter raises. Whatever else goes wrong is raised by who waits for the future.
         """
+        if self._trouble.failure is not None:
+            raise self._trouble.failure
         elements = buffer.detach().view(-1)
         device = [] if buffer.is_cpu else [buffer.device]
         self._inside.follow(elements)
         with self._inside.beside(elements):
             works = self._inside.scatter(elements)
         future = OperationFuture(self._call_site.operation(), device)
-        self._put(_Bucket(buffer, elements, works, future, is_last))
+        self._put(_Bucket(buffer, elements, works, future, is_last, threading.Lock()))
         return future
 
     def _put(self, bucket: "_Bucket") -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="shoal-hierarchy", daemon=True)
             self._thread.start()
+            threading.Thread(target=self._watch, name="shoal-hierarchy-watch", daemon=True).start()
+        self._open.add(bucket)
+        self._has_open.set()
         self._work.put(bucket)
+
+    def _settle(self, bucket: "_Bucket", error: Exception | None) -> None:
+        self._open.discard(bucket)
+        if not bucket.settled.acquire(blocking=False):
+            return  # it was given up
+        if error is None:
+            bucket.future.set_result(bucket.buffer)
+        else:
+            bucket.future.set_exception(error)
+
+    def _watch(self) -> None:
+        """Whoever waits for buckets whose collectives may have no end hears of it."""
+        while not callbacks.are_over():
+            self._has_open.wait()
+            time.sleep(LOOKS_EVERY)
+            if not self._open:
+                self._has_open.clear()
+                # One that came meanwhile has set it before.
+                if self._open:
+                    self._has_open.set()
+            elif self._trouble.look() is not None:
+                time.sleep(GRACE)
+                for bucket in list(self._open):
+                    self._settle(bucket, self._trouble.failure)
 
     def _serve(self) -> None:
         _native.note_call()
@@ -110,7 +149,7 @@ class Hierarchy:
                     try:
                         self._finish(each, handle)
                     except Exception as error:
-                        each.future.set_exception(error)
+                        self._settle(each, error)
                 if self._in_stream and not bucket.buffer.is_cpu:
                     self._tell_node([handle for _, handle in started])
                 started.clear()
@@ -135,8 +174,9 @@ class Hierarchy:
     def _start(self, bucket: "_Bucket") -> AnyHandle | None:
         """The average between the nodes, of this rank's slice."""
         with self._inside.beside(bucket.elements):
-            for work in bucket.works:
-                work.wait()
+            with self._telling():
+                for work in bucket.works:
+                    work.wait()
             own = self._inside.own_of(bucket.elements)
             if not own.numel() or self._inside.count == 1:
                 return None
@@ -163,10 +203,7 @@ class Hierarchy:
                 self._gather(bucket, error)
             except Exception as failure:
                 error = error or failure
-            if error is None:
-                bucket.future.set_result(bucket.buffer)
-            else:
-                bucket.future.set_exception(error)
+            self._settle(bucket, error)
 
     def _gather(self, bucket: "_Bucket", error: Exception | None) -> None:
         """The node's slices. Raises ShoalError where another rank of the node has none, as long as the host can know."""
@@ -174,20 +211,37 @@ class Hierarchy:
             self._inside.own_of(bucket.elements).fill_(torch.nan)
         if not self._in_stream or bucket.buffer.is_cpu:
             failed = torch.tensor([int(error is not None)], dtype=torch.int32, device=bucket.buffer.device)
-            dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._inside.intra)
+            with self._telling():
+                dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._inside.intra)
             if failed.item():
                 raise ShoalError(_ELSEWHERE)
-        self._inside.gather(bucket.elements)
+        with self._telling():
+            self._inside.gather(bucket.elements)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """The node's ranks hear of what its collectives raise in here."""
+        if self._trouble.failure is not None:
+            raise self._trouble.failure
+        try:
+            yield
+        except Exception as error:
+            raise self._trouble.tell(error) from error
 
 
-class _Bucket(NamedTuple):
-    """``elements``: of ``buffer``. ``works``: what sums them in the node. ``future``: of ``buffer``, with the mean."""
+@dataclass(frozen=True, eq=False)
+class _Bucket:
+    """``elements``: of ``buffer``. ``works``: what sums them in the node. ``future``: of ``buffer``, with the mean.
+
+    ``settled``: taken by who has set that.
+    """
 
     buffer: torch.Tensor
     elements: torch.Tensor
     works: list[Any]
     future: OperationFuture
     is_last: bool
+    settled: threading.Lock
 
 
 def _told_to_all(everyone: Group, own: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:

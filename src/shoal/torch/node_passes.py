@@ -20,12 +20,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed import distributed_c10d
 
 from shoal import _native
 from shoal.errors import ShoalError
@@ -34,18 +32,13 @@ from shoal.ops import callbacks
 from shoal.ops.submissions import Pending
 from shoal.torch.accelerators import Stream
 from shoal.torch.arena import Buffer
+from shoal.torch.node_trouble import GRACE, LOOKS_EVERY, NodeTrouble
 from shoal.torch.nodes import Nodes
 from shoal.torch.tensor_operations import TensorOperations
 
 _log = logging.getLogger("shoal")
 
 ENDED = "ended"
-
-# How often a rank that waits for its node looks whether something is wrong there, in seconds.
-_LOOKS_EVERY = 0.25
-
-# How long it waits for its collectives to find that out themselves, and for who was lost if they have, in seconds.
-_GRACE = 3.0
 
 
 class NodePasses:
@@ -55,10 +48,7 @@ class NodePasses:
         self.nodes = nodes
         self.operations = operations
         self.between = TensorOperations(nodes.between)
-        self.failure: Exception | None = None
-        """Why no pass can succeed any more."""
-        self._key = f"shoal/{key}"
-        self._store = distributed_c10d._get_default_store()
+        self.trouble = NodeTrouble(operations.group.session, nodes.ranks, key)
         self._work: queue.SimpleQueue[NodePass | None] = queue.SimpleQueue()
         # Here, where it can be raised that there can be no more threads.
         threading.Thread(target=_serve, args=(self._work,), name="shoal-node-passes", daemon=True).start()
@@ -92,52 +82,11 @@ class NodePasses:
         ``needed``: waits until they have said which buffers are needed; None: all are.
         """
         begun = NodePass(self, buffers, agreed, needed)
-        if self.failure is None:
+        if self.trouble.failure is None:
             self._work.put(begun)
         else:
-            begun.give_up(self.failure)
+            begun.give_up(self.trouble.failure)
         return begun
-
-    def trouble(self) -> Exception | None:
-        """Why the node's ranks cannot go on together, if that is known."""
-        if self.failure is None:
-            self.failure = self._loss() or self._told()
-        return self.failure
-
-    def broken_by(self, error: Exception) -> Exception:
-        """A collective of the node has failed. The ranks of the node hear of it. Returns what to raise."""
-        until = time.monotonic() + _GRACE
-        failure: Exception | None = None
-        while failure is None and time.monotonic() < until:
-            failure = self._loss()
-            time.sleep(0 if failure is not None else _LOOKS_EVERY / 10)
-        if failure is None:
-            failure = ShoalError(
-                f"{self.operations.here}: the ranks {self.nodes.ranks} of its node cannot sum their gradients any more "
-                f"({type(error).__name__}: {error}); end the job"
-            )
-        failure.__cause__ = error
-        self.failure = self.failure or failure
-        with suppress(Exception):
-            self._store.set(self._key, str(failure))
-        return failure
-
-    def loss_among(self, ranks: Iterable[int]) -> Exception | None:
-        """That of one of them, if one is lost."""
-        losses = (self.operations.group.session.loss_of(rank) for rank in ranks)
-        return next((loss for loss in losses if loss is not None), None)
-
-    def _loss(self) -> Exception | None:
-        return self.loss_among(self.nodes.ranks)
-
-    def _told(self) -> Exception | None:
-        """What another rank of the node has told of."""
-        try:
-            if self._store.check([self._key]):
-                return ShoalError(self._store.get(self._key).decode())
-        except Exception as error:
-            return ShoalError(f"{self.operations.here}: the store of torch.distributed is gone: {error}")
-        return None
 
 
 class NodePass:
@@ -180,9 +129,9 @@ class NodePass:
         with self._changed:
             self._no_more = "its gradients have not come"
             self._changed.notify_all()
-        while not self._over.wait(_LOOKS_EVERY):
-            trouble = self._passes.trouble()
-            if trouble is not None and not self._over.wait(_GRACE):
+        while not self._over.wait(LOOKS_EVERY):
+            trouble = self._passes.trouble.look()
+            if trouble is not None and not self._over.wait(GRACE):
                 self.give_up(trouble)
         return self._error
 
@@ -218,14 +167,14 @@ class NodePass:
             return
         except Exception as error:
             _log.debug("%s", error, exc_info=True)
-            failure = self._passes.broken_by(error)
+            failure = self._passes.trouble.tell(error)
         with self._changed:
             if self._over.is_set():
                 return
             unopened, self._unopened = self._unopened, set()
         if failure is not None:
             # Of the others nobody calls what is not needed.
-            self._fail_all(unopened if self._passes.failure is not None else (), str(failure))
+            self._fail_all(unopened if self._passes.trouble.failure is not None else (), str(failure))
         else:
             try:
                 self._passes.operations.allreduce(ENDED, np.zeros(1, np.uint8), "max").wait()
@@ -306,7 +255,7 @@ class NodePass:
 
     def _close(self, failure: Exception | None) -> None:
         # Another rank may have told of a loss that this one knows of, too.
-        loss = None if failure is None else self._passes.loss_among(self._passes.operations.group.ranks)
+        loss = None if failure is None else self._passes.trouble.loss_among(self._passes.operations.group.ranks)
         self._error = loss or failure
         # Whoever keeps the error may keep this.
         self._buffers, self._agreed, self._needed = {}, lambda: False, None
