@@ -9,6 +9,7 @@ import torch.distributed as dist
 import shoal.torch
 from shoal import _native
 from shoal.torch import hierarchy
+from shoal.torch import nodes as inside
 
 ROUNDS = 9
 
@@ -48,8 +49,8 @@ def averages(nbytes: int) -> tuple[list[Round], int]:
         dist.all_reduce(times, dist.ReduceOp.MAX)
         dist.barrier()
         begun = time.monotonic()
-        hierarchy._reduce_scatter(own, gradients, group=node)
-        hierarchy._all_gather(gradients, own, group=node)
+        inside._reduce_scatter(own, gradients, group=node)
+        inside._all_gather(gradients, own, group=node)
         rounds.append(Round(float(times[1] - times[0]), whole, time.monotonic() - begun))
     dist.barrier()
     shoal.shutdown()

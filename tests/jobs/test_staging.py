@@ -6,6 +6,7 @@ Here on a device that is simulated; test_cuda.py does the same on a real one.
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import c10d_scenarios
 import pytest
@@ -14,6 +15,7 @@ import torch
 from simulated_device import SimulatedDevice, stand_in
 
 from shoal import _native
+from shoal.gradients.layout import Extent
 from shoal.testing import Cluster, run_ranks
 from shoal.torch import accelerators, pinned_memory
 from shoal.torch.arena import GradientArenas
@@ -137,6 +139,25 @@ def test_pinned_memory_is_used_again_once_its_copies_are_done() -> None:
     wait_until(first._passage.is_over)
     before = device.library.registered_bytes()
     assert third.memory(3000).data_ptr() == used.data_ptr()
+    assert device.library.registered_bytes() == before
+
+
+def test_pinned_memory_that_nobody_uses_is_let_go_of() -> None:
+    device, memory = SimulatedDevice(0), PinnedMemory(idle=10 * PAUSE)
+    before = device.library.registered_bytes()
+    large, small = transfer_on(device, memory), transfer_on(device, memory)
+    large.memory(1_000_000)
+    large.depart().leave()
+    wait_until(large._passage.is_over)
+    large.close()
+    kept = device.library.registered_bytes() - before
+    assert 1_000_000 <= kept <= 1_000_000 * 17 // 16
+    time.sleep(20 * PAUSE)
+    small.memory(100)
+    assert device.library.registered_bytes() - before == 4096
+    small.depart().leave()
+    small.close()
+    memory.let_go()
     assert device.library.registered_bytes() == before
 
 
@@ -294,6 +315,32 @@ def test_each_device_has_arenas_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         if buffer.mirror is not None:
             assert (buffer.mirror.shape, buffer.mirror.dtype) == (buffer.memory.shape, buffer.memory.dtype)
             assert buffer.mirror.data_ptr() != buffer.memory.data_ptr()
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_of_a_buffer_that_is_averaged_in_slices_the_own_one_is_mirrored(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, before = SimulatedDevice(), stand_in().registered_bytes()
+    monkeypatch.setattr(accelerators, "of", lambda _: device)
+
+    def own(count: int) -> Extent:
+        return Extent(place * (count // 3), count if place == 2 else (place + 1) * (count // 3))
+
+    named = [(f"p{index}", torch.nn.Parameter(torch.ones(1000))) for index in range(4)]
+    arenas = GradientArenas(named, [3, 2, 1, 0], 5000, own=own)
+    assert len(arenas.buffers) == 4
+    for buffer in arenas.buffers:
+        assert buffer.mirror is not None
+        assert buffer.mirror.shape == buffer.own.shape
+        begin, end = own(buffer.memory.numel())
+        assert buffer.own.data_ptr() == buffer.memory[begin:end].data_ptr()
+    places = sorted(
+        (buffer.mirror.data_ptr(), buffer.mirror.nbytes) for buffer in arenas.buffers if buffer.mirror is not None
+    )
+    assert all(begin + size <= after for (begin, size), (after, _) in pairwise(places))
+    own_bytes = sum(buffer.own.nbytes for buffer in arenas.buffers)
+    assert own_bytes <= stand_in().registered_bytes() - before <= own_bytes + 64 * len(arenas.buffers)
 
 
 def test_a_buffer_waits_for_all_streams_that_its_gradients_are_made_in() -> None:

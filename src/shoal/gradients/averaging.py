@@ -22,9 +22,12 @@ from shoal.gradients.buffers import BufferProgress
 from shoal.gradients.named_operations import NamedOperations
 from shoal.gradients.needed_buffers import NEEDED, NeededBuffers
 from shoal.job import trace
-from shoal.ops.submissions import AnyHandle, first_failure
+from shoal.ops.submissions import Pending, first_failure
 
 LAYOUT, USED = "layout", "used"
+
+# Those that are on no buffer, and may fail.
+SMALL = (NEEDED, USED)
 
 
 class Buffer(Protocol):
@@ -71,7 +74,7 @@ class Averaging(Generic[AnyBuffer]):
         self._numbers = {buffers[number].label: number for number in self.progress.filled}
         self._unopened = set(self._numbers) if expected is None else {*self._numbers, USED}
         self._labels = sorted(self._unopened if expected is None else {*self._unopened, NEEDED})
-        self._handles: dict[str, AnyHandle] = {}
+        self._handles: dict[str, Pending] = {}
         self._failed_because: str | None = None
         self.disagreed = False
         """After ``finish``: whether the ranks have found that their layouts differ."""
@@ -88,7 +91,7 @@ class Averaging(Generic[AnyBuffer]):
         return self._needed is None or self._needed.includes(self._touched[gradient])
 
     @property
-    def sent(self) -> list[tuple[AnyBuffer, AnyHandle]]:
+    def sent(self) -> list[tuple[AnyBuffer, Pending]]:
         """The buffers that have been submitted, with their operations."""
         return [(buffer, self._handles[buffer.label]) for buffer in self._buffers if buffer.label in self._handles]
 
@@ -144,9 +147,13 @@ class Averaging(Generic[AnyBuffer]):
         self._open_needed()
         return first_failure(self._handles.values())
 
-    def submit(self, buffer: AnyBuffer) -> AnyHandle:
+    def submit(self, buffer: AnyBuffer) -> Pending:
         """Starts to average a complete buffer, in place."""
         return self._operations.allreduce(buffer.label, buffer.memory, "mean")
+
+    def fail(self, label: str, reason: str) -> None:
+        """Tells the other ranks that this one cannot take part in that operation."""
+        self._operations.fail(label, reason)
 
     def _submit_buffer(self, number: int) -> None:
         buffer = self._buffers[number]
@@ -204,4 +211,4 @@ class Averaging(Generic[AnyBuffer]):
         self._failed_because = self._failed_because or reason
         for label in sorted(labels):
             self._unopened.discard(label)
-            self._operations.fail(label, reason)
+            self.fail(label, reason)

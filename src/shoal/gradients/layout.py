@@ -83,7 +83,7 @@ def lay_out(items: Sequence[Item], buffer_bytes: int) -> ArenaLayout:
     for item in items:
         if item.elements < 0 or item.itemsize < 1 or ALIGNMENT % item.itemsize:
             raise ValueError(f"{item.name}: {item.elements} elements of {item.itemsize} bytes cannot be laid out")
-    begins = list(accumulate((_aligned(item.size) for item in items), initial=0))
+    begins = list(accumulate((aligned(item.size) for item in items), initial=0))
     extents = tuple(Extent(begin, begin + item.size) for item, begin in zip(items, begins, strict=False))
     buffers = balanced_buffers(begins[-1], buffer_bytes)
     touched = tuple(_touched(extent, buffers) for extent in extents)
@@ -104,8 +104,8 @@ def balanced_buffers(total: int, buffer_bytes: int) -> tuple[Extent, ...]:
         raise ValueError(f"{total} bytes cannot be cut into buffers of {buffer_bytes} bytes")
     if total == 0:
         return ()
-    count = -(-total // _aligned(buffer_bytes))
-    size = _aligned(-(-total // count))
+    count = -(-total // aligned(buffer_bytes))
+    size = aligned(-(-total // count))
     return tuple(Extent(begin, min(begin + size, total)) for begin in range(0, total, size))
 
 
@@ -119,7 +119,7 @@ def fusion_bytes(total: int, servers: int) -> int:
     if servers < 1:
         raise ValueError(f"there is always a server, got {servers}")
     size = max(SMALLEST_FUSION, min(total // BUFFERS_PER_MODEL, LARGEST_FUSION))
-    return _aligned(max(size, servers * SMALLEST_SHARD))
+    return aligned(max(size, servers * SMALLEST_SHARD))
 
 
 def _touched(extent: Extent, buffers: Sequence[Extent]) -> range:
@@ -134,5 +134,6 @@ def _begin(extent: Extent) -> int:
     return extent.begin
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """Rounded up to the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -93,6 +93,20 @@ def failing(error: Exception) -> Callable[[Group], Plan]:
     return plan
 
 
+class Pending(Protocol):
+    """An operation, or what consists of several, for those who only wait for it."""
+
+    def done(self) -> bool:
+        """As ``Handle.done``."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """As ``Handle.wait``."""
+
+    @property
+    def finished_ns(self) -> int:
+        """As ``Handle.finished_ns``."""
+
+
 class StagedHandle:
     """An operation on arrays of an accelerator, for those who know a ``Handle``."""
 
@@ -179,13 +193,13 @@ class StagedHandle:
 AnyHandle = Handle | StagedHandle
 
 
-def wait_in_stream_or_here(handle: AnyHandle) -> None:
+def wait_in_stream_or_here(handle: Pending) -> None:
     """Leaves it to the device to wait, if that is its way. Otherwise as ``Handle.wait``."""
     if not (isinstance(handle, StagedHandle) and handle.wait_in_stream()):
         handle.wait()
 
 
-def first_failure(handles: Iterable[AnyHandle]) -> Exception | None:
+def first_failure(handles: Iterable[Pending]) -> Exception | None:
     """Waits until all are done, or leaves that to the device. What went wrong first, in their order."""
     first: Exception | None = None
     for handle in handles:

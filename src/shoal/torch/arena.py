@@ -14,7 +14,7 @@ parameters that several wrappers have.
 
 import sys
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,7 +22,7 @@ import torch
 
 from shoal.errors import ShoalError
 from shoal.gradients.arrangement import Arrangement, Kind, Window
-from shoal.gradients.layout import Extent, Item
+from shoal.gradients.layout import Extent, Item, aligned
 from shoal.torch import accelerators, arena_memory
 from shoal.torch.accelerators import Accelerator
 from shoal.torch.devices import places_of
@@ -39,13 +39,15 @@ _Reference = weakref.ref[torch.Tensor]
 class Buffer:
     """A balanced fusion buffer: a slice of an arena, in the dtype that is summed.
 
-    ``gradients``: the indices of the parameters whose gradients it holds bytes of. ``mirror``: the same window on the
-    mirror, in the dtype that travels; None where ``memory`` itself travels.
+    ``gradients``: the indices of the parameters whose gradients it holds bytes of. ``own``: the part that this rank
+    averages: all, or its slice. ``mirror``: the same in memory of the host, in the dtype that travels; None where
+    ``own`` itself travels.
     """
 
     label: str
     memory: torch.Tensor
     gradients: tuple[int, ...]
+    own: torch.Tensor
     mirror: torch.Tensor | None
 
 
@@ -53,7 +55,8 @@ class GradientArenas:
     """The arenas of a list of parameters, one a dtype and device.
 
     ``parameters``: in the order of registration; they are known by their index in it. ``order``: these indices in the
-    order in which the gradients lie. ``buffer_bytes``: the size of a buffer. ``wire``: how gradients travel.
+    order in which the gradients lie. ``buffer_bytes``: the size of a buffer. ``wire``: how gradients travel. ``own``: of
+    so many elements of a buffer, those that this rank averages; None where that is all of them.
 
     Raises TypeError for a dtype or a device that has no arena.
     """
@@ -64,8 +67,10 @@ class GradientArenas:
         order: Sequence[int],
         buffer_bytes: int,
         wire: WireFormat = AS_THEY_ARE,
+        own: Callable[[int], Extent] | None = None,
     ) -> None:
         self._wire = wire
+        self._own = own
         self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
         self._devices = [accelerators.of([parameter]) for parameter in self._parameters]
@@ -388,14 +393,14 @@ class GradientArenas:
         """
         memory: dict[Kind, tuple[torch.Tensor, torch.Tensor | None]] = {}
         for kind, indices in arrangement.orders.items():
-            if kind in self._memory and kind not in renewed:
-                memory[kind] = self._memory[kind]
-                assert arrangement.layouts[kind].size <= memory[kind][0].nbytes, "no order takes more than another"
-            else:
-                size, first = arrangement.layouts[kind].size, indices[0]
-                on_wire = self._on_wire(first, size)
-                memory[kind] = arena_memory.allocate(size, on_wire, self._parameters[first], self._devices[first])
-        buffers = [self._buffer_at(window, *memory[window.kind]) for window in arrangement.windows]
+            parameter, device = self._parameters[indices[0]], self._devices[indices[0]]
+            travels, size = not self._is_mirrored(indices[0]), arrangement.layouts[kind].size
+            before, mirror = self._memory.get(kind, (None, None)) if kind not in renewed else (None, None)
+            assert before is None or size <= before.nbytes, "no order takes more than another"
+            gradients = arena_memory.allocate(size, parameter, device, travels) if before is None else before
+            memory[kind] = gradients, None if travels else self._mirror_for(arrangement, kind, mirror)
+        begins = dict.fromkeys(memory, 0)
+        buffers = [self._buffer_at(window, *memory[window.kind], begins) for window in arrangement.windows]
         places = [
             self._place_of(index, arrangement.extents[index], memory[kind][0]) for index, kind in enumerate(self._kinds)
         ]
@@ -410,19 +415,35 @@ class GradientArenas:
         part = elements[extent.begin // dtype.itemsize : extent.end // dtype.itemsize]
         return part.as_strided(parameter.shape, gradient_strides(parameter))
 
-    def _buffer_at(self, window: Window, memory: torch.Tensor, mirror: torch.Tensor | None) -> Buffer:
-        first = window.gradients[0]
-        begin, end = window.extent
-        values = memory[begin:end].view(self._summed_as[first])
+    def _buffer_at(
+        self, window: Window, memory: torch.Tensor, mirror: torch.Tensor | None, begins: dict[Kind, int]
+    ) -> Buffer:
+        """``begins``: by arena, where on its mirror the next buffer's own part is."""
+        summed_as = self._summed_as[window.gradients[0]]
+        elements = memory[slice(*window.extent)].view(summed_as)
+        own = elements if self._own is None else elements[slice(*self._own(elements.numel()))]
         if mirror is not None:
-            travels_as = self._wire.travels_as(self._summed_as[first])
-            mirror = mirror[self._on_wire(first, begin) : self._on_wire(first, end)].view(travels_as)
-        return Buffer(window.label, values, window.gradients, mirror)
+            travels_as = self._wire.travels_as(summed_as)
+            begin, size = begins[window.kind], own.numel() * travels_as.itemsize
+            begins[window.kind] += aligned(size)
+            mirror = mirror[begin : begin + size].view(travels_as)
+        return Buffer(window.label, elements, window.gradients, own, mirror)
 
-    def _on_wire(self, gradient: int, size: int) -> int:
-        """How many bytes travel for so many of an arena, which is that of this gradient."""
+    def _mirror_for(self, arrangement: Arrangement, kind: Kind, before: torch.Tensor | None) -> torch.Tensor:
+        """``before``: the one that there was, which stays if it is large enough: a slice may be larger by a few elements."""
+        first = arrangement.orders[kind][0]
+        summed_as = self._summed_as[first]
+        counts = [window.extent.size // summed_as.itemsize for window in arrangement.windows if window.kind == kind]
+        own = counts if self._own is None else [self._own(count).size for count in counts]
+        size = sum(aligned(count * self._wire.travels_as(summed_as).itemsize) for count in own)
+        if before is not None and size <= before.nbytes:
+            return before
+        return arena_memory.mirror(size, self._devices[first], is_shared=self._own is None)
+
+    def _is_mirrored(self, gradient: int) -> bool:
+        """Whether other memory than its arena's travels."""
         summed_as = self._summed_as[gradient]
-        return size // summed_as.itemsize * self._wire.travels_as(summed_as).itemsize
+        return self._devices[gradient] is not None or self._wire.travels_as(summed_as) != summed_as
 
     def _slot_of(self, index: int, memory: torch.Tensor) -> Slot:
         """The one that there was, which knows who holds it, if it is this memory."""

@@ -9,23 +9,30 @@ from shoal.torch.accelerators import Accelerator
 PAGE = 4096
 
 
-def allocate(
-    size: int, on_wire: int, parameter: torch.Tensor, device: Accelerator | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``size`` bytes of zeros where the parameter is, and ``on_wire`` bytes of the host, pinned for an accelerator.
+def allocate(size: int, parameter: torch.Tensor, device: Accelerator | None, travels: bool) -> torch.Tensor:
+    """``size`` bytes of zeros where the parameter is. ``travels``: the network reads and writes them."""
+    if device is not None:
+        return torch.zeros(size, dtype=torch.uint8, device=parameter.device)
+    return _shared_or_pages(size) if travels else _pages(size)
 
-    The latter are None where the former are the host's and as many. What the network reads and writes lies in the
-    memory that the ranks of a machine share, where they do.
+
+def mirror(size: int, device: Accelerator | None, is_shared: bool) -> torch.Tensor:
+    """``size`` bytes of zeros of the host, which the network reads and writes; pinned for an accelerator.
+
+    ``is_shared``: the ranks of a machine have the like, and sum it there.
     """
-    shared = runtime.allocate(on_wire, for_device=device is not None) if on_wire > 0 else None
     if device is None:
-        travels = _pages(on_wire) if shared is None else torch.from_numpy(shared)
-        return (travels, None) if on_wire == size else (_pages(size), travels)
-    memory = torch.zeros(size, dtype=torch.uint8, device=parameter.device)
+        return _shared_or_pages(size) if is_shared else _pages(size)
+    shared = runtime.allocate(size, for_device=True) if is_shared and size > 0 else None
     if shared is None:
-        return memory, pinned_memory.allocate(device, on_wire)
+        return pinned_memory.allocate(device, size)
     pinned_memory.pin(device, shared)
-    return memory, torch.from_numpy(shared)
+    return torch.from_numpy(shared)
+
+
+def _shared_or_pages(size: int) -> torch.Tensor:
+    shared = runtime.allocate(size) if size > 0 else None
+    return _pages(size) if shared is None else torch.from_numpy(shared)
 
 
 def _pages(size: int) -> torch.Tensor:

@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 
 from shoal.gradients.agreement import Statement
-from shoal.gradients.averaging import Averaging
-from shoal.ops.submissions import AnyHandle
+from shoal.gradients.averaging import SMALL, Averaging
+from shoal.ops.submissions import Pending
 from shoal.torch.accelerators import Accelerator, Stream
 from shoal.torch.arena import Buffer, GradientArenas
 from shoal.torch.narrowing import Narrowing
+from shoal.torch.node_passes import NodePasses
 from shoal.torch.tensor_operations import TensorOperations
 
 TensorAveraging = Averaging[Buffer]
@@ -19,8 +20,11 @@ def averaging_of(
     narrowing: Narrowing,
     statement: Statement,
     expected: Iterable[int] | None,
+    passes: NodePasses | None,
 ) -> TensorAveraging:
-    """The operations of a pass that begins. ``expected``: as for ``Averaging``."""
+    """The operations of a pass that begins. ``expected``: as for ``Averaging``. ``passes``: where nodes sum first."""
+    if passes is not None:
+        return _InNodes(operations, arenas, narrowing, statement, expected, passes)
     kind = _OnDevices if arenas.has_devices else _OnHost
     return kind(operations, arenas, narrowing, statement, expected)
 
@@ -38,11 +42,8 @@ class _OnHost(TensorAveraging):
         self._through = operations
         self._narrowing = narrowing
 
-    def submit(self, buffer: Buffer) -> AnyHandle:
-        if buffer.mirror is None:
-            return super().submit(buffer)
-        narrow = self._narrowing.of_buffer(buffer.label)
-        return self._through.allreduce_narrowed(buffer.mirror, buffer.label, buffer.memory, "mean", narrow)
+    def submit(self, buffer: Buffer) -> Pending:
+        return self._through.average(buffer, self._narrowing)
 
 
 class _OnDevices(_OnHost):
@@ -68,11 +69,47 @@ class _OnDevices(_OnHost):
             self._streams.add((device, device.current))
         super().ready(gradient)
 
-    def submit(self, buffer: Buffer) -> AnyHandle:
+    def submit(self, buffer: Buffer) -> Pending:
+        return self._through.average(buffer, self._narrowing, self._made_in(buffer))
+
+    def _made_in(self, buffer: Buffer) -> list[Stream]:
+        """The streams in which its gradients were made, beside the current one."""
         device = self._arenas.device(buffer.gradients[0])
-        if device is None:
-            return super().submit(buffer)
-        assert buffer.mirror is not None, "what is on a device has a mirror"
-        made_in = [stream for its_device, stream in self._streams if its_device is device and stream != device.current]
-        narrow = self._narrowing.of_buffer(buffer.label)
-        return self._through.allreduce_through(buffer.mirror, buffer.label, buffer.memory, "mean", narrow, made_in)
+        return [
+            stream
+            for its_device, stream in self._streams
+            if device is not None and its_device is device and stream != device.current
+        ]
+
+
+class _InNodes(_OnDevices):
+    """The operations on buffers are those of a pass inside nodes, and between them."""
+
+    def __init__(
+        self,
+        operations: TensorOperations,
+        arenas: GradientArenas,
+        narrowing: Narrowing,
+        statement: Statement,
+        expected: Iterable[int] | None,
+        passes: NodePasses,
+    ) -> None:
+        super().__init__(operations, arenas, narrowing, statement, expected)
+        needed = None if self._needed is None else self._needed.answer
+        buffers = {number: arenas.buffers[number] for number in self.progress.filled}
+        self._inside = passes.begin(buffers, narrowing, self._comparison.agreed, needed)
+
+    @property
+    def operation_count(self) -> int:
+        return super().operation_count + 1
+
+    def submit(self, buffer: Buffer) -> Pending:
+        return self._inside.submit(buffer, self._made_in(buffer))
+
+    def fail(self, label: str, reason: str) -> None:
+        if not self._inside.fail(label, reason) and label in SMALL:
+            super().fail(label, reason)
+
+    def wait(self) -> Exception | None:
+        failure = super().wait()
+        return failure or self._inside.await_end()

@@ -14,7 +14,17 @@ from shoal.gradients.agreement import agree
 from shoal.gradients.named_operations import group_of_copies
 from shoal.job import groups
 from shoal.job.groups import Group
-from shoal.torch import arguments, checkpoints, compiled, devices, module_tensors, narrowing, runtime
+from shoal.torch import (
+    arguments,
+    checkpoints,
+    compiled,
+    devices,
+    module_tensors,
+    narrowing,
+    node_places,
+    pinned_memory,
+    runtime,
+)
 from shoal.torch.arena import NamedParameter
 from shoal.torch.backward_pass import Turn
 from shoal.torch.broadcast_state import Replaced, broadcast_state, wait_for_all
@@ -22,6 +32,7 @@ from shoal.torch.gradient_format import gradient_dtype
 from shoal.torch.join import Joining
 from shoal.torch.logging_data import DDPLoggingData
 from shoal.torch.new_parameters import KnownParameters
+from shoal.torch.node_places import OFF
 from shoal.torch.reducer import Reducer
 from shoal.torch.tensor_operations import TensorOperations
 
@@ -54,6 +65,10 @@ class DistributedDataParallel(torch.nn.Module):
     ``wire_dtype``: ``torch.bfloat16`` halves the bytes of float32 gradients on the network: every rank rounds its own once, sums are
     float32's, and the mean is rounded. ``error_feedback`` adds what rounding has taken to the next step's gradients.
     ``device_ids``: the CUDA device of a module that has one only; inputs are moved there.
+    ``intra``: the torch.distributed process group of the ranks of this node, which sum gradients by ``reduce_scatter_tensor``
+    first; each averages its slice with the ranks at its place in the other nodes, and ``all_gather_into_tensor`` gives the slices to
+    all of the node. None: one on NCCL, where torch.distributed is initialised and every machine has the same number of ranks,
+    several, each with a module on a CUDA device of its own. "off": never.
     All others exist so that calls written for PyTorch's own class work: only the default is possible.
 
     The module may be on the CPU, on a CUDA device, or on several. Gradients of CUDA devices go through pinned memory of the
@@ -65,10 +80,11 @@ class DistributedDataParallel(torch.nn.Module):
     their gradients come before averaging.
 
     A copy (``copy.deepcopy``, ``torch.load``) wraps a copy of the module, for the same ranks. It meets them when it is first called
-    with gradients, and until then evaluates with the buffers that it has.
+    with gradients, and until then evaluates with the buffers that it has. It averages without ``intra``.
 
     Raises Mismatch on every rank if the modules differ, ConfigurationError for parameters on other devices,
-    TypeError for a dtype that cannot be averaged, ValueError if no parameter requires a gradient. Before it joins the
+    TypeError for a dtype that cannot be averaged, ValueError if no parameter requires a gradient, or if the groups that are given as
+    ``intra`` make no nodes. Before it joins the
     job it raises TypeError and ValueError for a ``bucket_cap_mb`` that is no number above 0. ``loss.backward()`` raises
     ShoalError on every rank if a gradient is missing or sparse on one, naming the parameter, Mismatch if parameters
     have been frozen or changed on some ranks only, PeerLost and Timeout as every operation does. After an error the
@@ -109,6 +125,7 @@ class DistributedDataParallel(torch.nn.Module):
         fusion_mb: float | None = None,
         wire_dtype: torch.dtype | None = None,
         error_feedback: bool = False,
+        intra: Any = None,
     ) -> None:
         super().__init__()
         arguments.check_position(init_sync)
@@ -119,6 +136,7 @@ class DistributedDataParallel(torch.nn.Module):
             mixed_precision=mixed_precision,
             bucket_cap_mb_list=bucket_cap_mb_list,
         )
+        node_places.check(intra)
         fusion_mb = arguments.megabytes(bucket_cap_mb=bucket_cap_mb, fusion_mb=fusion_mb)
         if broadcast_buffers is not None and forward_sync_buffers is not None:
             warnings.warn(
@@ -141,10 +159,12 @@ class DistributedDataParallel(torch.nn.Module):
         self._wire = narrowing.checked(wire_dtype, error_feedback)
         self._buffers_sent = ()
         runtime.init()
-        self._meet(arguments.group_of(process_group, device_mesh), init_sync, begins_with_same_buffers)
+        self._meet(arguments.group_of(process_group, device_mesh), init_sync, begins_with_same_buffers, intra)
 
     @torch.inference_mode(False)
-    def _meet(self, group: Group, init_sync: bool, init_sync_buffers: bool, of_copy: bool = False) -> None:
+    def _meet(
+        self, group: Group, init_sync: bool, init_sync_buffers: bool, intra: Any = OFF, of_copy: bool = False
+    ) -> None:
         """Begins to average among the members of the group."""
         self._ranks = None if len(group.ranks) == group.session.size else group.ranks
         operations = TensorOperations(group, of_copy)
@@ -156,6 +176,10 @@ class DistributedDataParallel(torch.nn.Module):
                 "parameters and buffers",
             )
             wait_for_all(broadcast_state(operations, "initial", self._synced_state(init_sync_buffers)))
+            # It was as much as the gradients need, perhaps.
+            pinned_memory.OF_OPERATIONS.let_go()
+        parameters = [parameter for _, parameter in module_tensors.parameters(self.module)]
+        nodes = None if of_copy else node_places.node_passes(intra, operations, parameters, group.session.size)
         self._reducer_made: Reducer | None = Reducer(
             operations,
             self.find_unused_parameters,
@@ -163,6 +187,7 @@ class DistributedDataParallel(torch.nn.Module):
             _FusionSize(group, self._fusion_mb),
             KnownParameters(module_tensors.parameters(self.module)),
             self._wire,
+            nodes,
         )
         self._manage_parameters()
         # The hooks of the parameters go with the wrapper.

@@ -1,20 +1,18 @@
-"""Gradients of nodes with several accelerators, after the Herring paper (section "Herring Workflow", steps 1 to 6).
-
-Inside a node a collective library that knows its buses sums them and leaves each rank one slice, a reduce-scatter. Each
-rank averages its slice with the ranks at the same place in the other nodes, through its own engine. Then the node's
-ranks give each other their slices, an all-gather. So a rank copies 1 / L of its gradients to the host and back, for L
-ranks a node.
+"""Gradients of nodes with several accelerators, for PyTorch's own DistributedDataParallel: see nodes.py.
 
 Invariant: the ranks of a node call the same collectives of the node in the same order: the reduce-scatters of a pass in
 the order of its buckets, on the thread that computes gradients; after the last, the all-gathers in the same order, on a
 thread of the hierarchy's. The averages between nodes are called by that thread too, bucket by bucket.
 """
 
+import os
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,16 +25,15 @@ from shoal.job.groups import Group
 from shoal.ops import callbacks, collectives, operations, submissions
 from shoal.ops.operations import Plan
 from shoal.ops.submissions import AnyHandle, StagedHandle
-from shoal.torch import accelerators, versions
+from shoal.torch import accelerators, node_places, nodes
 from shoal.torch.c10d import membership
 from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.futures import OperationFuture
 from shoal.torch.c10d.tensors import Flat
+from shoal.torch.node_trouble import GRACE, LOOKS_EVERY, NodeTrouble
+from shoal.torch.nodes import Nodes
 from shoal.torch.staging import Transfers
 from shoal.tuning import topology
-
-_reduce_scatter = versions.collective("reduce_scatter_single")
-_all_gather = versions.collective("all_gather_single")
 
 _ELSEWHERE = "another rank of this node could not average its slice of the gradients; see what it says"
 
@@ -60,58 +57,83 @@ class Hierarchy:
     def __init__(self, intra: Any = None) -> None:
         membership.join_default()
         everyone = Group(range(dist.get_world_size()), name="hierarchy")
-        nodes = _machines(everyone) if intra is None else _nodes_of(everyone, intra)
-        sizes = {len(node) for node in nodes}
-        self.members = sizes.pop() if len(sizes) == 1 else 1
-        """Ranks a node; 1: the hierarchy has no effect."""
-        self.nodes = nodes
+        if intra is None:
+            names = _told_to_all(everyone, np.frombuffer(topology.machine().encode(), np.uint8))
+            found = node_places.of_machines((rank, name.tobytes().decode()) for rank, name in enumerate(names))
+        else:
+            told = _told_to_all(everyone, np.array(dist.get_process_group_ranks(intra), np.int64))
+            found = node_places.of_groups({rank: its.tolist() for rank, its in enumerate(told)})
+        self.nodes = found
         """The ranks of each node, in the order of their places."""
+        self.members = len(found[0]) if node_places.are_even(found) else 1
+        """Ranks a node; 1: the hierarchy has no effect."""
         if self.members == 1:
             return
-        (own,) = (node for node in nodes if dist.get_rank() in node)
-        self._last = own[-1]
-        self.place = own.index(dist.get_rank())
-        """This rank's place in its node."""
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        self.intra = _made(nodes, own, backend) if intra is None else intra
-        self._between = Group([node[self.place] for node in nodes], name=f"place {self.place}")
+        if intra is None:
+            (own,) = (node for node in self.nodes if dist.get_rank() in node)
+            intra = nodes.made_of(own, "nccl" if torch.cuda.is_available() else "gloo")
+        self._inside = Nodes(self.nodes, intra)
+        self._between = self._inside.between
         settings = self._between.session.settings
         self._in_stream = settings.waits_in_stream(by_default=True)
         self._transfers = Transfers(self._in_stream)
-        self._streams: dict[torch.device, tuple[Any, _native.Ways]] = {}
-        self._here = Group(own, name="node")
+        self._here = Group(self._inside.ranks, name="node")
         self._call_site = CallSite(f"hierarchy {self._between}")
         self._work: queue.SimpleQueue[_Bucket] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        keys = _told_to_all(everyone, np.frombuffer(os.urandom(8), np.uint8))
+        self._trouble = NodeTrouble(everyone.session, self._inside.ranks, keys[self._inside.ranks[0]].tobytes().hex())
+        self._open: set[_Bucket] = set()  # of a pass that is on
+        self._has_open = threading.Event()
 
     def average(self, buffer: torch.Tensor, is_last: bool) -> OperationFuture:
         """The mean of the gradients in ``buffer`` over all ranks, in its own memory. ``is_last``: of the pass.
 
         Raises what the reduce-scatter raises. Whatever else goes wrong is raised by who waits for the future.
         """
+        if self._trouble.failure is not None:
+            raise self._trouble.failure
         elements = buffer.detach().view(-1)
-        part = elements.numel() // self.members
-        main, rest = elements[: part * self.members], elements[part * self.members :]
-        at_end = self.place == self.members - 1
         device = [] if buffer.is_cpu else [buffer.device]
-        with self._beside(buffer):
-            # As DistributedDataParallel does it: before, so that 16-bit sums stay in their range.
-            elements /= self.members
-            own = torch.empty(part + (rest.numel() if at_end else 0), dtype=buffer.dtype, device=buffer.device)
-            works = []
-            if part:
-                works.append(_reduce_scatter(own[:part], main, group=self.intra, async_op=True))
-            if rest.numel():
-                works.append(dist.reduce(rest, dst=self._last, group=self.intra, async_op=True))
+        self._inside.follow(elements)
+        with self._inside.beside(elements):
+            works = self._inside.scatter(elements)
         future = OperationFuture(self._call_site.operation(), device)
-        self._put(_Bucket(buffer, main, rest, own, works, future, is_last))
+        self._put(_Bucket(buffer, elements, works, future, is_last, threading.Lock()))
         return future
 
     def _put(self, bucket: "_Bucket") -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="shoal-hierarchy", daemon=True)
             self._thread.start()
+            threading.Thread(target=self._watch, name="shoal-hierarchy-watch", daemon=True).start()
+        self._open.add(bucket)
+        self._has_open.set()
         self._work.put(bucket)
+
+    def _settle(self, bucket: "_Bucket", error: Exception | None) -> None:
+        self._open.discard(bucket)
+        if not bucket.settled.acquire(blocking=False):
+            return  # it was given up
+        if error is None:
+            bucket.future.set_result(bucket.buffer)
+        else:
+            bucket.future.set_exception(error)
+
+    def _watch(self) -> None:
+        """Whoever waits for buckets whose collectives may have no end hears of it."""
+        while not callbacks.are_over():
+            self._has_open.wait()
+            time.sleep(LOOKS_EVERY)
+            if not self._open:
+                self._has_open.clear()
+                # One that came meanwhile has set it before.
+                if self._open:
+                    self._has_open.set()
+            elif self._trouble.look() is not None:
+                time.sleep(GRACE)
+                for bucket in list(self._open):
+                    self._settle(bucket, self._trouble.failure)
 
     def _serve(self) -> None:
         _native.note_call()
@@ -127,7 +149,7 @@ class Hierarchy:
                     try:
                         self._finish(each, handle)
                     except Exception as error:
-                        each.future.set_exception(error)
+                        self._settle(each, error)
                 if self._in_stream and not bucket.buffer.is_cpu:
                     self._tell_node([handle for _, handle in started])
                 started.clear()
@@ -151,16 +173,16 @@ class Hierarchy:
 
     def _start(self, bucket: "_Bucket") -> AnyHandle | None:
         """The average between the nodes, of this rank's slice."""
-        with self._beside(bucket.buffer):
-            for work in bucket.works:
-                work.wait()
-            if bucket.rest.numel() and self.place == self.members - 1:
-                bucket.own[-bucket.rest.numel() :] = bucket.rest
-            if not bucket.own.numel() or len(self.nodes) == 1:
+        with self._inside.beside(bucket.elements):
+            with self._telling():
+                for work in bucket.works:
+                    work.wait()
+            own = self._inside.own_of(bucket.elements)
+            if not own.numel() or self._inside.count == 1:
                 return None
-            device = accelerators.of([bucket.own])
+            device = accelerators.of([own])
             transfer = None if device is None else self._transfers.begin(device, waits=False)
-            flat = Flat(bucket.own, transfer)
+            flat = Flat(own, transfer)
 
             def plan(group: Group) -> Plan:
                 return flat.filled_by(operations.allreduce(group, flat.elements, "mean", in_place=True))
@@ -169,7 +191,7 @@ class Hierarchy:
 
     def _finish(self, bucket: "_Bucket", handle: AnyHandle | Exception | None) -> None:
         error: Exception | None = None
-        with self._beside(bucket.buffer):
+        with self._inside.beside(bucket.elements):
             try:
                 if isinstance(handle, Exception):
                     raise handle
@@ -181,92 +203,48 @@ class Hierarchy:
                 self._gather(bucket, error)
             except Exception as failure:
                 error = error or failure
-            if error is None:
-                bucket.future.set_result(bucket.buffer)
-            else:
-                bucket.future.set_exception(error)
+            self._settle(bucket, error)
 
     def _gather(self, bucket: "_Bucket", error: Exception | None) -> None:
         """The node's slices. Raises ShoalError where another rank of the node has none, as long as the host can know."""
-        if error is not None and bucket.own.is_floating_point():
-            bucket.own.fill_(torch.nan)
-        part = bucket.main.numel() // self.members
+        if error is not None and bucket.elements.is_floating_point():
+            self._inside.own_of(bucket.elements).fill_(torch.nan)
         if not self._in_stream or bucket.buffer.is_cpu:
             failed = torch.tensor([int(error is not None)], dtype=torch.int32, device=bucket.buffer.device)
-            dist.all_reduce(failed, dist.ReduceOp.MAX, group=self.intra)
+            with self._telling():
+                dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._inside.intra)
             if failed.item():
                 raise ShoalError(_ELSEWHERE)
-        if part:
-            _all_gather(bucket.main, bucket.own[:part], group=self.intra, async_op=True).wait()
-        if bucket.rest.numel():
-            if self.place == self.members - 1:
-                bucket.rest.copy_(bucket.own[part:])
-            dist.broadcast(bucket.rest, src=self._last, group=self.intra, async_op=True).wait()
+        with self._telling():
+            self._inside.gather(bucket.elements)
 
     @contextmanager
-    def _beside(self, buffer: torch.Tensor) -> Iterator[None]:
-        """In a stream of the hierarchy's own, which follows the one that is current here."""
-        if buffer.is_cpu:
+    def _telling(self) -> Iterator[None]:
+        """The node's ranks hear of what its collectives raise in here."""
+        if self._trouble.failure is not None:
+            raise self._trouble.failure
+        try:
             yield
-            return
-        device = buffer.device
-        with torch.cuda.device(device):
-            if device not in self._streams:
-                # Not one of PyTorch's, which are the program's too.
-                native = accelerators.of([buffer])
-                assert native is not None, "the buffer is on a device"
-                ways = _native.Ways(native.native)
-                self._streams[device] = torch.cuda.ExternalStream(ways.out, device), ways  # type: ignore[no-untyped-call]
-            stream, _ = self._streams[device]
-            if threading.current_thread() is not self._thread:
-                stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                yield
+        except Exception as error:
+            raise self._trouble.tell(error) from error
 
 
-class _Bucket(NamedTuple):
-    """``main``, ``rest``: of ``buffer``; the first is cut into slices of one size. ``own``: this rank's slice, with the rest
-    in the last place. ``works``: what fills ``own``. ``future``: of ``buffer``, with the mean.
+@dataclass(frozen=True, eq=False)
+class _Bucket:
+    """``elements``: of ``buffer``. ``works``: what sums them in the node. ``future``: of ``buffer``, with the mean.
+
+    ``settled``: taken by who has set that.
     """
 
     buffer: torch.Tensor
-    main: torch.Tensor
-    rest: torch.Tensor
-    own: torch.Tensor
+    elements: torch.Tensor
     works: list[Any]
     future: OperationFuture
     is_last: bool
-
-
-def _machines(everyone: Group) -> list[list[int]]:
-    """The ranks on each machine, in the order of their first ranks."""
-    names = _told_to_all(everyone, np.frombuffer(topology.machine().encode(), np.uint8))
-    machines: dict[bytes, list[int]] = {}
-    for rank, name in enumerate(names):
-        machines.setdefault(name.tobytes(), []).append(rank)
-    return list(machines.values())
-
-
-def _nodes_of(everyone: Group, intra: Any) -> list[list[int]]:
-    told = _told_to_all(everyone, np.array(dist.get_process_group_ranks(intra), np.int64))
-    nodes: dict[int, list[int]] = {}
-    for rank, its in enumerate(told):
-        node = its.tolist()
-        if nodes.setdefault(node[0], node) != node or rank not in node:
-            raise ValueError(
-                f"rank {rank} is in a node of the ranks {node}, but rank {node[0]} in one of {nodes[node[0]]}: give all "
-                "ranks of a node the same process group as intra"
-            )
-    return list(nodes.values())
+    settled: threading.Lock
 
 
 def _told_to_all(everyone: Group, own: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
     handle = collectives.allgather_async(own, None, everyone)
     counts = collectives.allgather(np.array([len(own)]), None, everyone)
     return np.split(handle.wait(), np.cumsum(counts)[:-1])
-
-
-def _made(nodes: list[list[int]], own: list[int], backend: str) -> Any:
-    """PyTorch's group of this node. All ranks make those of all nodes."""
-    made = {tuple(node): dist.new_group(node, backend=backend) for node in nodes}
-    return made[tuple(own)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal.gradients.agreement import Statement
 from shoal.gradients.arrival_order import ArrivalOrder, SentOrder
+from shoal.gradients.layout import Extent
 from shoal.gradients.layout_statement import LayoutStatement
 from shoal.gradients.static_graph import StaticGraph
 from shoal.job import trace
@@ -34,7 +35,8 @@ class ManagedParameters:
     ``before``: those that were managed until now; their gradients are kept. ``known``: the parameters that are the same
     on all ranks. ``find_unused``, ``is_static``: whether parameters may be without a gradient, and whether it is always
     the same ones.
-    ``buffer_bytes``: the size of a buffer for so many bytes of gradients. ``wire``: how they travel.
+    ``buffer_bytes``: the size of a buffer for so many bytes of gradients. ``wire``: how they travel. ``own``: as for
+    ``GradientArenas``.
 
     Raises TypeError for a dtype that cannot be averaged. Nothing has changed then.
     """
@@ -49,11 +51,12 @@ class ManagedParameters:
         is_static: bool,
         buffer_bytes: Callable[[int], int],
         wire: WireFormat,
+        own: Callable[[int], Extent] | None,
     ) -> None:
         everything = list(parameters)
         self.parameters = [(name, parameter) for name, parameter in everything if parameter.requires_grad]
         total = sum(parameter.numel() * gradient_dtype(parameter).itemsize for _, parameter in self.parameters)
-        self.arenas = GradientArenas(self.parameters, range(len(self.parameters))[::-1], buffer_bytes(total), wire)
+        self.arenas = GradientArenas(self.parameters, range(len(self.parameters))[::-1], buffer_bytes(total), wire, own)
         self.arenas.take_over(None if before is None else before.arenas)
         self.narrowing = Narrowing(wire.error_feedback)
         self._wire = wire

@@ -1,7 +1,7 @@
 """Memory of the host that an accelerator reads and writes by itself.
 
-It cannot be swapped out, and the host's memory may be smaller than the device's. So that of operations is limited, and
-used again. That of arenas is as large as they are (arena_memory.py).
+It cannot be swapped out, and the host's memory may be smaller than the device's. So that of operations is limited, used
+again, and let go of when nobody has used it for a while. That of arenas is as large as they are (arena_memory.py).
 """
 
 import logging
@@ -27,10 +27,16 @@ _log = logging.getLogger("shoal")
 # What all operations have at once, and what is kept for later ones: that of 40 of PyTorch's buckets.
 LIMIT = 1 << 30
 
+# After so long without use a block is let go of, in seconds: what a program needed at its beginning, perhaps.
+IDLE = 60.0
+
 # How often a caller that waits for memory looks whether copies are done, in seconds.
 _LOOKS_EVERY = 0.001
 
-_SMALLEST = 4096
+# How long who wants memory let go of waits for the copies in it, in seconds.
+_MOMENT = 0.2
+
+_PAGE = 4096
 
 # Where pinning has failed, first address → the one after the last.
 _not_pinned: dict[int, int] = {}
@@ -128,16 +134,22 @@ class _Returned(NamedTuple):
 
 
 class PinnedMemory:
-    """That of operations, by blocks of a few sizes. One that needs more than the limit has it alone."""
+    """That of operations, by blocks of a few sizes. One that needs more than the limit has it alone.
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    ``idle``: seconds after which a block that nobody uses is let go of, when somebody needs memory or gives it back.
+    """
+
+    def __init__(self, limit: int = LIMIT, idle: float = IDLE) -> None:
+        self.idle = idle
         self._limit = limit
         self._lock = threading.Lock()
         # Without the lock: an operation that came to nothing may end wherever memory is asked for.
         self._returned: deque[_Returned] = deque()
         self._held = 0  # bytes of operations
         self._kept = 0  # bytes that are free
-        self._free: dict[tuple[Accelerator, int], list[Block]] = {}
+        # With the times since when, the latest last.
+        self._free: dict[tuple[Accelerator, int], list[tuple[float, Block]]] = {}
+        self._next_look = 0.0
 
     def take(self, device: Accelerator, size: int, own: int, waits: bool) -> Block:
         """At least ``size`` bytes of any content.
@@ -167,10 +179,20 @@ class PinnedMemory:
             finally:
                 self._lock.release()
 
+    def let_go(self) -> None:
+        """Of everything that is not in use, or will not be in a moment, when copies are done."""
+        until = time.monotonic() + _MOMENT
+        while self._held and time.monotonic() < until:
+            with self._lock:
+                self._sweep()
+            time.sleep(_LOOKS_EVERY)
+        with self._lock:
+            self._let_go(time.monotonic())
+
     def _taken(self, device: Accelerator, size: int) -> Block:
         free = self._free.get((device, size))
         if free:
-            block = free.pop()
+            _, block = free.pop()
             self._kept -= size
         else:
             block = Block(device, size)
@@ -178,6 +200,10 @@ class PinnedMemory:
         return block
 
     def _sweep(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + self.idle / 10
+            self._let_go(now - self.idle)
         for _ in range(len(self._returned)):
             returned = self._returned.popleft()
             if not returned.is_free:
@@ -190,13 +216,23 @@ class PinnedMemory:
                     block.end()
                     continue
                 self._kept += size
-                self._free.setdefault((block.device, size), []).append(block)
+                self._free.setdefault((block.device, size), []).append((now, block))
+
+    def _let_go(self, until: float) -> None:
+        """Of what has been free since then, or longer."""
+        for key, blocks in list(self._free.items()):
+            while blocks and blocks[0][0] <= until:
+                _, block = blocks.pop(0)
+                self._kept -= block.memory.nbytes
+                block.end()
+            if not blocks:
+                del self._free[key]
 
 
 def _rounded(size: int) -> int:
-    """Up to a power of two or one and a half: a few sizes are used again and again, and at most a third is too much."""
-    power = max(_SMALLEST, 1 << (size - 1).bit_length()) if size > 0 else _SMALLEST
-    return power * 3 // 4 if size <= power * 3 // 4 and power > _SMALLEST else power
+    """Up to a page, or a 32nd of a power of two: a few sizes are used again and again, and a 16th at most is too much."""
+    step = max(_PAGE, (1 << max(0, size - 1).bit_length()) // 32)
+    return max(1, -(-size // step)) * step
 
 
 OF_OPERATIONS = PinnedMemory()

@@ -44,6 +44,7 @@ from shoal.torch.logging_data import DDPLoggingData, one_pass
 from shoal.torch.managed_parameters import ManagedParameters
 from shoal.torch.narrowing import WireFormat
 from shoal.torch.new_parameters import KnownParameters
+from shoal.torch.node_passes import NodePasses
 from shoal.torch.tensor_operations import TensorOperations
 from shoal.torch.weak_hooks import weakly
 
@@ -58,6 +59,7 @@ class Reducer:
 
     ``buffer_bytes``: the size of a buffer for so many bytes of gradients. ``known``: the parameters that are the same
     on all ranks.
+    ``nodes``: where nodes sum first.
     ``take_turn``: called before anything of a pass is submitted. ``must_start_anew``: the ranks have found that they
     differ, so all of them have to call ``manage`` again. ``wire``: how gradients travel.
     """
@@ -70,6 +72,7 @@ class Reducer:
         buffer_bytes: Callable[[int], int],
         known: KnownParameters,
         wire: WireFormat,
+        nodes: NodePasses | None,
     ) -> None:
         self.take_turn: Callable[[], Turn] = Turn
         self.must_start_anew = False
@@ -80,6 +83,7 @@ class Reducer:
         self._is_static = static_graph
         self._buffer_bytes = buffer_bytes
         self._wire = wire
+        self._nodes = nodes
         self._managed: ManagedParameters | None = None
         # The pass that is on, if one is that is this wrapper's, and what is called at its end.
         self._pass: BackwardPass | None = None
@@ -109,6 +113,7 @@ class Reducer:
             self._is_static,
             self._buffer_bytes,
             self._wire,
+            None if self._nodes is None else self._nodes.own,
         )
         # Nothing has changed until here, where there may be no memory.
         self.close()
@@ -286,7 +291,9 @@ class Reducer:
 
     def _averaging_of(self, expected: Iterable[int] | None) -> TensorAveraging:
         managed = self.managed
-        return averaging_of(self._operations, managed.arenas, managed.narrowing, managed.statement(), expected)
+        return averaging_of(
+            self._operations, managed.arenas, managed.narrowing, managed.statement(), expected, self._nodes
+        )
 
     def _take(self, managed: ManagedParameters, now: BackwardPass, index: int) -> None:
         if now.error is not None:

@@ -5,18 +5,35 @@ Those of an accelerator go through memory of the host (staging.py).
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from shoal.gradients.named_operations import NamedOperations
 from shoal.job.groups import Group
 from shoal.ops import operations, submissions
+from shoal.ops.operations import Plan
 from shoal.ops.submissions import AnyHandle
 from shoal.torch import accelerators
 from shoal.torch.accelerators import Stream
-from shoal.torch.narrowing import Narrow
+from shoal.torch.narrowing import Narrowing
 from shoal.torch.staging import Transfers
+
+
+class TravellingBuffer(Protocol):
+    """``own``: the part of a buffer that this rank averages. ``mirror``: what travels; None for that itself."""
+
+    @property
+    def label(self) -> str:
+        """Of the operation."""
+
+    @property
+    def own(self) -> torch.Tensor:
+        """Of one dimension."""
+
+    @property
+    def mirror(self) -> torch.Tensor | None:
+        """Of the same shape, on the host: for what is on an accelerator, or travels in another dtype."""
 
 
 class TensorOperations(NamedOperations):
@@ -28,50 +45,33 @@ class TensorOperations(NamedOperations):
         """Whether streams wait for averages, where they can, and the host goes on."""
         self._transfers = Transfers(self.waits_in_stream)
 
-    def allreduce_narrowed(
-        self, narrow_memory: torch.Tensor, label: str, memory: torch.Tensor, op: str, narrow: Narrow
-    ) -> AnyHandle:
-        """Starts an all-reduce in place of memory of the host, which goes through memory of the same shape and another
-        dtype.
-        """
-        with self._failing_everywhere(label):
-            narrow(memory, narrow_memory)
-
-        def widen() -> None:
-            memory.copy_(narrow_memory)
-
-        return submissions.submit(
-            "allreduce_",
-            self.name(label),
-            self.group,
-            lambda group: operations.allreduce(group, narrow_memory, op, in_place=True).then(widen),
-            None,
-            None,
-        )
-
-    def allreduce_through(
-        self, host: torch.Tensor, label: str, memory: torch.Tensor, op: str, narrow: Narrow, made_in: Iterable[Stream]
-    ) -> AnyHandle:
-        """Starts an all-reduce in place of memory of an accelerator, which goes through pinned memory of the same
-        shape, by ``narrow`` if the dtype is another.
+    def average(self, buffer: TravellingBuffer, narrowing: Narrowing, made_in: Iterable[Stream] = ()) -> AnyHandle:
+        """Starts the mean of this rank's part of a buffer, in place.
 
         ``made_in``: the streams in which the values are made, beside the current one.
         """
-        device = accelerators.of([memory])
-        assert device is not None, "memory of the host goes nowhere"
-        with self._failing_everywhere(label):
-            transfer = self._transfers.begin(device)
-            transfer.follow_streams(made_in)
-            transfer.bring(host, memory, narrow)
-            transfer.returns((memory, host))
-        return submissions.submit(
-            "allreduce_",
-            self.name(label),
-            self.group,
-            lambda group: operations.allreduce(group, host, op, in_place=True),
-            None,
-            transfer,
-        )
+        own, mirror = buffer.own, buffer.mirror
+        if mirror is None:
+            return self.allreduce(buffer.label, own, "mean")
+        device = accelerators.of([own])
+        with self._failing_everywhere(buffer.label):
+            narrow = narrowing.of_buffer(buffer.label)
+            transfer = None if device is None else self._transfers.begin(device)
+            if transfer is None:
+                narrow(own, mirror)
+            else:
+                transfer.follow_streams(made_in)
+                transfer.bring(mirror, own, narrow)
+                transfer.returns((own, mirror))
+
+        def plan(group: Group) -> Plan:
+            averaged = operations.allreduce(group, mirror, "mean", in_place=True)
+            return averaged if transfer is not None else averaged.then(widen)
+
+        def widen() -> None:
+            own.copy_(mirror)
+
+        return submissions.submit("allreduce_", self.name(buffer.label), self.group, plan, None, transfer)
 
     def broadcast(self, label: str, array: Any, root: int = 0, in_stream: bool | None = None) -> AnyHandle:
         """Starts a broadcast in place, from the group's member ``root``. The array may be a tensor of an

@@ -62,8 +62,8 @@ def test_golden_bytes() -> None:
     ours, theirs = client(), server()
     proof = ours.feed(theirs.feed(ours.start()))
     verdict = theirs.feed(proof)
-    assert proof.hex() == "67cb0d572b542406c6b57214b5d9d08d90069dea7c1da7d7e19b1b8a840d48e7"
-    assert verdict.hex() == "00000000000000007b6e57719b4fa260e1be4cb2ff313aec2bc9a91eb1fca199f98f61036985145b"
+    assert proof.hex() == "8c3724939c024b847c3a9a5518dd4b9cd96ac52c67babebf3a4ac8440bd9d6f2"
+    assert verdict.hex() == "0000000000000000dea7baba3d99811256fb162ee05f97eb0012e2f073be6a3f64488000fac643a1"
 
 
 def test_lengths() -> None:

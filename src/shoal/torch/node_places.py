@@ -1,0 +1,143 @@
+"""Which ranks make a node: as process groups say it, or as they find it themselves. The same answer on every rank."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from shoal.errors import ConfigurationError
+from shoal.job import runtime
+from shoal.torch import nodes
+from shoal.torch.node_passes import NodePasses
+from shoal.torch.nodes import Nodes
+from shoal.torch.tensor_operations import TensorOperations
+from shoal.tuning import topology
+
+OFF = "off"
+
+# An operation of each wrapper's.
+PLACES = "nodes"
+
+
+def check(intra: Any) -> None:
+    """Raises TypeError for what is no value of a wrapper's argument ``intra``, ValueError for a group of other ranks."""
+    if intra is None or intra == OFF:
+        return
+    if dist.is_available() and intra == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("this rank is not a member of intra: give each rank the group of its own node")
+    if not dist.is_available() or not isinstance(intra, dist.ProcessGroup):
+        raise TypeError(
+            'intra must be the torch.distributed process group of the ranks of this node, None or "off", got '
+            f"{type(intra).__module__}.{type(intra).__name__}"
+        )
+
+
+class Told(NamedTuple):
+    """What a rank says. ``intra``: the ranks of the group that it was given, or "off", or None.
+
+    ``gpu``: the one that all of its parameters are on, where NCCL can be used there; else None. ``key``: at random.
+    """
+
+    intra: Any
+    machine: str
+    gpu: str | None
+    key: str
+
+
+def node_passes(
+    intra: Any, operations: TensorOperations, parameters: Sequence[torch.Tensor], size: int
+) -> NodePasses | None:
+    """For a wrapper's argument ``intra``; None: gradients go the plain way. All members of the group call it.
+
+    Raises ValueError on all of them if what they were given makes no nodes, ConfigurationError if ``torch.distributed`` has
+    other ranks than the job, and what the group's collectives raise.
+    """
+    given = intra is not None and intra != OFF
+    if given and (dist.get_rank(), dist.get_world_size()) != (runtime.rank(), size):
+        raise ConfigurationError(
+            f"{operations.here}: intra is a group of torch.distributed, for which this is rank {dist.get_rank()} of "
+            f"{dist.get_world_size()}: both must count the same ranks"
+        )
+    own = Told(
+        dist.get_process_group_ranks(intra) if given else intra,
+        topology.machine(),
+        None if given or intra == OFF else _gpu(parameters, size),
+        os.urandom(8).hex(),
+    )
+    line = np.frombuffer((json.dumps(own) + "\n").encode(), np.uint8)
+    lines = operations.allgather(PLACES, line).tobytes().decode().splitlines()
+    told = {rank: Told(*json.loads(each)) for rank, each in zip(operations.group.ranks, lines, strict=True)}
+    found = decided(told)
+    if found is None:
+        return None
+    (ranks,) = (node for node in found if runtime.rank() in node)
+    made = Nodes(found, intra if given else nodes.made_of(ranks, "nccl"))
+    passes = NodePasses(made, operations, told[ranks[0]].key)
+    passes.try_out(dict.fromkeys(parameter.device for parameter in parameters))
+    return passes
+
+
+def decided(told: Mapping[int, Told]) -> list[list[int]] | None:
+    """The ranks of each node. ``told``: by rank, in the group's order. None: there are none, or uneven ones.
+
+    Raises ValueError if what the ranks were given makes no nodes.
+    """
+    asked = {rank: its.intra for rank, its in told.items() if isinstance(its.intra, list)}
+    if asked:
+        found = of_groups(asked)
+        others = sorted(told.keys() ^ {rank for node in found for rank in node})
+        if others:
+            raise ValueError(
+                f"the groups that are given as intra have the ranks {sorted(asked)}, and those that wrap the module are "
+                f"{sorted(told)}: give every rank that wraps it the group of its node"
+            )
+        return found if are_even(found) else None
+    if any(its.intra == OFF or its.gpu is None for its in told.values()):
+        return None
+    found = of_machines((rank, its.machine) for rank, its in told.items())
+    is_apart = all(len({told[rank].gpu for rank in node}) == len(node) for node in found)
+    return found if are_even(found) and is_apart else None
+
+
+def are_even(found: Sequence[Sequence[int]]) -> bool:
+    """Whether all nodes have the same number of ranks, and not one each."""
+    return {len(node) for node in found} not in ({1}, set()) and len({len(node) for node in found}) == 1
+
+
+def of_machines(names: Iterable[tuple[int, str]]) -> list[list[int]]:
+    """The ranks on each machine, in the order of their first ranks."""
+    machines: dict[str, list[int]] = {}
+    for rank, name in names:
+        machines.setdefault(name, []).append(rank)
+    return list(machines.values())
+
+
+def of_groups(told: Mapping[int, Sequence[int]]) -> list[list[int]]:
+    """``told``: by rank, the ranks of its group. Raises ValueError if those are not the same for all of them."""
+    found: dict[int, list[int]] = {}
+    for rank, its in told.items():
+        node = list(its)
+        if found.setdefault(node[0], node) != node or rank not in node:
+            raise ValueError(
+                f"rank {rank} is in a node of the ranks {node}, but rank {node[0]} in one of {found[node[0]]}: give all "
+                "ranks of a node the same process group as intra"
+            )
+    return list(found.values())
+
+
+def _gpu(parameters: Sequence[torch.Tensor], size: int) -> str | None:
+    """Tells it from the others of its machine."""
+    devices = {parameter.device for parameter in parameters}
+    if len(devices) != 1 or {device.type for device in devices} != {"cuda"}:
+        return None
+    if not (dist.is_available() and dist.is_initialized() and dist.is_nccl_available()):
+        return None
+    if (dist.get_rank(), dist.get_world_size()) != (runtime.rank(), size):
+        return None
+    (device,) = devices
+    properties = torch.cuda.get_device_properties(device)
+    return str(getattr(properties, "uuid", f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {device.index}"))
