@@ -1,5 +1,6 @@
 """What the ranks of test_wrapped_nodes.py do: our wrapper, with nodes of PyTorch's groups."""
 
+import copy
 import gc
 import os
 import threading
@@ -58,6 +59,32 @@ def trained(members: int, dtype: torch.dtype, backend: str) -> list[tuple[list[f
     dist.init_process_group(backend)
     intra = nodes_of(members)
     found = [(train("off", dtype, size), train(intra, dtype, size)) for size in SIZES]
+    dist.destroy_process_group()
+    return found
+
+
+def narrowed(on_device: bool) -> list[tuple[list[float], list[float]]]:
+    """Gradients of some steps that travel as bfloat16 between two nodes of two ranks, and what they are to be."""
+    dist.init_process_group("gloo")
+    if on_device:
+        SimulatedDevice(eager=True).takes()
+    plain = shoal.torch.DistributedDataParallel(model_of_odd_sizes(), intra="off")
+    model = shoal.torch.DistributedDataParallel(
+        copy.deepcopy(plain.module), intra=nodes_of(2), fusion_mb=SIZES[0], wire_dtype=torch.bfloat16
+    )
+    found = []
+    for step in range(3):
+        model.zero_grad()
+        model(inputs(step)).square().mean().backward()
+        plain.zero_grad()
+        with plain.no_sync():
+            plain(inputs(step)).square().mean().backward()
+        own = torch.cat([parameter.grad.flatten() for parameter in plain.parameters()])
+        a, b, c, d = shoal.allgather(own.view(1, -1))
+        rounded = [((one + other) / 2).bfloat16().float() for one, other in ((a, b), (c, d))]
+        expected = ((rounded[0] + rounded[1]) / 2).bfloat16().float()
+        mean = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        found.append((mean.tolist(), expected.tolist()))
     dist.destroy_process_group()
     return found
 

@@ -52,6 +52,13 @@ def test_every_way_of_training_gives_what_it_gives_without(on_device: bool) -> N
         assert all(with_nodes == of_other for _, _, of_other in others), f"{name}: all ranks have the same bits"
 
 
+@pytest.mark.parametrize("on_device", [False, True], ids=WHERE)
+def test_what_a_node_sums_is_rounded_once(on_device: bool) -> None:
+    for steps in run_ranks(node_scenarios.narrowed, 4, on_device, nodes=2, servers=1):
+        for found, expected in steps:
+            assert found == expected
+
+
 def test_some_ranks_may_have_nodes_among_themselves() -> None:
     _, *found = run_ranks(node_scenarios.of_some_ranks, 5, nodes=5)
     for plain, with_nodes in found:
