@@ -4,7 +4,7 @@
 
 Inside a node ("shard") NCCL gathers parameters and scatters gradients, or gloo on the CPU. Between nodes ("replicate")
 Shoal averages what each rank has: 1 / SHARD of the gradients. To show that it is right, every rank then trains a second
-model alone on the batches of all ranks, and compares the parameters.
+model alone on the batches of all ranks, and rank 0 compares the parameters.
 """
 
 import argparse

@@ -71,6 +71,16 @@ def what_is_not_float32_travels_as_it_is() -> None:
     assert all(buffer.mirror is None or buffer.mirror.dtype == buffer.memory.dtype for buffer in arenas_of(model))
 
 
+@scenario
+def complex_gradients_are_rounded_as_pairs() -> None:
+    model = DistributedDataParallel(nn.Linear(3, 2, bias=False, dtype=torch.complex64), **NARROW)
+    x = torch.view_as_complex(inputs(shoal.rank(), 0, 6).view(5, 3, 2))
+    model(x).abs().square().sum().backward()
+    gradient = torch.view_as_real(model.module.weight.grad)
+    assert torch.equal(gradient, rounded(gradient))
+    assert gradient.abs().sum() > 0
+
+
 def arenas_of(model: DistributedDataParallel) -> Any:
     return model._reducer.arenas.buffers
 

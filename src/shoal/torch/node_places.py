@@ -1,6 +1,7 @@
 """Which ranks make a node: as process groups say it, or as they find it themselves. The same answer on every rank."""
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from shoal.torch.node_passes import NodePasses
 from shoal.torch.nodes import Nodes
 from shoal.torch.tensor_operations import TensorOperations
 from shoal.tuning import topology
+
+_log = logging.getLogger("shoal")
 
 OFF = "off"
 
@@ -76,6 +79,13 @@ def node_passes(
         return None
     (ranks,) = (node for node in found if runtime.rank() in node)
     made = Nodes(found, intra if given else nodes.made_of(ranks, "nccl"))
+    _log.info(
+        "%s: gradients are summed inside %d nodes of %d ranks, and averaged in slices; this node: ranks %s",
+        operations.here,
+        len(found),
+        made.members,
+        ranks,
+    )
     passes = NodePasses(made, operations, told[ranks[0]].key)
     passes.try_out(dict.fromkeys(parameter.device for parameter in parameters))
     return passes
