@@ -15,6 +15,8 @@ from simulated_device import EagerPassage, SimulatedDevice
 
 import shoal.torch
 from shoal import _native
+from shoal.gradients.agreement import Comparison
+from shoal.gradients.needed_buffers import NeededBuffers
 from shoal.torch.nodes import Nodes
 
 WIDTH = 37
@@ -124,7 +126,9 @@ def refused() -> None:
     def wrap(**arguments: Any) -> str:
         return outcome(lambda: shoal.torch.DistributedDataParallel(torch.nn.Linear(2, 2), **arguments))
 
+    chain = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([2, 3])]
     found = [
+        wrap(intra=chain[max(0, rank - 1)]),
         wrap(intra="on"),
         wrap(intra=dist.GroupMember.NON_GROUP_MEMBER),
         wrap(intra=pairs if rank == 1 else everyone),
@@ -253,19 +257,113 @@ def loses_its_node() -> None:
     os._exit(0)  # gloo may still be waiting
 
 
+def loses_the_job_first(elsewhere: str) -> None:
+    """One rank hears of a loss before it hears that the ranks agree, and its node has begun: what all see of that pass."""
+    dist.init_process_group("gloo")
+    model = shoal.torch.DistributedDataParallel(
+        model_of_odd_sizes(), intra=nodes_of(2), find_unused_parameters=elsewhere == "needed"
+    )
+    model(inputs(0)).sum().backward()
+    if dist.get_rank() == 1:
+        where, name = (NeededBuffers, "of_all") if elsewhere == "needed" else (Comparison, "agreed")
+        plain = getattr(where, name)
+
+        def lost(self: Any) -> None:
+            plain(self)
+            raise shoal.PeerLost("rank 7 (elsewhere) is lost", 7, "elsewhere")
+
+        setattr(where, name, lost)
+    begun = time.monotonic()
+    found = outcome(lambda: model(inputs(1)).sum().backward())
+    print(f"after {time.monotonic() - begun < LONGER}: {found}", flush=True)
+    time.sleep(LONGER)
+    os._exit(0)  # gloo may still be waiting
+
+
+class Together(torch.autograd.Function):
+    """In the backward pass the ranks of a group add up, as those of SyncBatchNorm do."""
+
+    @staticmethod
+    def forward(context: Any, given: torch.Tensor, group: Any) -> torch.Tensor:
+        context.group = group
+        return given.view_as(given)
+
+    @staticmethod
+    def backward(context: Any, *given: torch.Tensor) -> tuple[torch.Tensor, None]:
+        total = given[0].clone()
+        dist.all_reduce(total, group=context.group)
+        return total, None
+
+
+class AddsUp(torch.nn.Module):
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self.group = group
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(6))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            given = Together.apply(layer(given), self.group)  # type: ignore[no-untyped-call]
+        return given
+
+
+def beside_the_programs_groups() -> list[tuple[list[float], list[float]]]:
+    """The program uses the node's group in the backward pass, has others, and several wrappers. The plain way, and this."""
+    dist.init_process_group("gloo")
+    intra = nodes_of(2)
+    dist.new_group([0, 2])
+    found, wrappers = [], []
+    for how in ("off", intra, intra):
+        torch.manual_seed(1)
+        wrappers.append(shoal.torch.DistributedDataParallel(AddsUp(intra), intra=how, fusion_mb=SIZES[0]))
+    for step in range(5):
+        for model in wrappers:
+            model.zero_grad()
+            model(inputs(step)).square().mean().backward()
+        plain, *others = (
+            torch.cat([each.grad.flatten() for each in model.parameters()]).tolist() for model in wrappers
+        )
+        found += [(plain, other) for other in others]
+    dist.destroy_process_group()
+    return found
+
+
+def one_after_the_other() -> list[int]:
+    """How many process groups there are with each of some wrappers and hierarchies, of which one is there at a time."""
+    dist.init_process_group("gloo")
+    intra, counts = nodes_of(2), []
+    for _ in range(4):
+        model = shoal.torch.DistributedDataParallel(torch.nn.Linear(3, 3), intra=intra)
+        model(torch.ones(1, 3)).sum().backward()
+        hooked = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+        hooked.register_comm_hook(shoal.torch.Hierarchy(intra), shoal.torch.comm_hook)
+        hooked(torch.ones(1, 3)).sum().backward()
+        del model, hooked
+        gc.collect()
+        until = time.monotonic() + 10
+        while _threads("shoal-node", "shoal-hierarchy") and time.monotonic() < until:
+            time.sleep(0.01)
+            gc.collect()
+        assert not _threads("shoal-node", "shoal-hierarchy")
+        dist.barrier()
+        counts.append(len(dist.distributed_c10d._world.pg_map))
+    dist.destroy_process_group()
+    return counts
+
+
 def ends_at_once() -> None:
     """A wrapper that is gone has no thread any more; one that is there keeps no process from ending."""
     dist.init_process_group("gloo")
     intra = nodes_of(2)
     model = shoal.torch.DistributedDataParallel(model_of_odd_sizes(), intra=intra)
     model(inputs(0)).sum().backward()
-    assert _threads() == 1
+    assert _threads("shoal-node") == 1
     del model
     gc.collect()
     until = time.monotonic() + 10
-    while _threads() and time.monotonic() < until:
+    while _threads("shoal-node") and time.monotonic() < until:
         time.sleep(0.01)
-    assert not _threads()
+    assert not _threads("shoal-node")
     kept_to_the_end.append(shoal.torch.DistributedDataParallel(model_of_odd_sizes(), intra=intra))
     kept_to_the_end[0](inputs(0)).sum().backward()
 
@@ -273,8 +371,9 @@ def ends_at_once() -> None:
 kept_to_the_end: list[torch.nn.Module] = []
 
 
-def _threads() -> int:
-    return sum(thread.name == "shoal-node-passes" for thread in threading.enumerate())
+def _threads(*names: str) -> int:
+    """How many there are whose names begin so."""
+    return sum(thread.name.startswith(names) for thread in threading.enumerate())
 
 
 class Alternating(torch.nn.Module):

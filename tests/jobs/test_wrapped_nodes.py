@@ -94,7 +94,9 @@ def test_what_makes_no_nodes_is_refused_on_all_ranks() -> None:
     with Cluster(4, nodes=2) as cluster:
         outcomes = cluster.start(node_scenarios.refused).wait(60)
     for rank, outcome in enumerate(outcomes):
-        text, no_member, other_groups, some_only, too_many, *good, failing = ast.literal_eval(outcome.stdout)
+        in_two, text, no_member, other_groups, some_only, too_many, *good, failing = ast.literal_eval(outcome.stdout)
+        assert in_two.startswith("ValueError"), in_two
+        assert "give all ranks of a node the same process group" in in_two
         assert text.startswith("TypeError: intra must be")
         assert no_member.startswith("ValueError: this rank is not a member of intra")
         assert "give all ranks of a node the same process group" in other_groups
@@ -142,6 +144,26 @@ def test_a_failure_inside_a_node_is_an_error_on_all_ranks_and_stays_one() -> Non
     for outcome in outcomes:
         assert outcome.stdout.startswith("['no error', "), outcome.describe()
         assert outcome.stdout.count("no bus") == 2, outcome.describe()
+
+
+@pytest.mark.parametrize("what", ["layout", "needed"])
+def test_a_rank_that_hears_of_a_loss_first_keeps_nobody_in_its_node(what: str) -> None:
+    with Cluster(4, nodes=2) as cluster:
+        outcomes = cluster.start(node_scenarios.loses_the_job_first, what).wait(60)
+    for outcome in outcomes:
+        assert outcome.stdout.startswith("after True: "), outcome.describe()
+        assert "rank 7 (elsewhere) is lost" in outcome.stdout, outcome.describe()
+
+
+def test_wrappers_and_the_program_have_groups_of_their_own() -> None:
+    for steps in run_ranks(node_scenarios.beside_the_programs_groups, 4, nodes=2, timeout=60):
+        for plain, with_nodes in steps:
+            assert_close(with_nodes, plain)
+
+
+def test_a_group_is_used_again_when_its_wrapper_is_gone() -> None:
+    for counts in run_ranks(node_scenarios.one_after_the_other, 4, nodes=2, timeout=60):
+        assert counts == counts[:1] * 4
 
 
 def test_a_wrapper_that_is_gone_leaves_nothing_and_one_that_is_there_keeps_no_process() -> None:

@@ -121,6 +121,11 @@ def infinities_are_not_fed_back() -> None:
     for broken in (torch.inf, torch.nan):
         assert not torch.tensor(fed_back(model, 1, broken)).isfinite().any()
         assert fed_back(model, 2, 1.0) == [1.0, 1.0]
+    model = DistributedDataParallel(nn.Linear(2, 1, bias=False), **NARROW, error_feedback=True)
+    for scale, given in ((1.0, [1.0, 1.0]), (1024.0, [1.001, torch.inf]), (1.0, [1.0, 1.0])):
+        model.zero_grad()
+        (model(torch.tensor([given])) * scale).sum().backward()
+    assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
 
 
 @scenario

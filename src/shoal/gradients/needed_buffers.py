@@ -39,8 +39,12 @@ class NeededBuffers:
         """Waits for all ranks. Every buffer, on every rank, if one of them could not say what it needs."""
         if self._answer is None:
             try:
-                self.handle.wait()
-                self._answer = {buffer for buffer, vote in enumerate(self._votes.tolist()) if vote}
+                self._answer = self.of_all()
             except RuntimeError:
                 self._answer = set(range(self._count))
         return self._answer
+
+    def of_all(self) -> set[int]:
+        """Waits for all ranks. Raises RuntimeError if one of them could not say what it needs."""
+        self.handle.wait()
+        return {buffer for buffer, vote in enumerate(self._votes.tolist()) if vote}

@@ -95,7 +95,7 @@ class _InNodes(_OnDevices):
         passes: NodePasses,
     ) -> None:
         super().__init__(operations, arenas, narrowing, statement, expected)
-        needed = None if self._needed is None else self._needed.answer
+        needed = None if self._needed is None else self._needed.of_all
         buffers = {number: arenas.buffers[number] for number in self.progress.filled}
         self._inside = passes.begin(buffers, narrowing, self._comparison.agreed, needed)
 

@@ -5,10 +5,12 @@ the order of its buckets, on the thread that computes gradients; after the last,
 thread of the hierarchy's. The averages between nodes are called by that thread too, bucket by bucket.
 """
 
+import json
 import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from shoal.job.groups import Group
 from shoal.ops import callbacks, collectives, operations, submissions
 from shoal.ops.operations import Plan
 from shoal.ops.submissions import AnyHandle, StagedHandle
-from shoal.torch import accelerators, node_places, nodes
+from shoal.torch import accelerators, node_groups, node_places
 from shoal.torch.c10d import membership
 from shoal.torch.c10d.call_sites import CallSite
 from shoal.torch.c10d.futures import OperationFuture
@@ -46,8 +48,8 @@ class Hierarchy:
     Arguments:
         intra: the process group of the ranks of this rank's node, of PyTorch's, on any backend that has
             ``reduce_scatter_tensor`` and ``all_gather_into_tensor`` for the gradients' device: NCCL, gloo, "shoal". Its
-            operations belong to the hierarchy alone. None: one is made of the ranks on each machine, on NCCL where
-            there are CUDA devices and on gloo elsewhere.
+            collectives go by a group like it that the hierarchy makes. None: nodes are the ranks on each machine, on NCCL
+            where there are CUDA devices and on gloo elsewhere.
 
     Where the nodes have different numbers of ranks, or one rank each, gradients go as without it.
 
@@ -69,22 +71,29 @@ class Hierarchy:
         """Ranks a node; 1: the hierarchy has no effect."""
         if self.members == 1:
             return
-        if intra is None:
-            (own,) = (node for node in self.nodes if dist.get_rank() in node)
-            intra = nodes.made_of(own, "nccl" if torch.cuda.is_available() else "gloo")
-        self._inside = Nodes(self.nodes, intra)
+        backend = ("nccl" if torch.cuda.is_available() else "gloo") if intra is None else dist.get_backend_config(intra)
+        own = json.dumps([os.urandom(8).hex(), node_groups.free()])
+        says = [json.loads(its.tobytes()) for its in _told_to_all(everyone, np.frombuffer(own.encode(), np.uint8))]
+        free = set.intersection(*(set(numbers) for _, numbers in says))
+        self._inside = Nodes(found, lambda owner: node_groups.take(owner, found, backend, free))
         self._between = self._inside.between
         settings = self._between.session.settings
         self._in_stream = settings.waits_in_stream(by_default=True)
         self._transfers = Transfers(self._in_stream)
         self._here = Group(self._inside.ranks, name="node")
         self._call_site = CallSite(f"hierarchy {self._between}")
-        self._work: queue.SimpleQueue[_Bucket] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        keys = _told_to_all(everyone, np.frombuffer(os.urandom(8), np.uint8))
-        self._trouble = NodeTrouble(everyone.session, self._inside.ranks, keys[self._inside.ranks[0]].tobytes().hex())
+        self._trouble = NodeTrouble(everyone.session, self._inside, says[self._inside.ranks[0]][0])
+        self._started: list[tuple[_Bucket, AnyHandle | Exception | None]] = []  # on the thread
         self._open: set[_Bucket] = set()  # of a pass that is on
         self._has_open = threading.Event()
+        self._work: queue.SimpleQueue[tuple[Hierarchy, _Bucket] | None] = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(self._work,), name="shoal-hierarchy", daemon=True).start()
+        watch = threading.Thread(
+            target=_watch, args=(weakref.ref(self), self._has_open), name="shoal-hierarchy-watch", daemon=True
+        )
+        watch.start()
+        weakref.finalize(self, self._work.put, None).atexit = False
+        weakref.finalize(self, self._has_open.set).atexit = False
 
     def average(self, buffer: torch.Tensor, is_last: bool) -> OperationFuture:
         """The mean of the gradients in ``buffer`` over all ranks, in its own memory. ``is_last``: of the pass.
@@ -96,20 +105,16 @@ class Hierarchy:
         elements = buffer.detach().view(-1)
         device = [] if buffer.is_cpu else [buffer.device]
         self._inside.follow(elements)
-        with self._inside.beside(elements):
+        with self._inside.beside(elements), self._telling():
             works = self._inside.scatter(elements)
         future = OperationFuture(self._call_site.operation(), device)
         self._put(_Bucket(buffer, elements, works, future, is_last, threading.Lock()))
         return future
 
     def _put(self, bucket: "_Bucket") -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="shoal-hierarchy", daemon=True)
-            self._thread.start()
-            threading.Thread(target=self._watch, name="shoal-hierarchy-watch", daemon=True).start()
         self._open.add(bucket)
         self._has_open.set()
-        self._work.put(bucket)
+        self._work.put((self, bucket))
 
     def _settle(self, bucket: "_Bucket", error: Exception | None) -> None:
         self._open.discard(bucket)
@@ -120,39 +125,33 @@ class Hierarchy:
         else:
             bucket.future.set_exception(error)
 
-    def _watch(self) -> None:
+    def look(self) -> None:
         """Whoever waits for buckets whose collectives may have no end hears of it."""
-        while not callbacks.are_over():
-            self._has_open.wait()
-            time.sleep(LOOKS_EVERY)
-            if not self._open:
-                self._has_open.clear()
-                # One that came meanwhile has set it before.
-                if self._open:
-                    self._has_open.set()
-            elif self._trouble.look() is not None:
-                time.sleep(GRACE)
-                for bucket in list(self._open):
-                    self._settle(bucket, self._trouble.failure)
+        if not self._open:
+            self._has_open.clear()
+            # One that came meanwhile has set it before.
+            if self._open:
+                self._has_open.set()
+        elif self._trouble.look() is not None:
+            time.sleep(GRACE)
+            for bucket in list(self._open):
+                self._settle(bucket, self._trouble.failure)
 
-    def _serve(self) -> None:
-        _native.note_call()
-        started: list[tuple[_Bucket, AnyHandle | Exception | None]] = []
-        while not callbacks.are_over():
-            bucket = self._work.get()
-            try:
-                started.append((bucket, self._start(bucket)))
-            except Exception as error:
-                started.append((bucket, error))
-            if bucket.is_last:
-                for each, handle in started:
-                    try:
-                        self._finish(each, handle)
-                    except Exception as error:
-                        self._settle(each, error)
-                if self._in_stream and not bucket.buffer.is_cpu:
-                    self._tell_node([handle for _, handle in started])
-                started.clear()
+    def serve(self, bucket: "_Bucket") -> None:
+        """On the hierarchy's thread."""
+        try:
+            self._started.append((bucket, self._start(bucket)))
+        except Exception as error:
+            self._started.append((bucket, error))
+        if bucket.is_last:
+            for each, handle in self._started:
+                try:
+                    self._finish(each, handle)
+                except Exception as error:
+                    self._settle(each, error)
+            if self._in_stream and not bucket.buffer.is_cpu:
+                self._tell_node([handle for _, handle in self._started])
+            self._started.clear()
 
     def _tell_node(self, handles: list[AnyHandle | Exception | None]) -> None:
         """After a pass for which only streams wait: what has failed on one rank of the node is an error on all of them."""
@@ -242,6 +241,28 @@ class _Bucket:
     future: OperationFuture
     is_last: bool
     settled: threading.Lock
+
+
+def _serve(work: "queue.SimpleQueue[tuple[Hierarchy, _Bucket] | None]") -> None:
+    _native.note_call()
+    while not callbacks.are_over():
+        item = work.get()
+        if item is None:
+            return
+        hierarchy, bucket = item
+        hierarchy.serve(bucket)
+        del item, hierarchy, bucket  # while it waits, it keeps nothing
+
+
+def _watch(reference: "weakref.ref[Hierarchy]", has_open: threading.Event) -> None:
+    while not callbacks.are_over():
+        has_open.wait()
+        time.sleep(LOOKS_EVERY)
+        hierarchy = reference()
+        if hierarchy is None:
+            return
+        hierarchy.look()
+        del hierarchy
 
 
 def _told_to_all(everyone: Group, own: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:

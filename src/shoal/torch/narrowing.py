@@ -5,7 +5,8 @@ result. Sums are float32's (native/reduce), and the mean is rounded once more. T
 
 With error feedback a rank adds what rounding has taken from a gradient to its next one (Seide et al., "1-Bit Stochastic
 Gradient Descent", Interspeech 2014, section 3; Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019). So
-nothing that a rank contributes is lost, only late. That takes as much memory as the gradients.
+what a rank contributes comes late, and is not lost, unless the program drops the mean: in steps in which no rank used a
+parameter, or which GradScaler skips. That takes as much memory as the gradients.
 """
 
 from collections.abc import Callable
@@ -67,8 +68,10 @@ class Narrowing:
         values.add_(taken)
         into.copy_(values)
         torch.sub(values, into, out=taken)
-        # A step with infinities, of which GradScaler makes nothing, leaves the next ones alone.
-        taken.nan_to_num_(0, 0, 0)
+        # GradScaler makes nothing of a step with infinities, and scales the next one otherwise. Without waiting for a
+        # device.
+        is_finite = taken.isfinite().all()
+        taken.nan_to_num_(0, 0, 0).mul_(is_finite)
 
 
 def _round(values: torch.Tensor, into: torch.Tensor) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from shoal import _native
-from shoal.errors import ShoalError
+from shoal.errors import PeerLost, ShoalError
 from shoal.gradients.layout import Extent
 from shoal.ops import callbacks
 from shoal.ops.submissions import Pending
@@ -39,7 +39,7 @@ from shoal.torch.tensor_operations import TensorOperations
 
 _log = logging.getLogger("shoal")
 
-ENDED = "ended"
+ENDED, TRIED = "ended", "tried"
 
 
 class NodePasses:
@@ -49,7 +49,7 @@ class NodePasses:
         self.nodes = nodes
         self.operations = operations
         self.between = TensorOperations(nodes.between)
-        self.trouble = NodeTrouble(operations.group.session, nodes.ranks, key)
+        self.trouble = NodeTrouble(operations.group.session, nodes, key)
         self._work: queue.SimpleQueue[NodePass | None] = queue.SimpleQueue()
         # Here, where it can be raised that there can be no more threads.
         threading.Thread(target=_serve, args=(self._work,), name="shoal-node-passes", daemon=True).start()
@@ -69,8 +69,10 @@ class NodePasses:
         failure = trial.await_end()
         if failure is not None:
             raise failure
-        if not all(bool(((each - 1).abs() < 0.01).all()) for each in tensors):
-            raise ShoalError(f"{self.operations.here}: the collectives of intra give wrong sums")
+        wrong = np.array([not all(bool(((each - 1).abs() < 0.01).all()) for each in tensors)], np.uint8)
+        self.operations.allreduce(TRIED, wrong, "max").wait()
+        if wrong[0]:
+            raise ShoalError(f"{self.operations.here}: the collectives of intra give wrong sums on some rank")
 
     def begin(
         self,
@@ -81,7 +83,7 @@ class NodePasses:
     ) -> "NodePass":
         """``buffers``: by number, those that may be sent. ``narrowing``: of their slices. ``agreed``: waits until the ranks have compared their layouts.
 
-        ``needed``: waits until they have said which buffers are needed; None: all are.
+        ``needed``: waits until they have said which buffers are needed; None: all are. Both raise what goes wrong.
         """
         begun = NodePass(self, buffers, narrowing, agreed, needed)
         if self.trouble.failure is None:
@@ -161,11 +163,15 @@ class NodePass:
                 # So it is on every rank, and each of them says how they differ.
                 self._end(None)
                 return
+            sent = buffers.keys() if needed is None else buffers.keys() & needed()
+        except PeerLost as error:
+            # Another rank of the node may have got the answer before, and wait for this one.
+            self.give_up(self._passes.trouble.tell(error))
+            return
         except RuntimeError as error:
-            self._end(error)
+            self._end(error)  # what fails otherwise fails on every rank
             return
         try:
-            sent = buffers.keys() if needed is None else buffers.keys() & needed()
             failure = self._average({number: buffers[number] for number in sorted(sent)})
         except _GivenUp:
             return

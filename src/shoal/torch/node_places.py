@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from shoal.errors import ConfigurationError
 from shoal.job import runtime
-from shoal.torch import nodes
+from shoal.torch import node_groups
+from shoal.torch.node_groups import NodeGroup
 from shoal.torch.node_passes import NodePasses
 from shoal.torch.nodes import Nodes
 from shoal.torch.tensor_operations import TensorOperations
@@ -43,12 +44,15 @@ class Told(NamedTuple):
     """What a rank says. ``intra``: the ranks of the group that it was given, or "off", or None.
 
     ``gpu``: the one that all of its parameters are on, where NCCL can be used there; else None. ``key``: at random.
+    ``free``: as node_groups.free(). ``problem``: what is wrong with its group.
     """
 
     intra: Any
     machine: str
     gpu: str | None
     key: str
+    free: Sequence[int] = ()
+    problem: str | None = None
 
 
 def node_passes(
@@ -56,29 +60,39 @@ def node_passes(
 ) -> NodePasses | None:
     """For a wrapper's argument ``intra``; None: gradients go the plain way. All members of the group call it.
 
-    Raises ValueError on all of them if what they were given makes no nodes, ConfigurationError if ``torch.distributed`` has
-    other ranks than the job, and what the group's collectives raise.
+    Where those are all ranks of the job, groups like ``intra`` are made, else the wrapper has that one to itself.
+
+    Raises ValueError on all of them if what they were given makes no nodes, ConfigurationError on all of them if
+    ``torch.distributed`` has other ranks than the job or another wrapper has the group to itself, and what the group's
+    collectives raise.
     """
     given = intra is not None and intra != OFF
-    if given and (dist.get_rank(), dist.get_world_size()) != (runtime.rank(), size):
-        raise ConfigurationError(
-            f"{operations.here}: intra is a group of torch.distributed, for which this is rank {dist.get_rank()} of "
-            f"{dist.get_world_size()}: both must count the same ranks"
-        )
+    of_all = len(operations.group.ranks) == size
     own = Told(
         dist.get_process_group_ranks(intra) if given else intra,
         topology.machine(),
-        None if given or intra == OFF else _gpu(parameters, size),
+        None if given or intra == OFF or not of_all else _gpu(parameters, size),
         os.urandom(8).hex(),
+        node_groups.free(),
+        _problem_with(intra, operations, size, of_all) if given else None,
     )
     line = np.frombuffer((json.dumps(own) + "\n").encode(), np.uint8)
     lines = operations.allgather(PLACES, line).tobytes().decode().splitlines()
     told = {rank: Told(*json.loads(each)) for rank, each in zip(operations.group.ranks, lines, strict=True)}
+    problem = next((its.problem for its in told.values() if its.problem is not None), None)
+    if problem is not None:
+        raise ConfigurationError(problem)
     found = decided(told)
     if found is None:
         return None
     (ranks,) = (node for node in found if runtime.rank() in node)
-    made = Nodes(found, intra if given else nodes.made_of(ranks, "nccl"))
+    backend = dist.get_backend_config(intra) if given else "nccl"
+    free = set.intersection(*(set(its.free) for its in told.values()))
+
+    def group_for(owner: Nodes) -> NodeGroup:
+        return node_groups.take(owner, found, backend, free) if of_all else node_groups.lend(owner, found, intra)
+
+    made = Nodes(found, group_for)
     _log.info(
         "%s: gradients are summed inside %d nodes of %d ranks, and averaged in slices; this node: ranks %s",
         operations.here,
@@ -131,12 +145,29 @@ def of_groups(told: Mapping[int, Sequence[int]]) -> list[list[int]]:
     found: dict[int, list[int]] = {}
     for rank, its in told.items():
         node = list(its)
-        if found.setdefault(node[0], node) != node or rank not in node:
-            raise ValueError(
-                f"rank {rank} is in a node of the ranks {node}, but rank {node[0]} in one of {found[node[0]]}: give all "
-                "ranks of a node the same process group as intra"
-            )
+        for other in (node[0], *node):
+            others = list(told.get(other, node))
+            if others != node or rank not in node:
+                raise ValueError(
+                    f"rank {rank} is in a node of the ranks {node}, but rank {other} in one of {others}: give all ranks of "
+                    "a node the same process group as intra"
+                )
+        found[node[0]] = node
     return list(found.values())
+
+
+def _problem_with(intra: Any, operations: TensorOperations, size: int, of_all: bool) -> str | None:
+    if (dist.get_rank(), dist.get_world_size()) != (runtime.rank(), size):
+        return (
+            f"{operations.here}: intra is a group of torch.distributed, for which this is rank {dist.get_rank()} of "
+            f"{dist.get_world_size()}: both must count the same ranks"
+        )
+    if not of_all and node_groups.is_lent(intra):
+        return (
+            f"{operations.here}: another wrapper has intra to itself: where some ranks alone wrap modules, make a group for "
+            "each wrapper (torch.distributed.new_group)"
+        )
+    return None
 
 
 def _gpu(parameters: Sequence[torch.Tensor], size: int) -> str | None:

@@ -8,12 +8,14 @@ store of torch.distributed.
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from torch.distributed import distributed_c10d
 
-from shoal.errors import ShoalError
+from shoal.errors import PeerLost, ShoalError
 from shoal.job.session import Session
 from shoal.join.terms import rank_name
+from shoal.torch.nodes import Nodes
 
 # How often who waits for the node looks whether something is wrong there, in seconds.
 LOOKS_EVERY = 0.25
@@ -23,26 +25,31 @@ GRACE = 3.0
 
 
 class NodeTrouble:
-    """``ranks``: of the node. ``key``: the same on all of them, and nowhere else."""
+    """Of the node of ``nodes``. ``key``: the same on its ranks, and nowhere else."""
 
-    def __init__(self, session: Session, ranks: Sequence[int], key: str) -> None:
-        self.failure: Exception | None = None
-        """Why nothing can succeed any more, as far as this rank has found."""
+    def __init__(self, session: Session, nodes: Nodes, key: str) -> None:
+        self._failure: Exception | None = None
         self._session = session
-        self._ranks = ranks
+        self._ranks: Sequence[int] = nodes.ranks
+        self._node_group = nodes.node_group
         self._key = f"shoal/{key}"
-        self._store = distributed_c10d._get_default_store()
+        self._store = _own_connection(distributed_c10d._get_default_store())
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why nothing can succeed any more, as far as this rank has found."""
+        return self._failure
 
     def look(self) -> Exception | None:
         """Why the ranks cannot go on together, if that is known."""
-        if self.failure is None:
-            self.failure = self.loss_among(self._ranks) or self._told()
-        return self.failure
+        if self._failure is None:
+            self._ends_with(self.loss_among(self._ranks) or self._told())
+        return self._failure
 
     def tell(self, error: Exception) -> Exception:
-        """A collective has failed with this. The ranks of the node hear of it. Returns what to raise."""
+        """A collective has failed with this, or the job. The ranks of the node hear of it. Returns what to raise."""
         until = time.monotonic() + GRACE
-        failure = self.loss_among(self._ranks)
+        failure: Exception | None = error if isinstance(error, PeerLost) else self.loss_among(self._ranks)
         while failure is None and time.monotonic() < until:
             time.sleep(LOOKS_EVERY / 10)
             failure = self.loss_among(self._ranks)
@@ -51,8 +58,9 @@ class NodeTrouble:
                 f"{self._here}: the ranks {list(self._ranks)} of its node cannot sum their gradients any more "
                 f"({type(error).__name__}: {error}); end the job"
             )
-        failure.__cause__ = error
-        self.failure = self.failure or failure
+        if failure is not error:
+            failure.__cause__ = error
+        self._ends_with(failure)
         with suppress(Exception):
             self._store.set(self._key, str(failure))
         return failure
@@ -64,13 +72,25 @@ class NodeTrouble:
 
     def _told(self) -> Exception | None:
         """What another rank of the node has told of."""
-        try:
+        # A store that is busy answers the next time. If it is gone, so is the rank that had it, which the job finds.
+        with suppress(Exception):
             if self._store.check([self._key]):
                 return ShoalError(self._store.get(self._key).decode())
-        except Exception as error:
-            return ShoalError(f"{self._here}: the store of torch.distributed is gone: {error}")
         return None
+
+    def _ends_with(self, failure: Exception | None) -> None:
+        if failure is not None:
+            self._failure = self._failure or failure
+            self._node_group.is_broken = True
 
     @property
     def _here(self) -> str:
         return rank_name(self._session.rank, self._session.hosts)
+
+
+def _own_connection(store: Any) -> Any:
+    """A store answers one question at a time, and NCCL asks PyTorch's for what a lost rank may never write."""
+    try:
+        return store.clone()
+    except (AttributeError, RuntimeError):  # PyTorch before 2.7, and stores that cannot
+        return store

@@ -10,8 +10,7 @@ same place in the other nodes, after the Herring paper (section "Herring Workflo
 Invariant: the ranks of a node call the same collectives of the node in the same order. That is for the caller to see to.
 """
 
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,34 +19,30 @@ import torch.distributed as dist
 
 from shoal import _native
 from shoal.gradients.layout import Extent
-from shoal.job import runtime
 from shoal.job.groups import Group
-from shoal.job.per_job import PerJob
 from shoal.torch import accelerators, versions
 from shoal.torch.accelerators import Stream
+from shoal.torch.node_groups import NodeGroup
 
 _reduce_scatter = versions.collective("reduce_scatter_single")
 _all_gather = versions.collective("all_gather_single")
 
-# The process groups of PyTorch's that somebody's collectives are in, by name: whoever comes next gets one of its own.
-_taken: PerJob[set[str]] = PerJob(lambda _: set())
-
 
 class Nodes:
-    """``nodes``: the ranks of each, all of one size; this rank is in one. ``intra``: PyTorch's group of that node.
+    """``nodes``: the ranks of each, all of one size; this rank is in one.
 
-    The collectives of the group are this object's alone. So if somebody else has it already, another one is made of the
-    same ranks, which all of them do.
+    ``group_for``: its process group for this object, which has that to itself.
     """
 
-    def __init__(self, nodes: Sequence[Sequence[int]], intra: Any) -> None:
+    def __init__(self, nodes: Sequence[Sequence[int]], group_for: "Callable[[Nodes], NodeGroup]") -> None:
         rank = dist.get_rank()
         (ranks,) = (node for node in nodes if rank in node)
         self.ranks = list(ranks)
         """Those of this node, in the order of their places."""
         self.members = len(self.ranks)
         self.place = self.ranks.index(rank)
-        self.intra = _own_group(intra, self.ranks)
+        self.node_group = group_for(self)
+        self.intra = self.node_group.group
         self.count = len(nodes)
         self.between = Group([node[self.place] for node in nodes], name=f"place {self.place}")
         """The ranks at this place, of all nodes."""
@@ -126,24 +121,3 @@ class Nodes:
             made = torch.cuda.ExternalStream(ways.out, device), ways  # type: ignore[no-untyped-call]
             return self._streams.setdefault(device, made)[0]
         return self._streams[device][0]
-
-
-_taking = threading.Lock()
-
-
-def _own_group(intra: Any, ranks: Sequence[int]) -> Any:
-    """That one, or another of the same ranks and backends if somebody has it."""
-    taken = _taken.of(runtime.current())
-    with _taking:
-        if intra.group_name not in taken:
-            taken.add(intra.group_name)
-            return intra
-    made = made_of(ranks, dist.get_backend_config(intra))
-    with _taking:
-        taken.add(made.group_name)
-    return made
-
-
-def made_of(ranks: Sequence[int], backend: str) -> Any:
-    """A new process group of PyTorch's. Only its ranks make it."""
-    return dist.new_group(list(ranks), backend=backend, use_local_synchronization=True)

@@ -1,0 +1,101 @@
+"""Process groups of PyTorch's for nodes. Whoever calls collectives inside nodes has one of its own.
+
+A group matches calls by their order, so two that call from different threads would be given each other's tensors.
+PyTorch names a group by how many there are, so all ranks make the groups of all nodes: a number that only the ranks of
+a node agree on differs where those are in different numbers of other groups.
+
+Invariant: all ranks of ``torch.distributed`` make the same groups in the same order, and number them alike. One that
+nobody uses any more is used again, once that is so on all ranks.
+"""
+
+import threading
+import weakref
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from shoal.job import runtime
+from shoal.job.per_job import PerJob
+
+
+@dataclass
+class NodeGroup:
+    """``group``: that of this rank's node. ``is_broken``: its ranks may be in different collectives for ever."""
+
+    group: Any
+    nodes: list[list[int]]
+    backend: str
+    is_free: bool = False
+    is_broken: bool = False
+
+
+_made: PerJob[list[NodeGroup]] = PerJob(lambda _: [])
+
+# The program's own groups that somebody has to himself, by name.
+_lent: PerJob[set[str]] = PerJob(lambda _: set())
+
+_lock = threading.RLock()  # owners are let go of anywhere
+
+
+def free() -> list[int]:
+    """The numbers of the groups that this rank could use again."""
+    with _lock:
+        return [number for number, its in enumerate(_made.of(runtime.current())) if its.is_free and _is_alive(its)]
+
+
+def take(owner: object, nodes: Sequence[Sequence[int]], backend: str, free_everywhere: Collection[int]) -> NodeGroup:
+    """The group of this rank's node, for ``owner`` as long as it lives. Called by all ranks of ``torch.distributed``.
+
+    ``free_everywhere``: what is in all ranks' ``free()``.
+    """
+    session = runtime.current()
+    wanted, made = [list(node) for node in nodes], _made.of(session)
+    for number in sorted(free_everywhere):
+        its = made[number]
+        if (its.nodes, its.backend) == (wanted, backend):
+            its.is_free = False
+            break
+    else:
+        timeout = timedelta(seconds=session.settings.timeout)
+        groups = [dist.new_group(node, backend=backend, timeout=timeout) for node in wanted]
+        own = next(group for group, node in zip(groups, wanted, strict=True) if dist.get_rank() in node)
+        its = NodeGroup(own, wanted, backend)
+        with _lock:
+            made.append(its)
+    weakref.finalize(owner, _give_back, its).atexit = False
+    return its
+
+
+def is_lent(group: Any) -> bool:
+    """Whether somebody has the program's group to himself."""
+    with _lock:
+        return group.group_name in _lent.of(runtime.current())
+
+
+def lend(owner: object, nodes: Sequence[Sequence[int]], group: Any) -> NodeGroup:
+    """``owner`` has the program's group to himself as long as it lives."""
+    with _lock:
+        lent = _lent.of(runtime.current())
+        lent.add(group.group_name)
+    weakref.finalize(owner, _end_loan, lent, group.group_name).atexit = False
+    return NodeGroup(group, [list(node) for node in nodes], dist.get_backend_config(group))
+
+
+def _is_alive(its: NodeGroup) -> bool:
+    try:
+        return bool(dist.get_process_group_ranks(its.group))
+    except Exception:
+        return False  # the program has destroyed all groups
+
+
+def _give_back(its: NodeGroup) -> None:
+    with _lock:
+        its.is_free = not its.is_broken
+
+
+def _end_loan(lent: set[str], name: str) -> None:
+    with _lock:
+        lent.discard(name)
