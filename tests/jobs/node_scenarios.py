@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 import os
 import threading
 import time
@@ -324,6 +325,16 @@ def beside_the_programs_groups() -> list[tuple[list[float], list[float]]]:
             torch.cat([each.grad.flatten() for each in model.parameters()]).tolist() for model in wrappers
         )
         found += [(plain, other) for other in others]
+    dist.destroy_process_group()
+    return found
+
+
+def in_another_order() -> tuple[list[float], list[float]]:
+    """Where PyTorch lets groups have one of their own. Another rank has the last place in one node than in the others."""
+    dist.init_process_group("gloo")
+    given = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
+    groups = [dist.new_group([0, 1]), dist.new_group([3, 2], **given)]
+    found = train("off"), train(groups[dist.get_rank() // 2])
     dist.destroy_process_group()
     return found
 

@@ -88,6 +88,10 @@ def test_gpus_of_nodes_are_found() -> None:
     assert node_places.decided(told("aabb", "0100")) is None, "two ranks on one GPU"
     assert node_places.decided(told("aabb", "010-")) is None, "one on the CPU"
     assert node_places.decided(told("aabb", "0101", "off")) is None
+    given = told("ab", "--", [0, 1])
+    assert node_places.decided(given) == [[0, 1]]
+    with pytest.raises(ValueError, match="give every rank that wraps it the group of its node"):
+        node_places.decided({**given, 1: given[1]._replace(intra=None)})
 
 
 def test_what_makes_no_nodes_is_refused_on_all_ranks() -> None:
@@ -159,6 +163,11 @@ def test_wrappers_and_the_program_have_groups_of_their_own() -> None:
     for steps in run_ranks(node_scenarios.beside_the_programs_groups, 4, nodes=2, timeout=60):
         for plain, with_nodes in steps:
             assert_close(with_nodes, plain)
+
+
+def test_the_order_of_a_groups_ranks_makes_no_difference() -> None:
+    for plain, with_nodes in run_ranks(node_scenarios.in_another_order, 4, nodes=2, timeout=60):
+        assert_close(with_nodes, plain)
 
 
 def test_a_group_is_used_again_when_its_wrapper_is_gone() -> None:

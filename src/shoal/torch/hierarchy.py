@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from shoal import _native
-from shoal.errors import ShoalError
+from shoal.errors import ConfigurationError, ShoalError
 from shoal.job import unheard
 from shoal.job.groups import Group
 from shoal.ops import callbacks, collectives, operations, submissions
@@ -36,6 +36,9 @@ from shoal.torch.node_trouble import GRACE, LOOKS_EVERY, NodeTrouble
 from shoal.torch.nodes import Nodes
 from shoal.torch.staging import Transfers
 from shoal.tuning import topology
+
+# How often a hierarchy's threads look whether it is still there, in seconds.
+_LOOKS_FOR_ITSELF = 2.0
 
 _ELSEWHERE = "another rank of this node could not average its slice of the gradients; see what it says"
 
@@ -53,7 +56,8 @@ class Hierarchy:
 
     Where the nodes have different numbers of ranks, or one rank each, gradients go as without it.
 
-    Raises ValueError on every rank if ``intra`` is not the same group for all of its ranks.
+    Raises ValueError on every rank if ``intra`` is not the same group for all of its ranks, ConfigurationError if nodes
+    have different backends.
     """
 
     def __init__(self, intra: Any = None) -> None:
@@ -65,6 +69,7 @@ class Hierarchy:
         else:
             told = _told_to_all(everyone, np.array(dist.get_process_group_ranks(intra), np.int64))
             found = node_places.of_groups({rank: its.tolist() for rank, its in enumerate(told)})
+        found = [sorted(node) for node in found]  # as new_group has them
         self.nodes = found
         """The ranks of each node, in the order of their places."""
         self.members = len(found[0]) if node_places.are_even(found) else 1
@@ -72,9 +77,12 @@ class Hierarchy:
         if self.members == 1:
             return
         backend = ("nccl" if torch.cuda.is_available() else "gloo") if intra is None else dist.get_backend_config(intra)
-        own = json.dumps([os.urandom(8).hex(), node_groups.free()])
+        own = json.dumps([os.urandom(8).hex(), node_groups.free(), str(backend)])
         says = [json.loads(its.tobytes()) for its in _told_to_all(everyone, np.frombuffer(own.encode(), np.uint8))]
-        free = set.intersection(*(set(numbers) for _, numbers in says))
+        backends = sorted({its for _, _, its in says})
+        if len(backends) > 1:
+            raise ConfigurationError(f"Hierarchy: ranks have {' and '.join(backends)} inside nodes: give all the same")
+        free = set.intersection(*(set(numbers) for _, numbers, _ in says))
         self._inside = Nodes(found, lambda owner: node_groups.take(owner, found, backend, free))
         self._between = self._inside.between
         settings = self._between.session.settings
@@ -93,7 +101,6 @@ class Hierarchy:
         )
         watch.start()
         weakref.finalize(self, self._work.put, None).atexit = False
-        weakref.finalize(self, self._has_open.set).atexit = False
 
     def average(self, buffer: torch.Tensor, is_last: bool) -> OperationFuture:
         """The mean of the gradients in ``buffer`` over all ranks, in its own memory. ``is_last``: of the pass.
@@ -255,13 +262,16 @@ def _serve(work: "queue.SimpleQueue[tuple[Hierarchy, _Bucket] | None]") -> None:
 
 
 def _watch(reference: "weakref.ref[Hierarchy]", has_open: threading.Event) -> None:
+    # Nobody wakes it when the hierarchy goes: that may be in the midst of this wait, by the garbage collector.
     while not callbacks.are_over():
-        has_open.wait()
-        time.sleep(LOOKS_EVERY)
+        is_open = has_open.wait(_LOOKS_FOR_ITSELF)
+        if is_open:
+            time.sleep(LOOKS_EVERY)
         hierarchy = reference()
         if hierarchy is None:
             return
-        hierarchy.look()
+        if is_open:
+            hierarchy.look()
         del hierarchy
 
 

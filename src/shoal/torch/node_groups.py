@@ -34,16 +34,20 @@ class NodeGroup:
 
 _made: PerJob[list[NodeGroup]] = PerJob(lambda _: [])
 
-# The program's own groups that somebody has to himself, by name.
-_lent: PerJob[set[str]] = PerJob(lambda _: set())
+# The program's own groups that somebody has to himself, by identity.
+_lent: PerJob[dict[int, NodeGroup]] = PerJob(lambda _: {})
 
 _lock = threading.RLock()  # owners are let go of anywhere
 
 
 def free() -> list[int]:
     """The numbers of the groups that this rank could use again."""
+    made = _made.of(runtime.current())
     with _lock:
-        return [number for number, its in enumerate(_made.of(runtime.current())) if its.is_free and _is_alive(its)]
+        for its in made:
+            if its.is_free and not _is_alive(its):
+                its.group, its.is_free = None, False  # its number stays
+        return [number for number, its in enumerate(made) if its.is_free]
 
 
 def take(owner: object, nodes: Sequence[Sequence[int]], backend: str, free_everywhere: Collection[int]) -> NodeGroup:
@@ -56,7 +60,8 @@ def take(owner: object, nodes: Sequence[Sequence[int]], backend: str, free_every
     for number in sorted(free_everywhere):
         its = made[number]
         if (its.nodes, its.backend) == (wanted, backend):
-            its.is_free = False
+            with _lock:
+                its.is_free = False
             break
     else:
         timeout = timedelta(seconds=session.settings.timeout)
@@ -70,18 +75,20 @@ def take(owner: object, nodes: Sequence[Sequence[int]], backend: str, free_every
 
 
 def is_lent(group: Any) -> bool:
-    """Whether somebody has the program's group to himself."""
+    """Whether somebody has the program's group to himself, or has left it broken."""
+    lent = _lent.of(runtime.current())
     with _lock:
-        return group.group_name in _lent.of(runtime.current())
+        return id(group) in lent
 
 
 def lend(owner: object, nodes: Sequence[Sequence[int]], group: Any) -> NodeGroup:
     """``owner`` has the program's group to himself as long as it lives."""
+    lent = _lent.of(runtime.current())
+    its = NodeGroup(group, [list(node) for node in nodes], str(dist.get_backend_config(group)))
     with _lock:
-        lent = _lent.of(runtime.current())
-        lent.add(group.group_name)
-    weakref.finalize(owner, _end_loan, lent, group.group_name).atexit = False
-    return NodeGroup(group, [list(node) for node in nodes], dist.get_backend_config(group))
+        lent[id(group)] = its
+    weakref.finalize(owner, _end_loan, lent, its).atexit = False
+    return its
 
 
 def _is_alive(its: NodeGroup) -> bool:
@@ -96,6 +103,7 @@ def _give_back(its: NodeGroup) -> None:
         its.is_free = not its.is_broken
 
 
-def _end_loan(lent: set[str], name: str) -> None:
+def _end_loan(lent: dict[int, NodeGroup], its: NodeGroup) -> None:
     with _lock:
-        lent.discard(name)
+        if not its.is_broken:
+            lent.pop(id(its.group), None)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from shoal import _native
-from shoal.errors import PeerLost, ShoalError
+from shoal.errors import PeerLost, ShoalError, Timeout
 from shoal.gradients.layout import Extent
 from shoal.ops import callbacks
 from shoal.ops.submissions import Pending
@@ -61,7 +61,8 @@ class NodePasses:
 
     def try_out(self, devices: Iterable[torch.device]) -> None:
         """A pass of a few numbers on each device: collectives that do not work are an error on every rank, and now."""
-        tensors = [torch.ones(2 * self.nodes.members + 1, device=device) for device in devices]
+        # Each number another one, so that slices which go astray are found.
+        tensors = [torch.arange(1.0, 2 * self.nodes.members + 2, device=device) for device in devices]
         buffers = {number: Buffer(f"tried{number}", each, (), each[:0], None) for number, each in enumerate(tensors)}
         trial = self.begin(buffers, Narrowing(False), lambda: True, None)
         for buffer in buffers.values():
@@ -69,7 +70,8 @@ class NodePasses:
         failure = trial.await_end()
         if failure is not None:
             raise failure
-        wrong = np.array([not all(bool(((each - 1).abs() < 0.01).all()) for each in tensors)], np.uint8)
+        right = torch.arange(1.0, 2 * self.nodes.members + 2, device="cpu")
+        wrong = np.array([not all(bool(((each.cpu() / right - 1).abs() < 0.01).all()) for each in tensors)], np.uint8)
         self.operations.allreduce(TRIED, wrong, "max").wait()
         if wrong[0]:
             raise ShoalError(f"{self.operations.here}: the collectives of intra give wrong sums on some rank")
@@ -164,7 +166,7 @@ class NodePass:
                 self._end(None)
                 return
             sent = buffers.keys() if needed is None else buffers.keys() & needed()
-        except PeerLost as error:
+        except (PeerLost, Timeout) as error:
             # Another rank of the node may have got the answer before, and wait for this one.
             self.give_up(self._passes.trouble.tell(error))
             return

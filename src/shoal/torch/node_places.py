@@ -44,7 +44,7 @@ class Told(NamedTuple):
     """What a rank says. ``intra``: the ranks of the group that it was given, or "off", or None.
 
     ``gpu``: the one that all of its parameters are on, where NCCL can be used there; else None. ``key``: at random.
-    ``free``: as node_groups.free(). ``problem``: what is wrong with its group.
+    ``free``: as node_groups.free(). ``problem``: what is wrong with its group. ``backend``: of that.
     """
 
     intra: Any
@@ -53,6 +53,7 @@ class Told(NamedTuple):
     key: str
     free: Sequence[int] = ()
     problem: str | None = None
+    backend: str | None = None
 
 
 def node_passes(
@@ -75,6 +76,7 @@ def node_passes(
         os.urandom(8).hex(),
         node_groups.free(),
         _problem_with(intra, operations, size, of_all) if given else None,
+        str(dist.get_backend_config(intra)) if given else None,
     )
     line = np.frombuffer((json.dumps(own) + "\n").encode(), np.uint8)
     lines = operations.allgather(PLACES, line).tobytes().decode().splitlines()
@@ -82,11 +84,16 @@ def node_passes(
     problem = next((its.problem for its in told.values() if its.problem is not None), None)
     if problem is not None:
         raise ConfigurationError(problem)
+    if of_all and given_by_all(told) and len({its.backend for its in told.values()}) > 1:
+        backends = sorted({str(its.backend) for its in told.values()})
+        raise ConfigurationError(f"intra is on {' and '.join(backends)}: give every rank a group on the same backends")
     found = decided(told)
     if found is None:
         return None
+    if of_all:
+        found = [sorted(node) for node in found]  # as new_group has them
     (ranks,) = (node for node in found if runtime.rank() in node)
-    backend = dist.get_backend_config(intra) if given else "nccl"
+    backend = str(dist.get_backend_config(intra)) if given else "nccl"
     free = set.intersection(*(set(its.free) for its in told.values()))
 
     def group_for(owner: Nodes) -> NodeGroup:
@@ -105,6 +112,11 @@ def node_passes(
     return passes
 
 
+def given_by_all(told: Mapping[int, Told]) -> bool:
+    """Whether each rank was given a group."""
+    return all(isinstance(its.intra, list) for its in told.values())
+
+
 def decided(told: Mapping[int, Told]) -> list[list[int]] | None:
     """The ranks of each node. ``told``: by rank, in the group's order. None: there are none, or uneven ones.
 
@@ -113,8 +125,7 @@ def decided(told: Mapping[int, Told]) -> list[list[int]] | None:
     asked = {rank: its.intra for rank, its in told.items() if isinstance(its.intra, list)}
     if asked:
         found = of_groups(asked)
-        others = sorted(told.keys() ^ {rank for node in found for rank in node})
-        if others:
+        if told.keys() != {rank for node in found for rank in node} or told.keys() != asked.keys():
             raise ValueError(
                 f"the groups that are given as intra have the ranks {sorted(asked)}, and those that wrap the module are "
                 f"{sorted(told)}: give every rank that wraps it the group of its node"

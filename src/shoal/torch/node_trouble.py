@@ -5,14 +5,15 @@ they exchange with, NCCL's none. So whoever waits for them looks here now and th
 store of torch.distributed.
 """
 
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from torch.distributed import distributed_c10d
 
-from shoal.errors import PeerLost, ShoalError
+from shoal.errors import PeerLost, ShoalError, Timeout
 from shoal.job.session import Session
 from shoal.join.terms import rank_name
 from shoal.torch.nodes import Nodes
@@ -34,6 +35,8 @@ class NodeTrouble:
         self._node_group = nodes.node_group
         self._key = f"shoal/{key}"
         self._store = _own_connection(distributed_c10d._get_default_store())
+        self._heard: Exception | None = None
+        self._is_asking = False
 
     @property
     def failure(self) -> Exception | None:
@@ -49,7 +52,8 @@ class NodeTrouble:
     def tell(self, error: Exception) -> Exception:
         """A collective has failed with this, or the job. The ranks of the node hear of it. Returns what to raise."""
         until = time.monotonic() + GRACE
-        failure: Exception | None = error if isinstance(error, PeerLost) else self.loss_among(self._ranks)
+        is_of_job = isinstance(error, (PeerLost, Timeout))
+        failure: Exception | None = error if is_of_job else self.loss_among(self._ranks)
         while failure is None and time.monotonic() < until:
             time.sleep(LOOKS_EVERY / 10)
             failure = self.loss_among(self._ranks)
@@ -61,8 +65,9 @@ class NodeTrouble:
         if failure is not error:
             failure.__cause__ = error
         self._ends_with(failure)
-        with suppress(Exception):
-            self._store.set(self._key, str(failure))
+        writer = self._beside(self._write, str(failure))
+        if writer is not None:
+            writer.join(GRACE)
         return failure
 
     def loss_among(self, ranks: Iterable[int]) -> Exception | None:
@@ -71,12 +76,34 @@ class NodeTrouble:
         return next((loss for loss in losses if loss is not None), None)
 
     def _told(self) -> Exception | None:
-        """What another rank of the node has told of."""
-        # A store that is busy answers the next time. If it is gone, so is the rank that had it, which the job finds.
+        """What another rank of the node has told of, as far as the store has answered."""
+        if not self._is_asking:
+            self._is_asking = True
+            if self._beside(self._ask) is None:
+                self._is_asking = False
+        return self._heard
+
+    # A store whose machine does not answer keeps whoever asks it, perhaps for good.
+
+    def _ask(self) -> None:
+        # If the store is gone, so is the rank that had it, which the job finds.
         with suppress(Exception):
             if self._store.check([self._key]):
-                return ShoalError(self._store.get(self._key).decode())
-        return None
+                self._heard = ShoalError(self._store.get(self._key).decode())
+        self._is_asking = False
+
+    def _write(self, text: str) -> None:
+        with suppress(Exception):
+            _own_connection(self._store).set(self._key, text)
+
+    def _beside(self, call: Callable[..., None], *arguments: str) -> threading.Thread | None:
+        """On a thread of its own; None if the system has none."""
+        thread = threading.Thread(target=call, args=arguments, name="shoal-trouble", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return None
+        return thread
 
     def _ends_with(self, failure: Exception | None) -> None:
         if failure is not None:
