@@ -62,8 +62,9 @@ def results(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     return run_ranks(run_all, RANKS, request.param, servers=1, environment={"SHOAL_TIMEOUT": "20"}, timeout=300)
 
 
-# With a process group of PyTorch's, and one operation more a pass.
+# With a process group of PyTorch's, and one operation more a pass. In one node nothing travels, and nothing is rounded.
 NOT_OF_NODES = {
+    *torch_narrow.SCENARIOS,
     "statistics_that_would_not_be_those_of_all_ranks_are_refused",
     "logging_data_tells_bytes_operations_and_times",
 }
