@@ -189,11 +189,11 @@ def spoil_mirrors(device: stage.Device, wrapped: nn.Module) -> None:
     device.synchronize()
     if isinstance(wrapped, shoal.torch.DistributedDataParallel):
         for buffer in wrapped._reducer.arenas.buffers:
-            if buffer.host is not None:
-                buffer.host.fill_(float("nan"))
+            if buffer.mirror is not None:
+                buffer.mirror.fill_(float("nan"))
         return
     for blocks in list(pinned_memory.OF_OPERATIONS._free.values()):
-        for block in blocks:
+        for _, block in blocks:
             block.memory.fill_(255)
 
 
