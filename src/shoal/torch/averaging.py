@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable
 
-from shoal.gradients.agreement import Statement
 from shoal.gradients.averaging import SMALL, Averaging
 from shoal.ops.submissions import Pending
 from shoal.torch.accelerators import Accelerator, Stream
-from shoal.torch.arena import Buffer, GradientArenas
-from shoal.torch.narrowing import Narrowing
+from shoal.torch.arena import Buffer
+from shoal.torch.managed_parameters import ManagedParameters
 from shoal.torch.node_passes import NodePasses
 from shoal.torch.tensor_operations import TensorOperations
 
@@ -16,31 +15,26 @@ TensorAveraging = Averaging[Buffer]
 
 def averaging_of(
     operations: TensorOperations,
-    arenas: GradientArenas,
-    narrowing: Narrowing,
-    statement: Statement,
+    managed: ManagedParameters,
     expected: Iterable[int] | None,
     passes: NodePasses | None,
 ) -> TensorAveraging:
     """The operations of a pass that begins. ``expected``: as for ``Averaging``. ``passes``: where nodes sum first."""
     if passes is not None:
-        return _InNodes(operations, arenas, narrowing, statement, expected, passes)
-    kind = _OnDevices if arenas.has_devices else _OnHost
-    return kind(operations, arenas, narrowing, statement, expected)
+        return _InNodes(operations, managed, expected, passes)
+    kind = _OnDevices if managed.arenas.has_devices else _OnHost
+    return kind(operations, managed, expected)
 
 
 class _OnHost(TensorAveraging):
     def __init__(
-        self,
-        operations: TensorOperations,
-        arenas: GradientArenas,
-        narrowing: Narrowing,
-        statement: Statement,
-        expected: Iterable[int] | None,
+        self, operations: TensorOperations, managed: ManagedParameters, expected: Iterable[int] | None
     ) -> None:
-        super().__init__(operations, arenas.buffers, arenas.touched, arenas.frozen, statement, expected)
+        arenas = managed.arenas
+        super().__init__(operations, arenas.buffers, arenas.touched, arenas.frozen, managed.statement(), expected)
         self._through = operations
-        self._narrowing = narrowing
+        self._arenas = arenas
+        self._narrowing = managed.narrowing
 
     def submit(self, buffer: Buffer) -> Pending:
         return self._through.average(buffer, self._narrowing)
@@ -50,15 +44,9 @@ class _OnDevices(_OnHost):
     """A gradient that is ready will be in its place in the order of the current stream of its device."""
 
     def __init__(
-        self,
-        operations: TensorOperations,
-        arenas: GradientArenas,
-        narrowing: Narrowing,
-        statement: Statement,
-        expected: Iterable[int] | None,
+        self, operations: TensorOperations, managed: ManagedParameters, expected: Iterable[int] | None
     ) -> None:
-        super().__init__(operations, arenas, narrowing, statement, expected)
-        self._arenas = arenas
+        super().__init__(operations, managed, expected)
         # Where the gradients that are ready were made: autograd has a stream for each part of the graph that the
         # program gave one.
         self._streams: set[tuple[Accelerator, Stream]] = set()
@@ -88,16 +76,14 @@ class _InNodes(_OnDevices):
     def __init__(
         self,
         operations: TensorOperations,
-        arenas: GradientArenas,
-        narrowing: Narrowing,
-        statement: Statement,
+        managed: ManagedParameters,
         expected: Iterable[int] | None,
         passes: NodePasses,
     ) -> None:
-        super().__init__(operations, arenas, narrowing, statement, expected)
+        super().__init__(operations, managed, expected)
         needed = None if self._needed is None else self._needed.of_all
-        buffers = {number: arenas.buffers[number] for number in self.progress.filled}
-        self._inside = passes.begin(buffers, narrowing, self._comparison.agreed, needed)
+        buffers = {number: self._arenas.buffers[number] for number in self.progress.filled}
+        self._inside = passes.begin(buffers, self._narrowing, self._comparison.agreed, needed)
 
     @property
     def operation_count(self) -> int:

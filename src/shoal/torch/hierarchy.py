@@ -7,20 +7,19 @@ thread of the hierarchy's. The averages between nodes are called by that thread 
 
 import json
 import os
-import queue
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from shoal import _native
 from shoal.errors import ConfigurationError, ShoalError
 from shoal.job import unheard
 from shoal.job.groups import Group
@@ -34,6 +33,7 @@ from shoal.torch.c10d.futures import OperationFuture
 from shoal.torch.c10d.tensors import Flat
 from shoal.torch.node_trouble import GRACE, LOOKS_EVERY, NodeTrouble
 from shoal.torch.nodes import Nodes
+from shoal.torch.own_thread import OwnThread
 from shoal.torch.staging import Transfers
 from shoal.tuning import topology
 
@@ -77,12 +77,12 @@ class Hierarchy:
         if self.members == 1:
             return
         backend = ("nccl" if torch.cuda.is_available() else "gloo") if intra is None else dist.get_backend_config(intra)
-        own = json.dumps([os.urandom(8).hex(), node_groups.free(), str(backend)])
+        own = json.dumps([os.urandom(8).hex(), node_groups.free_numbers(), str(backend)])
         says = [json.loads(its.tobytes()) for its in _told_to_all(everyone, np.frombuffer(own.encode(), np.uint8))]
+        free = [numbers for _, numbers, _ in says]
         backends = sorted({its for _, _, its in says})
         if len(backends) > 1:
             raise ConfigurationError(f"Hierarchy: ranks have {' and '.join(backends)} inside nodes: give all the same")
-        free = set.intersection(*(set(numbers) for _, numbers, _ in says))
         self._inside = Nodes(found, lambda owner: node_groups.take(owner, found, backend, free))
         self._between = self._inside.between
         settings = self._between.session.settings
@@ -94,13 +94,12 @@ class Hierarchy:
         self._started: list[tuple[_Bucket, AnyHandle | Exception | None]] = []  # on the thread
         self._open: set[_Bucket] = set()  # of a pass that is on
         self._has_open = threading.Event()
-        self._work: queue.SimpleQueue[tuple[Hierarchy, _Bucket] | None] = queue.SimpleQueue()
-        threading.Thread(target=_serve, args=(self._work,), name="shoal-hierarchy", daemon=True).start()
+        self._thread = OwnThread("shoal-hierarchy")
         watch = threading.Thread(
             target=_watch, args=(weakref.ref(self), self._has_open), name="shoal-hierarchy-watch", daemon=True
         )
         watch.start()
-        weakref.finalize(self, self._work.put, None).atexit = False
+        weakref.finalize(self, self._thread.end).atexit = False
 
     def average(self, buffer: torch.Tensor, is_last: bool) -> OperationFuture:
         """The mean of the gradients in ``buffer`` over all ranks, in its own memory. ``is_last``: of the pass.
@@ -121,7 +120,7 @@ class Hierarchy:
     def _put(self, bucket: "_Bucket") -> None:
         self._open.add(bucket)
         self._has_open.set()
-        self._work.put((self, bucket))
+        self._thread.do(partial(self._serve, bucket))
 
     def _settle(self, bucket: "_Bucket", error: Exception | None) -> None:
         self._open.discard(bucket)
@@ -144,7 +143,7 @@ class Hierarchy:
             for bucket in list(self._open):
                 self._settle(bucket, self._trouble.failure)
 
-    def serve(self, bucket: "_Bucket") -> None:
+    def _serve(self, bucket: "_Bucket") -> None:
         """On the hierarchy's thread."""
         try:
             self._started.append((bucket, self._start(bucket)))
@@ -248,17 +247,6 @@ class _Bucket:
     future: OperationFuture
     is_last: bool
     settled: threading.Lock
-
-
-def _serve(work: "queue.SimpleQueue[tuple[Hierarchy, _Bucket] | None]") -> None:
-    _native.note_call()
-    while not callbacks.are_over():
-        item = work.get()
-        if item is None:
-            return
-        hierarchy, bucket = item
-        hierarchy.serve(bucket)
-        del item, hierarchy, bucket  # while it waits, it keeps nothing
 
 
 def _watch(reference: "weakref.ref[Hierarchy]", has_open: threading.Event) -> None:

@@ -10,7 +10,7 @@ nobody uses any more is used again, once that is so on all ranks.
 
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -40,7 +40,7 @@ _lent: PerJob[dict[int, NodeGroup]] = PerJob(lambda _: {})
 _lock = threading.RLock()  # owners are let go of anywhere
 
 
-def free() -> list[int]:
+def free_numbers() -> list[int]:
     """The numbers of the groups that this rank could use again."""
     made = _made.of(runtime.current())
     with _lock:
@@ -50,14 +50,14 @@ def free() -> list[int]:
         return [number for number, its in enumerate(made) if its.is_free]
 
 
-def take(owner: object, nodes: Sequence[Sequence[int]], backend: str, free_everywhere: Collection[int]) -> NodeGroup:
+def take(owner: object, nodes: Sequence[Sequence[int]], backend: str, free: Iterable[Sequence[int]]) -> NodeGroup:
     """The group of this rank's node, for ``owner`` as long as it lives. Called by all ranks of ``torch.distributed``.
 
-    ``free_everywhere``: what is in all ranks' ``free()``.
+    ``free``: what ``free_numbers()`` is on each of them.
     """
     session = runtime.current()
     wanted, made = [list(node) for node in nodes], _made.of(session)
-    for number in sorted(free_everywhere):
+    for number in sorted(set.intersection(*map(set, free))):
         its = made[number]
         if (its.nodes, its.backend) == (wanted, backend):
             with _lock:

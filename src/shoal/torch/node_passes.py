@@ -15,7 +15,6 @@ does every later pass.
 """
 
 import logging
-import queue
 import threading
 import time
 import weakref
@@ -25,16 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal import _native
 from shoal.errors import PeerLost, ShoalError, Timeout
 from shoal.gradients.layout import Extent
-from shoal.ops import callbacks
 from shoal.ops.submissions import Pending
 from shoal.torch.accelerators import Stream
 from shoal.torch.arena import Buffer
 from shoal.torch.narrowing import Narrowing
 from shoal.torch.node_trouble import GRACE, LOOKS_EVERY, NodeTrouble
 from shoal.torch.nodes import Nodes
+from shoal.torch.own_thread import OwnThread
 from shoal.torch.tensor_operations import TensorOperations
 
 _log = logging.getLogger("shoal")
@@ -50,10 +48,9 @@ class NodePasses:
         self.operations = operations
         self.between = TensorOperations(nodes.between)
         self.trouble = NodeTrouble(operations.group.session, nodes, key)
-        self._work: queue.SimpleQueue[NodePass | None] = queue.SimpleQueue()
         # Here, where it can be raised that there can be no more threads.
-        threading.Thread(target=_serve, args=(self._work,), name="shoal-node-passes", daemon=True).start()
-        weakref.finalize(self, self._work.put, None).atexit = False
+        self._thread = OwnThread("shoal-node-passes")
+        weakref.finalize(self, self._thread.end).atexit = False
 
     def own(self, count: int) -> Extent:
         """As ``Nodes.own``."""
@@ -83,13 +80,14 @@ class NodePasses:
         agreed: Callable[[], bool],
         needed: Callable[[], Collection[int]] | None,
     ) -> "NodePass":
-        """``buffers``: by number, those that may be sent. ``narrowing``: of their slices. ``agreed``: waits until the ranks have compared their layouts.
+        """``buffers``: by number, those that may be sent. ``narrowing``: of their slices. ``agreed``: waits until the ranks
+        have compared their layouts.
 
         ``needed``: waits until they have said which buffers are needed; None: all are. Both raise what goes wrong.
         """
         begun = NodePass(self, buffers, narrowing, agreed, needed)
         if self.trouble.failure is None:
-            self._work.put(begun)
+            self._thread.do(begun.run)
         else:
             begun.give_up(self.trouble.failure)
         return begun
@@ -295,13 +293,3 @@ class _Whole:
     @property
     def finished_ns(self) -> int:
         return self._pass.finished_ns
-
-
-def _serve(work: "queue.SimpleQueue[NodePass | None]") -> None:
-    _native.note_call()
-    while not callbacks.are_over():
-        begun = work.get()
-        if begun is None:
-            return
-        begun.run()
-        del begun  # while it waits, it keeps nothing

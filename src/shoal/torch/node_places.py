@@ -44,7 +44,7 @@ class Told(NamedTuple):
     """What a rank says. ``intra``: the ranks of the group that it was given, or "off", or None.
 
     ``gpu``: the one that all of its parameters are on, where NCCL can be used there; else None. ``key``: at random.
-    ``free``: as node_groups.free(). ``problem``: what is wrong with its group. ``backend``: of that.
+    ``free``: as node_groups.free_numbers(). ``problem``: what is wrong with its group. ``backend``: of that.
     """
 
     intra: Any
@@ -74,7 +74,7 @@ def node_passes(
         topology.machine(),
         None if given or intra == OFF or not of_all else _gpu(parameters, size),
         os.urandom(8).hex(),
-        node_groups.free(),
+        node_groups.free_numbers(),
         _problem_with(intra, operations, size, of_all) if given else None,
         str(dist.get_backend_config(intra)) if given else None,
     )
@@ -84,17 +84,19 @@ def node_passes(
     problem = next((its.problem for its in told.values() if its.problem is not None), None)
     if problem is not None:
         raise ConfigurationError(problem)
-    if of_all and given_by_all(told) and len({its.backend for its in told.values()}) > 1:
-        backends = sorted({str(its.backend) for its in told.values()})
-        raise ConfigurationError(f"intra is on {' and '.join(backends)}: give every rank a group on the same backends")
     found = decided(told)
+    backends = {its.backend for its in told.values()}  # None on all ranks or on none
+    if of_all and len(backends) > 1:
+        raise ConfigurationError(
+            f"intra is on {' and '.join(sorted(map(str, backends)))}: give every rank a group on the same backends"
+        )
     if found is None:
         return None
     if of_all:
         found = [sorted(node) for node in found]  # as new_group has them
     (ranks,) = (node for node in found if runtime.rank() in node)
     backend = str(dist.get_backend_config(intra)) if given else "nccl"
-    free = set.intersection(*(set(its.free) for its in told.values()))
+    free = [its.free for its in told.values()]
 
     def group_for(owner: Nodes) -> NodeGroup:
         return node_groups.take(owner, found, backend, free) if of_all else node_groups.lend(owner, found, intra)
@@ -110,11 +112,6 @@ def node_passes(
     passes = NodePasses(made, operations, told[ranks[0]].key)
     passes.try_out(dict.fromkeys(parameter.device for parameter in parameters))
     return passes
-
-
-def given_by_all(told: Mapping[int, Told]) -> bool:
-    """Whether each rank was given a group."""
-    return all(isinstance(its.intra, list) for its in told.values())
 
 
 def decided(told: Mapping[int, Told]) -> list[list[int]] | None:

@@ -290,10 +290,7 @@ class Reducer:
         now.placed.clear()
 
     def _averaging_of(self, expected: Iterable[int] | None) -> TensorAveraging:
-        managed = self.managed
-        return averaging_of(
-            self._operations, managed.arenas, managed.narrowing, managed.statement(), expected, self._nodes
-        )
+        return averaging_of(self._operations, self.managed, expected, self._nodes)
 
     def _take(self, managed: ManagedParameters, now: BackwardPass, index: int) -> None:
         if now.error is not None:
