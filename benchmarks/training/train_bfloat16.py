@@ -15,13 +15,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 
-import json
 import statistics
 from typing import Any
 
 import click
 from common import lined_up
-from results import results_of
+from results import Part, in_parts
 from training_ranks import ALONE, WIRE_FORMATS
 from training_teams import GLOO, SMALL_GPT, SMALL_GPT_LAB, Steps, Teams
 
@@ -42,7 +41,6 @@ WORDS = {
     NARROW: "bfloat16",
     FED_BACK: "bfloat16, error feedback",
 }
-PARTS = ("time", "accuracy")
 
 
 def measure(place: Place, names: list[str], turns: int, first: int, steps: int) -> dict[str, Any]:
@@ -107,25 +105,14 @@ def tell_accuracy(found: dict[str, Any]) -> list[str]:
     ]
 
 
+PARTS = {"time": Part(time_of_steps, tell_time), "accuracy": Part(accuracy, tell_accuracy)}
+
+
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--quick", is_flag=True, help="Few steps, to try it: keeps nothing.")
-@click.option("--part", type=click.Choice(PARTS), help="Measures this alone, and keeps the other's results.")
+@click.option("--part", type=click.Choice(list(PARTS)), help="Measures this alone, and keeps the other's results.")
 def main(quick: bool, part: str | None) -> None:
-    stem = results_of(__file__)
-    results = stem.with_suffix(".json")
-    found = json.loads(results.read_text()) if part and not quick and results.exists() else {}
-    for name, run in zip(PARTS, (time_of_steps, accuracy), strict=True):
-        if part in (None, name):
-            found[name] = run(quick)
-    lines = ["float32 gradients that travel as bfloat16: a small GPT"]
-    for name, tell in zip(PARTS, (tell_time, tell_accuracy), strict=True):
-        if name in found:
-            facts = [f"{fact}: {value}" for fact, value in found[name]["facts"].items()]
-            lines += ["", *tell(found[name]), "", *facts]
-    print("\n".join(lines))
-    if not quick:
-        stem.with_suffix(".txt").write_text("\n".join(lines) + "\n")
-        results.write_text(json.dumps(found) + "\n")
+    in_parts(__file__, "float32 gradients that travel as bfloat16: a small GPT", PARTS, part, quick)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 
-import json
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 import click
 from common import lined_up, verdict
-from results import results_of
+from results import Part, in_parts
 from training_ranks import ALONE
 from training_teams import C10D, GLOO, LENGTH, SEQUENCES, SMALL_GPT, SMALL_GPT_LAB, Steps, Teams
 
@@ -91,24 +90,18 @@ def _apart(losses: list[float], reference: list[float]) -> float:
     return max(abs(one - other) / other for one, other in zip(losses, reference, strict=True))
 
 
+def of_place(words: str, place: Callable[[], Place]) -> Part:
+    return Part(
+        lambda quick: measure(place(), 2, 2) if quick else measure(place(), TURNS, STEPS),
+        lambda found: [words, *tell(found)],
+    )
+
+
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--quick", is_flag=True, help="Few turns, to try it: keeps nothing.")
 @click.option("--part", type=click.Choice(list(PLACES)), help="Measures this alone, and keeps the other's results.")
 def main(quick: bool, part: str | None) -> None:
-    stem = results_of(__file__)
-    results = stem.with_suffix(".json")
-    found = json.loads(results.read_text()) if part and not quick and results.exists() else {}
-    for name, (_, place) in PLACES.items():
-        if part in (None, name):
-            found[name] = measure(place(), 2, 2) if quick else measure(place(), TURNS, STEPS)
-    lines = ["A small GPT, in turns"]
-    for name in (name for name in PLACES if name in found):
-        facts = [f"{fact}: {value}" for fact, value in found[name]["facts"].items()]
-        lines += ["", PLACES[name][0], *tell(found[name]), "", *facts]
-    print("\n".join(lines))
-    if not quick:
-        stem.with_suffix(".txt").write_text("\n".join(lines) + "\n")
-        results.write_text(json.dumps(found) + "\n")
+    in_parts(__file__, "A small GPT, in turns", {name: of_place(*one) for name, one in PLACES.items()}, part, quick)
 
 
 if __name__ == "__main__":
