@@ -37,10 +37,6 @@ std::uint32_t JobConfig::segment_of(std::size_t server, Senders senders) const {
       aligned(std::max<std::uint64_t>(wanted, largest / cut.least)), limits::shard_alignment, largest));
 }
 
-std::uint32_t JobConfig::credit_of(std::size_t server, std::uint32_t job_credit) const {
-  return credit_of(server, job_credit, Senders::nodes);
-}
-
 std::uint32_t JobConfig::credit_of(std::size_t server, std::uint32_t job_credit, Senders senders) const {
   const std::uint64_t least = segment_of(server, senders);
   const std::uint64_t largest = largest_window(senders).segment;

@@ -59,7 +59,7 @@ struct JobConfig {
   Window window_of(std::size_t server, Senders senders = Senders::nodes) const;
   // The credit of that server's window for this credit of the job, which ranges from a segment to most_credit
   // (congestion_controller.h).
-  std::uint32_t credit_of(std::size_t server, std::uint32_t job_credit) const;
+  std::uint32_t credit_of(std::size_t server, std::uint32_t job_credit, Senders senders = Senders::nodes) const;
   std::uint32_t segment_of(std::size_t server, Senders senders = Senders::nodes) const;
   std::uint32_t most_credit() const;
   // Whether workers send it no larger part of its shard than they have sent to each reference server. Co-located
@@ -92,7 +92,6 @@ struct JobConfig {
   };
   // Of the server with the largest weight.
   Window largest_window(Senders senders) const;
-  std::uint32_t credit_of(std::size_t server, std::uint32_t job_credit, Senders senders) const;
   Cut cut_of(std::size_t server, Senders senders) const;
   std::uint32_t largest_weight() const { return *std::max_element(weights.begin(), weights.end()); }
 };
