@@ -7,6 +7,12 @@
 
 namespace shoal {
 
+namespace {
+
+constexpr Time last_look_after = second;
+
+}  // namespace
+
 void Gates::hold(Submission submission, std::size_t record, Time now) {
   const std::uint64_t handle = submission.handle;
   const Time until = now + std::min(submission.timeout, never - now);
@@ -35,11 +41,16 @@ Time Gates::deadline() const {
   return first;
 }
 
-std::vector<std::uint64_t> Gates::late(Time now) const {
+std::vector<std::uint64_t> Gates::take_late(Time now) {
   std::vector<std::uint64_t> handles;
-  for (const auto& [handle, held] : held_) {
-    if (held.until <= now) {
+  for (auto& [handle, held] : held_) {
+    if (held.until > now) {
+      continue;
+    }
+    if (std::exchange(held.is_last_look, true)) {
       handles.push_back(handle);
+    } else {
+      held.until = now + last_look_after;
     }
   }
   std::sort(handles.begin(), handles.end());

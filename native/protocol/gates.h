@@ -3,7 +3,8 @@
 // not before: docs/protocol/lifecycle.md, "Why it cannot deadlock", rests on that.
 //
 // A call whose input does not come for the operation's timeout, or never will, is opened as failed, so that all members
-// hear.
+// hear. The timeout may have run out while the process was stopped, with the input there: so there is a last look, a
+// second after it is first seen that the timeout is over.
 //
 //   each held submission awaits its input, and has the number of its call;   bytes = the records of all of them
 #pragma once
@@ -30,16 +31,17 @@ class Gates {
     Submission submission;
     std::size_t record = 0;  // bytes that it counts for among the open operations
     Time until = never;      // its input has to be there
+    bool is_last_look = false;
   };
 
   void hold(Submission submission, std::size_t record, Time now);
   // To be opened: the input of this operation is there, or will never be and why. None: it is not held.
   std::optional<Held> release(std::uint64_t handle, const std::string& problem);
 
-  // When the first of them is too late.
+  // When the first of them is looked at next.
   Time deadline() const;
-  // Handles of those that are.
-  std::vector<std::uint64_t> late(Time now) const;
+  // Looks at them. Handles of those that are too late.
+  std::vector<std::uint64_t> take_late(Time now);
 
   bool empty() const { return held_.empty(); }
   std::size_t count() const { return held_.size(); }

@@ -53,18 +53,30 @@ TEST(a_call_is_held_until_its_input_is_there_and_given_out_once) {
   gates.check_invariants();
 }
 
-TEST(a_call_whose_input_does_not_come_is_late_after_its_timeout) {
+TEST(a_call_whose_input_does_not_come_is_late_a_second_after_its_timeout) {
   Gates gates;
   CHECK_EQ(gates.deadline(), never);
   gates.hold(held(2), 0, 5);
   gates.hold(held(1), 0, 8);
   CHECK_EQ(gates.deadline(), 105);
-  CHECK(gates.late(104).empty());
-  CHECK((gates.late(105) == std::vector<std::uint64_t>{2}));
-  CHECK((gates.late(200) == std::vector<std::uint64_t>{1, 2}));
+  CHECK(gates.take_late(104).empty());
+  CHECK(gates.take_late(105).empty());
+  CHECK(gates.take_late(second).empty());
+  CHECK_EQ(gates.deadline(), second + 105);
+  CHECK((gates.take_late(second + 105) == std::vector<std::uint64_t>{2}));
   const auto released = gates.release(2, input_is_late);
   CHECK_EQ(released->submission.failure, input_is_late);
-  CHECK_EQ(gates.deadline(), 108);
+  CHECK_EQ(gates.deadline(), 2 * second);
+  CHECK((gates.take_late(2 * second) == std::vector<std::uint64_t>{1}));
+}
+
+TEST(an_input_that_came_while_its_process_was_stopped_is_not_late) {
+  Gates gates;
+  gates.hold(held(1), 0, 5);
+  CHECK(gates.take_late(1'000 * second).empty());
+  CHECK_EQ(gates.deadline(), 1'001 * second);
+  CHECK(gates.release(1, "").has_value());
+  CHECK(gates.take_late(1'001 * second).empty());
 }
 
 TEST(a_gate_opens_when_its_word_has_come_so_far_also_past_the_largest_number) {

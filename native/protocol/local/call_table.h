@@ -47,6 +47,8 @@ class CallTable {
   bool hold(Submission& submission, Time now);
   // To be called: the input of this call is there, or will never be and why. None: it is not held.
   std::optional<Submission> release(std::uint64_t handle, const std::string& problem);
+  // Handles of calls whose input is too late.
+  std::vector<std::uint64_t> take_late(Time now) { return gates_.take_late(now); }
   const Gates& gates() const { return gates_; }
   bool all_written() const { return unwritten_.empty(); }
   // Writes the next call to the others, with its contribution if it is small. Null: there is none, or no room.

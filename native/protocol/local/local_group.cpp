@@ -513,7 +513,7 @@ bool LocalGroup::say_goodbye_if_done() {
 
 bool LocalGroup::check_time() {
   if (calls_.gates().deadline() <= now_) {
-    for (const std::uint64_t handle : calls_.gates().late(now_)) {
+    for (const std::uint64_t handle : calls_.take_late(now_)) {
       input_ready(handle, input_is_late);
     }
     return true;

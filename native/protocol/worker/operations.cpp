@@ -322,7 +322,7 @@ void Operations::on_time() {
     }
   }
   progress_.end_checks(asked);
-  for (const std::uint64_t handle : submissions_.gates().late(environment_.now())) {
+  for (const std::uint64_t handle : submissions_.take_late()) {
     input_ready(handle, input_is_late);
   }
 }

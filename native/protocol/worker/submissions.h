@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "protocol/call_registry.h"
 #include "protocol/gates.h"
@@ -29,6 +30,8 @@ class Submissions {
   bool hold(Submission& submission);
   // To be taken: the input of this call is there, or will never be and why. None: it is not held.
   std::optional<Submission> release(std::uint64_t handle, const std::string& problem);
+  // Handles of calls whose input is too late.
+  std::vector<std::uint64_t> take_late() { return gates_.take_late(environment_.now()); }
   const Gates& gates() const { return gates_; }
   // The operation, to be planned and opened; null: its handle has ended, and nobody else hears of it. `was_held`: it
   // was called before, and may be older than this rank's wish to leave.
