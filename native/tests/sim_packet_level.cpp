@@ -30,6 +30,7 @@ constexpr const char* usage =
   --timeout 200ms           TCP's least retransmission timeout
   --host-queue 64ki         bytes of one flow that wait in its own host
   --bytes 25m --rounds 1    what is averaged, and how often, one after another
+  --together 1              so many operations of that size at once in each round
   --segment 16ki            bytes of a segment
   --least-segment 0         bytes of the smallest segment of short operations; 0: they have the same
   --credit 16ki             bytes that a worker may have unanswered at one server
@@ -110,6 +111,7 @@ const std::map<std::string, Reader> readers{
     {"--timeout", read(times, [](Options& o) -> auto& { return o.setup.fabric.least_timeout; })},
     {"--host-queue", read(sizes, [](Options& o) -> auto& { return o.setup.fabric.host_queue; })},
     {"--bytes", read(sizes, [](Options& o) -> auto& { return o.setup.bytes; })},
+    {"--together", read(sizes, [](Options& o) -> auto& { return o.setup.together; })},
     {"--rounds", read(sizes, [](Options& o) -> auto& { return o.setup.rounds; })},
     {"--segment", read(sizes, [](Options& o) -> auto& { return o.segment; })},
     {"--least-segment", read(sizes, [](Options& o) -> auto& { return o.least_segment; })},
@@ -165,7 +167,7 @@ Setup setup_of(const Options& options) {
 double milliseconds(Time time) { return static_cast<double>(time) / 1e6; }
 
 void print(const Setup& setup, const Report& report) {
-  const double least = 1e3 * bound(setup, setup.bytes);
+  const double least = 1e3 * bound(setup, setup.bytes * setup.together);
   std::cout << std::fixed << std::setprecision(1);
   for (std::size_t round = 0; round < report.rounds.size(); ++round) {
     const double time = milliseconds(report.rounds[round]);

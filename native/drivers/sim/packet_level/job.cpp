@@ -96,6 +96,7 @@ struct WorkerHost {
   std::unique_ptr<BufferPool> pool;
   std::unique_ptr<Worker> worker;
   std::uint32_t rounds = 0;  // done
+  std::uint32_t open = 0;    // operations of this round that are not done
 };
 
 struct ServerHost {
@@ -276,17 +277,20 @@ void Run::submit(std::uint32_t rank) {
   }
   const std::uint64_t bytes = setup_.bytes / (setup_.config.size() / nodes_in(setup_.config)) /
                               size_of(DType::float32) * size_of(DType::float32);
-  Submission submission;
-  submission.handle = host.rounds + 1;
-  submission.group = host.group;
-  submission.collective = Collective::all_reduce;
-  submission.op = Operator::mean;
-  submission.dtype = DType::float32;
-  submission.shape = {static_cast<std::int64_t>(bytes / size_of(DType::float32))};
-  submission.input = submission.output = scratch_.get();
-  submission.input_bytes = submission.output_bytes = bytes;
-  submission.timeout = patient;
-  host.worker->submit(std::move(submission));
+  host.open = setup_.together;
+  for (std::uint32_t i = 0; i < setup_.together; ++i) {
+    Submission submission;
+    submission.handle = std::uint64_t{host.rounds} * setup_.together + i + 1;
+    submission.group = host.group;
+    submission.collective = Collective::all_reduce;
+    submission.op = Operator::mean;
+    submission.dtype = DType::float32;
+    submission.shape = {static_cast<std::int64_t>(bytes / size_of(DType::float32))};
+    submission.input = submission.output = scratch_.get();
+    submission.input_bytes = submission.output_bytes = bytes;
+    submission.timeout = patient;
+    host.worker->submit(std::move(submission));
+  }
 }
 
 void Run::finished(std::uint32_t rank, const Status& status) {
@@ -295,6 +299,9 @@ void Run::finished(std::uint32_t rank, const Status& status) {
     return;
   }
   WorkerHost& host = workers_[rank];
+  if (--host.open > 0) {
+    return;
+  }
   done_[host.rounds] = timeline_.now();
   ++host.rounds;
   if (host.rounds == setup_.rounds) {

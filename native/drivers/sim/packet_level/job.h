@@ -32,6 +32,7 @@ struct Setup {
   std::vector<Foreign> foreign;
   std::uint64_t bytes = 25'000'000;  // of an all-reduce of float32, or of those of all places
   std::uint32_t rounds = 1;          // all-reduces, one after another
+  std::uint32_t together = 1;        // so many all-reduces in each round, all of them submitted at once
   Time start = 0;                    // when the ranks submit; the flows of others begin at 0
   Time spread = 100'000;             // each rank up to so much later
   std::uint64_t seed = 1;            // of that, and of jitter
