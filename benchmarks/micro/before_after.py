@@ -3,9 +3,10 @@
 What c10d.py, inside_node.py, nodes.py, small_sizes.py, any_servers.py, server_core.py and train_gpt.py measure of Shoal, without its rivals.
 Each row is one kind of all-reduce or of training step, or what operations cost a server. A pair is some rounds of
 one turn each, and its ratio the middle one of the rounds' ratios, time now by time before. The middle half of a row's
-ratios has to lie within 5 %, or the row shows nothing and is run again, in pairs of three times the rounds; such a
-pair's ratio is the geometric mean of the rounds' ratios but for the outermost tenths: with more ranks than processors
-a turn has one of two speeds, and a middle one jumps between them. Target: a median ratio of at most 1.03 in every row.
+ratios has to lie within 5 %, or the row shows nothing and is run again. With more ranks than processors a small
+operation has one of several speeds from one start of all processes to the next, which differ by a quarter, and a turn
+has one of two. So such a pair is of nine starts, and its ratio the geometric mean of theirs; a start's is the one of its
+rounds but for the outermost tenths. Target: a median ratio of at most 1.03 in every row.
 
 Who starts first has slower memory: the same step of train_gpt.py takes 2 % longer, in its optimizer too. So half of a pair is measured with
 this Shoal started first and half with the earlier one, and the pair's ratio is the geometric mean of both. Pairs are of several such starts of
@@ -58,7 +59,7 @@ MIDDLE_HALF = 0.05
 # Short and many: the machine's mood, which changes within seconds, is then the same for two turns beside each other.
 TURNS, TURN_SECONDS = 24, 0.01
 FEW_TURNS = 8  # where an operation takes as long as the link takes for it
-STARTS_WHEN_UNCLEAR, PAIRS_WHEN_UNCLEAR, LONGER_WHEN_UNCLEAR = 8, 2, 3
+PAIRS_WHEN_UNCLEAR, STARTS_OF_UNCLEAR_PAIR = 16, 9
 STEPS, FIRST_STEPS = 1, 3
 BEFORE = "before"
 ROOT = Path(__file__).resolve().parents[2]
@@ -299,10 +300,18 @@ def clearer(part: Operations | Training | ServerCost, python: str, rows: list[Ro
         return rows
     for row in rows:
         print(row.name, *(f"{ratio:.3f}" for ratio in row.ratios), file=sys.stderr)
-    turns = LONGER_WHEN_UNCLEAR * part.turns
-    print(f"shows nothing, once more in pairs of {turns} turns: {', '.join(unclear)}", file=sys.stderr)
-    again = _in_starts(STARTS_WHEN_UNCLEAR, part, python, PAIRS_WHEN_UNCLEAR, turns, unclear)
-    return [{row.name: row for row in again}.get(row.name, row) for row in rows]
+    print(
+        f"shows nothing, once more in pairs of {STARTS_OF_UNCLEAR_PAIR} starts: {', '.join(unclear)}", file=sys.stderr
+    )
+    again = _in_starts(PAIRS_WHEN_UNCLEAR * STARTS_OF_UNCLEAR_PAIR, part, python, 1, part.turns, unclear)
+    return [{row.name: _of_several_starts(row) for row in again}.get(row.name, row) for row in rows]
+
+
+def _of_several_starts(row: Row) -> Row:
+    """``row``: has a ratio for every start."""
+    firsts = range(0, len(row.ratios), STARTS_OF_UNCLEAR_PAIR)
+    pairs = (row.ratios[first : first + STARTS_OF_UNCLEAR_PAIR] for first in firsts)
+    return replace(row, ratios=tuple(statistics.geometric_mean(pair) for pair in pairs))
 
 
 def _in_starts(

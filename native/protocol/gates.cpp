@@ -9,14 +9,15 @@ namespace shoal {
 
 namespace {
 
-constexpr Time last_look_after = second;
+constexpr Time longest_patience = second;
 
 }  // namespace
 
 void Gates::hold(Submission submission, std::size_t record, Time now) {
   const std::uint64_t handle = submission.handle;
-  const Time until = now + std::min(submission.timeout, never - now);
-  held_.emplace(handle, Held{std::move(submission), record, until});
+  const Time patience = std::min(longest_patience, submission.timeout / 2);
+  const Time look_at = now + std::min(submission.timeout - patience, never - now);
+  held_.emplace(handle, Held{std::move(submission), record, patience, look_at});
   bytes_ += record;
 }
 
@@ -36,7 +37,7 @@ std::optional<Gates::Held> Gates::release(std::uint64_t handle, const std::strin
 Time Gates::deadline() const {
   Time first = never;
   for (const auto& [handle, held] : held_) {
-    first = std::min(first, held.until);
+    first = std::min(first, held.look_at);
   }
   return first;
 }
@@ -44,13 +45,13 @@ Time Gates::deadline() const {
 std::vector<std::uint64_t> Gates::take_late(Time now) {
   std::vector<std::uint64_t> handles;
   for (auto& [handle, held] : held_) {
-    if (held.until > now) {
+    if (held.look_at > now) {
       continue;
     }
     if (std::exchange(held.is_last_look, true)) {
       handles.push_back(handle);
     } else {
-      held.until = now + last_look_after;
+      held.look_at = now + held.patience;
     }
   }
   std::sort(handles.begin(), handles.end());

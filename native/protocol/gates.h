@@ -3,8 +3,8 @@
 // not before: docs/protocol/lifecycle.md, "Why it cannot deadlock", rests on that.
 //
 // A call whose input does not come for the operation's timeout, or never will, is opened as failed, so that all members
-// hear. The timeout may have run out while the process was stopped, with the input there: so there is a last look, a
-// second after it is first seen that the timeout is over.
+// hear. The timeout may run out while the process is stopped, and the input come meanwhile. So each is looked at
+// twice: a second before the timeout is over, and a second after that look, whenever it was.
 //
 //   each held submission awaits its input, and has the number of its call;   bytes = the records of all of them
 #pragma once
@@ -30,7 +30,8 @@ class Gates {
   struct Held {
     Submission submission;
     std::size_t record = 0;  // bytes that it counts for among the open operations
-    Time until = never;      // its input has to be there
+    Time patience = 0;       // between the two looks: a second, or half of a short timeout
+    Time look_at = never;    // the next one
     bool is_last_look = false;
   };
 

@@ -145,6 +145,14 @@ bool are_nan(const std::vector<float>& values) {
   return std::all_of(values.begin(), values.end(), [](float value) { return std::isnan(value); });
 }
 
+bool passes(const Gate& gate) {
+  const auto deadline = std::chrono::steady_clock::now() + longest_operation;
+  while (!gate.is_passed() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return gate.is_passed();
+}
+
 TEST(a_gate_is_passed_when_the_operation_fails_too_and_the_output_is_no_number) {
   Job job(2, 2, 0);
   std::vector<float> few(10);
@@ -172,10 +180,35 @@ TEST(an_operation_that_fails_before_its_input_is_there_passes_its_gate_when_that
   CHECK(outcome(other).message.find(input_is_late) != std::string::npos);
   CHECK(!gate.is_passed());
   ready->store(1, std::memory_order_release);
-  while (!gate.is_passed()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  CHECK(passes(gate));
   CHECK(are_nan(array));
+}
+
+TEST(an_input_that_comes_within_its_timeout_is_waited_for_and_one_that_does_not_is_heard_of_by_those_who_wait) {
+  for (const bool inside : {false, true}) {
+    Job job(2, 1, 0, 4096, inside ? std::vector<std::uint32_t>{0, 0} : std::vector<std::uint32_t>{});
+    std::vector<float> arrays[] = {{1, 2}, {3, 4}};
+    for (const bool comes : {true, false}) {
+      const auto ready = std::make_shared<GateWord>(0);
+      Submission late = of(Collective::all_reduce, "", arrays[0], &arrays[0]);
+      late.timeout = second / 2;
+      const Gate gate = gate_of(ready, 1);
+      const auto here = job.engines[0]->submit(std::move(late), gate);
+      const auto there = job.engines[1]->submit(of(Collective::all_reduce, "", arrays[1], &arrays[1]));
+      std::this_thread::sleep_for(std::chrono::milliseconds(350));  // past the first look
+      CHECK(!here->done() && !there->done());
+      ready->store(comes ? 1 : 0, std::memory_order_release);
+      for (const auto& operation : {here, there}) {
+        if (comes) {
+          expect_well(operation);
+        } else {
+          CHECK(outcome(operation).message.find(input_is_late) != std::string::npos);
+        }
+      }
+      ready->store(1, std::memory_order_release);
+      CHECK(passes(gate));
+    }
+  }
 }
 
 TEST(an_operation_whose_input_will_never_come_fails_for_all) {
