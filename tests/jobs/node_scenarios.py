@@ -258,7 +258,7 @@ def loses_its_node() -> None:
     os._exit(0)  # gloo may still be waiting
 
 
-def loses_the_job_first(elsewhere: str) -> None:
+def loses_the_job_first(elsewhere: str, loss: Exception) -> None:
     """One rank hears of a loss before it hears that the ranks agree, and its node has begun: what all see of that pass."""
     dist.init_process_group("gloo")
     model = shoal.torch.DistributedDataParallel(
@@ -271,7 +271,7 @@ def loses_the_job_first(elsewhere: str) -> None:
 
         def lost(self: Any) -> None:
             plain(self)
-            raise shoal.PeerLost("rank 7 (elsewhere) is lost", 7, "elsewhere")
+            raise loss
 
         setattr(where, name, lost)
     begun = time.monotonic()
@@ -473,6 +473,31 @@ def of_some_ranks() -> list[list[float]]:
             assert (model._reducer._nodes is None) == (its == "off")
             model(inputs(0)).sum().backward()
             found.append([float(parameter.grad.sum()) for parameter in model.parameters()])
+
+        def wrap() -> str:
+            linear = torch.nn.Linear(2, 2)
+            return outcome(lambda: shoal.torch.DistributedDataParallel(linear, process_group=some, intra=intra))
+
+        assert "another wrapper has intra to itself" in wrap()
+        del model
+        gc.collect()
+        assert wrap() == "no error"
+    dist.destroy_process_group()
+    return found
+
+
+def sums_wrongly() -> str:
+    """On rank 3 slices go astray, while the module is wrapped: what each rank sees of it."""
+    dist.init_process_group("gloo")
+    plain = Nodes.gather
+
+    def astray(self: Nodes, elements: torch.Tensor) -> None:
+        plain(self, elements)
+        elements.copy_(elements.flip(0))
+
+    if dist.get_rank() == 3:
+        Nodes.gather = astray
+    found = outcome(lambda: shoal.torch.DistributedDataParallel(torch.nn.Linear(2, 2), intra=nodes_of(2)))
     dist.destroy_process_group()
     return found
 

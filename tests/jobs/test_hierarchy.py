@@ -1,5 +1,7 @@
 """Averages inside nodes by PyTorch's groups and between nodes by Shoal (shoal.torch.Hierarchy). Here on the CPU, by gloo."""
 
+from collections.abc import Callable
+
 import hierarchy_scenarios
 import pytest
 import torch
@@ -47,3 +49,42 @@ def test_the_loss_of_a_rank_is_an_error_on_all_others(members: int) -> None:
     for outcome in outcomes[:3]:
         assert outcome.exit_code == 0, outcome.describe()
         assert "raised" in outcome.stdout, outcome.describe()
+
+
+def test_sparse_gradients_go_the_plain_way_beside_the_others() -> None:
+    for plain, hierarchical in run_ranks(hierarchy_scenarios.of_sparse_gradients, 4, nodes=2):
+        assert hierarchical == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.parametrize("what", ["scatter", pytest.param("gather", marks=pytest.mark.slow)])
+def test_a_failure_inside_a_node_is_an_error_on_all_ranks_and_stays_one(what: str) -> None:
+    with Cluster(4, nodes=2) as cluster:
+        outcomes = cluster.start(hierarchy_scenarios.fails_inside_a_node, what).wait(60)
+    for outcome in outcomes:
+        assert outcome.stdout.startswith("True no error True "), outcome.describe()
+        assert "no bus" in outcome.stdout, outcome.describe()
+
+
+def test_a_pass_that_was_left_in_the_midst_is_said_by_the_next() -> None:
+    with Cluster(4, nodes=2) as cluster:
+        outcomes = cluster.start(hierarchy_scenarios.is_left_in_the_midst).wait(60)
+    for outcome in outcomes:
+        assert "no bus" in outcome.stdout, outcome.describe()
+        assert "a backward pass was left before all of its buckets had come" in outcome.stdout, outcome.describe()
+
+
+def test_hierarchies_that_are_gone_leave_no_threads() -> None:
+    for before, after in run_ranks(hierarchy_scenarios.one_after_the_other, 4, nodes=2, timeout=60):
+        assert after <= before
+
+
+@pytest.mark.parametrize(
+    ("scenario", "said"),
+    [
+        (hierarchy_scenarios.of_other_backends, "give all the same"),
+        (hierarchy_scenarios.of_one_that_is_no_group, "rank 2"),
+    ],
+)
+def test_what_is_wrong_on_one_rank_is_refused_on_all(scenario: Callable[[], str], said: str) -> None:
+    for text in run_ranks(scenario, 4, nodes=2):
+        assert said in text

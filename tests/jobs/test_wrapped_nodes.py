@@ -7,6 +7,7 @@ import node_scenarios
 import pytest
 import torch
 
+import shoal
 from shoal.testing import Cluster, run_ranks
 from shoal.torch import node_places
 from shoal.torch.node_places import Told
@@ -150,13 +151,23 @@ def test_a_failure_inside_a_node_is_an_error_on_all_ranks_and_stays_one() -> Non
         assert outcome.stdout.count("no bus") == 2, outcome.describe()
 
 
-@pytest.mark.parametrize("what", ["layout", "needed"])
-def test_a_rank_that_hears_of_a_loss_first_keeps_nobody_in_its_node(what: str) -> None:
+LOST, LATE = shoal.PeerLost("rank 7 (elsewhere) is lost", 7, "elsewhere"), shoal.Timeout("rank 7 (elsewhere) is late")
+
+
+@pytest.mark.parametrize(
+    ("what", "loss"), [("layout", LOST), ("needed", LOST), pytest.param("layout", LATE, marks=pytest.mark.slow)]
+)
+def test_a_rank_that_hears_of_a_loss_first_keeps_nobody_in_its_node(what: str, loss: Exception) -> None:
     with Cluster(4, nodes=2) as cluster:
-        outcomes = cluster.start(node_scenarios.loses_the_job_first, what).wait(60)
+        outcomes = cluster.start(node_scenarios.loses_the_job_first, what, loss).wait(60)
     for outcome in outcomes:
         assert outcome.stdout.startswith("after True: "), outcome.describe()
-        assert "rank 7 (elsewhere) is lost" in outcome.stdout, outcome.describe()
+        assert str(loss) in outcome.stdout, outcome.describe()
+
+
+def test_wrong_sums_on_one_rank_are_an_error_on_all() -> None:
+    for found in run_ranks(node_scenarios.sums_wrongly, 4, nodes=2):
+        assert "wrong sums on some rank" in found
 
 
 def test_wrappers_and_the_program_have_groups_of_their_own() -> None:

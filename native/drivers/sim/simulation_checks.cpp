@@ -124,6 +124,12 @@ void Simulation::check_outcome(std::uint32_t rank, const OperationPlan& operatio
     allowed.insert(excuses_.begin(), excuses_.end());
     // Those who hear of the loss first may have left before others hear of it.
     allowed.insert(Code::peer_left);
+    // An input that follows what has timed out comes too late.
+    const bool follows = std::any_of(operation.members.begin(), operation.members.end(),
+                                     [](const MemberPlan& member) { return member.follows.has_value(); });
+    if (follows && excuses_.count(Code::timeout) > 0) {
+      allowed.insert(Code::failed_on_rank);
+    }
   }
   if (allowed.count(status.code) == 0) {
     violated(what + "ended with " + std::to_string(static_cast<int>(status.code)) + " (" + status.message +

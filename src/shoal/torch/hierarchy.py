@@ -5,8 +5,6 @@ the order of its buckets, on the thread that computes gradients; after the last,
 thread of the hierarchy's. The averages between nodes are called by that thread too, bucket by bucket.
 """
 
-import json
-import os
 import threading
 import time
 import weakref
@@ -23,6 +21,7 @@ import torch.distributed as dist
 from shoal.errors import ConfigurationError, ShoalError
 from shoal.job import unheard
 from shoal.job.groups import Group
+from shoal.join.terms import rank_name
 from shoal.ops import callbacks, collectives, operations, submissions
 from shoal.ops.operations import Plan
 from shoal.ops.submissions import AnyHandle, StagedHandle
@@ -33,9 +32,7 @@ from shoal.torch.c10d.futures import OperationFuture
 from shoal.torch.c10d.tensors import Flat
 from shoal.torch.node_trouble import GRACE, LOOKS_EVERY, NodeTrouble
 from shoal.torch.nodes import Nodes
-from shoal.torch.own_thread import OwnThread
 from shoal.torch.staging import Transfers
-from shoal.tuning import topology
 
 # How often a hierarchy's threads look whether it is still there, in seconds.
 _LOOKS_FOR_ITSELF = 2.0
@@ -63,58 +60,72 @@ class Hierarchy:
     def __init__(self, intra: Any = None) -> None:
         membership.join_default()
         everyone = Group(range(dist.get_world_size()), name="hierarchy")
+        here = rank_name(everyone.session.rank, everyone.session.hosts)
+        by_default = "nccl" if torch.cuda.is_available() else "gloo"
+        own, thread = node_places.own_words(intra, here, "shoal-hierarchy", by_default=by_default)
+        told = node_places.heard(everyone.ranks, collectives.allgather(own, None, everyone))
+        if len({its.intra is None for its in told.values()}) > 1:
+            raise ConfigurationError("Hierarchy: some ranks were given no intra: give every rank the group of its node")
         if intra is None:
-            names = _told_to_all(everyone, np.frombuffer(topology.machine().encode(), np.uint8))
-            found = node_places.of_machines((rank, name.tobytes().decode()) for rank, name in enumerate(names))
+            found = node_places.of_machines((rank, its.machine) for rank, its in told.items())
         else:
-            told = _told_to_all(everyone, np.array(dist.get_process_group_ranks(intra), np.int64))
-            found = node_places.of_groups({rank: its.tolist() for rank, its in enumerate(told)})
+            found = node_places.of_groups({rank: its.intra for rank, its in told.items()})
         found = [sorted(node) for node in found]  # as new_group has them
         self.nodes = found
         """The ranks of each node, in the order of their places."""
         self.members = len(found[0]) if node_places.are_even(found) else 1
         """Ranks a node; 1: the hierarchy has no effect."""
-        if self.members == 1:
+        if self.members == 1 or thread is None:
             return
-        backend = ("nccl" if torch.cuda.is_available() else "gloo") if intra is None else dist.get_backend_config(intra)
-        own = json.dumps([os.urandom(8).hex(), node_groups.free_numbers(), str(backend)])
-        says = [json.loads(its.tobytes()) for its in _told_to_all(everyone, np.frombuffer(own.encode(), np.uint8))]
-        free = [numbers for _, numbers, _ in says]
-        backends = sorted({its for _, _, its in says})
+        backends = {str(its.backend) for its in told.values()}
         if len(backends) > 1:
-            raise ConfigurationError(f"Hierarchy: ranks have {' and '.join(backends)} inside nodes: give all the same")
+            raise ConfigurationError(
+                f"Hierarchy: ranks have {' and '.join(sorted(backends))} inside nodes: give all the same"
+            )
+        (backend,) = backends
+        free = [its.free for its in told.values()]
         self._inside = Nodes(found, lambda owner: node_groups.take(owner, found, backend, free))
         self._between = self._inside.between
         settings = self._between.session.settings
         self._in_stream = settings.waits_in_stream(by_default=True)
         self._transfers = Transfers(self._in_stream)
-        self._here = Group(self._inside.ranks, name="node")
+        self._here = self._inside.here
         self._call_site = CallSite(f"hierarchy {self._between}")
-        self._trouble = NodeTrouble(everyone.session, self._inside, says[self._inside.ranks[0]][0])
+        self._trouble = NodeTrouble(everyone.session, self._inside, told[self._inside.ranks[0]].key)
         self._started: list[tuple[_Bucket, AnyHandle | Exception | None]] = []  # on the thread
         self._open: set[_Bucket] = set()  # of a pass that is on
         self._has_open = threading.Event()
-        self._thread = OwnThread("shoal-hierarchy")
+        self._is_on = False  # a pass has begun and not come to its last bucket
+        self._thread = thread
         watch = threading.Thread(
             target=_watch, args=(weakref.ref(self), self._has_open), name="shoal-hierarchy-watch", daemon=True
         )
         watch.start()
-        weakref.finalize(self, self._thread.end).atexit = False
 
-    def average(self, buffer: torch.Tensor, is_last: bool) -> OperationFuture:
-        """The mean of the gradients in ``buffer`` over all ranks, in its own memory. ``is_last``: of the pass.
+    def begin_pass(self) -> None:
+        """Before its first bucket. Raises ShoalError where the pass before was left before its last one."""
+        with self._telling():
+            if self._is_on:
+                raise ShoalError("a backward pass was left before all of its buckets had come")
+        self._is_on = True
+
+    def end_pass(self) -> None:
+        """After its last bucket."""
+        self._is_on = False
+        self._thread.do(self._finish_pass)
+
+    def average(self, buffer: torch.Tensor) -> OperationFuture:
+        """The mean of the gradients in ``buffer`` over all ranks, in its own memory.
 
         Raises what the reduce-scatter raises. Whatever else goes wrong is raised by who waits for the future.
         """
-        if self._trouble.failure is not None:
-            raise self._trouble.failure
         elements = buffer.detach().view(-1)
         device = [] if buffer.is_cpu else [buffer.device]
         self._inside.follow(elements)
         with self._inside.beside(elements), self._telling():
             works = self._inside.scatter(elements)
         future = OperationFuture(self._call_site.operation(), device)
-        self._put(_Bucket(buffer, elements, works, future, is_last, threading.Lock()))
+        self._put(_Bucket(buffer, elements, works, future, threading.Lock()))
         return future
 
     def _put(self, bucket: "_Bucket") -> None:
@@ -140,6 +151,7 @@ class Hierarchy:
                 self._has_open.set()
         elif self._trouble.look() is not None:
             time.sleep(GRACE)
+            self._end_job()
             for bucket in list(self._open):
                 self._settle(bucket, self._trouble.failure)
 
@@ -149,15 +161,17 @@ class Hierarchy:
             self._started.append((bucket, self._start(bucket)))
         except Exception as error:
             self._started.append((bucket, error))
-        if bucket.is_last:
-            for each, handle in self._started:
-                try:
-                    self._finish(each, handle)
-                except Exception as error:
-                    self._settle(each, error)
-            if self._in_stream and not bucket.buffer.is_cpu:
-                self._tell_node([handle for _, handle in self._started])
-            self._started.clear()
+
+    def _finish_pass(self) -> None:
+        """On the hierarchy's thread."""
+        for bucket, handle in self._started:
+            try:
+                self._finish(bucket, handle)
+            except Exception as error:
+                self._settle(bucket, error)
+        if self._in_stream and any(not bucket.buffer.is_cpu for bucket, _ in self._started):
+            self._tell_node([handle for _, handle in self._started])
+        self._started.clear()
 
     def _tell_node(self, handles: list[AnyHandle | Exception | None]) -> None:
         """After a pass for which only streams wait: what has failed on one rank of the node is an error on all of them."""
@@ -231,7 +245,13 @@ class Hierarchy:
         try:
             yield
         except Exception as error:
-            raise self._trouble.tell(error) from error
+            failure = self._trouble.tell(error)
+            self._end_job()
+            raise failure from error
+
+    def _end_job(self) -> None:
+        """The ranks of other nodes hear why. They wait for averages that have no names, and cannot be failed one by one."""
+        self._between.session.abort(str(self._trouble.failure))
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,7 +265,6 @@ class _Bucket:
     elements: torch.Tensor
     works: list[Any]
     future: OperationFuture
-    is_last: bool
     settled: threading.Lock
 
 
@@ -261,9 +280,3 @@ def _watch(reference: "weakref.ref[Hierarchy]", has_open: threading.Event) -> No
         if is_open:
             hierarchy.look()
         del hierarchy
-
-
-def _told_to_all(everyone: Group, own: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    handle = collectives.allgather_async(own, None, everyone)
-    counts = collectives.allgather(np.array([len(own)]), None, everyone)
-    return np.split(handle.wait(), np.cumsum(counts)[:-1])

@@ -50,8 +50,28 @@ def comm_hook(
     Raises TypeError for a ``state`` that is no group and for gradients that are anywhere else, ConfigurationError if this process
     has joined another job than that of the process group.
     """
-    if isinstance(state, Hierarchy) and state.members > 1 and bucket.buffer().layout == torch.strided:
-        return state.average(bucket.buffer(), bucket.is_last())
+    if isinstance(state, Hierarchy) and state.members > 1:
+        return _in_nodes(state, bucket)
+    return _plainly(state, bucket)
+
+
+def _in_nodes(
+    hierarchy: Hierarchy,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    if bucket.index() == 0:
+        hierarchy.begin_pass()
+    is_dense = bucket.buffer().layout == torch.strided
+    future = hierarchy.average(bucket.buffer()) if is_dense else _plainly(None, bucket)
+    if bucket.is_last():
+        hierarchy.end_pass()
+    return future
+
+
+def _plainly(
+    state: Group | Hierarchy | None,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
     group = _group(None if isinstance(state, Hierarchy) else state)
     call_site, transfers = _operations(group)
     called = f"averaging bucket {bucket.index()} of the gradients"

@@ -18,18 +18,25 @@ from typing import Any
 import torch.distributed as dist
 
 from shoal.job import runtime
+from shoal.job.groups import Group
 from shoal.job.per_job import PerJob
 
 
 @dataclass
 class NodeGroup:
-    """``group``: that of this rank's node. ``is_broken``: its ranks may be in different collectives for ever."""
+    """``group``: that of this rank's node. ``is_broken``: its ranks may be in different collectives for ever.
+
+    ``between``: the ranks at this place of all nodes; ``here``: the ranks of this node, in Shoal.
+    """
 
     group: Any
     nodes: list[list[int]]
     backend: str
     is_free: bool = False
     is_broken: bool = False
+    # Shoal's own groups that come with it. They are for good, so they are kept with it.
+    between: Group | None = None
+    here: Group | None = None
 
 
 _made: PerJob[list[NodeGroup]] = PerJob(lambda _: [])

@@ -17,7 +17,6 @@ does every later pass.
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -41,16 +40,17 @@ ENDED, TRIED = "ended", "tried"
 
 
 class NodePasses:
-    """Those of one wrapper. ``operations``: of the wrapper. ``key``: the same on the ranks of a node, and nowhere else."""
+    """Those of one wrapper. ``operations``: of the wrapper. ``key``: the same on the ranks of a node, and nowhere else.
 
-    def __init__(self, nodes: Nodes, operations: TensorOperations, key: str) -> None:
+    ``thread``: theirs alone.
+    """
+
+    def __init__(self, nodes: Nodes, operations: TensorOperations, key: str, thread: OwnThread) -> None:
         self.nodes = nodes
         self.operations = operations
         self.between = TensorOperations(nodes.between)
         self.trouble = NodeTrouble(operations.group.session, nodes, key)
-        # Here, where it can be raised that there can be no more threads.
-        self._thread = OwnThread("shoal-node-passes")
-        weakref.finalize(self, self._thread.end).atexit = False
+        self._thread = thread
 
     def own(self, count: int) -> Extent:
         """As ``Nodes.own``."""
@@ -237,7 +237,7 @@ class NodePass:
             self._check()
             self._unopened.discard(buffer.label)
         if missing is not None:
-            if not alone:
+            if not alone and buffer.own.numel():
                 between.fail(buffer.label, missing)
             raise ShoalError(missing)
         if alone or not buffer.own.numel():

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from shoal.torch import node_groups
 from shoal.torch.node_groups import NodeGroup
 from shoal.torch.node_passes import NodePasses
 from shoal.torch.nodes import Nodes
+from shoal.torch.own_thread import OwnThread
 from shoal.torch.tensor_operations import TensorOperations
 from shoal.tuning import topology
 
@@ -67,35 +68,29 @@ def node_passes(
     ``torch.distributed`` has other ranks than the job or another wrapper has the group to itself, and what the group's
     collectives raise.
     """
-    given = intra is not None and intra != OFF
     of_all = len(operations.group.ranks) == size
-    own = Told(
-        dist.get_process_group_ranks(intra) if given else intra,
-        topology.machine(),
-        None if given or intra == OFF or not of_all else _gpu(parameters, size),
-        os.urandom(8).hex(),
-        node_groups.free_numbers(),
-        _problem_with(intra, operations, size, of_all) if given else None,
-        str(dist.get_backend_config(intra)) if given else None,
+    gpu = _gpu(parameters, size) if intra is None and of_all else None
+    may_have_nodes = intra != OFF and (intra is not None or gpu is not None)
+    own, thread = own_words(
+        intra,
+        operations.here,
+        "shoal-node-passes" if may_have_nodes else None,
+        gpu,
+        lambda: _problem_with(intra, operations, size, of_all),
     )
-    line = np.frombuffer((json.dumps(own) + "\n").encode(), np.uint8)
-    lines = operations.allgather(PLACES, line).tobytes().decode().splitlines()
-    told = {rank: Told(*json.loads(each)) for rank, each in zip(operations.group.ranks, lines, strict=True)}
-    problem = next((its.problem for its in told.values() if its.problem is not None), None)
-    if problem is not None:
-        raise ConfigurationError(problem)
+    told = heard(operations.group.ranks, operations.allgather(PLACES, own))
     found = decided(told)
     backends = {its.backend for its in told.values()}  # None on all ranks or on none
     if of_all and len(backends) > 1:
         raise ConfigurationError(
             f"intra is on {' and '.join(sorted(map(str, backends)))}: give every rank a group on the same backends"
         )
-    if found is None:
+    if found is None or thread is None:
         return None
     if of_all:
         found = [sorted(node) for node in found]  # as new_group has them
     (ranks,) = (node for node in found if runtime.rank() in node)
-    backend = str(dist.get_backend_config(intra)) if given else "nccl"
+    backend = told[runtime.rank()].backend or "nccl"
     free = [its.free for its in told.values()]
 
     def group_for(owner: Nodes) -> NodeGroup:
@@ -109,9 +104,44 @@ def node_passes(
         made.members,
         ranks,
     )
-    passes = NodePasses(made, operations, told[ranks[0]].key)
+    passes = NodePasses(made, operations, told[ranks[0]].key, thread)
     passes.try_out(dict.fromkeys(parameter.device for parameter in parameters))
     return passes
+
+
+def own_words(
+    intra: Any,
+    here: str,
+    thread: str | None,
+    gpu: str | None = None,
+    problem_with: Callable[[], str | None] = lambda: None,
+    by_default: str | None = None,
+) -> tuple[np.ndarray[Any, Any], OwnThread | None]:
+    """What this rank says, a line of bytes, and the thread that its node needs. ``thread``: its name; None: it has no node.
+    ``by_default``: the backend where no ``intra`` is given.
+
+    Whatever goes wrong is said: the other ranks wait for what this one says.
+    """
+    ranks, backend, problem, made = intra, by_default, None, None
+    try:
+        if intra is not None and intra != OFF:
+            ranks, backend = dist.get_process_group_ranks(intra), str(dist.get_backend_config(intra))
+            problem = problem_with()
+        made = None if thread is None else OwnThread(thread)
+    except Exception as error:
+        ranks, problem = [], f"{here}: {type(error).__name__}: {error}"
+    own = Told(ranks, topology.machine(), gpu, os.urandom(8).hex(), node_groups.free_numbers(), problem, backend)
+    return np.frombuffer((json.dumps(own) + "\n").encode(), np.uint8), made
+
+
+def heard(ranks: Iterable[int], lines: np.ndarray[Any, Any]) -> dict[int, Told]:
+    """What each of these ranks has said. Raises ConfigurationError where one said a problem."""
+    each = lines.tobytes().decode().splitlines()
+    told = {rank: Told(*json.loads(line)) for rank, line in zip(ranks, each, strict=True)}
+    problem = next((its.problem for its in told.values() if its.problem is not None), None)
+    if problem is not None:
+        raise ConfigurationError(problem)
+    return told
 
 
 def decided(told: Mapping[int, Told]) -> list[list[int]] | None:

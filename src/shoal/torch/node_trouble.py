@@ -34,7 +34,8 @@ class NodeTrouble:
         self._ranks: Sequence[int] = nodes.ranks
         self._node_group = nodes.node_group
         self._key = f"shoal/{key}"
-        self._store = _own_connection(distributed_c10d._get_default_store())
+        self._store = distributed_c10d._get_default_store()
+        self._asked_store: Any = None  # on the threads that ask
         self._heard: Exception | None = None
         self._is_asking = False
 
@@ -83,13 +84,14 @@ class NodeTrouble:
                 self._is_asking = False
         return self._heard
 
-    # A store whose machine does not answer keeps whoever asks it, perhaps for good.
+    # A store whose machine does not answer, or that has gone, keeps whoever asks it or connects to it, perhaps for good.
 
     def _ask(self) -> None:
         # If the store is gone, so is the rank that had it, which the job finds.
         with suppress(Exception):
-            if self._store.check([self._key]):
-                self._heard = ShoalError(self._store.get(self._key).decode())
+            self._asked_store = self._asked_store or _own_connection(self._store)
+            if self._asked_store.check([self._key]):
+                self._heard = ShoalError(self._asked_store.get(self._key).decode())
         self._is_asking = False
 
     def _write(self, text: str) -> None:

@@ -44,9 +44,18 @@ class Nodes:
         self.node_group = group_for(self)
         self.intra = self.node_group.group
         self.count = len(nodes)
-        self.between = Group([node[self.place] for node in nodes], name=f"place {self.place}")
+        if self.node_group.between is None:
+            self.node_group.between = Group([node[self.place] for node in nodes], name=f"place {self.place}")
+        self.between = self.node_group.between
         """The ranks at this place, of all nodes."""
         self._streams: dict[torch.device, tuple[Any, _native.Ways]] = {}
+
+    @property
+    def here(self) -> Group:
+        """The ranks of this node, by Shoal."""
+        if self.node_group.here is None:
+            self.node_group.here = Group(self.ranks, name="node")
+        return self.node_group.here
 
     def own(self, count: int) -> Extent:
         """Of so many elements, this rank's slice. The last place has what is left over, too."""

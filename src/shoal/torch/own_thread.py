@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 
 from shoal import _native
@@ -9,20 +10,20 @@ from shoal.ops import callbacks
 
 
 class OwnThread:
-    """A daemon: nothing waits for it at the end of the interpreter. Raises RuntimeError if the system has none."""
+    """Ends once nobody has this any more, after what was asked for. Raises RuntimeError if the system has no thread.
+
+    A daemon: nothing waits for it at the end of the interpreter.
+    """
 
     def __init__(self, name: str) -> None:
         # Not queue.Queue: finalizers ask, in the midst of anything.
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
+        weakref.finalize(self, self._calls.put, None).atexit = False
 
     def do(self, call: Callable[[], None]) -> None:
         """Later. It raises nothing."""
         self._calls.put(call)
-
-    def end(self) -> None:
-        """After what was asked for."""
-        self._calls.put(None)
 
 
 def _serve(calls: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
