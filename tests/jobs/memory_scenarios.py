@@ -1,4 +1,4 @@
-"""What the ranks of test_pinned_bytes.py do: training on a simulated device, whose memory and the host's pinned one are counted."""
+"""What the ranks of test_gradient_memory.py do: training on a simulated device, whose memory and the host's pinned one are counted."""
 
 import threading
 import time
@@ -118,6 +118,15 @@ def hooked(module: torch.nn.Module, state: object) -> torch.nn.Module:
 WAYS: dict[str, tuple[str, Callable[[torch.nn.Module], torch.nn.Module]]] = {
     "wrapper": ("gloo", lambda module: ours(module, intra="off")),
     "wrapper in nodes": ("gloo", lambda module: ours(module, intra=nodes_of(2))),
+    "wrapper in 16 bits": ("gloo", lambda module: ours(module, intra="off", wire_dtype=torch.bfloat16)),
+    "wrapper in 16 bits, with error feedback": (
+        "gloo",
+        lambda module: ours(module, intra="off", wire_dtype=torch.bfloat16, error_feedback=True),
+    ),
+    "wrapper in nodes in 16 bits": (
+        "gloo",
+        lambda module: ours(module, intra=nodes_of(2), wire_dtype=torch.bfloat16),
+    ),
     "backend": ("shoal", theirs),
     "PyTorch alone": ("gloo", theirs),
     "hook": ("gloo", lambda module: hooked(module, None)),

@@ -4,6 +4,8 @@
 |---|---|
 | pinned | the gradients' bytes once a rank; once a node where nodes sum first; a 16th more for operations' blocks |
 | of the device | the arena, and a gradient or two on their way to it; with PyTorch's wrapper what that takes alone |
+| pinned, with `wire_dtype` | half of that |
+| of the device, with `wire_dtype` | half of each bucket on its way besides; with error feedback the gradients' bytes, too |
 
 Beside that a device has 1 MiB of words for gates. While a module is wrapped its parameters are sent, before there is an
 arena; pinned memory for that is let go of then by our wrapper, and when it was not used for a minute elsewhere.
@@ -42,6 +44,23 @@ def test_our_wrapper_has_an_arena_and_its_mirror(way: str) -> None:
         assert found["pinned while it was wrapped"] <= GRADIENTS * BLOCKS + WORDS, found
         for when in ("in the first step", "later"):
             assert found[f"pinned {when}"] <= GRADIENTS // members + SMALL + WORDS, found
+
+
+@pytest.mark.parametrize(
+    ("way", "kept", "members"),
+    [
+        ("wrapper in 16 bits", 1, 1),
+        pytest.param("wrapper in 16 bits, with error feedback", 2, 1, marks=pytest.mark.slow),
+        pytest.param("wrapper in nodes in 16 bits", 1, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_16_bits_take_half_of_the_mirror_and_half_of_what_is_on_its_way(way: str, kept: int, members: int) -> None:
+    narrow = GRADIENTS // members // 2
+    for found in counted(way):
+        assert kept * GRADIENTS <= found["kept on the device"] <= kept * GRADIENTS + SMALL, found
+        assert found["made on the device"] <= kept * GRADIENTS + narrow + 2 * LARGEST + SMALL, found
+        for when in ("in the first step", "later"):
+            assert found[f"pinned {when}"] <= narrow + SMALL + WORDS, found
 
 
 @pytest.mark.slow
