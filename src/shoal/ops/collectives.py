@@ -43,7 +43,9 @@ def allreduce(x: Any, op: str = "mean", name: str | None = None, group: Group | 
         x: an array on the CPU, of NumPy, PyTorch or any library that speaks DLPack, or Python numbers, of any number of
             dimensions; same shape and dtype on every member. dtypes: float16, bfloat16, float32, float64, int8, int16,
             int32, int64, uint8, uint16, uint32, uint64, bool.
-        op: "mean" or "sum" (neither of bool), "min", "max" or "product"; the same on every member.
+        op: "mean" or "sum" (neither of bool), "min", "max" or "product"; the same on every member. "adasum": a sum that
+            does not grow where the arrays point the same way (shoal.ops.adasum), of floating dtypes, for 2, 4, 8 ...
+            members.
         name: matches the members' calls: a text of 1 to 1024 bytes of UTF-8 that does not begin with "#". None: calls
             without a name are matched by their order in the group, so they come from one thread.
         group: the members, of which this rank is one. None: all ranks of the job.
@@ -57,7 +59,7 @@ def allreduce(x: Any, op: str = "mean", name: str | None = None, group: Group | 
         ShoalError: this process is in no job; ``group`` is of an earlier one; whatever else made the operation fail,
             such as another member's arguments.
     """
-    return submit("allreduce", name, group, operations.allreduce, x, op, False).wait()
+    return _allreduce("allreduce", x, op, name, group, in_place=False).wait()
 
 
 def allreduce_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
@@ -72,7 +74,7 @@ def allreduce_(x: Any, op: str = "mean", name: str | None = None, group: Group |
         TypeError: as ``allreduce``, and if ``x`` cannot be written to, or is an expanded tensor.
         ValueError, Mismatch, PeerLost, Timeout, ShoalError: as ``allreduce``.
     """
-    return submit("allreduce_", name, group, operations.allreduce, x, op, True).wait()
+    return _allreduce("allreduce_", x, op, name, group, in_place=True).wait()
 
 
 def allreduce_async(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
@@ -85,7 +87,7 @@ def allreduce_async(x: Any, op: str = "mean", name: str | None = None, group: Gr
         TypeError, ValueError: as ``allreduce``.
         ShoalError: this process is in no job, or ``group`` is of an earlier one. ``Handle.wait`` raises the rest.
     """
-    return submit("allreduce", name, group, operations.allreduce, x, op, False)
+    return _allreduce("allreduce", x, op, name, group, in_place=False)
 
 
 def allreduce_async_(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Handle:
@@ -99,7 +101,7 @@ def allreduce_async_(x: Any, op: str = "mean", name: str | None = None, group: G
         TypeError, ValueError: as ``allreduce_``.
         ShoalError: as ``allreduce_async``. ``Handle.wait`` raises the rest.
     """
-    return submit("allreduce_", name, group, operations.allreduce, x, op, True)
+    return _allreduce("allreduce_", x, op, name, group, in_place=True)
 
 
 def reducescatter(x: Any, op: str = "mean", name: str | None = None, group: Group | None = None) -> Any:
@@ -440,6 +442,14 @@ def submit(
             gate.leave()
         raise ShoalError(f"{described(operation, name, session)}: {error}") from error
     return Handle(native, operation, name, session, planned, submitted_ns)
+
+
+def _allreduce(called: str, x: Any, op: str, name: str | None, group: Group | None, in_place: bool) -> Handle:
+    if op == "adasum":
+        from shoal.ops import adasum  # which is made of these operations
+
+        return adasum.submit(x, name, group, in_place)
+    return submit(called, name, group, operations.allreduce, x, op, in_place)
 
 
 def _of_current_job(group: Group) -> Group:
