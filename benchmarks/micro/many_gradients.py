@@ -1,0 +1,137 @@
+"""Many tensors submitted one by one: the 161 gradients of ResNet-50, 102 MB, beside one array of their size.
+
+Horovod fuses small tensors, since there each costs a round of its own coordinator. Here calls with names need none. By
+turns in one run:
+
+    one array         one operation of all bytes
+    each, at once     one operation a gradient, named, in the order in which a backward pass makes them; then all are
+                      waited for
+
+Shoal and gloo, which has no names. Target: at most 1.1 times the time of one array.
+
+    sudo python benchmarks/micro/many_gradients.py [--quick] [--only PLACE]
+        root, for the lab; 5 minutes; results in benchmarks/results (.txt, .json)
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import replay
+from replay import Pieces, Variable, Way
+
+from shoal.bench import Report
+from shoal.bench.contestants import Buffer, Contestant, FloatArray
+from shoal.bench.naming import SHOAL
+from shoal.bench.sizes import show_seconds
+
+HEADING = "Many tensors: the 161 gradients of ResNet-50, one operation each, beside one array of their size"
+ONE, EACH = "one array", "each, at once"
+PLACES = {
+    "lab": "lab nodes=4,servers=2,rate=1gbit",
+    "lab without servers": "lab nodes=4,rate=1gbit",
+    "one machine": "local n=4,nodes=1",
+}
+ROUNDS, QUICK_ROUNDS = 21, 3
+QUICK_DIVISOR = 16
+AT_MOST = 1.1
+
+
+def resnet50() -> list[Variable]:
+    """In the order of the forward pass (He et al., "Deep Residual Learning", Table 1): 25.6 M elements."""
+    sizes: dict[str, int] = {"conv1": 7 * 7 * 3 * 64, **_norm("bn1", 64)}
+    given = 64
+    for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
+        for block in range(blocks):
+            name = f"layer{stage}.{block}"
+            shapes = ((1, given, width), (3, width, width), (1, width, 4 * width))
+            for number, (edge, before, after) in enumerate(shapes, 1):
+                sizes |= {f"{name}.conv{number}": edge * edge * before * after, **_norm(f"{name}.bn{number}", after)}
+            if block == 0:
+                sizes |= {f"{name}.downsample": given * 4 * width, **_norm(f"{name}.downsample.bn", 4 * width)}
+            given = 4 * width
+    sizes |= {"fc.weight": 2048 * 1000, "fc.bias": 1000}
+    return [Variable(name, size) for name, size in sizes.items()]
+
+
+def _norm(name: str, width: int) -> dict[str, int]:
+    return {f"{name}.weight": width, f"{name}.bias": width}
+
+
+def ways(joined: Contestant, library: str, arguments: Mapping[str, Any]) -> Mapping[str, Contestant]:
+    """Of one rank."""
+    variables = replay.scaled(resnet50(), arguments["divisor"])[::-1]
+
+    def one(content: FloatArray) -> Buffer:
+        tensors, together = replay.cut(content, content.size), replay.submit_together(library)
+        return Pieces(content, lambda: together(tensors))
+
+    def each(content: FloatArray) -> Buffer:
+        tensors = replay.cut(content, [variable.elements for variable in variables])
+        return Pieces(content, _submit_named(variables, tensors) if library == SHOAL else _submit(tensors))
+
+    return {_way(library, ONE): Way(joined, one), _way(library, EACH): Way(joined, each)}
+
+
+def _submit_named(variables: Sequence[Variable], tensors: Sequence[Any]) -> Callable[[], None]:
+    import shoal
+
+    named = [(variable.name, tensor) for variable, tensor in zip(variables, tensors, strict=True)]
+
+    def submit() -> None:
+        for handle in [shoal.allreduce_async_(tensor, "sum", name) for name, tensor in named]:
+            handle.wait()
+
+    return submit
+
+
+def _submit(tensors: Sequence[Any]) -> Callable[[], None]:
+    together = replay.submit_together("gloo")
+    return lambda: together(tensors)
+
+
+def _way(library: str, name: str) -> str:
+    return f"{library} {name}"
+
+
+def show(report: Report) -> list[str]:
+    """A table, and what the target asks."""
+    size = report.sizes[0]
+    times = {result.contestant: result for result in report.results}
+    lines = [f"{report.title}, {size / 1e6:.1f} MB", ""]
+    bound = report.network.bound(SHOAL, size)
+    if bound is not None:
+        lines += [f"the links alone need {show_seconds(bound)}", ""]
+    lines.append(f"{'':22}  {'median':>8}  {'fastest to slowest':>20}  {'CPU s':>6}")
+    for name, result in times.items():
+        spread = f"{show_seconds(result.fastest)} to {show_seconds(result.slowest)}"
+        cpu = result.cpu_per_gb * size / 1e9
+        lines.append(f"{name:22}  {show_seconds(result.seconds):>8}  {spread:>20}  {cpu:6.3f}")
+    ratio = times[_way(SHOAL, EACH)].seconds / times[_way(SHOAL, ONE)].seconds
+    return [
+        *lines,
+        "",
+        replay.verdict(f"at most {AT_MOST:g} times the time of one array", ratio, AT_MOST, at_least=False),
+    ]
+
+
+def case(place_text: str) -> Callable[[bool], list[Report]]:
+    def measure(quick: bool) -> list[Report]:
+        divisor = QUICK_DIVISOR if quick else 1
+        size = replay.total_bytes(replay.scaled(resnet50(), divisor))
+        title = f"{place_text}: {len(resnet50())} gradients, ResNet-50's" + (f" by {divisor}" if quick else "")
+        rounds = QUICK_ROUNDS if quick else ROUNDS
+        return [replay.measure(Path(__file__), place_text, size, rounds, {"divisor": divisor}, title)]
+
+    return measure
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [replay.RANK_OPTION]:
+        replay.take_part(sys.argv[2], ways)
+    else:
+        replay.run_script(Path(__file__), HEADING, {name: case(place) for name, place in PLACES.items()}, show)
