@@ -326,6 +326,7 @@ OBSTACLES = {
     "older": ({"also": "SetEnv PYTHONPATH={other}"}, r"has version 0\.0\.1 of Shoal and this machine \d"),
     "stranger": ({"known": False}, "the key of .* is not known yet"),
     "no Python": ({"also": "ForceCommand exec /no/such/python"}, "has no {python}: "),
+    "no login": ({"also": "ForceCommand echo This account is not available."}, "This account is not available"),
     "no Shoal": ({"also": "ForceCommand exec {python} -S -m shoal.cli"}, "Shoal is not installed on"),
 }
 

@@ -1,8 +1,8 @@
 """The processes of a job, on this machine and on others over ssh: starting them, watching them, ending them.
 
 ``shoal run`` and ``shoal.testing`` stand on this package; it knows nothing of a command line. Its promise: a process
-that was started here does not outlive the process that started it, nor do its own children, however either ended (see shim.py
-and guard.py for how).
+that was started does not outlive the process that started it, nor do its own children, however either ended (see shim.py
+and guard.py for how); on another host it does not outlive the connection to there (agent.py).
 
 May import errors and the folders from config to server, and no framework.
 """

@@ -10,6 +10,7 @@ there, and the kernel ends the processes with the thread that started them.
 """
 
 import asyncio
+import functools
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -82,16 +83,18 @@ class Job:
         """What the hosts that the ranks and servers are on say of themselves, by name."""
         servers = [self._description.host_of_server(index) for index in range(self._description.servers)]
         names = dict.fromkeys([*(host for host, _ in self._description.placed()), *servers])
-        elsewhere = [name for name in names if name and not is_here(name)]
+        named = [name for name in names if name]
+        here = await self._results([functools.partial(is_here, name) for name in named])  # which may ask name servers
+        elsewhere = [name for name, is_this in zip(named, here, strict=False) if not is_this]
         for name in elsewhere:
             self._machines[name] = Remote(name, self._ssh, self._environment, guard)
         found = await self._results([self._machines[name].wait_ready for name in elsewhere])
         if self._failed.is_set():
             return {}
-        here = Here(guard, own_address([facts.client for facts in found]) if elsewhere else HOST)
-        self._machines |= {name: here for name in names if name not in elsewhere}
+        this = Here(guard, own_address([facts.client for facts in found]) if elsewhere else HOST)
+        self._machines |= {name: this for name in names if name not in elsewhere}
         facts = dict(zip(elsewhere, found, strict=True))
-        return {name: facts[name] if name in facts else here.wait_ready() for name in names}
+        return {name: facts[name] if name in facts else this.wait_ready() for name in names}
 
     async def _start_servers(self) -> list[str]:
         for index in range(self._description.servers):

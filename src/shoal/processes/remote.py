@@ -138,8 +138,11 @@ class Remote:
     def _keep_words(self) -> None:
         assert self._ssh.stderr is not None
         for line in self._ssh.stderr:
-            if words := line.decode(errors="replace").strip():
-                self._said.append(words)
+            self._keep(line)
+
+    def _keep(self, line: bytes) -> None:
+        if words := line.decode(errors="replace").strip():
+            self._said.append(words)
 
     def _read_answers(self) -> None:
         assert self._ssh.stdout is not None
@@ -160,7 +163,9 @@ class Remote:
             left -= len(line)
             _, marker, text = line.partition(HELLO)
             if marker:
+                self._said.clear()  # greetings
                 return self._greet(json.loads(text))
+            self._keep(line)
         return False
 
     def _greet(self, hello: Mapping[str, Any]) -> bool:

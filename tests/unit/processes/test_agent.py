@@ -113,19 +113,26 @@ def test_a_folder_that_is_not_there_is_said(callers: list[Caller]) -> None:
     assert b"cannot start in /no/such/folder: No such file or directory" in output(found, Kind.STDERR)
 
 
-WAITS = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+WAITS = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(os.mkdir("saved")))
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.mark.parametrize("how", ["its input ends", "silence", "SIGKILL"])
-def test_nothing_outlives_the_connection(callers: list[Caller], how: str) -> None:
+def test_nothing_outlives_the_connection(callers: list[Caller], tmp_path: Path, how: str) -> None:
     callers.append(Caller(patience=1.0 if how == "silence" else SECONDS))
-    callers[0].start(WAITS)
+    callers[0].start(WAITS, directory=str(tmp_path))
     pid = int(callers[0].until(Kind.STDOUT)[-1].payload)
     if how == "its input ends":
         callers[0].requests.close()
     elif how == "SIGKILL":
         callers[0].process.send_signal(signal.SIGKILL)
     assert has_ended(pid)
+    # All but the last have a grace period.
+    assert (tmp_path / "saved").exists() == (how != "SIGKILL")
     assert callers[0].process.wait(SECONDS) == {"its input ends": 0, "silence": 1, "SIGKILL": -9}[how]
 
 
