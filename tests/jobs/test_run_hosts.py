@@ -80,6 +80,7 @@ TRAINS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "servers", [[], ["--servers", "2", "--server-hosts", "h3"]], ids=["alone", "servers on a third"]
 )

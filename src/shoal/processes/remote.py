@@ -55,10 +55,14 @@ class Remote:
         needed = [f"{name}={environment[name]}" for name in _NEEDED_BY_PYTHON if name in environment]
         # A loss is noticed here first, and said.
         agent = ["env", *needed, sys.executable, "-m", "shoal.processes.agent", str(2 * ssh.silence)]
+        own = {name: value for name, value in environment.items() if not name.startswith("SHOAL_")}
         self._ssh = Process(
             f"ssh to {host}",
             ssh.command(host, agent),
-            {name: value for name, value in environment.items() if not name.startswith("SHOAL_")},
+            {
+                **own,
+                "SSH_ASKPASS_REQUIRE": "never",
+            },  # a window that asks, for a jump host, which has not heard of BatchMode
             guard,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

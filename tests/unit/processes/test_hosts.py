@@ -89,7 +89,7 @@ def test_this_machine_needs_no_ssh(name: str) -> None:
     assert is_here(name)
 
 
-@pytest.mark.parametrize("name", ["me@localhost", "192.0.2.7", "2001:db8::7", "no-such-host.invalid"])
+@pytest.mark.parametrize("name", ["me@localhost", "192.0.2.7", "2001:db8::7"])
 def test_other_machines_and_other_users_do(name: str) -> None:
     assert not is_here(name)
 
