@@ -37,8 +37,10 @@ class SshHosts:
         self._make_key("user")
         self._write_client()
 
-    def serve(self, index: int, name: str, also: str = "", *, known: bool = True, welcome: bool = True) -> None:
-        """Starts sshd on a host, which ssh knows as ``name``. ``also``: what it is told besides.
+    def serve(
+        self, index: int, name: str, also: str = "", *, client: str = "", known: bool = True, welcome: bool = True
+    ) -> None:
+        """Starts sshd on a host, which ssh knows as ``name``. ``also``: what it is told besides; ``client``: what ssh is told.
 
         ``known``: whether its key is known; ``welcome``: whether the user's key is known to it.
         """
@@ -50,7 +52,7 @@ class SshHosts:
             with (self._folder / "known").open("a") as file:
                 file.write(f"[{address}]:{port} {key}")
         with (self._folder / "config").open("a") as file:
-            file.write(f"Host {name}\n HostName {address}\n Port {port}\n")
+            file.write(f"Host {name}\n HostName {address}\n Port {port}\n {client}\n")
         settings, log = self._folder / f"{name}.sshd", self._folder / f"{name}.log"
         # Of what is said twice, the first counts.
         settings.write_text(f"""{also}

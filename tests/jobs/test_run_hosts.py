@@ -373,6 +373,19 @@ def test_a_port_and_a_key_can_be_given(hosts: SshHosts, launch: Launch, script: 
 
 
 @pytest.mark.slow
+def test_hosts_behind_a_jump_host_reach_rank_0_here(hosts: SshHosts, launch: Launch, script: Write) -> None:
+    hosts.serve(3, "behind", client="ProxyJump h1")
+    path = script("""
+        import numpy, shoal
+        shoal.init()
+        print("mean", shoal.allreduce(numpy.full(3, float(rank)))[0], os.environ["MASTER_ADDR"])
+    """)
+    code, out, err = launch("-np", "2", "-H", "localhost:1,behind:1", path).finish()
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == [f"[{rank}] mean 0.5 {hosts.lab.addresses[0]}" for rank in range(2)]
+
+
+@pytest.mark.slow
 def test_a_job_goes_on_while_its_launcher_is_stopped_by_the_terminal(launch: Launch, script: Write) -> None:
     path = script("""
         print("pid", os.getpid(), flush=True)
