@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -12,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from launching import SECONDS, Launcher, all_gone, is_running
 
 from shoal.processes import job, output
 
-SECONDS = 60.0
 # Not imported by the scripts: most of what is tested needs nothing of Shoal but the launcher.
 Write = Callable[[str], Path]
 
@@ -32,37 +31,6 @@ def script(tmp_path: Path) -> Write:
     return write
 
 
-class Launcher:
-    """A running ``shoal run``. ``lines`` reads its output as it comes; ``finish`` waits for its end."""
-
-    def __init__(self, *arguments: str | Path, **environment: str) -> None:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.cli", "run", *map(str, arguments)],
-            env={**inherited, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def wait_for(self, count: int, pattern: str) -> list[str]:
-        """Reads stdout until ``count`` lines match; a launcher that is stuck is ended by the test's clean-up."""
-        assert self.process.stdout is not None
-        found: list[str] = []
-        for line in self.process.stdout:
-            if re.search(pattern, line):
-                found.append(line.rstrip("\n"))
-            if len(found) == count:
-                return found
-        raise AssertionError(f"only {found} of {count} lines like {pattern!r}")
-
-    def finish(self) -> tuple[int, str, str]:
-        """Exit code, rest of stdout, stderr."""
-        out, err = self.process.communicate(timeout=SECONDS)
-        return self.process.returncode, out, err
-
-
 @pytest.fixture
 def launch() -> Iterator[Callable[..., Launcher]]:
     started: list[Launcher] = []
@@ -75,22 +43,6 @@ def launch() -> Iterator[Callable[..., Launcher]]:
     for launcher in started:
         launcher.process.kill()
         launcher.process.communicate(timeout=SECONDS)
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process exists and is more than a zombie that its new parent has not looked at yet."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
-
-
-def all_gone(pids: list[int], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(map(is_running, pids))
 
 
 def test_ranks_find_their_places(launch: Callable[..., Launcher], script: Write) -> None:

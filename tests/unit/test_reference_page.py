@@ -1,4 +1,5 @@
-"""docs/reference.md against the code: every public name is on the page, with its arguments, and no name that does not exist."""
+"""docs/reference.md against the code: every public name is on the page, with its arguments, and no name that does not exist.
+So are the options of ``shoal run``."""
 
 import inspect
 import re
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import shoal
 import shoal.torch
+from shoal.cli.run import run
 from shoal.ops.arrays import DTYPES
 from shoal.ops.operations import OPERATORS
 
@@ -80,3 +82,11 @@ def test_dtypes_and_operators_are_those_of_the_code() -> None:
     assert set(re.findall(r"\b(?:b?float|u?int)\d+\b|\bbool\b", dtypes)) == set(DTYPES)
     operators = next(line for line in PAGE.splitlines() if line.startswith("**op**"))
     assert set(re.findall(r'`"(\w+)"`', operators)) == set(OPERATORS)
+
+
+def test_the_options_of_shoal_run_are_those_of_the_code() -> None:
+    section = PAGE[PAGE.index("## shoal run") :]
+    rows = [
+        set(re.findall(r"`(-[\w-]+)`", row.split("|")[1])) for row in section.splitlines() if row.startswith("| `-")
+    ]
+    assert rows == [set(option.opts) for option in run.params if option.param_type_name == "option"]

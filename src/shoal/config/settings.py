@@ -270,19 +270,19 @@ class Settings(ServerSettings):
             algorithm=_read(environ, "SHOAL_ALGORITHM", _one_of(*ALGORITHMS), "server or ring", "server"),
             fusion_mb=_read(environ, "SHOAL_FUSION_MB", _positive, "a number of megabytes above 0", None),
             timeout=_read(environ, "SHOAL_TIMEOUT", _positive, "a number of seconds above 0", 1800.0),
-            peer_timeout=_read(
-                environ,
-                "SHOAL_PEER_TIMEOUT",
-                _peer_timeout,
-                f"a number of seconds above 0, at most {LONGEST_PEER_TIMEOUT}",
-                15,
-            ),
+            peer_timeout=peer_timeout(environ),
             sockets=_read(environ, "SHOAL_SOCKETS", _socket_count, "a whole number from 1 to 64", None),
             cuda_wait=_read(environ, "SHOAL_CUDA_WAIT", _one_of("stream", "host"), "stream or host", None),
             trace=_read(environ, "SHOAL_TRACE", _path, "the path of a folder", None),
         )
         _refuse_contradictions(settings)
         return settings
+
+
+def peer_timeout(environ: Mapping[str, str]) -> int:
+    """SHOAL_PEER_TIMEOUT, for a rank and for who starts one on another host. Raises ConfigurationError."""
+    expected = f"a number of seconds above 0, at most {LONGEST_PEER_TIMEOUT}"
+    return _read(environ, "SHOAL_PEER_TIMEOUT", _peer_timeout, expected, 15)
 
 
 def _require(condition: bool, message: str) -> None:

@@ -11,6 +11,24 @@ from shoal.config.settings import SERVER_NAMES
 
 HOST = "127.0.0.1"
 
+# Of an environment, what another host has of its own: who and where this user is there, and what the shell keeps for itself.
+_STAYS = {
+    "DBUS_SESSION_BUS_ADDRESS",
+    "DISPLAY",
+    "HOME",
+    "HOSTNAME",
+    "LOGNAME",
+    "MAIL",
+    "OLDPWD",
+    "PWD",
+    "SHELL",
+    "SHLVL",
+    "USER",
+    "XAUTHORITY",
+    "_",
+}
+_STAYS_BY_PREFIX = ("BASH_FUNC_", "SSH_", "XDG_")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -33,11 +51,16 @@ def spread(ranks: int, nodes: int) -> list[Place]:
 
 
 def rank_environment(
-    base: Mapping[str, str], places: Sequence[Place], rank: int, master_port: int, servers: Sequence[str]
+    base: Mapping[str, str],
+    places: Sequence[Place],
+    rank: int,
+    master_port: int,
+    servers: Sequence[str],
+    master_host: str = HOST,
 ) -> dict[str, str]:
     """The environment of one rank: ``base``, and on top of it who and where it is, as torchrun would say it.
 
-    ``servers`` are ``host:port``; where there are none, SHOAL_SERVERS is left as it is in ``base``.
+    ``master_host`` is where all ranks reach rank 0. ``servers`` are ``host:port``; where there are none, SHOAL_SERVERS is left as it is in ``base``.
     """
     # Not those of a job that we may have been started in: the job here is ours.
     environment = {name: value for name, value in base.items() if not name.startswith("TORCHELASTIC_")}
@@ -47,7 +70,7 @@ def rank_environment(
         WORLD_SIZE=str(len(places)),
         LOCAL_RANK=str(places[rank].local_rank),
         LOCAL_WORLD_SIZE=str(places[rank].local_size),
-        MASTER_ADDR=HOST,
+        MASTER_ADDR=master_host,
         MASTER_PORT=str(master_port),
     )
     if servers:
@@ -64,6 +87,15 @@ def server_environment(base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a dedicated server of a job whose ranks have ``base``: of Shoal's variables those that concern it."""
     own = {name: value for name, value in base.items() if not name.startswith("SHOAL_") or name in SERVER_NAMES}
     return {**own, "PYTHONUNBUFFERED": "1"}
+
+
+def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment goes to another host: all that does not speak of this machine, this login or this shell."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _STAYS and not name.startswith(_STAYS_BY_PREFIX)
+    }
 
 
 def with_secret(base: Mapping[str, str]) -> dict[str, str]:

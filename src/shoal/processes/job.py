@@ -1,28 +1,32 @@
-"""A whole job on this machine: its servers, its ranks, their output, and an end for all of them together.
+"""A whole job: its hosts, its servers, its ranks, their output, and an end for all of them together.
 
-Order of events: the servers start and say where they listen; the ranks start; when the last rank has ended, the servers
-are ended. When a rank fails, or a server, the other ranks get a grace period, since Shoal tells them itself and their
-own last words are worth having; then SIGTERM, then SIGKILL. The job's exit code is the first failure's.
+Order of events: other hosts are reached; the servers start and say where they listen; the ranks start; when the last rank
+has ended, the servers are ended. When a rank fails, or a server, or a host is lost, the other ranks get a grace period, since
+Shoal tells them itself and their own last words are worth having; then SIGTERM, then SIGKILL. The job's exit code is the first
+failure's. Where a process runs, here or on another host, is its machine's affair (machines.py).
 
 Everything happens in one event loop, in the thread that calls ``run``, which must be the main thread: signals arrive
 there, and the kernel ends the processes with the thread that started them.
 """
 
 import asyncio
+import functools
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from shoal.processes.environment import free_master_port, rank_environment, spread, with_secret
+from shoal.processes.description import JobDescription
+from shoal.processes.environment import HOST, rank_environment, with_secret
 from shoal.processes.guard import Guard
+from shoal.processes.hosts import is_here
+from shoal.processes.machines import Facts, Here, HostFailed, Machine, StartedServer, own_address
 from shoal.processes.output import LINGER_SECONDS, Output, copy_lines
-from shoal.processes.process import Process, describe_exit
-from shoal.processes.program import Program
-from shoal.processes.servers import ServerFailed, ServerProcess, start_server
-from shoal.processes.signals import passed_on
+from shoal.processes.process import Watched, describe_exit
+from shoal.processes.remote import EXIT_HOST_LOST, Remote
+from shoal.processes.servers import ServerFailed
+from shoal.processes.signals import around_stops, passed_on
+from shoal.processes.ssh import Ssh
 
 GRACE_SECONDS = 5.0
 # After a signal from outside ranks may be writing a checkpoint.
@@ -31,44 +35,28 @@ GRACE_AFTER_SIGNAL_SECONDS = 30.0
 EXIT_SERVER_FAILED = 1
 EXIT_OUTPUT_BROKEN = 128 + signal.SIGPIPE
 
-
-@dataclass(frozen=True)
-class JobDescription:
-    """What to run: ``program`` on each of ``ranks`` ranks, cut into ``nodes`` nodes, with ``servers`` of its own.
-
-    Raises ValueError, in words for the one who asked, for what cannot be.
-    """
-
-    program: Program
-    ranks: int
-    nodes: int = 1
-    servers: int = 0
-
-    def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise ValueError(f"a job has at least one rank, not {self.ranks}")
-        if self.servers < 0:
-            raise ValueError(f"a job cannot have {self.servers} servers")
-        spread(self.ranks, self.nodes)
-        if self.servers and self.nodes == 1:
-            raise ValueError(
-                "with one node there is nothing for a server to do: add --nodes (for example "
-                f"--nodes {max(2, self.ranks)}) to cut the ranks into nodes, or leave out --servers"
-            )
+T = TypeVar("T")
 
 
-class LocalJob:
-    """Runs a job once. ``environment`` is what servers and ranks inherit."""
+class Job:
+    """Runs a job once. ``environment`` is what servers and ranks inherit; ``ssh``: how other hosts are reached."""
 
     def __init__(
-        self, description: JobDescription, environment: Mapping[str, str], stdout: Output, stderr: Output
+        self,
+        description: JobDescription,
+        environment: Mapping[str, str],
+        stdout: Output,
+        stderr: Output,
+        ssh: Ssh = Ssh(),  # noqa: B008 (frozen)
     ) -> None:
         self._description = description
+        self._ssh = ssh
         self._environment = with_secret(environment)
         self._stdout = stdout
         self._stderr = stderr
-        self._servers: list[ServerProcess] = []
-        self._ranks: list[Process] = []
+        self._machines: dict[str, Machine] = {}
+        self._servers: list[StartedServer] = []
+        self._ranks: list[Watched] = []
         self._attendants: list[asyncio.Task[None]] = []
         self._code: int | None = None
         self._received: Counter[int] = Counter()
@@ -77,55 +65,72 @@ class LocalJob:
         """Runs the job to its end. The exit code: 0, or the first failure's, 128 + signal where it was a signal."""
         self._failed = asyncio.Event()
         self._stdout.broken = self._stderr.broken = lambda: self._fail(EXIT_OUTPUT_BROKEN)
-        with passed_on(self._on_signal), Guard() as guard:
+        with passed_on(self._on_signal), around_stops(self._pause, self._resume), Guard() as guard:
             await self._run(guard)
         return self._code or 0
 
     async def _run(self, guard: Guard) -> None:
         try:
-            addresses = await self._start_servers(guard)
+            facts = await self._reach(guard)
+            addresses = [] if self._failed.is_set() else await self._start_servers()
             if not self._failed.is_set():
-                self._start_ranks(guard, addresses)
+                self._start_ranks(facts, addresses)
                 await self._watch()
         finally:
             await self._end()
 
-    async def _start_servers(self, guard: Guard) -> list[str]:
+    async def _reach(self, guard: Guard) -> dict[str, Facts]:
+        """What the hosts that the ranks and servers are on say of themselves, by name."""
+        servers = [self._description.host_of_server(index) for index in range(self._description.servers)]
+        names = dict.fromkeys([*(host for host, _ in self._description.placed()), *servers])
+        named = [name for name in names if name]
+        here = await self._results([functools.partial(is_here, name) for name in named])  # which may ask name servers
+        elsewhere = [name for name, is_this in zip(named, here, strict=False) if not is_this]
+        for name in elsewhere:
+            self._machines[name] = Remote(name, self._ssh, self._environment, guard)
+        found = await self._results([self._machines[name].wait_ready for name in elsewhere])
+        if self._failed.is_set():
+            return {}
+        this = Here(guard, own_address([facts.client for facts in found]) if elsewhere else HOST)
+        self._machines |= {name: this for name in names if name not in elsewhere}
+        facts = dict(zip(elsewhere, found, strict=True))
+        return {name: facts[name] if name in facts else this.wait_ready() for name in names}
+
+    async def _start_servers(self) -> list[str]:
         for index in range(self._description.servers):
-            server = start_server(index, self._environment, guard)
+            machine = self._machines[self._description.host_of_server(index)]
+            server = machine.start_server(index, self._environment)
             self._servers.append(server)
             self._attend(server.process, f"server {index}", index)
-        ready = asyncio.gather(*(asyncio.to_thread(server.wait_ready) for server in self._servers))
-        # On another failure the servers are ended, and with them this wait.
+        return await self._results([server.wait_ready for server in self._servers])
+
+    def _start_ranks(self, facts: Mapping[str, Facts], addresses: Sequence[str]) -> None:
+        placed = self._description.placed()
+        places = [place for _, place in placed]
+        first = facts[placed[0][0]]
+        for rank, (host, _) in enumerate(placed):
+            name = f"rank {rank} on {host}" if host else f"rank {rank}"
+            environment = rank_environment(self._environment, places, rank, first.master_port, addresses, first.address)
+            process = self._machines[host].start_rank(rank, name, self._description.program, environment)
+            self._ranks.append(process)
+            self._attend(process, str(rank), rank)
+
+    async def _results(self, waits: Sequence[Callable[[], T]]) -> list[T]:
+        """What these return, which wait. Nothing, if they or something else have failed."""
+        ready = asyncio.gather(*(asyncio.to_thread(wait) for wait in waits))
+        # On another failure what is waited for is ended, and with it this wait.
         await self._unless_failed([ready])
         if not ready.done():
             ready.add_done_callback(lambda future: future.exception())
             return []
         try:
             return list(ready.result())
-        except ServerFailed as error:
+        except (HostFailed, ServerFailed) as error:
             await self._say(str(error))
-            self._fail(EXIT_SERVER_FAILED)
+            self._fail(EXIT_HOST_LOST if isinstance(error, HostFailed) else EXIT_SERVER_FAILED)
             return []
 
-    def _start_ranks(self, guard: Guard, addresses: Sequence[str]) -> None:
-        places = spread(self._description.ranks, self._description.nodes)
-        port = free_master_port()
-        for rank in range(len(places)):
-            process = Process(
-                f"rank {rank}",
-                self._description.program.command,
-                rank_environment(self._environment, places, rank, port, addresses),
-                guard,
-                stdin=None if rank == 0 else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                hands_on=self._description.program.is_python,
-            )
-            self._ranks.append(process)
-            self._attend(process, str(rank), rank)
-
-    def _attend(self, process: Process, name: str, number: int) -> None:
+    def _attend(self, process: Watched, name: str, number: int) -> None:
         task = attend(process, self._stdout, self._stderr, name, number, self._lingers)
         self._attendants.append(asyncio.create_task(task))
 
@@ -138,14 +143,22 @@ class LocalJob:
         """Waits until every rank has ended well or something has failed; says what."""
         ranks = {_exit_of(process): process for process in self._ranks}
         servers = {_exit_of(server.process): server.process for server in self._servers}
+        losses = [asyncio.wrap_future(machine.lost) for machine in set(self._machines.values())]
         while ranks and not self._failed.is_set():
-            done = await self._unless_failed([*ranks, *servers])
+            done = await self._unless_failed([*losses, *ranks, *servers])
+            for lost in done.intersection(losses):
+                await self._on_loss(lost.result())
             ended = [process for exit_, process in {**ranks, **servers}.items() if exit_ in done]
             for process in sorted(ended, key=lambda process: process.ended_at):
                 await self._on_end(process, is_server=process in servers.values())
             ranks = {exit_: process for exit_, process in ranks.items() if exit_ not in done}
 
-    async def _on_end(self, process: Process, *, is_server: bool) -> None:
+    async def _on_loss(self, reason: str) -> None:
+        if not self._failed.is_set():
+            self._fail(EXIT_HOST_LOST)
+            await self._say(f"{reason}; ending the others")
+
+    async def _on_end(self, process: Watched, *, is_server: bool) -> None:
         code = process.exit.result()
         if self._failed.is_set() or (code == 0 and not is_server):
             return
@@ -163,8 +176,9 @@ class LocalJob:
         await self._terminate([server.process for server in self._servers])
         if self._attendants:
             await asyncio.wait(self._attendants)
+        await asyncio.gather(*(asyncio.to_thread(machine.close) for machine in set(self._machines.values())))
 
-    async def _terminate(self, processes: Sequence[Process]) -> None:
+    async def _terminate(self, processes: Sequence[Watched]) -> None:
         for process in processes:
             if process.running():
                 process.signal(signal.SIGTERM)
@@ -173,7 +187,7 @@ class LocalJob:
             if process.running():
                 process.kill()
 
-    async def _wait_for_exits(self, processes: Sequence[Process], seconds: float) -> None:
+    async def _wait_for_exits(self, processes: Sequence[Watched], seconds: float) -> None:
         running = [_exit_of(process) for process in processes if process.running()]
         if running:
             await asyncio.wait(running, timeout=seconds)
@@ -198,6 +212,14 @@ class LocalJob:
         else:
             self._fail(128 + number)
 
+    def _pause(self) -> None:
+        for machine in set(self._machines.values()):
+            machine.pause()
+
+    def _resume(self) -> None:
+        for machine in set(self._machines.values()):
+            machine.resume()
+
     def _fail(self, code: int) -> None:
         """The first failure decides."""
         if self._code is None:
@@ -209,7 +231,7 @@ class LocalJob:
 
 
 async def attend(
-    process: Process,
+    process: Watched,
     stdout: Output,
     stderr: Output,
     name: str,
@@ -234,7 +256,7 @@ async def attend(
     await asyncio.wait(copies)
 
 
-def _exit_of(process: Process) -> asyncio.Future[int]:
+def _exit_of(process: Watched) -> asyncio.Future[int]:
     return asyncio.wrap_future(process.exit)
 
 

@@ -23,6 +23,28 @@ from shoal.processes.guard import Guard
 Stream = int | IO[bytes]
 
 
+class Watched(Protocol):
+    """A process that a job watches, as ``Process``; here or on another host. Its output is pipes, which ``attend`` reads."""
+
+    name: str
+    exit: concurrent.futures.Future[int]
+    ended_at: float
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    @property
+    def stderr(self) -> IO[bytes] | None: ...
+
+    def running(self) -> bool: ...
+
+    def signal(self, number: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def finish(self) -> int: ...
+
+
 class Child(Protocol):
     """A process that leads a session of its own."""
 
@@ -129,6 +151,11 @@ class Process(Started):
             start_new_session=True,
         )
         super().__init__(name, _Opened(self._popen), guard, hands_on=hands_on)
+
+    @property
+    def stdin(self) -> IO[bytes] | None:
+        """The writing end of its input, where ``subprocess.PIPE`` was asked for."""
+        return self._popen.stdin
 
     @property
     def stdout(self) -> IO[bytes] | None:

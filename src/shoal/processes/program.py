@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz")
@@ -56,6 +56,32 @@ def program_of(word: str, arguments: Sequence[str], *, module: bool = False) -> 
             f"{word!r} is neither a Python script nor executable: say what runs it (for example: bash {word}), or chmod +x it"
         )
     return Program((path, *arguments), _runs_python(path))
+
+
+def as_horovod(program: Program) -> Program:
+    """The same script, to which ``import horovod`` is Shoal. Raises ValueError for what is no script run by Python."""
+    path, *arguments = program.command
+    if _INTERPRETER.fullmatch(Path(path).name):
+        before = _options_before_the_script(arguments)
+        if before is not None:
+            return replace(program, command=(path, *arguments[:before], "-m", "shoal.horovod", *arguments[before:]))
+    raise ValueError(
+        "--as-horovod is for a script that Python runs (train.py, or python train.py): in anything else, write "
+        "python -m shoal.horovod train.py where it says python train.py"
+    )
+
+
+def _options_before_the_script(arguments: Sequence[str]) -> int | None:
+    """How many words of ``python ARGUMENTS`` come before its script; None where it runs none."""
+    words = enumerate(arguments)
+    for index, word in words:
+        if word in _OPTIONS_WITH_A_WORD:
+            next(words, None)
+        elif not word.startswith("-"):
+            return index
+        elif word == "-" or word.startswith(("-c", "-m")):
+            return None
+    return None
 
 
 def _on_the_path(word: str) -> str | None:

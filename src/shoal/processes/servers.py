@@ -19,7 +19,7 @@ class ServerFailed(RuntimeError):
 
 
 class ServerProcess:
-    """A ``shoal server`` on loopback. It takes its secret from the environment given."""
+    """A ``shoal server`` on this machine. It takes its secret from the environment given."""
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class ServerProcess:
         guard: Guard,
         stdout: Stream | None,
         stderr: Stream | None,
+        host: str,
         port: int,
         arguments: Sequence[str],
     ) -> None:
@@ -35,7 +36,7 @@ class ServerProcess:
         try:
             self.process = Process(
                 f"server {index}",
-                [*_command(port, writing_end), *arguments],
+                [*_command(host, port, writing_end), *arguments],
                 environment,
                 guard,
                 stdout=stdout,
@@ -72,9 +73,9 @@ class ServerProcess:
         return said.decode()
 
 
-def _command(port: int, ready: int) -> list[str]:
+def _command(host: str, port: int, ready: int) -> list[str]:
     program = [sys.executable, "-m", "shoal.cli", "server"]
-    return [*program, "--host", HOST, "--port", str(port), "--ready-fd", str(ready)]
+    return [*program, "--host", host, "--port", str(port), "--ready-fd", str(ready)]
 
 
 def start_server(
@@ -85,7 +86,8 @@ def start_server(
     stderr: Stream | None = subprocess.PIPE,
     port: int = 0,
     arguments: Sequence[str] = (),
+    host: str = HOST,
 ) -> ServerProcess:
-    """Starts a server, at any free port if it is 0; ``wait_ready`` tells where it listens. Of Shoal's variables it gets those
+    """Starts a server at ``host``, an address of this machine, and any free port if it is 0; ``wait_ready`` tells where it listens. Of Shoal's variables it gets those
     that concern it. ``arguments``: further ones of ``shoal server``."""
-    return ServerProcess(index, server_environment(environment), guard, stdout, stderr, port, arguments)
+    return ServerProcess(index, server_environment(environment), guard, stdout, stderr, host, port, arguments)

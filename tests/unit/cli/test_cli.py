@@ -45,8 +45,13 @@ def test_a_missing_script_is_named() -> None:
     [
         (["--nproc-per-node", "4", "train.py"], "--nproc-per-node is torchrun's: here -n is the number of all ranks"),
         (["--nproc_per_node=4", "train.py"], "--nproc_per_node is torchrun's"),
-        (["-n", "4", "-H", "a:2,b:2", "train.py"], "-H: shoal run starts ranks on this machine alone"),
-        (["-n", "4", "--hostfile", "hosts", "train.py"], "torchrun, srun or mpirun, without shoal run"),
+        (["-n", "4", "--machinefile", "hosts", "train.py"], "--machinefile is mpirun's: here it is -H host1:4,host2:4"),
+        (["-np", "4", "--gloo", "python", "train.py"], "--gloo is horovodrun's: there is one way to start ranks"),
+        (["-np", "4", "--network-interface", "eth0", "train.py"], "set SHOAL_INTERFACE"),
+        (["-np", "4", "--fusion-threshold-mb", "32", "train.py"], "set SHOAL_FUSION_MB"),
+        (["-np", "4", "--min-np", "2", "train.py"], "the loss of one ends it"),
+        (["-np", "4", "--start-timeout=60", "train.py"], "one that does not answer in 15 seconds is an error"),
+        (["-np", "4", "--check-build", "train.py"], "--check-build is horovodrun's"),
         (["-n", "4", "torchrun", "--nproc-per-node", "4", "train.py"], "torchrun starts ranks of its own"),
         (["-n", "4", "-m", "torch.distributed.run", "train.py"], "torch.distributed.run starts ranks of its own"),
         (["-n", "4", "pythn", "train.py"], "there is no program 'pythn' on the PATH"),
@@ -66,12 +71,29 @@ def test_words_that_cannot_be_run_have_a_clear_answer(words: list[str], said: st
         (["--nodes", "5"], "4 ranks cannot be spread over 5 nodes"),
         (["--nodes", "0"], "--nodes"),
         (["--servers", "-1", "--nodes", "4"], "--servers"),
+        (["-H", "a:2,b:1"], "4 ranks need 4 slots, and a:2,b:1 has 3"),
+        (["-H", "a:2,b:two"], "'two' is no number of slots"),
+        (["-H", "-oProxyCommand=x:4"], "'-oProxyCommand=x' is not the name or address of a host"),
+        (["-H", "a:2,b:2", "--nodes", "2"], "each host is a node: leave out --nodes"),
+        (["-H", "a:2,b:2", "--servers", "2"], "say on which hosts the servers are: --server-hosts"),
+        (["-H", "a:4,b:2", "--server-hosts", "c"], "with all ranks on one host there is nothing for a server to do"),
+        (["--nodes", "4", "--server-hosts", "c"], "say where the ranks are (-H or --hostfile)"),
+        (["-H", "a:2,b:2", "--hostfile", __file__], "test_cli.py, line 1"),
+        (["--hostfile", "no-such-file"], "no-such-file: No such file or directory"),
+        (["-p", "2222"], "-p and -i are for ssh to other hosts"),
+        (["-H", "a:4", "-i", "no-such-key"], "'no-such-key' does not exist"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: list[str], said: str) -> None:
     result = shoal("run", "-n", "4", *arguments, __file__)
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
+
+
+def test_a_wrong_peer_timeout_is_refused_before_anything_is_started() -> None:
+    result = shoal("run", "-n", "2", "-H", "a:2", __file__, SHOAL_PEER_TIMEOUT="soon")
+    assert result.exit_code == 2
+    assert "SHOAL_PEER_TIMEOUT" in result.output
 
 
 def test_servers_of_its_own_and_others_do_not_mix() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.processes import program_of
+from shoal.processes import as_horovod, program_of
 
 
 @pytest.fixture
@@ -122,3 +122,30 @@ def test_a_script_with_a_launchers_words_among_its_arguments_is_run() -> None:
     assert program_of(sys.executable, words).command == (sys.executable, *words)
     words = ["-u", __file__, "-m", "torch.distributed.run"]
     assert program_of(sys.executable, words).command == (sys.executable, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "run"),
+    [
+        (["train.py", "--lr", "1"], ["{here}", "-m", "shoal.horovod", "train.py", "--lr", "1"]),
+        (["python", "train.py", "-m"], ["{python}", "-m", "shoal.horovod", "train.py", "-m"]),
+        (
+            ["python", "-u", "-X", "dev", "train.py"],
+            ["{python}", "-u", "-X", "dev", "-m", "shoal.horovod", "train.py"],
+        ),
+    ],
+)
+def test_a_script_of_horovods_is_run_by_shoals_door(here: Path, words: list[str], run: list[str]) -> None:
+    python = executable(here / "bin" / "python")
+    (here / "train.py").touch()
+    program = as_horovod(program_of(words[0], words[1:]))
+    assert list(program.command) == [word.format(here=sys.executable, python=python) for word in run]
+    assert program.is_python
+
+
+@pytest.mark.parametrize("words", [["python", "-m", "train"], ["python", "-c", "1"], ["bash", "train.sh"], ["python"]])
+def test_the_door_is_for_scripts(here: Path, words: list[str]) -> None:
+    executable(here / "bin" / "python")
+    executable(here / "bin" / "bash")
+    with pytest.raises(ValueError, match="--as-horovod is for a script that Python runs"):
+        as_horovod(program_of(words[0], words[1:]))

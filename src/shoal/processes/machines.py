@@ -1,0 +1,107 @@
+"""Where the ranks and servers of a job are started: this machine, or another one over ssh (remote.py). A job does not tell
+them apart."""
+
+import concurrent.futures
+import subprocess
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from shoal.config.addresses import default_source, is_loopback
+from shoal.processes.environment import HOST, free_master_port
+from shoal.processes.guard import Guard
+from shoal.processes.hosts import is_own
+from shoal.processes.process import Process, Watched
+from shoal.processes.program import Program
+from shoal.processes.servers import ServerProcess, start_server
+
+
+class Facts(NamedTuple):
+    """What a machine says of itself: the address at which others reach it, and a port there that is free, and the next.
+
+    ``client``: the address of this machine as that one sees it; "" if it does not know.
+    """
+
+    address: str
+    master_port: int
+    client: str = ""
+
+
+class HostFailed(RuntimeError):
+    """A host cannot be used, or is gone; the message says which, why, and what to do."""
+
+
+class StartedServer(Protocol):
+    """A server that was started on a machine."""
+
+    @property
+    def process(self) -> Watched: ...
+
+    def wait_ready(self) -> str:
+        """Its ``host:port``, once it listens. Call once. Raises ServerFailed."""
+
+
+class Machine(Protocol):
+    """``lost``: becomes the reason when the machine cannot be reached any more; what ran there has ended then."""
+
+    lost: concurrent.futures.Future[str]
+
+    def wait_ready(self) -> Facts:
+        """Returns when things can be started there. Raises HostFailed."""
+
+    def start_rank(self, rank: int, name: str, program: Program, environment: Mapping[str, str]) -> Watched: ...
+
+    def start_server(self, index: int, environment: Mapping[str, str]) -> StartedServer: ...
+
+    def pause(self) -> None:
+        """This process is about to stop (Ctrl-Z); the machine is to go on meanwhile."""
+
+    def resume(self) -> None:
+        """This process goes on."""
+
+    def close(self) -> None:
+        """When everything that was started there has ended."""
+
+
+class Here:
+    """This machine. ``address``: at which others reach it. Use it in a thread that lives as long as what is started."""
+
+    def __init__(self, guard: Guard, address: str = HOST) -> None:
+        self.lost: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self._guard = guard
+        self._address = address
+
+    def wait_ready(self) -> Facts:
+        return Facts(self._address, free_master_port(self._address))
+
+    def start_rank(self, rank: int, name: str, program: Program, environment: Mapping[str, str]) -> Process:
+        return Process(
+            name,
+            program.command,
+            environment,
+            self._guard,
+            stdin=None if rank == 0 else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            hands_on=program.is_python,
+        )
+
+    def start_server(self, index: int, environment: Mapping[str, str]) -> ServerProcess:
+        return start_server(index, environment, self._guard, host=self._address)
+
+    def pause(self) -> None:
+        """Nothing here waits for this process to move."""
+
+    def resume(self) -> None:
+        """Nothing has changed."""
+
+    def close(self) -> None:
+        """Nothing is left to be done."""
+
+
+def own_address(as_seen: Iterable[str]) -> str:
+    """The address of this machine that others reach: the first at which one sees it, unless that is another's (a jump host's)."""
+    for address in as_seen:
+        # One with a zone means nothing elsewhere.
+        if address and "%" not in address and not is_loopback(address) and is_own(address):
+            return address
+    return default_source() or HOST

@@ -1,0 +1,184 @@
+"""The agent of another host, started here: what it answers, and that it ends what it has started."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from shoal.processes.environment import handed_on
+from shoal.processes.frames import HELLO, Frame, Kind, encode, frames_of
+from shoal.processes.machines import own_address
+from shoal.processes.ssh import Ssh, explain
+
+SECONDS = 30.0
+
+
+class Caller:
+    """The launcher's side, by hand."""
+
+    def __init__(self, patience: float = SECONDS, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "shoal.processes.agent", str(patience)],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.requests = self.process.stdin
+        line = self.process.stdout.readline()
+        assert line.startswith(HELLO)
+        self.hello = json.loads(line.removeprefix(HELLO))
+        self.answers = frames_of(self.process.stdout)
+
+    def send(self, frame: bytes) -> None:
+        self.requests.write(frame)
+        self.requests.flush()
+
+    def start(self, program: str, directory: str = "/", **environment: str) -> None:
+        command = [sys.executable, "-c", program]
+        request = {
+            "name": "it",
+            "command": command,
+            "environment": environment,
+            "directory": directory,
+            "hands_on": True,
+        }
+        self.send(encode(Kind.START, 7, request))
+
+    def until(self, kind: Kind) -> list[Frame]:
+        """The answers up to the first of a kind."""
+        found = []
+        for answer in self.answers:
+            found.append(answer)
+            if answer.kind == kind:
+                return found
+        raise AssertionError(f"no {kind!r} in {found}")
+
+
+@pytest.fixture
+def callers() -> Iterator[list[Caller]]:
+    started: list[Caller] = []
+    yield started
+    for caller in started:
+        caller.process.kill()
+        caller.process.wait()
+
+
+def output(frames: Sequence[Frame], kind: Kind) -> bytes:
+    return b"".join(frame.payload for frame in frames if frame.kind == kind)
+
+
+def has_ended(pid: int) -> bool:
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_process_has_the_environment_that_is_sent_over_the_hosts_own(callers: list[Caller]) -> None:
+    callers.append(Caller(HOSTS="own", BOTH="own", SHOAL_LOG="debug"))
+    callers[0].start(
+        "import os; print({n: os.environ.get(n) for n in ('HOSTS', 'BOTH', 'SENT', 'SHOAL_LOG')})",
+        BOTH="x",
+        SENT="é\udcff",
+    )
+    found = callers[0].until(Kind.EXIT)
+    callers[0].send(encode(Kind.FINISH, 7))
+    callers[0].requests.close()
+    found += callers[0].answers
+    assert (
+        output(found, Kind.STDOUT) == b"{'HOSTS': 'own', 'BOTH': 'x', 'SENT': '\xc3\xa9\\udcff', 'SHOAL_LOG': None}\n"
+    )
+    assert [frame.value for frame in found if frame.kind == Kind.EXIT] == [0]
+    assert callers[0].process.wait(SECONDS) == 0
+
+
+def test_a_folder_that_is_not_there_is_said(callers: list[Caller]) -> None:
+    callers.append(Caller())
+    callers[0].start("", directory="/no/such/folder")
+    found = callers[0].until(Kind.EXIT)
+    assert found[-1].value == 127
+    assert b"cannot start in /no/such/folder: No such file or directory" in output(found, Kind.STDERR)
+
+
+WAITS = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(os.mkdir("saved")))
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["its input ends", "silence", "SIGKILL"])
+def test_nothing_outlives_the_connection(callers: list[Caller], tmp_path: Path, how: str) -> None:
+    callers.append(Caller(patience=1.0 if how == "silence" else SECONDS))
+    callers[0].start(WAITS, directory=str(tmp_path))
+    pid = int(callers[0].until(Kind.STDOUT)[-1].payload)
+    if how == "its input ends":
+        callers[0].requests.close()
+    elif how == "SIGKILL":
+        callers[0].process.send_signal(signal.SIGKILL)
+    assert has_ended(pid)
+    # All but the last have a grace period.
+    assert (tmp_path / "saved").exists() == (how != "SIGKILL")
+    assert callers[0].process.wait(SECONDS) == {"its input ends": 0, "silence": 1, "SIGKILL": -9}[how]
+
+
+@pytest.mark.slow
+def test_a_launcher_that_speaks_or_has_said_that_it_pauses_is_waited_for(callers: list[Caller]) -> None:
+    callers.append(Caller(patience=2.0))
+    callers[0].start(WAITS)
+    for _ in range(5):
+        time.sleep(0.5)
+        callers[0].send(encode(Kind.STILL_HERE))
+    callers[0].send(encode(Kind.PAUSE))
+    time.sleep(3)
+    assert callers[0].process.poll() is None
+    callers[0].send(encode(Kind.STILL_HERE))
+    assert callers[0].process.wait(SECONDS) == 1
+
+
+def test_hello_says_at_which_of_its_own_addresses_the_host_is_reached(callers: list[Caller]) -> None:
+    for own in ("127.0.0.1", "192.0.2.7"):  # neither of which others reach here
+        callers.append(Caller(SSH_CONNECTION=f"192.0.2.1 50000 {own} 22"))
+        assert (callers[-1].hello["address"], callers[-1].hello["client"]) == (own_address([]), "192.0.2.1")
+
+
+def test_what_speaks_of_this_machine_is_not_handed_on() -> None:
+    own = {"HOME": "/h", "SSH_AUTH_SOCK": "/s", "XDG_RUNTIME_DIR": "/r", "BASH_FUNC_f%%": "() { :; }", "OLDPWD": "/"}
+    handed = {"PATH": "/bin", "SHOAL_SECRET": "s", "CUDA_VISIBLE_DEVICES": "0", "HOMEPAGE": "x"}
+    assert handed_on({**own, **handed}) == handed
+
+
+def test_ssh_asks_nobody_and_forwards_nothing() -> None:
+    words = Ssh(2222, "key", 15).command("me@fe80::7", ["python", "two words"])
+    assert words[-3:] == ["--", "me@fe80::7", "exec python 'two words'"]
+    assert words[words.index("-p") + 1] == "2222"
+    assert words[words.index("-i") + 1] == "key"
+    assert {"BatchMode=yes", "ForwardAgent=no", "ClearAllForwardings=yes", "ServerAliveInterval=5"} <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "meaning"),
+    [
+        (["me@h: Permission denied (publickey)."], 255, "h wants a password, or a key that is not here"),
+        (["bash: line 1: /x/python: Permission denied"], 126, f"h has no {sys.executable}"),
+        (["/x/python: No module named shoal.processes.agent"], 1, "h has another version of Shoal"),
+        (["ssh: connect to host h port 22: No route to host"], 255, "h cannot be reached: ssh said: ssh: connect"),
+        ([], 3, "did not begin: it said: nothing, and ended with exit code 3"),
+    ],
+)
+def test_what_ssh_says_is_explained(said: list[str], code: int, meaning: str) -> None:
+    assert meaning in explain("h", said, code)
