@@ -13,9 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lab_hosts import needs_lab
+from lab_job import LabJob
 
 import shoal
 from shoal.testing import Cluster, Outcome, run_ranks
+from shoal.testing.lab import Lab, LinkShape
 
 PROGRAM = Path(__file__).with_name("timeline_programs.py")
 SLOW = 0.05  # seconds
@@ -156,35 +159,69 @@ def _has_time_namespaces() -> bool:
     return False
 
 
-@pytest.mark.skipif(not _has_time_namespaces(), reason="a time namespace needs root and Linux 5.6 (CAP_SYS_ADMIN)")
-def test_clocks_that_differ_are_brought_together(tmp_path: Path) -> None:
-    ahead = ["0", "50000", "3000"]
-    with Cluster(3, servers=1, environment={"SHOAL_TRACE": str(tmp_path)}) as cluster:
-        job = cluster.start_script(PROGRAM, environment_of=lambda rank: {"AHEAD": ahead[rank]})
-        outcomes = job.wait()
-    assert [outcome.exit_code for outcome in outcomes] == [0] * 3, [outcome.describe() for outcome in outcomes]
-    events, metadata = read(only_file(tmp_path))
-    around = [json.loads(outcome.stdout) for outcome in outcomes]
+needs_clocks = pytest.mark.skipif(
+    not _has_time_namespaces(), reason="a time namespace needs root and Linux 5.6 (CAP_SYS_ADMIN)"
+)
+AHEAD = ["0", "50000", "3000"]  # seconds, by rank
+
+
+def check_clocks(path: Path, outputs: list[str]) -> None:
+    """``outputs``: of PROGRAM, by rank."""
+    events, metadata = read(path)
+    around = [json.loads(output.splitlines()[-1]) for output in outputs]
     clocks = list(metadata["clocks"].values())
     errors = [clock["error at most, us"] for clock in clocks]
     assert errors[0] == 0
     assert min(errors[1:]) > 0
     assert max(errors) < 100_000
-    for clock, truth in zip(clocks, ahead, strict=True):
+    for clock, truth in zip(clocks, AHEAD, strict=True):
         for when in ("beginning", "end"):
             off = abs(clock[f"ahead of rank 0 at the {when}, us"] - int(truth) * 1e6)
             assert off <= clock["error at most, us"]
     # What the file says of one operation, against the clock that the three have without their namespaces.
-    true = [[moment / 1000 - int(truth) * 1e6 for moment in one] for one, truth in zip(around, ahead, strict=True)]
+    true = [[moment / 1000 - int(truth) * 1e6 for moment in one] for one, truth in zip(around, AHEAD, strict=True)]
     watched = [bars(events, "watched", rank)[0] for rank in range(3)]
-    epoch = true[0][0] - watched[0]["ts"]
+    epoch = metadata["clock of rank 0 at 0, us"]
     for rank, bar in enumerate(watched):
-        slack = errors[rank] + 1_000  # what Python does between its reading and the submission
+        slack = errors[rank] + 1  # rounding
         assert true[rank][0] - epoch - slack <= bar["ts"]
         assert bar["ts"] + bar["dur"] <= true[rank][1] - epoch + slack
     for rank in (0, 2):
         (wait,) = waits_of(events, "watched", rank)
         assert wait["args"]["last to call"] == metadata["ranks"][1]
+
+
+@needs_clocks
+def test_clocks_that_differ_are_brought_together(tmp_path: Path) -> None:
+    with Cluster(3, servers=1, environment={"SHOAL_TRACE": str(tmp_path)}) as cluster:
+        job = cluster.start_script(PROGRAM, environment_of=lambda rank: {"AHEAD": AHEAD[rank]})
+        outcomes = job.wait()
+    assert [outcome.exit_code for outcome in outcomes] == [0] * 3, [outcome.describe() for outcome in outcomes]
+    check_clocks(only_file(tmp_path), [outcome.stdout for outcome in outcomes])
+
+
+class JobOfClocks(LabJob):
+    """Whose ranks run PROGRAM, each with a clock of its own."""
+
+    def _start(self, index: int, arguments: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+        if index < self.ranks:
+            arguments, environment = [str(PROGRAM)], {**environment, "AHEAD": AHEAD[index]}
+        return super()._start(index, arguments, environment)
+
+
+@pytest.mark.slow
+@needs_lab
+@needs_clocks
+@pytest.mark.parametrize("servers", [0, 2])
+def test_clocks_of_hosts_are_brought_together(servers: int, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    (tmp_path / "output").mkdir()
+    # One link takes much longer in one direction.
+    shapes = {1: LinkShape(rate=50e6, receive_rate=2e6)}
+    with Lab(3 + servers, LinkShape(rate=200e6), shapes=shapes) as lab:
+        job = JobOfClocks(lab, 3, "", {"SHOAL_TRACE": str(trace)}, tmp_path / "output")
+        assert job.wait(60) == [0] * 3, job.everything()
+        check_clocks(only_file(trace), [job.output(rank) for rank in range(3)])
 
 
 # --- Losses ---

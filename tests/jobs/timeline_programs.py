@@ -1,7 +1,7 @@
 """A program whose ranks have clocks that differ, for test_timeline.py.
 
 AHEAD: seconds that the rank's CLOCK_MONOTONIC is ahead. The rank is started once more in a time namespace, and every
-rank prints what its clock showed before and after one operation.
+rank says that it works, and then what its clock showed before and after one operation.
 """
 
 import json
@@ -22,6 +22,7 @@ def main() -> None:
     import shoal
 
     shoal.init()
+    print("working", flush=True)
     for step in range(20):
         shoal.allreduce(np.ones(1000, np.float32), name="gradient")
         if step == 10:

@@ -45,6 +45,7 @@ class Rank:
     _free: list[int] = field(default_factory=list)
     _lanes: int = 0
     _flushes: set[int] = field(default_factory=set)
+    _quoted: list[str] = field(default_factory=list)
 
     def about(self) -> str:
         """Who it is: the first line of its events."""
@@ -66,7 +67,7 @@ class Rank:
         Without ``waits`` an operation's wait ends when this rank has heard that all had called it. ``last_names``: of the
         ranks that ``waits`` tells of.
         """
-        quoted = [json.dumps(text) for text in texts]
+        quoted = self._quoted_of(texts)
         order = np.argsort(rows["submitted"], kind="stable")
         for begin in range(0, len(order), _ROWS):
             chosen = order[begin : begin + _ROWS]
@@ -79,10 +80,15 @@ class Rank:
 
     def marks(self, rows: NDArray[np.void], texts: Sequence[str]) -> Iterator[str]:
         """Lines, some at a time."""
-        quoted = [json.dumps(text) for text in texts]
+        quoted = self._quoted_of(texts)
         for begin in range(0, len(rows), _ROWS):
             some = rows[begin : begin + _ROWS]
             yield "".join(self._marks(some, texts, quoted))
+
+    def _quoted_of(self, texts: Sequence[str]) -> list[str]:
+        """As JSON. Of the same recording each time, whose texts only become more."""
+        self._quoted += [json.dumps(text) for text in texts[len(self._quoted) :]]
+        return self._quoted
 
     def _operations(
         self,

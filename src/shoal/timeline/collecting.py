@@ -38,6 +38,7 @@ class About:
             "began": self.started,
             "ranks": [self.names[rank] for rank in held],
             "clock": "microseconds of rank 0's monotonic clock since the recording began",
+            "clock of rank 0 at 0, us": self.epoch_ns / 1000,
             "clocks": {
                 self.names[rank]: {
                     "ahead of rank 0 at the beginning, us": clock.begin.ahead_ns / 1000,
