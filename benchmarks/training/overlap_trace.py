@@ -36,22 +36,16 @@ def train() -> None:
 
 
 def last_step(events: list[dict[str, Any]]) -> tuple[list[float], list[dict[str, float]]]:
-    """Times of gradients, and of each buffer its three moments, in milliseconds since the step's first gradient."""
-    opened: dict[int, dict[str, float]] = {}
-    names: dict[int, str] = {}
-    for event in events:
-        if event["ph"] in "bne":
-            opened.setdefault(event["id"], {})[event["args"]["event"]] = event["ts"]
-            names.setdefault(event["id"], str(event["args"].get("tensor", "")))
-    gradients = [event["ts"] for event in events if event["name"] == "gradient ready"]
-    in_step = 2 * LAYERS
-    gradients = gradients[-in_step:]
+    """Times of rank 0's gradients, and of each buffer its three moments, in milliseconds since the step's first gradient."""
+    own = [event for event in events if event["pid"] == 0]
+    gradients = [event["ts"] for event in own if event["name"] == "gradient ready"][-2 * LAYERS :]
     start = gradients[0]
-    buffers = [
-        {moment: (at - start) / 1000 for moment, at in moments.items()}
-        for number, moments in opened.items()
-        if ".buffer" in names[number] and moments["submit"] >= start
-    ]
+    buffers = []
+    for event in own:
+        if event.get("cat") == "operation" and ".buffer" in event["name"] and event["ts"] >= start:
+            sent = event["ts"] + event["args"].get("ns to first byte sent", event["dur"] * 1000) / 1000
+            moments = {"submit": event["ts"], "first byte sent": sent, "complete": event["ts"] + event["dur"]}
+            buffers.append({moment: (at - start) / 1000 for moment, at in moments.items()})
     return [(at - start) / 1000 for at in gradients], buffers
 
 
@@ -64,7 +58,7 @@ def draw(gradients: list[float], buffers: list[dict[str, float]], path: Path) ->
 
     figure, axes = pyplot.subplots(figsize=(8, 4))
     for row, buffer in enumerate(buffers):
-        sent = buffer.get("first byte sent", buffer["complete"])
+        sent = buffer["first byte sent"]
         axes.barh(row, sent - buffer["submit"], left=buffer["submit"], color="#c9d6e8")
         axes.barh(row, buffer["complete"] - sent, left=sent, color="#33608c")
     axes.plot(gradients, [-1] * len(gradients), "|", color="black", markersize=10)
@@ -85,7 +79,7 @@ def main(path: Path) -> None:
         with Cluster(RANKS, servers=SERVERS, environment=environment) as cluster:
             outcomes = cluster.start_script(__file__, "--rank").wait(180)
             assert all(outcome.exit_code == 0 for outcome in outcomes), [outcome.describe() for outcome in outcomes]
-        timeline = next(Path(folder).glob("overlap-rank0-*.json"))
+        (timeline,) = Path(folder).glob("overlap-*.json")
         gradients, buffers = last_step(json.loads(timeline.read_text())["traceEvents"])
     draw(gradients, buffers, path)
     during = sum(buffer["complete"] < gradients[-1] for buffer in buffers)

@@ -173,9 +173,14 @@ class Handle {
     return operation_->blocks();
   }
 
-  std::int64_t sent_at() const {
+  std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::uint64_t> moments() const {
     require_done();
-    return std::chrono::nanoseconds(operation_->sent_at().time_since_epoch()).count();
+    const auto at = [](Operation::Moments::Time time) {
+      return static_cast<std::int64_t>(std::chrono::nanoseconds(time.time_since_epoch()).count());
+    };
+    const Operation::Moments& moments = std::as_const(*operation_).moments();
+    return {at(moments.input_ready),       at(moments.sent), at(moments.all_called), at(moments.first_result),
+            at(operation_->finished_at()), moments.flush};
   }
 
   std::int64_t finished_at() const {
@@ -373,7 +378,7 @@ void bind_engine(nb::module_& module) {
       .def("tell", &Handle::tell, "completions"_a, "token"_a)
       .def("output", &Handle::output)
       .def("blocks", &Handle::blocks)
-      .def("sent_at", &Handle::sent_at)
+      .def("moments", &Handle::moments)
       .def("finished_at", &Handle::finished_at);
 
   nb::class_<JobConfig>(module, "JobConfig")
@@ -414,6 +419,8 @@ void bind_engine(nb::module_& module) {
       .def("abort", &abort, "reason"_a)
       .def("close", &close)
       .def("finish_at_exit", &finish_at_exit, "reason"_a)
+      .def(
+          "record", [](BoundEngine& bound, bool on) { bound.engine().record(on); }, "on"_a)
       .def("statistics", [](BoundEngine& bound) { return bound.engine().statistics(); });
 }
 

@@ -47,6 +47,7 @@ class Engine::Impl {
   bool left() const { return left_; }
   bool serves() const { return rank_ == 0 || serves_; }
   bool has_losses() const { return has_losses_; }
+  void record(bool on) { router_->record(on); }
   std::optional<Status> loss_of_rank(std::uint32_t rank) const;
   void abort(std::string reason);
   void close();
@@ -99,7 +100,10 @@ class Engine::Impl::World final : public OnLoop<WorkerWorld> {
   World(Impl& engine, Loop& loop) : OnLoop(loop), engine_(engine) {}
 
   void sum(Sum sum) override { loop_.sum(*machine_, sum); }
-  void sending(std::uint64_t handle) override { engine_.router_->sending(handle); }
+  void sending(std::uint64_t handle) override { engine_.router_->sending(handle, loop_.round()); }
+  void reached(std::uint64_t handle, Milestone milestone) override {
+    milestone == Milestone::all_called ? engine_.router_->all_called(handle) : engine_.router_->first_result(handle);
+  }
   void received(std::uint64_t handle, Range range) override { engine_.router_->received(handle, range); }
   void finish(std::uint64_t handle, Status status) override { engine_.router_->end(handle, std::move(status)); }
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
@@ -413,6 +417,7 @@ void Engine::leave() { impl_->leave(); }
 bool Engine::left() const { return impl_->left(); }
 bool Engine::serves() const { return impl_->serves(); }
 bool Engine::has_losses() const { return impl_->has_losses(); }
+void Engine::record(bool on) { impl_->record(on); }
 std::optional<Status> Engine::loss_of_rank(std::uint32_t rank) const { return impl_->loss_of_rank(rank); }
 void Engine::abort(std::string reason) { impl_->abort(std::move(reason)); }
 void Engine::close() {

@@ -82,6 +82,8 @@ class Engine {
   void abort(std::string reason);
   void close();
 
+  // From now on operations note when they come to what (Operation::moments); or no more.
+  void record(bool on);
   std::map<std::string, std::uint64_t> statistics() const;
 
  private:

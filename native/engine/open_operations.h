@@ -37,6 +37,14 @@ class OpenOperations {
   std::shared_ptr<Operation> at(std::uint64_t handle) const;
   // Null if it is not open any more.
   std::shared_ptr<Operation> find(std::uint64_t handle) const;
+  // `notes`: called with the moments of the operation, unless it has ended.
+  template <class Notes>
+  void note(std::uint64_t handle, Notes notes) const {
+    const std::lock_guard lock(mutex_);
+    if (const auto place = open_.find(handle); place != open_.end()) {
+      notes(place->second->moments());
+    }
+  }
   // The first call for a handle decides how the operation ended.
   void finish(std::uint64_t handle, Status status);
   void finish_all(const Status& status);

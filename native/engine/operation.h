@@ -45,8 +45,16 @@ class Operation {
   // From now on only the loop carries it on.
   void release() { is_local_.store(false, std::memory_order_release); }
 
-  // Before finish(), by one thread: its first bytes are on their way.
-  void note_sending() { sent_at_ = std::chrono::steady_clock::now(); }
+  // For timelines, while somebody records one. Noted before finish(), by one thread at a time (OpenOperations::note).
+  struct Moments {
+    using Time = std::chrono::steady_clock::time_point;  // the clock's epoch: it has not come to that
+    Time input_ready;
+    Time sent;
+    Time all_called;  // when this rank heard that all members have called it
+    Time first_result;
+    std::uint64_t flush = 0;  // operations with the same one were written together; 0: it was written alone
+  };
+  Moments& moments() { return moments_; }
   // Before it is submitted: memory for an output whose size is not known yet, to be used if the size turns out to be
   // this.
   void offer_output(std::byte* memory, std::size_t bytes) {
@@ -61,8 +69,7 @@ class Operation {
   // The following are constant once done() is true, and not to be read before.
   const Status& status() const { return status_; }
   std::chrono::steady_clock::time_point finished_at() const { return finished_at_; }
-  // The clock's epoch if nothing was sent.
-  std::chrono::steady_clock::time_point sent_at() const { return sent_at_; }
+  const Moments& moments() const { return moments_; }
   // What was allocated; null if the offered memory was used.
   std::byte* output() const { return output_.get(); }
   std::size_t output_bytes() const { return output_bytes_; }
@@ -77,7 +84,7 @@ class Operation {
   std::vector<std::pair<std::shared_ptr<Completions>, std::uint64_t>> told_;  // guarded by mutex_; who will be
   std::atomic<bool> done_{false};
   Status status_;
-  std::chrono::steady_clock::time_point sent_at_;
+  Moments moments_;
   std::chrono::steady_clock::time_point finished_at_;
   std::unique_ptr<std::byte, void (*)(void*)> output_{nullptr, std::free};
   std::size_t output_bytes_ = 0;

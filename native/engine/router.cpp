@@ -1,6 +1,7 @@
 #include "engine/router.h"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <utility>
 
@@ -76,6 +77,7 @@ Router::Submitted Router::submit(Submission submission, bool passes, std::option
 }
 
 void Router::input_ready(std::uint64_t handle, std::uint32_t group, std::size_t bytes, const std::string& problem) {
+  note(handle, &Operation::Moments::input_ready);
   const std::shared_ptr<shm::SharedGroup> local = groups_ == nullptr ? nullptr : groups_->of(group);
   if (local != nullptr) {
     return local->input_ready(handle, problem);
@@ -133,6 +135,26 @@ void Router::left(shm::SharedGroup& group) {
   if (groups_->note_left(group)) {
     static_cast<void>(loop_.post([this] { machines_.worker().leave(); }));
   }
+}
+
+// --- For timelines ---
+
+void Router::sending(std::uint64_t handle, std::uint64_t flush) {
+  if (!records_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  operations_.note(local::own_handle(handle), [flush](Operation::Moments& moments) {
+    moments.sent = std::chrono::steady_clock::now();
+    moments.flush = flush;
+  });
+}
+
+void Router::note(std::uint64_t handle, Operation::Moments::Time Operation::Moments::*moment) {
+  if (!records_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  operations_.note(local::own_handle(handle),
+                   [moment](Operation::Moments& moments) { moments.*moment = std::chrono::steady_clock::now(); });
 }
 
 // --- What the worker says ---

@@ -7,6 +7,7 @@
 // at once. Every method may be called by any thread, unless it says otherwise.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -51,8 +52,15 @@ class Router final : public shm::GroupUser {
   // arrays.
   void input_ready(std::uint64_t handle, std::uint32_t group, std::size_t bytes, const std::string& problem);
 
-  // Events of the worker's operations, by its thread; sending() and allocate_output() of a local group's too.
-  void sending(std::uint64_t handle) override { operations_.at(local::own_handle(handle))->note_sending(); }
+  // From now on operations note when they come to what, for a timeline; or no more.
+  void record(bool on) { records_.store(on, std::memory_order_relaxed); }
+
+  // Events of the worker's operations, by its thread; sending(), all_called() and allocate_output() of a local group's
+  // too. `flush`: what is sent in it is written together.
+  void sending(std::uint64_t handle) override { sending(handle, 0); }
+  void sending(std::uint64_t handle, std::uint64_t flush);
+  void all_called(std::uint64_t handle) override { note(handle, &Operation::Moments::all_called); }
+  void first_result(std::uint64_t handle) { note(handle, &Operation::Moments::first_result); }
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
     return operations_.at(handle)->allocate_output(block_bytes);
   }
@@ -69,6 +77,7 @@ class Router final : public shm::GroupUser {
   void close();
 
  private:
+  void note(std::uint64_t handle, Operation::Moments::Time Operation::Moments::*moment);
   bool to_worker(Submission submission);
   bool to_loop(Loop::Task task, std::size_t bytes);
   void hand_to_worker(Submission submission);
@@ -89,6 +98,7 @@ class Router final : public shm::GroupUser {
   Machines& machines_;
   Loop& loop_;
   const std::function<void(std::string)> warn_;
+  std::atomic<bool> records_{false};
   std::unique_ptr<LocalGroups> groups_;  // null: every rank is a node of its own
 };
 

@@ -111,6 +111,10 @@ class WorkerWorld : public Wire {
 
   // The first bytes of the operation's contribution have been handed to the driver. For timelines.
   virtual void sending(std::uint64_t handle) = 0;
+  // For timelines too, once each: this rank hears that all members have called the operation; the first part of its
+  // result is here.
+  enum class Milestone { all_called, first_result };
+  virtual void reached(std::uint64_t /*handle*/, Milestone /*milestone*/) {}
 
   // These bytes of a streamed operation's result are in its output.
   virtual void received(std::uint64_t /*handle*/, Range /*range*/) {}

@@ -187,6 +187,84 @@ TEST(all_gather_gives_memory_of_the_size_that_was_found) {
   }
 }
 
+// Rank 0 calls last. What a rank hears of the others' calls is never earlier, and results are not either.
+void moments_of(Job& job, Collective collective, std::size_t count, bool leads_only, bool has_first_result) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<std::vector<float>> arrays(job.size(), ramp(count, 0));
+  std::vector<std::shared_ptr<Operation>> operations(job.size());
+  const auto submit = [&](std::uint32_t rank) {
+    std::vector<float>* const output = collective == Collective::all_reduce ? &arrays[rank] : nullptr;
+    operations[rank] = job.engines[rank]->submit(of(collective, "watched", arrays[rank], output));
+  };
+  const Clock::time_point before = Clock::now();
+  for (std::uint32_t rank = job.size() - 1; rank > 0; --rank) {
+    submit(rank);
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const Clock::time_point last_call = Clock::now();
+  submit(0);
+  for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+    expect_well(operations[rank]);
+    const Operation::Moments& moments = std::as_const(*operations[rank]).moments();
+    CHECK(moments.sent >= before);
+    CHECK(moments.sent <= operations[rank]->finished_at());
+    if (leads_only && rank % 2 != 0) {
+      continue;
+    }
+    CHECK(moments.all_called >= last_call);
+    CHECK(moments.all_called <= operations[rank]->finished_at());
+    if (has_first_result) {
+      CHECK(moments.first_result >= moments.all_called);
+      CHECK(moments.first_result <= operations[rank]->finished_at());
+    }
+  }
+}
+
+void record(Job& job, bool on) {
+  for (const auto& engine : job.engines) {
+    engine->record(on);
+  }
+}
+
+TEST(operations_note_when_all_had_called_and_when_results_came) {
+  Job apart(3, 1, 1);
+  record(apart, true);
+  for (const std::size_t count : {10U, 30'000U}) {
+    moments_of(apart, Collective::all_reduce, count, false, true);
+    moments_of(apart, Collective::all_gather, count, false, count > 10);
+  }
+  Job one_node(2, 2, 0, 4096, {0, 0});
+  record(one_node, true);
+  moments_of(one_node, Collective::all_reduce, 10, false, false);
+  moments_of(one_node, Collective::all_reduce, 30'000, false, false);
+  moments_of(one_node, Collective::all_gather, 1000, false, false);
+  // The leaders hear of the other nodes.
+  Job nodes(4, 0, 1, 4096, {0, 0, 2, 2});
+  record(nodes, true);
+  moments_of(nodes, Collective::all_reduce, 10, true, true);
+  moments_of(nodes, Collective::all_reduce, 30'000, true, true);
+  moments_of(nodes, Collective::all_gather, 1000, false, true);
+}
+
+TEST(operations_note_nothing_while_nobody_records) {
+  Job job(2, 0, 1);
+  record(job, true);
+  record(job, false);
+  std::vector<float> arrays[2] = {ramp(10, 0), ramp(10, 1)};
+  std::shared_ptr<Operation> operations[2];
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    operations[rank] = job.engines[rank]->submit(of(Collective::all_reduce, "x", arrays[rank], &arrays[rank]));
+  }
+  for (const auto& operation : operations) {
+    expect_well(operation);
+    const Operation::Moments& moments = std::as_const(*operation).moments();
+    CHECK(moments.sent == Operation::Moments::Time());
+    CHECK(moments.all_called == Operation::Moments::Time());
+    CHECK(moments.first_result == Operation::Moments::Time());
+    CHECK_EQ(moments.flush, 0U);
+  }
+}
+
 TEST(ranks_that_disagree_all_hear_of_it_and_go_on) {
   Job job(3, 1, 1);
   std::vector<std::vector<float>> arrays;

@@ -28,6 +28,7 @@ from shoal.ops.collectives import (
     reducescatter_async_,
 )
 from shoal.ops.handles import Handle
+from shoal.timeline.control import start_timeline, stop_timeline
 
 __all__ = [
     "AuthenticationError",
@@ -67,4 +68,6 @@ __all__ = [
     "reducescatter_async_",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]

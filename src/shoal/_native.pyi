@@ -103,8 +103,11 @@ class Handle:
     def blocks(self) -> list[int]:
         """Bytes received from each member of the group, in its order (all-gather, all-to-all)."""
 
-    def sent_at(self) -> int:
-        """When the first bytes were on their way, as ``finished_at``; 0 if none were."""
+    def moments(self) -> tuple[int, int, int, int, int, int]:
+        """When its input was there (if a gate kept it), its first bytes were on their way, this rank heard that all members
+        had called it, the first part of the result came, and it was done: as ``finished_at``, 0 where it did not come to
+        that or nobody recorded (``Engine.record``). And its flush: operations with the same one were written together; 0:
+        alone."""
 
     def finished_at(self) -> int:
         """When it was done, in nanoseconds of ``time.monotonic_ns``."""
@@ -375,6 +378,9 @@ class Engine:
         """Keeps the engine beyond the end of the interpreter. When the process then exits with status 0 it leaves and, if it
         ``serves`` others, goes on until nobody needs it; with any other status it aborts with ``reason`` or, if that is empty,
         the status. Nobody may use the engine after this."""
+
+    def record(self, on: bool) -> None:
+        """Whether operations note their moments from now on (``Handle.moments``)."""
 
     def statistics(self) -> dict[str, int]:
         """Counters: bytes_sent, bytes_received, open_operations, finished_operations, links, buffer_bytes."""

@@ -1,7 +1,6 @@
 """Joining, leaving and losing: what the others see, and that nothing hangs."""
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -280,24 +279,6 @@ def work_in_a_forked_child(failing: bool) -> None:
 @pytest.mark.parametrize("failing", [False, True])
 def test_a_rank_may_be_a_forked_child_of_multiprocessing(failing: bool) -> None:
     run_ranks(work_in_a_forked_child, 2, failing)
-
-
-def leave_a_timeline() -> None:
-    shoal.init()
-    shoal.allreduce(np.ones(50_000, np.float32), name="gradient")
-    shoal.shutdown()
-
-
-def test_a_timeline_is_left_where_it_was_asked_for(tmp_path: Path) -> None:
-    run_ranks(leave_a_timeline, 2, environment={"SHOAL_TRACE": str(tmp_path), "SHOAL_JOB": "a/job"})
-    files = sorted(tmp_path.iterdir())
-    assert [file.name.split("-")[:2] for file in files] == [["a_job", "rank0"], ["a_job", "rank1"]]
-    for rank, file in enumerate(files):
-        _, submit, sent, complete = json.loads(file.read_text())["traceEvents"]
-        assert (submit["args"], submit["pid"]) == ({"event": "submit", "tensor": "gradient"}, rank)
-        assert complete["args"] == {"event": "complete", "status": 0}
-        assert sent["args"] == {"event": "first byte sent"}
-        assert submit["ts"] < sent["ts"] < complete["ts"]
 
 
 def interrupt_a_wait() -> None:

@@ -22,6 +22,7 @@ ROWS = (
     ("join",),
     ("job",),
     ("ops",),
+    ("timeline",),
     # The names of `import shoal`.
     ("",),
     ("gradients",),
@@ -34,7 +35,7 @@ ROWS = (
 )
 LEVEL = {name: level for level, row in enumerate(ROWS) for name in row}
 
-MOST_ENTRIES = 20
+MOST_ENTRIES = 21
 NOT_COUNTED = {"__init__.py", "__pycache__", "py.typed", "_native.pyi"}
 
 

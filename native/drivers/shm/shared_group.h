@@ -38,12 +38,13 @@ namespace shoal::shm {
 
 class SharedGroup;
 
-// The user of one rank's groups. None of the first five may call a group back.
+// The user of one rank's groups. None of the first six may call a group back.
 class GroupUser {
  public:
   virtual ~GroupUser() = default;
 
   virtual void sending(std::uint64_t handle) = 0;
+  virtual void all_called(std::uint64_t /*handle*/) {}
   virtual void finish(std::uint64_t handle, Status status) = 0;
   virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;
   virtual void warn(std::string text) = 0;
@@ -130,6 +131,7 @@ class SharedGroup final : private local::World {
   void sum(std::byte* destination, std::span<const std::byte* const> sources, std::size_t count, DType dtype,
            Operator op, double divisor) override;
   void sending(std::uint64_t handle) override { user_.sending(handle); }
+  void all_called(std::uint64_t handle) override { user_.all_called(handle); }
   void finish(std::uint64_t handle, Status status) override;
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
     return user_.allocate_output(handle, block_bytes);

@@ -191,6 +191,7 @@ Time Loop::when_to_run() const {
 }
 
 void Loop::begin_round() {
+  ++round_;
   const Time time = now();
   for (Machine* machine : machines_) {
     machine->on_time(time);

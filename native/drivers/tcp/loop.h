@@ -118,6 +118,8 @@ class Loop final {
   // Called on the loop's thread when it ends by an exception, such as std::bad_alloc. Set before start().
   std::function<void(const std::string& why)> on_failure;
 
+  // Within a round: which one it is, from 1. What is sent in a round is written at its end.
+  std::uint64_t round() const { return round_; }
   Counters counters() const;
   static Time now() { return tcp::now(); }
 
@@ -153,6 +155,7 @@ class Loop final {
   // Held throughout a round. Everything below is guarded by it, from start() on.
   std::mutex running_;
 
+  std::uint64_t round_ = 0;
   bool stopping_ = false;
   Time sleeps_until_ = 0;       // when the thread wakes up by itself
   std::exception_ptr failure_;  // of a round that another thread did; ends the loop

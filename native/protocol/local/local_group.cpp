@@ -281,6 +281,9 @@ void LocalGroup::begin(Operation& operation) {
   const bool stays = calls_.stays(operation.opening.collective);
   const bool small = stays && operation.calls.all_have_data();
   const bool is_firsts = stays && is_first() && (has_other_nodes_ || !small);
+  if (!has_other_nodes_ && operation.is_open()) {
+    world_.all_called(operation.submission.handle);
+  }
   // Whoever has called last sees that all have, and tells the others before it does its own part. Where the leader
   // goes on alone, or says more, they wait for that.
   if (operation.written_in == round_ && !is_firsts) {

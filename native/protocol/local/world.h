@@ -46,6 +46,8 @@ class World : public Bells, public Hands {
 
   // The call has been written to the others. For timelines.
   virtual void sending(std::uint64_t handle) = 0;
+  // All ranks of the job that are members have called it. For timelines. Of operations that stay on this machine.
+  virtual void all_called(std::uint64_t /*handle*/) {}
   virtual void finish(std::uint64_t handle, Status status) = 0;
   // Memory for what a gather brings, by member of the group. Null: there is none.
   virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;

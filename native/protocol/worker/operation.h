@@ -134,6 +134,9 @@ class Operation {
   std::size_t unsent() const { return unsent_; }
   // True the first time: the application is to hear that it is being sent.
   bool begins_to_send() { return !std::exchange(sending_, true) && !finished_; }
+  // True the first time: it is to hear that all have called, and that there is a result.
+  bool hears_that_all_called() { return !std::exchange(all_called_, true) && !finished_; }
+  bool has_first_result() { return !std::exchange(any_result_, true) && !finished_; }
   // Whether the job's credit is measured by it (job_window.h).
   bool is_measured() const { return measured_; }
   void set_measured(bool on) { measured_ = on; }
@@ -189,6 +192,8 @@ class Operation {
   std::optional<Status> ends_later_;
 
   bool sending_ = false;
+  bool all_called_ = false;
+  bool any_result_ = false;
   bool measured_ = false;
   std::size_t unsent_ = 0;
   std::size_t record_ = 0;

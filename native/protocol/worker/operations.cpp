@@ -106,7 +106,22 @@ Status Operations::receive_from_server(std::uint32_t server, Frame& frame) {
   return status;
 }
 
+// Servers admit what all members have opened, and answer nothing else.
+void Operations::note_all_called(Operation& operation) const {
+  if (operation.hears_that_all_called()) {
+    environment_.world().reached(operation.handle(), WorkerWorld::Milestone::all_called);
+  }
+}
+
+void Operations::note_first_result(Operation& operation) const {
+  note_all_called(operation);
+  if (operation.has_first_result()) {
+    environment_.world().reached(operation.handle(), WorkerWorld::Milestone::first_result);
+  }
+}
+
 void Operations::admit(Operation& operation, Part& part) {
+  note_all_called(operation);
   sender_.admit(operation, part);
   if (window_.measures() && !operation.is_measured() && !operation.is_finished() && !operation.is_small()) {
     operation.set_measured(true);
@@ -123,6 +138,7 @@ Status Operations::receive_result(std::uint32_t server, Frame& frame) {
   const Submission& s = operation.submission();
   const wire::Header& header = frame.header;
   operation.watch().move(environment_.now());
+  note_first_result(operation);
   Part& part = operation.part_of(server);
   const Range segment = sender_.answered(operation, part);
   if (!part.is_admitted() && operation.needs_admission() && !part.all_sent()) {
@@ -222,6 +238,7 @@ Status Operations::receive_sizes(std::uint32_t server, const Frame& frame) {
     end(*operation, std::move(*problem));
     return {};
   }
+  note_all_called(*operation);
   sender_.answered_inline(operation->only_part());
   end_if_transferred(*operation);
   return {};
@@ -272,6 +289,9 @@ Status Operations::receive_from_peer(std::uint32_t rank, Frame& frame) {
   Operation* operation = transfers_.find(frame.header.operation);
   Status status = transfers_.receive(rank, frame);
   if (status.ok() && operation != nullptr) {
+    // What a ring passes on are sums of some members, and grants are no bytes.
+    const bool is_result = operation->gathers() && frame.header.type == Type::data;
+    is_result ? note_first_result(*operation) : note_all_called(*operation);
     end_if_transferred(*operation);
   }
   return status;

@@ -89,6 +89,8 @@ class Operations {
   Status receive_sizes(std::uint32_t server, const Frame& frame);
   Status receive_have(std::uint32_t server, const Frame& frame);
   void admit(Operation& operation, Part& part);
+  void note_all_called(Operation& operation) const;
+  void note_first_result(Operation& operation) const;
   void end(Operation& operation, Status status);
   void end_if_done(Operation& operation);
   void end_if_transferred(Operation& operation);

@@ -242,6 +242,8 @@ class Settings(ServerSettings):
             "SHOAL_FUSION_MB": "unset" if self.fusion_mb is None else f"{self.fusion_mb:g}",
             "SHOAL_PEER_TIMEOUT": str(self.peer_timeout),
             "SHOAL_SOCKETS": "unset" if self.sockets is None else str(self.sockets),
+            # Each machine may have a folder of its own.
+            "SHOAL_TRACE": "unset" if self.trace is None else "set",
         }
 
     @staticmethod

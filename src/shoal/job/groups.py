@@ -40,16 +40,27 @@ class Group:
             raise TypeError(f"name must be a text, got {_given(name)} {where}: leave it out for a group without one")
         seconds = None if timeout is None else _seconds(timeout, where)
         number = _make(session, members, name) if session.rank in members else None
-        self._fill(session, members, name, seconds, number)
+        twins = _made.of(session)
+        earlier = twins.get((members, name), 0)
+        twins[members, name] = earlier + 1
+        self._fill(session, members, name, seconds, number, f"{list(members)} {name} {earlier}")
 
     def _fill(
-        self, session: "Session", members: tuple[int, ...], name: str, timeout: float | None, number: int | None
+        self,
+        session: "Session",
+        members: tuple[int, ...],
+        name: str,
+        timeout: float | None,
+        number: int | None,
+        identity: str,
     ) -> None:
         # Not by way of a property, since every operation reads them.
         self.session = session
         """The job that the group belongs to."""
         self.timeout = session.settings.timeout if timeout is None else timeout
         """Seconds without progress after which an operation fails."""
+        self.identity = identity
+        """The same on all members, and of no other group of the job's; "" for all ranks."""
         self._members = members
         self._name = name
         self._number = number
@@ -95,11 +106,19 @@ def world() -> Group:
 
 def _make_world(session: "Session") -> Group:
     everyone = Group.__new__(Group)
-    everyone._fill(session, tuple(range(session.size)), "", None, 0)
+    everyone._fill(session, tuple(range(session.size)), "", None, 0, "")
     return everyone
 
 
 _world = PerJob(_make_world)
+
+
+def _make_table(_: "Session") -> dict[tuple[tuple[int, ...], str], int]:
+    return {}
+
+
+# How many groups of these members and name were made.
+_made = PerJob(_make_table)
 
 
 def _make(session: "Session", members: tuple[int, ...], name: str) -> int:

@@ -52,15 +52,6 @@ def call_before_leaving(callback: Callable[[], None]) -> None:
     _before.append(callback)
 
 
-def call_at_bad_end(callback: Callable[[], None]) -> None:
-    """``callback``, which raises nothing, is called before the process ends with status 1 on our account."""
-    if callback not in _at_bad_end:
-        _at_bad_end.append(callback)
-
-
-_at_bad_end: list[Callable[[], None]] = []
-
-
 def watch(session: Session) -> None:
     """From now on the end of this process is also the end of its part in ``session``."""
     global _joined, _installed
@@ -154,8 +145,6 @@ def _at_exit() -> None:
 def _end_badly(failure: BaseException) -> None:
     """The interpreter takes no exit status from here. What is left of its end are handlers that are older than the job."""
     _log.critical("%s", _text_of(failure))
-    for callback in _at_bad_end:
-        callback()
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):

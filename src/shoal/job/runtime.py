@@ -5,12 +5,10 @@ process, even through a new ``init``. docs/decisions/exit.md tells how the end o
 ``shoal.job.process_exit`` does it.
 """
 
-import atexit
-import logging
 import os
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +17,7 @@ from numpy.typing import NDArray
 from shoal.config.launchers import Launch
 from shoal.config.settings import Limits, Settings
 from shoal.errors import ConfigurationError, ShoalError
-from shoal.job import bootstrap, process_exit, trace, unheard
-
-_log = logging.getLogger("shoal")
+from shoal.job import bootstrap, process_exit, unheard
 
 # Guards joining and leaving; reading _session needs no lock.
 _lock = threading.RLock()
@@ -58,13 +54,9 @@ def init(
         _settings = settings
         _own_launch = _launch
         _forked = False
-        recorder = _recorder(_session)
-        trace.start(recorder)
-        if recorder is not None:
-            # For programs that end without calling shutdown(). Writes once, whoever comes first.
-            atexit.register(_write_trace)
-            process_exit.call_at_bad_end(_write_trace)
         process_exit.watch(_session)
+        for joined in _after_joining:
+            joined(_session)
 
 
 def shutdown() -> None:
@@ -76,13 +68,15 @@ def shutdown() -> None:
     Raises what made an operation fail that only a stream of an accelerator has waited for.
     """
     with _lock:
-        session = _forget()
-        if session is None:
+        if _session is None:
             return
+        for leaving in _before_leaving:
+            leaving()
+        session = _forget()
+        assert session is not None, "nobody else has left it meanwhile"
         try:
             process_exit.leave(session)
         finally:
-            _write_trace()
             failure = unheard.take_first()
     if failure is not None:
         raise failure
@@ -97,9 +91,27 @@ def abort(reason: str) -> None:
         try:
             process_exit.abort(session, reason)
         finally:
-            _write_trace()
+            for aborted in _after_abort:
+                aborted(reason)
         unheard.wait_for_all()
         unheard.take_first()  # whoever ends the job knows
+
+
+def call_around(
+    after_joining: Callable[[bootstrap.Session], None],
+    before_leaving: Callable[[], None],
+    after_abort: Callable[[str], None],
+) -> None:
+    """For what is built on operations and belongs to a job's life: called at the end of ``init``, at the beginning of
+    ``shutdown`` (a program may end without it: ``process_exit.call_before_leaving``), and with the reason after ``abort``."""
+    _after_joining.append(after_joining)
+    _before_leaving.append(before_leaving)
+    _after_abort.append(after_abort)
+
+
+_after_joining: list[Callable[[bootstrap.Session], None]] = []
+_before_leaving: list[Callable[[], None]] = []
+_after_abort: list[Callable[[str], None]] = []
 
 
 def is_initialized() -> bool:
@@ -168,13 +180,6 @@ def _forget() -> bootstrap.Session | None:
     return session
 
 
-def _recorder(session: bootstrap.Session) -> trace.Recorder | None:
-    folder = session.settings.trace
-    if folder is None:
-        return None
-    return trace.Recorder(folder, session.settings.job, session.rank, session.hosts[session.rank])
-
-
 def _check_trace_folder(settings: Settings) -> None:
     """Before the job, not after it: that a timeline can be written there."""
     if settings.trace is None:
@@ -190,22 +195,11 @@ def _check_trace_folder(settings: Settings) -> None:
         ) from None
 
 
-def _write_trace() -> None:
-    recorder = trace.stop()
-    if recorder is None:
-        return
-    try:
-        _log.info("timeline written to %s", recorder.write())
-    except OSError as error:
-        _log.warning("the timeline could not be written: %s", error)
-
-
 def _forget_after_fork() -> None:
     """In a forked child: it is no rank. The parent's locks and threads do not exist here."""
     global _session, _settings, _own_launch, _lock, _forked
     _forked = _forked or _session is not None
     _session, _settings, _own_launch, _lock = None, None, None, threading.RLock()
-    trace.stop()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,83 +1,206 @@
-"""A timeline of what this rank did, for chrome://tracing and ui.perfetto.dev.
+"""What happens on this rank while a timeline is recorded: operations, and moments and spans of the program's thread.
 
-With SHOAL_TRACE set to a folder, each job of each rank leaves one file ``<job>-rank<N>-<start>.json`` there, written at
-shutdown. Times are microseconds of the system clock, so that the files of several ranks can be laid side by side.
-
-It is cheap: a call costs one comparison while nothing is recorded, and makes a dict, which is appended to a list, while recording.
+A call costs one comparison while nothing is recorded. While recording, an event is a few dozen bytes in one flat array
+(``OPERATION``, ``MARK``) and its texts are kept once, so that ``EVENT_LIMIT`` events take 80 MB. What comes after so
+many is counted and dropped. Times are nanoseconds of ``time.monotonic_ns`` on this rank; ``shoal.timeline`` brings the
+ranks' recordings together on one clock.
 """
 
 import json
-import os
-import re
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
-# A recording that nobody ends must not fill the memory: what comes after so many events is counted and dropped.
+import numpy as np
+
+if TYPE_CHECKING:
+    from shoal import _native
+
+# A recording that nobody ends must not fill the memory.
 EVENT_LIMIT = 1_000_000
+# Different names, of operations and all else.
+TEXT_LIMIT = 100_000
+
+# Of an operation whose end nobody knows yet.
+OPEN = -1
+
+# ``name``, ``group``: which of the texts. ``occurrence``: how often the group has used the name since the recording
+# began. ``status``: as of a native Status, or OPEN. ``nbytes``: of this rank's array. The rest are times, 0 where it did
+# not come to that, and the flush (``_native.Handle.moments``).
+OPERATION = np.dtype(
+    [
+        ("name", "<u4"),
+        ("group", "<u4"),
+        ("occurrence", "<u4"),
+        ("collective", "<i2"),
+        ("status", "<i2"),
+        ("nbytes", "<i8"),
+        ("submitted", "<i8"),
+        ("input_ready", "<i8"),
+        ("sent", "<i8"),
+        ("all_called", "<i8"),
+        ("first_result", "<i8"),
+        ("done", "<i8"),
+        ("flush", "<i8"),
+    ]
+)
+
+# ``details``: which of the texts, JSON. ``ended`` 0: a moment, not a span.
+MARK = np.dtype([("name", "<u4"), ("details", "<u4"), ("began", "<i8"), ("ended", "<i8"), ("thread", "<i8")])
+
+_pack_operation = struct.Struct("<IIIhh8q").pack
+_pack_mark = struct.Struct("<IIqqq").pack
+_numbers = count(1)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one rank has recorded: rows of OPERATION and MARK, as bytes, and their texts. ``dropped``: events too many."""
+
+    texts: list[str]
+    operations: bytearray = field(repr=False)
+    marks: bytearray = field(repr=False)
+    dropped: int
+    began_ns: int
+    ended_ns: int
 
 
 class Recorder:
-    """The events of one job on one rank, in memory until ``write``."""
+    """The events of this rank, in memory until ``end``. ``changed``: is set when there are new ones; for one thread."""
 
-    def __init__(self, folder: Path, label: str, rank: int, host: str) -> None:
-        self._folder = folder
-        self._label = label
-        self._rank = rank
-        self._host = host
-        self._started = time.time_ns()
-        # What has to be added to the monotonic clock to get the time of day.
-        self._offset = self._started - time.monotonic_ns()
-        self._events: list[dict[str, Any]] = []
-        self._dropped = 0
+    def __init__(self) -> None:
+        self.began_ns = time.monotonic_ns()
+        self.changed: threading.Event | None = None
+        self.dropped = 0
+        self._texts: dict[str, int] = {"": 0}
+        self._adding = threading.Lock()
+        self._operations = bytearray()
+        self._marks = bytearray()
+        self._events = 0
+        # By group and name.
+        self._occurrences: dict[tuple[int, int], int] = {}
+        # By number: the handle, and the fields up to ``submitted``.
+        self._open: dict[int, tuple[_native.Handle, int, int, int, int, int, int]] = {}
 
-    def add(self, phase: str, name: str, begin_ns: int, fields: dict[str, Any], details: dict[str, Any]) -> None:
-        """One event of the Trace Event Format; ``begin_ns`` is of the monotonic clock."""
-        if len(self._events) >= EVENT_LIMIT:
-            self._dropped += 1
+    def operation_began(
+        self,
+        native: "_native.Handle",
+        collective: int,
+        group: str,
+        name: str | None,
+        nbytes: int,
+        submitted_ns: int,
+    ) -> int:
+        """Its number, for ``operation_ended``; 0: it is not recorded."""
+        group_text, name_text = self._text(group), self._text(name or "")
+        if group_text is None or name_text is None or not self._counts():
+            return 0
+        key = (group_text, name_text)
+        occurrence = self._occurrences.get(key, 0)
+        self._occurrences[key] = occurrence + 1
+        number = next(_numbers)
+        self._open[number] = (native, name_text, group_text, occurrence, collective, nbytes, submitted_ns)
+        return number
+
+    def operation_ended(self, number: int, status: int) -> None:
+        opened = self._open.pop(number, None)
+        if opened is not None:
+            self._append(opened, status, opened[0].moments())
+
+    def add_mark(self, name: str, began_ns: int, ended_ns: int, details: dict[str, Any]) -> None:
+        name_text = self._text(name)
+        details_text = self._text(json.dumps(details) if details else "")
+        if name_text is None or details_text is None or not self._counts():
             return
-        event = {
-            "ph": phase,
-            "name": name,
-            "cat": "shoal",
-            "ts": (begin_ns + self._offset) / 1000,
-            "pid": self._rank,
-            "tid": threading.get_native_id(),
-            "args": details,
-        }
-        event.update(fields)
-        self._events.append(event)
+        self._marks += _pack_mark(name_text, details_text, began_ns, ended_ns, threading.get_native_id())
+        self._tell()
 
-    def write(self) -> Path:
-        """The file, whole or not at all. Raises OSError if the folder cannot be written to."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        name = re.sub(r"[^\w.-]", "_", self._label) or "shoal"
-        path = self._folder / f"{name}-rank{self._rank}-{self._started}.json"
-        label = {"name": f"rank {self._rank} ({self._host}, process {os.getpid()})"}
-        events = [{"ph": "M", "name": "process_name", "pid": self._rank, "args": label}, *self._events]
-        document = {"traceEvents": events, "displayTimeUnit": "ms", "droppedEvents": self._dropped}
-        unfinished = path.with_suffix(".part")
-        unfinished.write_text(json.dumps(document), encoding="utf-8")
-        return unfinished.replace(path)
+    def since(self, operations: int, marks: int) -> tuple[bytes, bytes]:
+        """What has ended after so many rows of each."""
+        # Slices are copies, made in one step: other threads go on adding.
+        return (
+            bytes(self._operations[operations * OPERATION.itemsize :]),
+            bytes(self._marks[marks * MARK.itemsize :]),
+        )
+
+    def texts(self) -> list[str]:
+        return list(self._texts)
+
+    def end(self) -> Recording:
+        """All of it, once. Operations that nobody has waited for are in it as far as they have come."""
+        for number in list(self._open):
+            opened = self._open.pop(number, None)
+            if opened is None:
+                continue
+            status = opened[0].wait(0) if opened[0].done() else None
+            if status is None:
+                self._append(opened, OPEN, (0, 0, 0, 0, 0, 0))
+            else:
+                self._append(opened, status.code, opened[0].moments())
+        # Another thread may be in the midst of a call, and what numpy reads cannot grow.
+        operations, self._operations = self._operations, bytearray()
+        marks, self._marks = self._marks, bytearray()
+        return Recording(
+            self.texts(),
+            operations,
+            marks,
+            self.dropped,
+            self.began_ns,
+            time.monotonic_ns(),
+        )
+
+    def _append(
+        self,
+        opened: "tuple[_native.Handle, int, int, int, int, int, int]",
+        status: int,
+        moments: tuple[int, int, int, int, int, int],
+    ) -> None:
+        _, name, group, occurrence, collective, nbytes, submitted = opened
+        self._operations += _pack_operation(name, group, occurrence, collective, status, nbytes, submitted, *moments)
+        self._tell()
+
+    def _counts(self) -> bool:
+        if self._events >= EVENT_LIMIT:
+            self.dropped += 1
+            return False
+        self._events += 1
+        return True
+
+    def _text(self, text: str) -> int | None:
+        known = self._texts.get(text)
+        if known is not None:
+            return known
+        if len(self._texts) >= TEXT_LIMIT:
+            self.dropped += 1
+            return None
+        # Of two threads with the same new text, both have the first one's place.
+        with self._adding:
+            return self._texts.setdefault(text, len(self._texts))
+
+    def _tell(self) -> None:
+        changed = self.changed
+        if changed is not None and not changed.is_set():
+            changed.set()
 
 
 _recorder: Recorder | None = None
 
 
-def start(recorder: Recorder | None) -> None:
-    """From now on events go to ``recorder``; None: nowhere."""
+def start(recorder: Recorder) -> None:
+    """From now on events go to ``recorder``."""
     global _recorder
     _recorder = recorder
 
 
-def stop() -> Recorder | None:
-    """Ends the recording and returns it."""
+def stop() -> None:
+    """Nothing is recorded any more."""
     global _recorder
-    recorder, _recorder = _recorder, None
-    return recorder
+    _recorder = None
 
 
 def recording() -> bool:
@@ -89,7 +212,7 @@ def instant(name: str, **details: Any) -> None:
     """Something that happened now: ``instant("gradient ready", parameter="layer1.weight")``."""
     recorder = _recorder
     if recorder is not None:
-        recorder.add("i", name, time.monotonic_ns(), {"s": "t"}, details)
+        recorder.add_mark(name, time.monotonic_ns(), 0, details)
 
 
 @contextmanager
@@ -99,30 +222,28 @@ def span(name: str, **details: Any) -> Iterator[None]:
     if recorder is None:
         yield
         return
-    begin = time.monotonic_ns()
+    began = time.monotonic_ns()
     try:
         yield
     finally:
-        recorder.add("X", name, begin, {"dur": (time.monotonic_ns() - begin) / 1000}, details)
+        recorder.add_mark(name, began, time.monotonic_ns(), details)
 
 
-def operation_began(number: int, name: str, at_ns: int, **details: Any) -> None:
-    """The operation ``number`` of this process was submitted at ``at_ns`` of the monotonic clock.
+def operation_began(
+    native: "_native.Handle", collective: int, group: str, name: str | None, nbytes: int, submitted_ns: int
+) -> int:
+    """An operation of the group that ``group`` identifies, on all its members alike, was submitted at ``submitted_ns``.
 
-    It is drawn as a bar until it completes.
+    ``nbytes``: of this rank's array. Returns its number, for ``operation_ended``; 0: it is not recorded.
     """
     recorder = _recorder
-    if recorder is not None:
-        recorder.add("b", name, at_ns, {"id": number}, {"event": "submit", **details})
+    if recorder is None:
+        return 0
+    return recorder.operation_began(native, collective, group, name, nbytes, submitted_ns)
 
 
-def operation_ended(number: int, name: str, *, sent_ns: int, done_ns: int, **details: Any) -> None:
-    """The operation ``number`` was complete at ``done_ns`` of the monotonic clock, its first byte sent at ``sent_ns``.
-
-    ``sent_ns`` 0: it sent nothing.
-    """
+def operation_ended(number: int, status: int) -> None:
+    """The operation is done. ``status``: the code of its native Status. Nothing if the recording has ended since."""
     recorder = _recorder
     if recorder is not None:
-        if sent_ns:
-            recorder.add("n", name, sent_ns, {"id": number}, {"event": "first byte sent"})
-        recorder.add("e", name, done_ns, {"id": number}, {"event": "complete", **details})
+        recorder.operation_ended(number, status)

@@ -441,7 +441,12 @@ def submit(
         if gate is not None:
             gate.leave()
         raise ShoalError(f"{described(operation, name, session)}: {error}") from error
-    return Handle(native, operation, name, session, planned, submitted_ns)
+    traced = 0
+    if submitted_ns:
+        array = output if given is None else given
+        nbytes = 0 if array is None else array.nbytes
+        traced = trace.operation_began(native, collective, chosen.identity, name, nbytes, submitted_ns)
+    return Handle(native, operation, name, session, planned, traced)
 
 
 def _allreduce(called: str, x: Any, op: str, name: str | None, group: Group | None, in_place: bool) -> Handle:

@@ -3,7 +3,6 @@
 import math
 import threading
 from collections.abc import Callable
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from shoal import _native
@@ -15,8 +14,6 @@ from shoal.ops import callbacks
 if TYPE_CHECKING:
     from shoal.job.session import Session
     from shoal.ops.operations import Plan
-
-_numbers = count(1)
 
 
 def described(operation: str, name: str | None, session: "Session") -> str:
@@ -54,9 +51,9 @@ class Handle:
         name: str | None,
         session: "Session",
         plan: "Plan",
-        submitted_ns: int,
+        number: int,
     ) -> None:
-        """``operation``: what it is called in messages. ``submitted_ns``: when, for the timeline; 0 where there is none."""
+        """``operation``: what it is called in messages. ``number``: in the timeline; 0 where there is none."""
         self._native = native
         self._operation = operation
         self._name = name
@@ -66,10 +63,7 @@ class Handle:
         self._array: Any = None
         self._error: Exception | None = None
         self._lock = threading.Lock()
-        self._number = 0
-        if submitted_ns:
-            self._number = next(_numbers)
-            trace.operation_began(self._number, operation, submitted_ns, tensor=name)
+        self._number = number
 
     def done(self) -> bool:
         """Whether ``wait`` would return, or raise, at once."""
@@ -132,13 +126,7 @@ class Handle:
                 return
             code = status.code
             if self._number:
-                trace.operation_ended(
-                    self._number,
-                    self._operation,
-                    sent_ns=self._native.sent_at(),
-                    done_ns=self._native.finished_at(),
-                    status=code,
-                )
+                trace.operation_ended(self._number, code)
             if code:
                 message = f"{self._described()}: {status.message}"
                 self._error = error_from_status(code, status.rank, message, self._session.hosts)

@@ -204,6 +204,11 @@ def test_settings_that_must_agree_are_those_that_ranks_could_differ_in() -> None
     ours = Settings.from_environment({"SHOAL_FUSION_MB": "25", "SHOAL_PEER_TIMEOUT": "5"}).shared()
     theirs = {"SHOAL_FUSION_MB": "25.0", "SHOAL_PEER_TIMEOUT": "4.5", "SHOAL_TIMEOUT": "5"}
     assert Settings.from_environment(theirs).shared() == ours
+    # All ranks have a timeline or none, each in a folder of its own.
+    here, there = (
+        Settings.from_environment({**theirs, "SHOAL_TRACE": folder}).shared() for folder in ("/here", "/there")
+    )
+    assert here == there != ours
     assert Settings.from_environment({**theirs, "SHOAL_PEER_TIMEOUT": "6"}).shared() != ours
 
 
