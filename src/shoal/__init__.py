@@ -28,7 +28,7 @@ from shoal.ops.collectives import (
     reducescatter_async_,
 )
 from shoal.ops.handles import Handle
-from shoal.timeline.control import start_timeline, stop_timeline
+from shoal.ops.timeline.control import start_timeline, stop_timeline
 
 __all__ = [
     "AuthenticationError",

@@ -22,7 +22,6 @@ ROWS = (
     ("join",),
     ("job",),
     ("ops",),
-    ("timeline",),
     # The names of `import shoal`.
     ("",),
     ("gradients",),
@@ -35,7 +34,7 @@ ROWS = (
 )
 LEVEL = {name: level for level, row in enumerate(ROWS) for name in row}
 
-MOST_ENTRIES = 21
+MOST_ENTRIES = 20
 NOT_COUNTED = {"__init__.py", "__pycache__", "py.typed", "_native.pyi"}
 
 

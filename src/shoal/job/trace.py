@@ -2,7 +2,7 @@
 
 A call costs one comparison while nothing is recorded. While recording, an event is a few dozen bytes in one flat array
 (``OPERATION``, ``MARK``) and its texts are kept once, so that ``EVENT_LIMIT`` events take 80 MB. What comes after so
-many is counted and dropped. Times are nanoseconds of ``time.monotonic_ns`` on this rank; ``shoal.timeline`` brings the
+many is counted and dropped. Times are nanoseconds of ``time.monotonic_ns`` on this rank; ``shoal.ops.timeline`` brings the
 ranks' recordings together on one clock.
 """
 

@@ -1,4 +1,4 @@
-"""Collective operations on arrays: plans for the native core, handles for results, and callbacks.
+"""Collective operations on arrays: plans for the native core, handles for results, callbacks, and timelines of them.
 
 May import errors and the folders from config to job.
 """

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.job.trace import MARK, OPERATION, Recorder
-from shoal.timeline.chrome import Rank, rows_of_marks
-from shoal.timeline.waits import Calls, Waits, find, rows_of
+from shoal.ops.timeline.chrome import Rank, rows_of_marks
+from shoal.ops.timeline.waits import Calls, Waits, find, rows_of
 
 _log = logging.getLogger("shoal")
 

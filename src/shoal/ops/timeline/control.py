@@ -15,11 +15,11 @@ from shoal.errors import ConfigurationError, ShoalError
 from shoal.job import process_exit, runtime, trace, unheard
 from shoal.job.session import Session
 from shoal.join.terms import rank_name
-from shoal.timeline import chrome, clocks, collecting
-from shoal.timeline.clocks import Clock, Offset
-from shoal.timeline.collecting import About
-from shoal.timeline.live import Live
-from shoal.timeline.meeting import Meeting
+from shoal.ops.timeline import chrome, clocks, collecting
+from shoal.ops.timeline.clocks import Clock, Offset
+from shoal.ops.timeline.collecting import About
+from shoal.ops.timeline.live import Live
+from shoal.ops.timeline.meeting import Meeting
 
 _log = logging.getLogger("shoal")
 

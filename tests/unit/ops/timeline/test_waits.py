@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from shoal.job.trace import OPERATION
-from shoal.timeline import waits
-from shoal.timeline.waits import Calls, Waits
+from shoal.ops.timeline import waits
+from shoal.ops.timeline.waits import Calls, Waits
 
 Call = tuple[str, str, int, float]  # group, name, occurrence, when it was submitted
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from shoal.job.trace import OPEN, OPERATION
-from shoal.timeline import chrome
-from shoal.timeline.chrome import Rank
-from shoal.timeline.clocks import Clock, Offset
-from shoal.timeline.waits import Waits
+from shoal.ops.timeline import chrome
+from shoal.ops.timeline.chrome import Rank
+from shoal.ops.timeline.clocks import Clock, Offset
+from shoal.ops.timeline.waits import Waits
 
 EXACT = Clock(Offset(0, 0, 0), Offset(1, 0, 0))
 TEXTS = ["", 'a "name"', "[0, 1] some 0"]

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.job.trace import MARK, OPEN
-from shoal.timeline.clocks import Clock
-from shoal.timeline.waits import Waits
+from shoal.ops.timeline.clocks import Clock
+from shoal.ops.timeline.waits import Waits
 
 COLLECTIVES = {1: "allreduce", 2: "reducescatter", 3: "broadcast", 4: "allgather", 5: "alltoall", 6: "barrier"}
 

@@ -4,5 +4,5 @@
 0. ``waits``: who called each operation last. ``chrome``: the file. ``live``: what there is of it while a recording goes
 on. ``control``: when each of this happens.
 
-May import errors and the folders from config to ops.
+May import what ``shoal.ops`` may, and that.
 """

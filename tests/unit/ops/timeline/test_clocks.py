@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from shoal.timeline import clocks
-from shoal.timeline.clocks import Clock, Offset, Round
+from shoal.ops.timeline import clocks
+from shoal.ops.timeline.clocks import Clock, Offset, Round
 
 HOUR = 3600 * 10**9
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from shoal.errors import ShoalError
 from shoal.job.trace import Recording
-from shoal.timeline import chrome, clocks, waits
-from shoal.timeline.clocks import Clock, Offset
-from shoal.timeline.meeting import Meeting
+from shoal.ops.timeline import chrome, clocks, waits
+from shoal.ops.timeline.clocks import Clock, Offset
+from shoal.ops.timeline.meeting import Meeting
 
 # Seconds that other ranks wait until rank 0 has written the file.
 _WRITING = 900.0

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.timeline.meeting import Meeting
+from shoal.ops.timeline.meeting import Meeting
 
 _ROUNDS = 16
 
