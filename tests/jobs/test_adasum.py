@@ -145,16 +145,111 @@ def one_ends() -> None:
     os._exit(0)
 
 
-def test_a_rank_sends_its_array_less_than_twice() -> None:
-    """Twice (n - 1) / n of it, and little else."""
-    least = 2 * 3 / 4 * MEGABYTES * 1e6
-    for sent in run_ranks(sent_bytes, 4, nodes=4):
+def test_groups_of_the_same_ranks_do_not_meet() -> None:
+    for of_first, of_second, of_all in run_ranks(in_two_groups, 2):
+        assert (of_first, of_second, of_all) == ([1.0], [100.0], [7.0])
+
+
+def in_two_groups() -> list[list[float]]:
+    """Which ranks call first in another order."""
+    shoal.init()
+    groups = [shoal.Group([0, 1]), shoal.Group([0, 1]), None]
+    order = [0, 1, 2] if shoal.rank() == 0 else [2, 1, 0]
+    handles = {
+        number: shoal.allreduce_async(np.full(1, (1.0, 100.0, 7.0)[number]), "adasum", None, groups[number])
+        for number in order
+    }
+    return [handles[number].wait().tolist() for number in range(3)]
+
+
+def test_leaving_the_job_waits_for_what_is_under_way() -> None:
+    with Cluster(2, nodes=2) as cluster:
+        outcomes = cluster.start(leaves_early).wait(60)
+    for each in outcomes:
+        assert each.exit_code == 0, each.describe()
+        assert each.stdout == "[1.5, 1.5]\n" * 3, each.describe()
+
+
+def leaves_early() -> None:
+    """Rank 0 leaves by shutdown, then by its end."""
+    shoal.init()
+    x = np.full(300_000, shoal.rank() + 1.0, np.float32)
+    handles = [shoal.allreduce_async(x, "adasum") for _ in range(3)]
+    if shoal.rank() == 0:
+        shoal.shutdown()
+    for handle in handles:
+        print(handle.wait()[:2].tolist(), flush=True)
+
+
+def test_many_calls_in_one_queue_all_hear_of_a_loss() -> None:
+    with Cluster(2, nodes=2) as cluster:
+        outcomes = cluster.start(one_of_two_ends).wait(60)
+    assert outcomes[0].stdout == "600 errors\n", outcomes[0].describe()
+
+
+def one_of_two_ends() -> None:
+    shoal.init()
+    shoal.allreduce(np.ones(10), "adasum")
+    if shoal.rank() == 1:
+        os._exit(3)
+    handles = [shoal.allreduce_async(np.ones(1_000), "adasum") for _ in range(600)]
+    print(sum(is_lost(handle) for handle in handles), "errors", flush=True)
+    os._exit(0)
+
+
+def is_lost(handle: shoal.Handle) -> bool:
+    try:
+        handle.wait(20)
+    except shoal.Timeout:
+        return False
+    except shoal.ShoalError:
+        return True
+    return False
+
+
+def test_memory_that_is_taken_away_meanwhile_is_not_written_to() -> None:
+    said, others = run_ranks(resized, 2)
+    assert "no place for the result" in said
+    assert others == "[1.5, 1.5]"
+
+
+def resized() -> str:
+    shoal.init()
+    tensor = torch.full((200_000,), shoal.rank() + 1.0)
+    handle = shoal.allreduce_async_(tensor, "adasum")
+    if shoal.rank() == 0:
+        tensor.untyped_storage().resize_(0)
+    try:
+        return str(handle.wait()[:2].tolist())
+    except shoal.ShoalError as error:
+        return str(error)
+
+
+def test_an_array_far_smaller_than_the_other_makes_no_infinities() -> None:
+    """What has underflowed is multiplied by more than float32 can hold."""
+    small, large = np.array([1e-42, 0], np.float32), np.array([1e-3, 1e-3], np.float32)
+    for found in run_ranks(far_apart, 2):
+        np.testing.assert_allclose(found, reference([small.astype(float), large.astype(float)]), rtol=1e-5)
+
+
+def far_apart() -> list[float]:
+    shoal.init()
+    x = np.array([1e-3, 1e-3] if shoal.rank() else [1e-42, 0], np.float32)
+    found: list[float] = shoal.allreduce(x, "adasum").tolist()
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "there", "back"), [(torch.float32, 1, 1), (torch.bfloat16, 2, 1)])
+def test_a_rank_sends_its_array_less_than_twice(dtype: torch.dtype, there: int, back: int) -> None:
+    """(n - 1) / n of it each way, and little else; on the way there in float32."""
+    least = (there + back) * 3 / 4 * MEGABYTES * 1e6
+    for sent in run_ranks(sent_bytes, 4, dtype, nodes=4):
         assert least <= sent <= 1.01 * least
 
 
-def sent_bytes() -> int:
+def sent_bytes(dtype: torch.dtype) -> int:
     shoal.init()
-    x = vector(shoal.rank(), MEGABYTES * 250_000).astype(np.float32)
+    x = torch.ones(MEGABYTES * 1_000_000 // dtype.itemsize, dtype=dtype)
     shoal.allreduce(x[:4], "adasum")
     shoal.barrier()
     before = current().engine.statistics()["bytes_sent"]
