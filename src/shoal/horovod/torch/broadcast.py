@@ -1,0 +1,78 @@
+"""Broadcast: one rank's tensor for all, new tensors and in place, waiting and not, with gradients.
+
+``root_rank`` is a rank of the job, also with a process set. ``name`` matches the ranks' calls; None: by their order in
+the process set. Errors are those of allreduce.py.
+"""
+
+from typing import Any
+
+import torch
+
+from shoal.horovod.common import basics, handles
+from shoal.horovod.common.handles import Started
+from shoal.horovod.common.operators import ReduceOp
+from shoal.horovod.common.process_sets import ProcessSet, global_process_set
+from shoal.horovod.torch import submission
+from shoal.horovod.torch.allreduce import allreduce
+from shoal.horovod.torch.synchronization import synchronize
+from shoal.ops import operations
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts ``broadcast``; a handle for ``synchronize``."""
+    device = tensor.device
+    operation = submission.apart(
+        "broadcast",
+        name,
+        process_set,
+        tensor,
+        lambda group, host: operations.broadcast(group, host, root_rank, in_place=False),
+    )
+    return handles.hand_out(Started([operation], lambda results: results[0].to(device)))
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts ``broadcast_``; a handle for ``synchronize``, which returns the tensor. Until then it must be left alone."""
+    operation = submission.in_place(
+        "broadcast",
+        name,
+        process_set,
+        tensor,
+        lambda group, host: operations.broadcast(group, host, root_rank, in_place=True),
+        reads=basics.rank() == root_rank,
+    )
+    return handles.hand_out(Started([operation], lambda _: tensor))
+
+
+class HorovodBroadcast(torch.autograd.Function):
+    """The gradient of the root's tensor is the mean of the ranks' gradients, as with Horovod; that of the others' is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
+        ctx.root_rank = root_rank
+        ctx.process_set = process_set
+        return synchronize(broadcast_async(tensor, root_rank, name, process_set))
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        averaged = allreduce(grad_output, op=ReduceOp.Average, process_set=ctx.process_set)
+        gradient = averaged if basics.rank() == ctx.root_rank else torch.zeros_like(averaged)
+        return gradient, None, None, None
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """A new tensor with what ``tensor`` is on the root; its shape and dtype are the same on all. Gradients flow through it."""
+    return HorovodBroadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Fills the tensor with what it is on the root, and returns it."""
+    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))

@@ -1,0 +1,104 @@
+"""How one operation on a tensor is submitted: its name, the memory it lies in, and what is done with its result.
+
+Tensors of CUDA devices go through memory of the host, as those of the backend "shoal" do. Names are those of Horovod, with the
+kind in front, so that an all-reduce and a broadcast may have the same. Operations without a name are matched by their
+order among those of their kind in the process set.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shoal.errors import ShoalError
+from shoal.horovod.common import handles
+from shoal.horovod.common.exceptions import HorovodInternalError
+from shoal.horovod.common.process_sets import ProcessSet
+from shoal.job.groups import Group
+from shoal.job.per_job import PerJob
+from shoal.ops import submissions
+from shoal.ops.operations import Plan
+from shoal.ops.submissions import Pending
+from shoal.torch import accelerators
+from shoal.torch.staging import Transfer, Transfers
+
+_transfers: PerJob[Transfers] = PerJob(
+    lambda session: Transfers(session.settings.waits_in_stream(by_default=False)),
+)
+
+# Of the host: the tensor that an operation reads, and how its plan is said to have no result for a device's tensor.
+Planned = Callable[[Group, torch.Tensor], Plan]
+
+
+def in_place(
+    kind: str, name: str | None, process_set: ProcessSet, tensor: torch.Tensor, plan: Planned, reads: bool = True
+) -> Pending:
+    """Starts an operation that fills the tensor. ``plan``: of the tensor, or of what has its elements on the host.
+
+    ``reads``: whether what the tensor has before it is needed.
+    """
+
+    def prepare(transfer: Transfer | None) -> torch.Tensor:
+        given = _plain(tensor)
+        if transfer is None:
+            return given
+        host = transfer.mirror(given, reads)
+        transfer.returns((given, host))
+        return host
+
+    return _start(kind, name, process_set, tensor, prepare, plan)
+
+
+def apart(kind: str, name: str | None, process_set: ProcessSet, tensor: torch.Tensor, plan: Planned) -> Pending:
+    """Starts an operation that reads the tensor. Its result is on the host."""
+
+    def prepare(transfer: Transfer | None) -> torch.Tensor:
+        given = _plain(tensor)
+        if transfer is None:
+            return given
+        host = transfer.mirror(given, read=True)
+        transfer.returns()
+        return host
+
+    return _start(kind, name, process_set, tensor, prepare, plan)
+
+
+def barrier(process_set: ProcessSet, plan: Callable[[Group], Plan]) -> Pending:
+    """Starts what has no tensor."""
+    return _submitted("barrier", "barrier", process_set, plan, None)
+
+
+def _start(
+    kind: str,
+    name: str | None,
+    process_set: ProcessSet,
+    tensor: torch.Tensor,
+    prepare: Callable[[Transfer | None], torch.Tensor],
+    plan: Planned,
+) -> Pending:
+    group = process_set.group
+    wire_name = f"{kind}.{name}" if name is not None else f"{kind} without a name"
+
+    def start() -> Pending:
+        with submissions.failing_everywhere(kind, wire_name, group):
+            device = accelerators.of([tensor])
+            transfer = None if device is None else _transfers.of(group.session).begin(device)
+            host = prepare(transfer)
+        return _submitted(kind, wire_name, process_set, lambda group: plan(group, host), transfer)
+
+    return start() if name is None else handles.start_named(wire_name, process_set, start)
+
+
+def _submitted(
+    kind: str, name: str, process_set: ProcessSet, plan: Callable[[Group], Plan], transfer: Transfer | None
+) -> Pending:
+    try:
+        return submissions.submit(kind, name, process_set.group, plan, None, transfer)
+    except ShoalError as error:
+        raise HorovodInternalError(str(error)) from error
+
+
+def _plain(tensor: Any) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a tensor is wanted, got {type(tensor).__name__}: pass torch.as_tensor(...) of it")
+    return tensor.detach()
