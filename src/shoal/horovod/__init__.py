@@ -43,6 +43,9 @@ from shoal.horovod.common.basics import (
 from shoal.horovod.common.exceptions import HorovodInternalError
 from shoal.horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
+# The release of Horovod whose API this is, for scripts that ask.
+__version__ = "0.28.1"
+
 __all__ = [
     "Adasum",
     "Average",

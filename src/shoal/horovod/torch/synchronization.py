@@ -33,7 +33,7 @@ def join(device: int = -1) -> int:
     """
     basics.size()  # refuses before init
     waiting = getattr(shoal, "join", None)
-    if waiting is None:
+    if not callable(waiting):
         raise ShoalError(f"rank {basics.rank()}: hvd.join() is not there yet: give all ranks the same number of steps")
     try:
         last: int = waiting(global_process_set.group)
