@@ -59,5 +59,7 @@ def install() -> None:
 def _missing(name: str) -> str:
     part = name.split(".")[1]
     if part in _STARTERS:
-        return f"{name} starts jobs, which Shoal does otherwise: start the ranks with shoal run, torchrun, mpirun or srun"
+        return (
+            f"{name} starts jobs, which Shoal does otherwise: start the ranks with shoal run, torchrun, mpirun or srun"
+        )
     return f"{name}: Shoal has no door for it yet; shoal.horovod.torch is there, for PyTorch"

@@ -2,7 +2,6 @@
 
 _GPU = "wants GPUs"
 _MUON = "makes torch.optim.Muon for biases, which PyTorch refuses; it fails with Horovod too"
-_OWN_SKIP = "is skipped by Horovod itself"
 _HALF = "with 3 ranks compares three times a float16 number without rounding; it fails with Horovod too"
 
 EXPECTED: dict[str, dict[str, str]] = {
@@ -19,7 +18,6 @@ EXPECTED: dict[str, dict[str, str]] = {
         "test_broadcast_state": _MUON,
         "test_broadcast_state_options": _MUON,
         "test_force_allreduce": _MUON,
-        "test_timeline_api": _OWN_SKIP,
     },
     "test_adasum_pytorch.py": {
         "test_orthogonal": _GPU,

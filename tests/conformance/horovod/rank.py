@@ -36,6 +36,12 @@ class Report:
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)
 
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Horovod skips one of its tests, since it fails there now and then; it is to run here."""
+        for item in items:
+            if item.name == "test_timeline_api":
+                item.own_markers = [mark for mark in item.own_markers if mark.name != "skip"]
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write(nodeid, "began", "")
 
@@ -63,10 +69,11 @@ def prepare(checkout: Path, file: str) -> None:
     threads = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(threads)
     sys.modules[spec.name] = threads
+    import shoal.horovod
     import shoal.horovod.torch as door
 
     if file in OF_PROCESS_SETS:
-        sys.modules["horovod.tensorflow"] = door
+        sys.modules["horovod.tensorflow"] = shoal.horovod.tensorflow = door  # type: ignore[attr-defined]
     if file in OF_ADASUM:
         door.mpi_enabled = lambda: True  # type: ignore[attr-defined]
 

@@ -21,8 +21,8 @@ from shoal.ops.submissions import Pending
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Starts ``allgather``; a handle for ``synchronize``."""
-    device = tensor.device
     operation = _start(tensor, name, process_set)
+    device = tensor.device
     return handles.hand_out(Started([operation], lambda results: results[0].to(device)))
 
 
@@ -31,9 +31,10 @@ class HorovodAllgather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
+        gathered = synchronize(allgather_async(tensor, name, process_set))
         ctx.rows = tensor.shape[:1]
         ctx.process_set = process_set
-        return synchronize(allgather_async(tensor, name, process_set))
+        return gathered
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
@@ -53,12 +54,12 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts ``grouped_allgather``; one handle for all, for which ``synchronize`` returns a tuple."""
-    devices = [tensor.device for tensor in tensors]
     count = len(tensors)
     started = [
         _start(tensor, None if name is None else f"{name}_{place}of{count}", process_set)
         for place, tensor in enumerate(tensors, start=1)
     ]
+    devices = [tensor.device for tensor in tensors]
     return handles.hand_out(
         Started(
             started,
@@ -72,9 +73,10 @@ class HorovodGroupedAllgather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        gathered = synchronize(grouped_allgather_async(tensors, name, process_set))
         ctx.rows = [tensor.shape[0] for tensor in tensors]
         ctx.process_set = process_set
-        return synchronize(grouped_allgather_async(tensors, name, process_set))
+        return gathered
 
     @staticmethod
     def backward(ctx: Any, *grad_output: torch.Tensor) -> Any:

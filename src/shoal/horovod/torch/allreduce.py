@@ -26,10 +26,11 @@ from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.common.util import chosen_operator, num_rank_is_power_2
 from shoal.horovod.torch import submission
 from shoal.horovod.torch.compression import Compression
-from shoal.horovod.torch.scaling import reduction, scale_, scaled
+from shoal.horovod.torch.scaling import factor_after, operator_for, scale_, scaled
 from shoal.horovod.torch.synchronization import synchronize
+from shoal.job.groups import Group
 from shoal.ops import operations
-from shoal.ops.operations import OPERATORS
+from shoal.ops.operations import OPERATORS, Plan
 from shoal.ops.submissions import Pending
 
 # Makes the caller's tensor of what an operation has given.
@@ -234,27 +235,31 @@ def _starter(
     if op is ReduceOp.Adasum:
         _check_adasum(process_set)
 
+    def plan(group: Group, host: torch.Tensor, in_place: bool) -> Plan:
+        return operations.allreduce(group, host, operator_for(op, host.dtype), in_place)
+
     def start(tensor: torch.Tensor, name: str | None, in_place: bool) -> tuple[Pending, Finish]:
-        how = reduction(op, tensor.dtype, process_set, prescale_factor, postscale_factor)
         if in_place:
-            scale_(tensor, how.before)
             operation = submission.in_place(
                 "allreduce",
                 name,
                 process_set,
                 tensor,
-                lambda group, host: operations.allreduce(group, host, how.op, in_place=True),
+                lambda group, host: plan(group, host, True),
+                before=lambda given: scale_(given, prescale_factor),
             )
-            return operation, lambda _: scale_(tensor, how.after)
-        operation = submission.apart(
-            "allreduce",
-            name,
-            process_set,
-            scaled(tensor, how.before),
-            lambda group, host: operations.allreduce(group, host, how.op, in_place=False),
-        )
+        else:
+            operation = submission.apart(
+                "allreduce",
+                name,
+                process_set,
+                tensor,
+                lambda group, host: plan(group, host, False),
+                before=lambda given: scaled(given, prescale_factor),
+            )
+        after = factor_after(op, tensor.dtype, process_set, postscale_factor)
         device = tensor.device
-        return operation, lambda result: scale_(result.to(device), how.after)
+        return operation, lambda result: scale_(tensor if in_place else result.to(device), after)
 
     return start
 

@@ -26,7 +26,6 @@ def alltoall_async(
     tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts ``alltoall``; a handle, for which ``synchronize`` returns the tensor and how many rows came from each."""
-    device = tensor.device
     of_splits = (
         (splits.dtype, splits.device) if isinstance(splits, torch.Tensor) else (torch.int32, torch.device("cpu"))
     )
@@ -43,7 +42,9 @@ def alltoall_async(
         rows, counts = of_operation[0]
         return rows.to(device), torch.tensor(counts, dtype=of_splits[0], device=of_splits[1])
 
-    return handles.hand_out(Started([submission.apart("alltoall", name, process_set, tensor, plan)], results))
+    operation = submission.apart("alltoall", name, process_set, tensor, plan)
+    device = tensor.device
+    return handles.hand_out(Started([operation], results))
 
 
 class HorovodAlltoall(torch.autograd.Function):

@@ -22,7 +22,6 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts ``broadcast``; a handle for ``synchronize``."""
-    device = tensor.device
     operation = submission.apart(
         "broadcast",
         name,
@@ -30,6 +29,7 @@ def broadcast_async(
         tensor,
         lambda group, host: operations.broadcast(group, host, root_rank, in_place=False),
     )
+    device = tensor.device
     return handles.hand_out(Started([operation], lambda results: results[0].to(device)))
 
 

@@ -18,7 +18,7 @@ from shoal.horovod.torch import submission
 from shoal.horovod.torch.allgather import allgather, grouped_allgather
 from shoal.horovod.torch.allreduce import Finish, start_group
 from shoal.horovod.torch.compression import Compression
-from shoal.horovod.torch.scaling import reduction, scale_, scaled, scatterable
+from shoal.horovod.torch.scaling import factor_after, operator_for, scale_, scaled, scatterable
 from shoal.horovod.torch.synchronization import synchronize
 from shoal.ops import operations
 from shoal.ops.submissions import Pending
@@ -135,16 +135,19 @@ def _starter(
     operator = scatterable(known_operator(op))
 
     def start(tensor: torch.Tensor, name: str | None) -> tuple[Pending, Finish]:
-        how = reduction(operator, tensor.dtype, process_set, prescale_factor, postscale_factor)
         operation = submission.apart(
             "reducescatter",
             name,
             process_set,
-            scaled(tensor, how.before),
-            lambda group, host: operations.reducescatter(group, host, how.op, in_place=False),
+            tensor,
+            lambda group, host: operations.reducescatter(
+                group, host, operator_for(operator, host.dtype), in_place=False
+            ),
+            before=lambda given: scaled(given, prescale_factor),
         )
+        after = factor_after(operator, tensor.dtype, process_set, postscale_factor)
         device = tensor.device
-        return operation, lambda result: scale_(result.to(device), how.after)
+        return operation, lambda result: scale_(result.to(device), after)
 
     return start
 

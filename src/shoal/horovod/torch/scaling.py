@@ -4,8 +4,6 @@ An average is the sum times postscale_factor / size. Integers are scaled in floa
 integers is a sum, which wraps, that is scaled so. 16-bit tensors are scaled in float32.
 """
 
-from typing import NamedTuple
-
 import torch
 
 from shoal.horovod.common.exceptions import HorovodInternalError
@@ -13,23 +11,17 @@ from shoal.horovod.common.operators import SHOALS_NAMES, ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet
 
 
-class Scaled(NamedTuple):
-    """A reduction: ``op`` is Shoal's name; the tensor is multiplied by ``before`` and the result by ``after``."""
-
-    op: str
-    before: float
-    after: float
-
-
-def reduction(
-    op: ReduceOp, dtype: torch.dtype, process_set: ProcessSet, prescale_factor: float, postscale_factor: float
-) -> Scaled:
-    """How Shoal reduces tensors of that dtype so."""
+def operator_for(op: ReduceOp, dtype: torch.dtype) -> str:
+    """Shoal's operator that tensors of that dtype are combined by."""
     if op is not ReduceOp.Average:
-        return Scaled(SHOALS_NAMES[op], prescale_factor, postscale_factor)
-    if dtype.is_floating_point:
-        return Scaled("mean", prescale_factor, postscale_factor)
-    return Scaled("sum", prescale_factor, postscale_factor / process_set.group.size)
+        return SHOALS_NAMES[op]
+    return "mean" if dtype.is_floating_point else "sum"
+
+
+def factor_after(op: ReduceOp, dtype: torch.dtype, process_set: ProcessSet, postscale_factor: float) -> float:
+    """What the result of that operator is multiplied by."""
+    is_sum = op is ReduceOp.Average and not dtype.is_floating_point
+    return postscale_factor / process_set.group.size if is_sum else postscale_factor
 
 
 def scatterable(op: ReduceOp) -> ReduceOp:

@@ -30,6 +30,6 @@ def sparse_allreduce_async(
             all_indices = synchronize(indices)
         if op == ReduceOp.Average:
             all_values = scaled(all_values, 1 / process_set.group.size)
-        return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.size(), device=tensor.device)
+        return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.size(), check_invariants=True)
 
     return wait

@@ -26,41 +26,50 @@ _transfers: PerJob[Transfers] = PerJob(
     lambda session: Transfers(session.settings.waits_in_stream(by_default=False)),
 )
 
-# Of the host: the tensor that an operation reads, and how its plan is said to have no result for a device's tensor.
+# A group and a tensor of the host → the plan.
 Planned = Callable[[Group, torch.Tensor], Plan]
+
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def in_place(
-    kind: str, name: str | None, process_set: ProcessSet, tensor: torch.Tensor, plan: Planned, reads: bool = True
+    kind: str,
+    name: str | None,
+    process_set: ProcessSet,
+    tensor: torch.Tensor,
+    plan: Planned,
+    before: Change | None = None,
+    reads: bool = True,
 ) -> Pending:
     """Starts an operation that fills the tensor. ``plan``: of the tensor, or of what has its elements on the host.
 
-    ``reads``: whether what the tensor has before it is needed.
+    ``before``: is done with the tensor first, in place. ``reads``: whether what the tensor has is needed.
     """
 
-    def prepare(transfer: Transfer | None) -> torch.Tensor:
-        given = _plain(tensor)
-        if transfer is None:
-            return given
+    def prepare(given: torch.Tensor, transfer: Transfer) -> torch.Tensor:
         host = transfer.mirror(given, reads)
         transfer.returns((given, host))
         return host
 
-    return _start(kind, name, process_set, tensor, prepare, plan)
+    return _start(kind, name, process_set, tensor, before, prepare, plan)
 
 
-def apart(kind: str, name: str | None, process_set: ProcessSet, tensor: torch.Tensor, plan: Planned) -> Pending:
-    """Starts an operation that reads the tensor. Its result is on the host."""
+def apart(
+    kind: str,
+    name: str | None,
+    process_set: ProcessSet,
+    tensor: torch.Tensor,
+    plan: Planned,
+    before: Change | None = None,
+) -> Pending:
+    """Starts an operation that reads the tensor, or what ``before`` makes of it. Its result is on the host."""
 
-    def prepare(transfer: Transfer | None) -> torch.Tensor:
-        given = _plain(tensor)
-        if transfer is None:
-            return given
+    def prepare(given: torch.Tensor, transfer: Transfer) -> torch.Tensor:
         host = transfer.mirror(given, read=True)
         transfer.returns()
         return host
 
-    return _start(kind, name, process_set, tensor, prepare, plan)
+    return _start(kind, name, process_set, tensor, before, prepare, plan)
 
 
 def barrier(process_set: ProcessSet, plan: Callable[[Group], Plan]) -> Pending:
@@ -73,17 +82,22 @@ def _start(
     name: str | None,
     process_set: ProcessSet,
     tensor: torch.Tensor,
-    prepare: Callable[[Transfer | None], torch.Tensor],
+    before: Change | None,
+    prepare: Callable[[torch.Tensor, Transfer], torch.Tensor],
     plan: Planned,
 ) -> Pending:
     group = process_set.group
     wire_name = f"{kind}.{name}" if name is not None else f"{kind} without a name"
 
     def start() -> Pending:
+        # What is wrong with the tensor on this rank, the others hear too.
         with submissions.failing_everywhere(kind, wire_name, group):
-            device = accelerators.of([tensor])
+            given = _plain(tensor)
+            if before is not None:
+                given = before(given)
+            device = accelerators.of([given])
             transfer = None if device is None else _transfers.of(group.session).begin(device)
-            host = prepare(transfer)
+            host = given if transfer is None else prepare(given, transfer)
         return _submitted(kind, wire_name, process_set, lambda group: plan(group, host), transfer)
 
     return start() if name is None else handles.start_named(wire_name, process_set, start)

@@ -1,0 +1,34 @@
+"""Horovod's door for PyTorch with real ranks: the scenarios of horovod_*.py in tests/jobs.
+
+What Horovod's own tests check, in short; those themselves run by tests/conformance/horovod/run.py, from a checkout.
+"""
+
+import horovod_operations  # noqa: F401
+import horovod_training  # noqa: F401
+import pytest
+from horovod_scenarios import SCENARIOS, run_each
+
+from shoal.testing import run_ranks
+
+RANKS = 3
+
+# Nodes, servers.
+PLACES = {"one machine": (1, 0), "three nodes and a server": (3, 1)}
+
+
+def run_all() -> dict[str, str]:
+    """Of this module, which has all scenarios."""
+    return run_each()
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def results(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    """One job for all scenarios: by rank, the traceback of each that failed."""
+    nodes, servers = PLACES[request.param]
+    return run_ranks(run_all, RANKS, nodes=nodes, servers=servers, environment={"SHOAL_TIMEOUT": "20"}, timeout=120)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario(results: list[dict[str, str]], name: str) -> None:
+    failures = [f"rank {rank}:\n{result[name]}" for rank, result in enumerate(results) if result[name]]
+    assert not failures, "\n".join(failures)
