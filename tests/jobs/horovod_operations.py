@@ -300,7 +300,7 @@ def what_is_wrong_on_one_rank_is_an_error_on_all() -> None:
 def a_barrier_waits_for_all_beside_other_operations() -> None:
     early = hvd.allreduce_async(torch.eye(5))
     gathered = hvd.allgather_async(torch.eye(2))
-    with in_turn(1.0):
+    with in_turn(0.3):
         hvd.barrier()
     assert torch.equal(synchronize(early), torch.eye(5))
     assert synchronize(gathered).shape == (6, 2)

@@ -13,7 +13,8 @@ from shoal.testing import run_ranks
 RANKS = 3
 
 # Nodes, servers.
-PLACES = {"one machine": (1, 0), "three nodes and a server": (3, 1)}
+PLACES = {"two nodes and a server": (2, 1), "one machine": (1, 0), "three nodes": (3, 0)}
+QUICK, *OTHERS = PLACES
 
 
 def run_all() -> dict[str, str]:
@@ -21,7 +22,7 @@ def run_all() -> dict[str, str]:
     return run_each()
 
 
-@pytest.fixture(scope="module", params=PLACES)
+@pytest.fixture(scope="module", params=[QUICK, *(pytest.param(place, marks=pytest.mark.slow) for place in OTHERS)])
 def results(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     """One job for all scenarios: by rank, the traceback of each that failed."""
     nodes, servers = PLACES[request.param]

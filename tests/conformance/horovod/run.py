@@ -135,14 +135,18 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", metavar="FILE", help=f"of {', '.join(FILES)} (all)")
     parser.add_argument("--checkout", type=Path, required=True, help="a checkout of Horovod's repository")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--ranks", nargs="+", default=["2", "3", "4"], metavar="N", help="jobs of so many (2 3 4)")
     parser.add_argument("-k", dest="only", default="", metavar="REGEX", help="tests whose name matches")
     parser.add_argument("--jobs", type=int, default=2, help="jobs of one test at once (2)")
     parser.add_argument("--seconds", type=float, default=900, help="the most for all tests of a file (900)")
     parser.add_argument("--test-seconds", type=float, default=120, help="the most for a test in a job of its own (120)")
     parser.add_argument("--output", type=Path, help="where to write the summary too")
     parser.add_argument("--verbose", action="store_true", help="prints what ranks print")
-    return parser.parse_args()
+    given = parser.parse_args()
+    # What comes after the numbers belongs to them, as argparse has it.
+    given.files += [word for word in given.ranks if not word.isdigit()]
+    given.ranks = [int(word) for word in given.ranks if word.isdigit()]
+    return given
 
 
 if __name__ == "__main__":
