@@ -2,6 +2,7 @@
 
 _GPU = "wants GPUs"
 _MUON = "makes torch.optim.Muon for biases, which PyTorch refuses; it fails with Horovod too"
+_POWER = "Adasum is for powers of two of ranks, with Horovod too"
 _HALF = "with 3 ranks compares three times a float16 number without rounding; it fails with Horovod too"
 
 EXPECTED: dict[str, dict[str, str]] = {
@@ -30,5 +31,12 @@ EXPECTED: dict[str, dict[str, str]] = {
 
 # With that many ranks only.
 EXPECTED_WITH: dict[int, dict[str, dict[str, str]]] = {
-    3: {"test_torch.py": {}},
+    3: {
+        "test_torch.py": {
+            "test_horovod_allreduce_prescale": _HALF,
+            "test_horovod_grouped_reducescatter_prescale": _HALF,
+            "test_horovod_reducescatter_prescale": _HALF,
+        },
+        "test_adasum_pytorch.py": {"test_stability": _POWER, "test_stability_2": _POWER},
+    },
 }
