@@ -3,6 +3,7 @@
 What Horovod's own tests check, in short; those themselves run by tests/conformance/horovod/run.py, from a checkout.
 """
 
+import horovod_adasum
 import horovod_operations  # noqa: F401
 import horovod_training  # noqa: F401
 import pytest
@@ -33,3 +34,8 @@ def results(request: pytest.FixtureRequest) -> list[dict[str, str]]:
 def test_scenario(results: list[dict[str, str]], name: str) -> None:
     failures = [f"rank {rank}:\n{result[name]}" for rank, result in enumerate(results) if result[name]]
     assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(4, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
+def test_adasum(ranks: int, nodes: int) -> None:
+    run_ranks(horovod_adasum.all_of_it, ranks, nodes=nodes, environment={"SHOAL_TIMEOUT": "20"}, timeout=120)

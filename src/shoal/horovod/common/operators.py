@@ -17,10 +17,9 @@ class ReduceOp(IntEnum):
         return self.name
 
 
-# Those that an all-reduce of Shoal's has under a name of its own. An average is taken here, since Horovod has one of integers.
+# Those that Shoal has under a name of its own. An average depends on the dtype; Adasum is no operator of one operation.
 SHOALS_NAMES = {
     ReduceOp.Sum: "sum",
-    ReduceOp.Adasum: "adasum",
     ReduceOp.Min: "min",
     ReduceOp.Max: "max",
     ReduceOp.Product: "product",

@@ -33,7 +33,8 @@ class AdasumOptimizer(HookedOptimizer):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         travelling, context = self._compression.compress(self._own_change(parameter))
-        handle = allreduce_async_(travelling, name=self._parameter_names[parameter], op=ReduceOp.Adasum)
+        name = self._parameter_names[parameter]
+        handle = allreduce_async_(travelling, name=name, op=ReduceOp.Adasum, process_set=self.process_set)
         self._waits[parameter] = lambda: self._compression.decompress(synchronize(handle), context)
 
     def synchronize(self) -> None:

@@ -4,7 +4,7 @@ Arguments that all forms have:
 
     average: instead of ``op``, of older scripts: True is Average, False is Sum.
     name: matches the ranks' calls. None: calls without a name are matched by their order in the process set.
-    op: Average (the default), Sum, Min, Max, Product, or Adasum, for which the ranks are a power of two.
+    op: Average (the default), Sum, Min, Max, Product, or Adasum (floating dtypes, 2, 4, 8 ... ranks).
     prescale_factor, postscale_factor: of the tensor before, of the result after. Integers are scaled in float64 and cut
         toward zero (scaling.py).
     process_set: the ranks that take part.
@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from shoal.errors import ShoalError
-from shoal.horovod.common import basics, handles
+from shoal.horovod.common import handles
 from shoal.horovod.common.handles import Started
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
@@ -30,7 +29,7 @@ from shoal.horovod.torch.scaling import factor_after, operator_for, scale_, scal
 from shoal.horovod.torch.synchronization import synchronize
 from shoal.job.groups import Group
 from shoal.ops import operations
-from shoal.ops.operations import OPERATORS, Plan
+from shoal.ops.operations import Plan
 from shoal.ops.submissions import Pending
 
 # Makes the caller's tensor of what an operation has given.
@@ -233,20 +232,25 @@ def _starter(
 ) -> Callable[[torch.Tensor, str | None, bool], tuple[Pending, Finish]]:
     """What starts an all-reduce of a tensor under a name, in place or not."""
     if op is ReduceOp.Adasum:
-        _check_adasum(process_set)
+        check_adasum(process_set)
 
     def plan(group: Group, host: torch.Tensor, in_place: bool) -> Plan:
         return operations.allreduce(group, host, operator_for(op, host.dtype), in_place)
 
     def start(tensor: torch.Tensor, name: str | None, in_place: bool) -> tuple[Pending, Finish]:
-        if in_place:
+        def before(given: torch.Tensor) -> torch.Tensor:
+            return scale_(given, prescale_factor) if in_place else scaled(given, prescale_factor)
+
+        if op is ReduceOp.Adasum:
+            operation = submission.adasum(name, process_set, tensor, before, in_place)
+        elif in_place:
             operation = submission.in_place(
                 "allreduce",
                 name,
                 process_set,
                 tensor,
                 lambda group, host: plan(group, host, True),
-                before=lambda given: scale_(given, prescale_factor),
+                before,
             )
         else:
             operation = submission.apart(
@@ -255,19 +259,25 @@ def _starter(
                 process_set,
                 tensor,
                 lambda group, host: plan(group, host, False),
-                before=lambda given: scaled(given, prescale_factor),
+                before,
             )
         after = factor_after(op, tensor.dtype, process_set, postscale_factor)
         device = tensor.device
-        return operation, lambda result: scale_(tensor if in_place else result.to(device), after)
+
+        def finish(result: torch.Tensor) -> torch.Tensor:
+            if not in_place:
+                return scale_(result.to(device), after)
+            if op is ReduceOp.Adasum and not tensor.is_cpu:
+                tensor.detach().copy_(result)
+            return scale_(tensor, after)
+
+        return operation, finish
 
     return start
 
 
-def _check_adasum(process_set: ProcessSet) -> None:
-    if process_set.process_set_id != 0:
-        raise NotImplementedError("Adasum is for all ranks of the job: leave process_set out")
-    if not num_rank_is_power_2(basics.size()):
-        raise NotImplementedError(f"Adasum wants a power of two of ranks, and the job has {basics.size()}")
-    if "adasum" not in OPERATORS:
-        raise ShoalError(f"rank {basics.rank()}: Adasum is not there yet: use op=hvd.Average")
+def check_adasum(process_set: ProcessSet) -> None:
+    """Raises NotImplementedError, as Horovod does, if the number of ranks is no power of two."""
+    ranks = process_set.group.size
+    if not num_rank_is_power_2(ranks):
+        raise NotImplementedError(f"Adasum wants 1, 2, 4, 8 ... ranks, and there are {ranks}: use op=hvd.Average")

@@ -16,7 +16,7 @@ from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.common.util import known_operator, split_list
 from shoal.horovod.torch.adasum_optimizer import AdasumOptimizer
-from shoal.horovod.torch.allreduce import allreduce_async_
+from shoal.horovod.torch.allreduce import allreduce_async_, check_adasum
 from shoal.horovod.torch.compression import Compression
 from shoal.horovod.torch.parameter_hooks import HookedOptimizer, Parameter, names_of, wrap
 from shoal.horovod.torch.sparse import sparse_allreduce_async
@@ -177,7 +177,7 @@ def DistributedOptimizer(
 
     Raises:
         ValueError: arguments that do not fit, names that are not unique or lack a parameter; before ``init``.
-        NotImplementedError: Adasum with a process set, or with a number of ranks that is no power of two.
+        NotImplementedError: Adasum with a number of ranks that is no power of two.
     """
     operator = known_operator(op)
     if gradient_predivide_factor != 1.0 and operator is not ReduceOp.Average:
@@ -190,9 +190,8 @@ def DistributedOptimizer(
     names = names_of(optimizer.param_groups, named_parameters)
     _check_groups(groups)
     communicates = bool(process_set.included()) and basics.size() > 1
-    if operator is ReduceOp.Adasum and basics.size() > 1:
-        if process_set.process_set_id != 0:
-            raise NotImplementedError("Adasum is for all ranks of the job: leave process_set out")
+    if operator is ReduceOp.Adasum and communicates:
+        check_adasum(process_set)
         adasum = wrap(optimizer, AdasumOptimizer)
         adasum.prepare(compression)
         adasum.begin(names, backward_passes_per_step, process_set, communicates)

@@ -5,7 +5,8 @@ kind in front, so that an all-reduce and a broadcast may have the same. Operatio
 order among those of their kind in the process set.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from shoal.horovod.common.exceptions import HorovodInternalError
 from shoal.horovod.common.process_sets import ProcessSet
 from shoal.job.groups import Group
 from shoal.job.per_job import PerJob
-from shoal.ops import submissions
+from shoal.ops import collectives, submissions
 from shoal.ops.operations import Plan
 from shoal.ops.submissions import Pending
 from shoal.torch import accelerators
@@ -72,6 +73,24 @@ def apart(
     return _start(kind, name, process_set, tensor, before, prepare, plan)
 
 
+def adasum(name: str | None, process_set: ProcessSet, tensor: torch.Tensor, before: Change, fills: bool) -> Pending:
+    """Starts Adasum of what ``before`` makes of the tensor. Its result is on the host. ``fills``: it may be in place there.
+
+    Other than an operation of the core's it waits for what a device has still to do, and for its copy.
+    """
+    group = process_set.group
+    wire_name = _wire_name("allreduce", name)
+
+    def start() -> Pending:
+        with submissions.failing_everywhere("allreduce", wire_name, group):
+            host = before(_plain(tensor)).cpu()
+        call = collectives.allreduce_async_ if fills else collectives.allreduce_async
+        with _horovods_errors():
+            return call(host, "adasum", wire_name, group)
+
+    return start() if name is None else handles.start_named(wire_name, process_set, start)
+
+
 def barrier(process_set: ProcessSet, plan: Callable[[Group], Plan]) -> Pending:
     """Starts what has no tensor."""
     return _submitted("barrier", "barrier", process_set, plan, None)
@@ -87,7 +106,7 @@ def _start(
     plan: Planned,
 ) -> Pending:
     group = process_set.group
-    wire_name = f"{kind}.{name}" if name is not None else f"{kind} without a name"
+    wire_name = _wire_name(kind, name)
 
     def start() -> Pending:
         # What is wrong with the tensor on this rank, the others hear too.
@@ -106,10 +125,20 @@ def _start(
 def _submitted(
     kind: str, name: str, process_set: ProcessSet, plan: Callable[[Group], Plan], transfer: Transfer | None
 ) -> Pending:
-    try:
+    with _horovods_errors():
         return submissions.submit(kind, name, process_set.group, plan, None, transfer)
+
+
+@contextmanager
+def _horovods_errors() -> Iterator[None]:
+    try:
+        yield
     except ShoalError as error:
         raise HorovodInternalError(str(error)) from error
+
+
+def _wire_name(kind: str, name: str | None) -> str:
+    return f"{kind} without a name" if name is None else f"{kind}.{name}"
 
 
 def _plain(tensor: Any) -> torch.Tensor:
