@@ -30,6 +30,16 @@ class SyncBatchNorm(_BatchNorm):
     Raises ValueError for an input of fewer than 2 dimensions, or one value a channel on all ranks together.
     """
 
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"SyncBatchNorm takes inputs of shape (N, C, ...), got {list(input.shape)}")
