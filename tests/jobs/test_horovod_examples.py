@@ -12,8 +12,8 @@ EXAMPLES = ROOT / "examples" / "horovod"
 SMALL = ["--model", "tiny", "--side", "32"]
 
 
-def run(script: str | Path, *arguments: str, ranks: int = 2, module: tuple[str, ...] = ()) -> str:
-    command = [sys.executable, "-m", "shoal.cli", "run", "-n", str(ranks), *module, str(script), *arguments]
+def run(script: str | Path, *arguments: str, ranks: int = 2, options: tuple[str, ...] = ()) -> str:
+    command = [sys.executable, "-m", "shoal.cli", "run", "-n", str(ranks), *options, str(script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -28,7 +28,7 @@ def test_the_digits_are_learnt_by_a_script_that_says_horovod(tmp_path: Path) -> 
     script.write_text(
         (EXAMPLES / "mnist.py").read_text().replace("import shoal.horovod.torch as hvd", "import horovod.torch as hvd")
     )
-    output = run(script, "--epochs", "6", "--lr", "0.05", "--fp16-allreduce", module=("-m", "shoal.horovod"))
+    output = run(script, "--epochs", "6", "--lr", "0.05", "--fp16-allreduce", options=("--as-horovod",))
     assert values(r"accuracy (\d+\.\d+)%", output)[-1] > 85, output
 
 

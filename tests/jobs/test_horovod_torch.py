@@ -8,18 +8,21 @@ import horovod_operations  # noqa: F401
 import horovod_training  # noqa: F401
 import pytest
 from horovod_scenarios import SCENARIOS, run_each
+from simulated_device import SimulatedDevice
 
 from shoal.testing import run_ranks
 
 RANKS = 3
 
 # Nodes, servers.
-PLACES = {"two nodes and a server": (2, 1), "one machine": (1, 0), "three nodes": (3, 0)}
+PLACES = {"two nodes and a server": (2, 1), "one machine": (1, 0), "three nodes": (3, 0), "simulated device": (2, 0)}
 QUICK, *OTHERS = PLACES
 
 
-def run_all() -> dict[str, str]:
+def run_all(place: str) -> dict[str, str]:
     """Of this module, which has all scenarios."""
+    if place == "simulated device":
+        SimulatedDevice(eager=True).takes()
     return run_each()
 
 
@@ -27,7 +30,9 @@ def run_all() -> dict[str, str]:
 def results(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     """One job for all scenarios: by rank, the traceback of each that failed."""
     nodes, servers = PLACES[request.param]
-    return run_ranks(run_all, RANKS, nodes=nodes, servers=servers, environment={"SHOAL_TIMEOUT": "20"}, timeout=120)
+    return run_ranks(
+        run_all, RANKS, request.param, nodes=nodes, servers=servers, environment={"SHOAL_TIMEOUT": "20"}, timeout=120
+    )
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

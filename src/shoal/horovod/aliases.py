@@ -62,4 +62,6 @@ def _missing(name: str) -> str:
         return (
             f"{name} starts jobs, which Shoal does otherwise: start the ranks with shoal run, torchrun, mpirun or srun"
         )
+    if importlib.util.find_spec(f"{HERE}.{part}") is not None:
+        return f"{name} has no counterpart in {HERE}: docs/horovod.md tells what is there"
     return f"{name}: Shoal has no door for it yet; shoal.horovod.torch is there, for PyTorch"

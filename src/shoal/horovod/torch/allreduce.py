@@ -243,30 +243,14 @@ def _starter(
 
         if op is ReduceOp.Adasum:
             operation = submission.adasum(name, process_set, tensor, before, in_place)
-        elif in_place:
-            operation = submission.in_place(
-                "allreduce",
-                name,
-                process_set,
-                tensor,
-                lambda group, host: plan(group, host, True),
-                before,
-            )
         else:
-            operation = submission.apart(
-                "allreduce",
-                name,
-                process_set,
-                tensor,
-                lambda group, host: plan(group, host, False),
-                before,
-            )
+            submit = submission.in_place if in_place else submission.anew
+            operation = submit("allreduce", name, process_set, tensor, plan, before)
         after = factor_after(op, tensor.dtype, process_set, postscale_factor)
-        device = tensor.device
 
         def finish(result: torch.Tensor) -> torch.Tensor:
             if not in_place:
-                return scale_(result.to(device), after)
+                return scale_(result.to(tensor.device), after)
             if op is ReduceOp.Adasum and not tensor.is_cpu:
                 tensor.detach().copy_(result)
             return scale_(tensor, after)

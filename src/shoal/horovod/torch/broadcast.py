@@ -4,6 +4,7 @@
 the process set. Errors are those of allreduce.py.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,36 +16,25 @@ from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.torch import submission
 from shoal.horovod.torch.allreduce import allreduce
 from shoal.horovod.torch.synchronization import synchronize
+from shoal.job.groups import Group
 from shoal.ops import operations
+from shoal.ops.operations import Plan
+from shoal.ops.submissions import Pending
 
 
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts ``broadcast``; a handle for ``synchronize``."""
-    operation = submission.apart(
-        "broadcast",
-        name,
-        process_set,
-        tensor,
-        lambda group, host: operations.broadcast(group, host, root_rank, in_place=False),
-    )
-    device = tensor.device
-    return handles.hand_out(Started([operation], lambda results: results[0].to(device)))
+    operation = _start(submission.anew, tensor, root_rank, name, process_set)
+    return handles.hand_out(Started([operation], lambda results: results[0]))
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts ``broadcast_``; a handle for ``synchronize``, which returns the tensor. Until then it must be left alone."""
-    operation = submission.in_place(
-        "broadcast",
-        name,
-        process_set,
-        tensor,
-        lambda group, host: operations.broadcast(group, host, root_rank, in_place=True),
-        reads=basics.rank() == root_rank,
-    )
+    operation = _start(submission.in_place, tensor, root_rank, name, process_set)
     return handles.hand_out(Started([operation], lambda _: tensor))
 
 
@@ -76,3 +66,12 @@ def broadcast_(
 ) -> Any:
     """Fills the tensor with what it is on the root, and returns it."""
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+
+
+def _start(
+    submit: Callable[..., Pending], tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+) -> Pending:
+    def plan(group: Group, host: torch.Tensor, in_place: bool) -> Plan:
+        return operations.broadcast(group, host, root_rank, in_place)
+
+    return submit("broadcast", name, process_set, tensor, plan, reads=basics.rank() == root_rank)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from shoal import _native
 from shoal.errors import ShoalError
 from shoal.horovod.common import handles
 from shoal.horovod.common.exceptions import HorovodInternalError
@@ -27,10 +28,12 @@ _transfers: PerJob[Transfers] = PerJob(
     lambda session: Transfers(session.settings.waits_in_stream(by_default=False)),
 )
 
-# A group and a tensor of the host → the plan.
-Planned = Callable[[Group, torch.Tensor], Plan]
-
 Change = Callable[[torch.Tensor], torch.Tensor]
+
+# How an operation on a tensor of the host is planned.
+OfHost = Callable[[Group, torch.Tensor], Plan]
+# The same; True: in place.
+InPlaceOrNot = Callable[[Group, torch.Tensor, bool], Plan]
 
 
 def in_place(
@@ -38,7 +41,7 @@ def in_place(
     name: str | None,
     process_set: ProcessSet,
     tensor: torch.Tensor,
-    plan: Planned,
+    plan: InPlaceOrNot,
     before: Change | None = None,
     reads: bool = True,
 ) -> Pending:
@@ -47,12 +50,36 @@ def in_place(
     ``before``: is done with the tensor first, in place. ``reads``: whether what the tensor has is needed.
     """
 
-    def prepare(given: torch.Tensor, transfer: Transfer) -> torch.Tensor:
+    def prepare(given: torch.Tensor, transfer: Transfer | None) -> Callable[[Group], Plan]:
+        if transfer is None:
+            return lambda group: plan(group, given, True)
         host = transfer.mirror(given, reads)
         transfer.returns((given, host))
-        return host
+        return lambda group: plan(group, host, True)
 
-    return _start(kind, name, process_set, tensor, before, prepare, plan)
+    return _start(kind, name, process_set, tensor, before, prepare)
+
+
+def anew(
+    kind: str,
+    name: str | None,
+    process_set: ProcessSet,
+    tensor: torch.Tensor,
+    plan: InPlaceOrNot,
+    before: Change | None = None,
+    reads: bool = True,
+) -> Pending:
+    """As ``in_place``, but the result is a new tensor of the same shape on the same device."""
+
+    def prepare(given: torch.Tensor, transfer: Transfer | None) -> Callable[[Group], Plan]:
+        if transfer is None:
+            return lambda group: plan(group, given, False)
+        # What the tensor has is not there before the operation begins, so it cannot be copied when that is planned.
+        host, made = transfer.mirror(given, reads), torch.empty_like(given)
+        transfer.returns((made, host))
+        return lambda group: _giving(made, plan(group, host, True))
+
+    return _start(kind, name, process_set, tensor, before, prepare)
 
 
 def apart(
@@ -60,17 +87,27 @@ def apart(
     name: str | None,
     process_set: ProcessSet,
     tensor: torch.Tensor,
-    plan: Planned,
+    plan: OfHost,
     before: Change | None = None,
 ) -> Pending:
-    """Starts an operation that reads the tensor, or what ``before`` makes of it. Its result is on the host."""
+    """Starts an operation whose result has another shape. It is on the host."""
 
-    def prepare(given: torch.Tensor, transfer: Transfer) -> torch.Tensor:
+    def prepare(given: torch.Tensor, transfer: Transfer | None) -> Callable[[Group], Plan]:
+        if transfer is None:
+            return lambda group: plan(group, given)
         host = transfer.mirror(given, read=True)
         transfer.returns()
-        return host
+        return lambda group: plan(group, host)
 
-    return _start(kind, name, process_set, tensor, before, prepare, plan)
+    return _start(kind, name, process_set, tensor, before, prepare)
+
+
+def _giving(made: torch.Tensor, planned: Plan) -> Plan:
+    def finish(handle: _native.Handle) -> torch.Tensor:
+        planned.finish(handle)
+        return made
+
+    return planned._replace(finish=finish)
 
 
 def adasum(name: str | None, process_set: ProcessSet, tensor: torch.Tensor, before: Change, fills: bool) -> Pending:
@@ -102,8 +139,7 @@ def _start(
     process_set: ProcessSet,
     tensor: torch.Tensor,
     before: Change | None,
-    prepare: Callable[[torch.Tensor, Transfer], torch.Tensor],
-    plan: Planned,
+    prepare: Callable[[torch.Tensor, Transfer | None], Callable[[Group], Plan]],
 ) -> Pending:
     group = process_set.group
     wire_name = _wire_name(kind, name)
@@ -116,8 +152,8 @@ def _start(
                 given = before(given)
             device = accelerators.of([given])
             transfer = None if device is None else _transfers.of(group.session).begin(device)
-            host = given if transfer is None else prepare(given, transfer)
-        return _submitted(kind, wire_name, process_set, lambda group: plan(group, host), transfer)
+            plan = prepare(given, transfer)
+        return _submitted(kind, wire_name, process_set, plan, transfer)
 
     return start() if name is None else handles.start_named(wire_name, process_set, start)
 
