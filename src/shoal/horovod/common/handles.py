@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 
 from shoal.errors import ShoalError
 from shoal.horovod.common.exceptions import HorovodInternalError
-from shoal.horovod.common.process_sets import ProcessSet
 from shoal.job import runtime
+from shoal.job.groups import Group
 from shoal.job.per_job import PerJob
 from shoal.join.terms import rank_name
 from shoal.ops.submissions import Pending
@@ -125,12 +125,11 @@ class Named:
         return in_a_row or not self.done()
 
 
-def start_named(name: str, process_set: ProcessSet, start: Callable[[], Pending]) -> Pending:
-    """What ``start`` has started, under a name that must not be in flight in the process set.
+def start_named(name: str, group: Group, start: Callable[[], Pending]) -> Pending:
+    """What ``start`` has started, under a name that must not be in flight in the group.
 
     Raises ValueError if it is, and what ``start`` raises.
     """
-    group = process_set.group
     running = _jobs.of(group.session).running
     key = (group.ranks, name)
     with _lock:

@@ -91,7 +91,7 @@ def grouped_allgather(
 
 
 def _start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Pending:
-    return submission.apart("allgather", name, process_set, tensor, operations.allgather)
+    return submission.apart("allgather", name, process_set.group, tensor, operations.allgather)
 
 
 def _gradients(gathered: Sequence[torch.Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[torch.Tensor]:

@@ -231,8 +231,9 @@ def _starter(
     op: ReduceOp, prescale_factor: float, postscale_factor: float, process_set: ProcessSet
 ) -> Callable[[torch.Tensor, str | None, bool], tuple[Pending, Finish]]:
     """What starts an all-reduce of a tensor under a name, in place or not."""
+    group = process_set.group
     if op is ReduceOp.Adasum:
-        check_adasum(process_set)
+        check_adasum(group)
 
     def plan(group: Group, host: torch.Tensor, in_place: bool) -> Plan:
         return operations.allreduce(group, host, operator_for(op, host.dtype), in_place)
@@ -242,11 +243,11 @@ def _starter(
             return scale_(given, prescale_factor) if in_place else scaled(given, prescale_factor)
 
         if op is ReduceOp.Adasum:
-            operation = submission.adasum(name, process_set, tensor, before, in_place)
+            operation = submission.adasum(name, group, tensor, before, in_place)
         else:
             submit = submission.in_place if in_place else submission.anew
-            operation = submit("allreduce", name, process_set, tensor, plan, before)
-        after = factor_after(op, tensor.dtype, process_set, postscale_factor)
+            operation = submit("allreduce", name, group, tensor, plan, before)
+        after = factor_after(op, tensor.dtype, group, postscale_factor)
 
         def finish(result: torch.Tensor) -> torch.Tensor:
             if not in_place:
@@ -260,8 +261,8 @@ def _starter(
     return start
 
 
-def check_adasum(process_set: ProcessSet) -> None:
+def check_adasum(group: Group) -> None:
     """Raises NotImplementedError, as Horovod does, if the number of ranks is no power of two."""
-    ranks = process_set.group.size
+    ranks = group.size
     if not num_rank_is_power_2(ranks):
         raise NotImplementedError(f"Adasum wants 1, 2, 4, 8 ... ranks, and there are {ranks}: use op=hvd.Average")

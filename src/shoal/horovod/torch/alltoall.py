@@ -42,7 +42,7 @@ def alltoall_async(
         rows, counts = of_operation[0]
         return rows.to(device), torch.tensor(counts, dtype=of_splits[0], device=of_splits[1])
 
-    operation = submission.apart("alltoall", name, process_set, tensor, plan)
+    operation = submission.apart("alltoall", name, process_set.group, tensor, plan)
     device = tensor.device
     return handles.hand_out(Started([operation], results))
 

@@ -74,4 +74,4 @@ def _start(
     def plan(group: Group, host: torch.Tensor, in_place: bool) -> Plan:
         return operations.broadcast(group, host, root_rank, in_place)
 
-    return submit("broadcast", name, process_set, tensor, plan, reads=basics.rank() == root_rank)
+    return submit("broadcast", name, process_set.group, tensor, plan, reads=basics.rank() == root_rank)

@@ -191,7 +191,7 @@ def DistributedOptimizer(
     _check_groups(groups)
     communicates = bool(process_set.included()) and basics.size() > 1
     if operator is ReduceOp.Adasum and communicates:
-        check_adasum(process_set)
+        check_adasum(process_set.group)
         adasum = wrap(optimizer, AdasumOptimizer)
         adasum.prepare(compression)
         adasum.begin(names, backward_passes_per_step, process_set, communicates)

@@ -133,19 +133,20 @@ def _starter(
     op: int, prescale_factor: float, postscale_factor: float, process_set: ProcessSet
 ) -> Callable[[torch.Tensor, str | None], tuple[Pending, Finish]]:
     operator = scatterable(known_operator(op))
+    group = process_set.group
 
     def start(tensor: torch.Tensor, name: str | None) -> tuple[Pending, Finish]:
         operation = submission.apart(
             "reducescatter",
             name,
-            process_set,
+            group,
             tensor,
             lambda group, host: operations.reducescatter(
                 group, host, operator_for(operator, host.dtype), in_place=False
             ),
             before=lambda given: scaled(given, prescale_factor),
         )
-        after = factor_after(operator, tensor.dtype, process_set, postscale_factor)
+        after = factor_after(operator, tensor.dtype, group, postscale_factor)
         device = tensor.device
         return operation, lambda result: scale_(result.to(device), after)
 

@@ -8,7 +8,7 @@ import torch
 
 from shoal.horovod.common.exceptions import HorovodInternalError
 from shoal.horovod.common.operators import SHOALS_NAMES, ReduceOp
-from shoal.horovod.common.process_sets import ProcessSet
+from shoal.job.groups import Group
 
 
 def operator_for(op: ReduceOp, dtype: torch.dtype) -> str:
@@ -18,10 +18,10 @@ def operator_for(op: ReduceOp, dtype: torch.dtype) -> str:
     return "mean" if dtype.is_floating_point else "sum"
 
 
-def factor_after(op: ReduceOp, dtype: torch.dtype, process_set: ProcessSet, postscale_factor: float) -> float:
+def factor_after(op: ReduceOp, dtype: torch.dtype, group: Group, postscale_factor: float) -> float:
     """What the result of that operator is multiplied by."""
     is_sum = op is ReduceOp.Average and not dtype.is_floating_point
-    return postscale_factor / process_set.group.size if is_sum else postscale_factor
+    return postscale_factor / group.size if is_sum else postscale_factor
 
 
 def scatterable(op: ReduceOp) -> ReduceOp:

@@ -5,8 +5,7 @@ kind in front, so that an all-reduce and a broadcast may have the same. Operatio
 order among those of their kind in the process set.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from shoal import _native
 from shoal.errors import ShoalError
 from shoal.horovod.common import handles
 from shoal.horovod.common.exceptions import HorovodInternalError
-from shoal.horovod.common.process_sets import ProcessSet
 from shoal.job.groups import Group
 from shoal.job.per_job import PerJob
 from shoal.ops import collectives, submissions
@@ -39,7 +37,7 @@ InPlaceOrNot = Callable[[Group, torch.Tensor, bool], Plan]
 def in_place(
     kind: str,
     name: str | None,
-    process_set: ProcessSet,
+    group: Group,
     tensor: torch.Tensor,
     plan: InPlaceOrNot,
     before: Change | None = None,
@@ -57,13 +55,13 @@ def in_place(
         transfer.returns((given, host))
         return lambda group: plan(group, host, True)
 
-    return _start(kind, name, process_set, tensor, before, prepare)
+    return _start(kind, name, group, tensor, before, prepare)
 
 
 def anew(
     kind: str,
     name: str | None,
-    process_set: ProcessSet,
+    group: Group,
     tensor: torch.Tensor,
     plan: InPlaceOrNot,
     before: Change | None = None,
@@ -79,13 +77,13 @@ def anew(
         transfer.returns((made, host))
         return lambda group: _giving(made, plan(group, host, True))
 
-    return _start(kind, name, process_set, tensor, before, prepare)
+    return _start(kind, name, group, tensor, before, prepare)
 
 
 def apart(
     kind: str,
     name: str | None,
-    process_set: ProcessSet,
+    group: Group,
     tensor: torch.Tensor,
     plan: OfHost,
     before: Change | None = None,
@@ -99,7 +97,7 @@ def apart(
         transfer.returns()
         return lambda group: plan(group, host)
 
-    return _start(kind, name, process_set, tensor, before, prepare)
+    return _start(kind, name, group, tensor, before, prepare)
 
 
 def _giving(made: torch.Tensor, planned: Plan) -> Plan:
@@ -110,65 +108,60 @@ def _giving(made: torch.Tensor, planned: Plan) -> Plan:
     return planned._replace(finish=finish)
 
 
-def adasum(name: str | None, process_set: ProcessSet, tensor: torch.Tensor, before: Change, fills: bool) -> Pending:
+def adasum(name: str | None, group: Group, tensor: torch.Tensor, before: Change, fills: bool) -> Pending:
     """Starts Adasum of what ``before`` makes of the tensor. Its result is on the host. ``fills``: it may be in place there.
 
     Other than an operation of the core's it waits for what a device has still to do, and for its copy.
     """
-    group = process_set.group
     wire_name = _wire_name("allreduce", name)
 
     def start() -> Pending:
         with submissions.failing_everywhere("allreduce", wire_name, group):
             host = before(_plain(tensor)).cpu()
         call = collectives.allreduce_async_ if fills else collectives.allreduce_async
-        with _horovods_errors():
+        try:
             return call(host, "adasum", wire_name, group)
+        except ShoalError as error:
+            raise HorovodInternalError(str(error)) from error
 
-    return start() if name is None else handles.start_named(wire_name, process_set, start)
+    return start() if name is None else handles.start_named(wire_name, group, start)
 
 
-def barrier(process_set: ProcessSet, plan: Callable[[Group], Plan]) -> Pending:
+def barrier(group: Group, plan: Callable[[Group], Plan]) -> Pending:
     """Starts what has no tensor."""
-    return _submitted("barrier", "barrier", process_set, plan, None)
+    return _submitted("barrier", "barrier", group, plan, None)
 
 
 def _start(
     kind: str,
     name: str | None,
-    process_set: ProcessSet,
+    group: Group,
     tensor: torch.Tensor,
     before: Change | None,
     prepare: Callable[[torch.Tensor, Transfer | None], Callable[[Group], Plan]],
 ) -> Pending:
-    group = process_set.group
     wire_name = _wire_name(kind, name)
 
     def start() -> Pending:
         # What is wrong with the tensor on this rank, the others hear too.
-        with submissions.failing_everywhere(kind, wire_name, group):
+        try:
             given = _plain(tensor)
             if before is not None:
                 given = before(given)
             device = accelerators.of([given])
             transfer = None if device is None else _transfers.of(group.session).begin(device)
             plan = prepare(given, transfer)
-        return _submitted(kind, wire_name, process_set, plan, transfer)
+        except Exception as error:
+            _submitted(kind, wire_name, group, submissions.failing(error), None)
+            raise
+        return _submitted(kind, wire_name, group, plan, transfer)
 
-    return start() if name is None else handles.start_named(wire_name, process_set, start)
-
-
-def _submitted(
-    kind: str, name: str, process_set: ProcessSet, plan: Callable[[Group], Plan], transfer: Transfer | None
-) -> Pending:
-    with _horovods_errors():
-        return submissions.submit(kind, name, process_set.group, plan, None, transfer)
+    return start() if name is None else handles.start_named(wire_name, group, start)
 
 
-@contextmanager
-def _horovods_errors() -> Iterator[None]:
+def _submitted(kind: str, name: str, group: Group, plan: Callable[[Group], Plan], transfer: Transfer | None) -> Pending:
     try:
-        yield
+        return submissions.submit(kind, name, group, plan, None, transfer)
     except ShoalError as error:
         raise HorovodInternalError(str(error)) from error
 

@@ -44,4 +44,4 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns once every rank of the process set has called it. Raises HorovodInternalError."""
-    Started([submission.barrier(process_set, operations.barrier)], lambda _: None).wait()
+    Started([submission.barrier(process_set.group, operations.barrier)], lambda _: None).wait()
