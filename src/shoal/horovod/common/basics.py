@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import shoal
-from shoal.errors import ShoalError
 from shoal.horovod import environment
 from shoal.horovod.common import process_sets as sets
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet
+from shoal.horovod.common.timeline import start_as_rank_0_says
 from shoal.job import runtime
 from shoal.job.per_job import PerJob
 from shoal.ops import collectives
@@ -26,21 +26,25 @@ Max = ReduceOp.Max
 Product = ReduceOp.Product
 
 
-class Placement(NamedTuple):
-    """Where all ranks are, by rank: their numbers on their nodes, and how many ranks those have."""
+class AllRanks(NamedTuple):
+    """What ranks tell each other, by rank: their numbers on their nodes, how many ranks those have, and whether a timeline
+    is asked for.
+    """
 
     local_ranks: list[int]
     local_sizes: list[int]
+    timelines: list[int]
 
 
-def _gather_placement(session: Any) -> Placement:
-    own = np.array([[session.settings.local_rank, session.settings.local_size]], np.int32)
-    gathered = collectives.allgather(own, "horovod.placement")
-    return Placement(gathered[:, 0].tolist(), gathered[:, 1].tolist())
+def _gather(session: Any) -> AllRanks:
+    settings = session.settings
+    own = [settings.local_rank, settings.local_size, environment.timeline() is not None]
+    gathered = collectives.allgather(np.array([own], np.int32), "horovod.init")
+    return AllRanks(*gathered.T.tolist())
 
 
 # Asked for in ``init``, which all ranks call.
-_placements: PerJob[Placement] = PerJob(_gather_placement)
+_all_ranks: PerJob[AllRanks] = PerJob(_gather)
 
 
 def init(comm: Iterable[int] | None = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
@@ -66,10 +70,9 @@ def join(
     environment.apply()
     is_new = not runtime.is_initialized()
     join_job()
-    _placements.of(runtime.current())
-    asked = environment.timeline()
-    if is_new and asked is not None:
-        start_timeline(asked.path, asked.marks_cycles)
+    told = _all_ranks.of(runtime.current())
+    if is_new:
+        start_as_rank_0_says(bool(told.timelines[0]))
     sets.register_at_init([] if process_sets is None or isinstance(process_sets, str) else list(process_sets))
 
 
@@ -124,52 +127,22 @@ def local_rank() -> int:
 
 def cross_size() -> int:
     """How many nodes have a rank with this one's local rank."""
-    return _placement().local_ranks.count(local_rank())
+    return _told().local_ranks.count(local_rank())
 
 
 def cross_rank() -> int:
     """The index of this node among those that have a rank with this one's local rank."""
-    return _placement().local_ranks[: rank()].count(local_rank())
+    return _told().local_ranks[: rank()].count(local_rank())
 
 
 def is_homogeneous() -> bool:
     """Whether all nodes have the same number of ranks."""
-    return len(set(_placement().local_sizes)) == 1
+    return len(set(_told().local_sizes)) == 1
 
 
-def _placement() -> Placement:
+def _told() -> AllRanks:
     sets.table()
-    return _placements.of(runtime.current())
-
-
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Records what operations do from now on, for all ranks in one file of Chrome trace events. Every rank calls it.
-
-    Arguments:
-        file_path: where rank 0 writes it.
-        mark_cycles: whether it shows when what was submitted goes out.
-
-    Raises:
-        ValueError: before ``init``.
-        ShoalError: as ``shoal.start_timeline``.
-    """
-    sets.table()
-    _of_shoal("start_timeline")(file_path, mark_cycles)
-
-
-def stop_timeline() -> None:
-    """Ends the recording, and closes its file. Every rank calls it. Raises as ``start_timeline``."""
-    sets.table()
-    _of_shoal("stop_timeline")()
-
-
-def _of_shoal(name: str) -> Any:
-    found = getattr(shoal, name, None)
-    if found is None:
-        raise ShoalError(
-            f"rank {runtime.rank()}: shoal.{name} is not there yet: SHOAL_TRACE=<folder> records each rank's operations"
-        )
-    return found
+    return _all_ranks.of(runtime.current())
 
 
 def mpi_threads_supported() -> bool:

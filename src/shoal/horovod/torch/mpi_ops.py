@@ -27,11 +27,10 @@ from shoal.horovod.common.basics import (
     rocm_built,
     shutdown,
     size,
-    start_timeline,
-    stop_timeline,
 )
 from shoal.horovod.common.exceptions import HorovodInternalError
 from shoal.horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from shoal.horovod.common.timeline import start_timeline, stop_timeline
 from shoal.horovod.torch.allgather import (
     HorovodAllgather,
     HorovodGroupedAllgather,
