@@ -80,8 +80,11 @@ class HorovodAllreduce(torch.autograd.Function):
         postscale_factor: float,
         process_set: ProcessSet,
     ) -> Any:
-        ctx.arguments = (average, None, op, prescale_factor, postscale_factor, process_set)
-        return synchronize(allreduce_async(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
+        operator = chosen_operator(op, average)
+        ctx.arguments = (None, None, operator, prescale_factor, postscale_factor, process_set)
+        return synchronize(
+            allreduce_async(tensor, None, name, operator, prescale_factor, postscale_factor, process_set)
+        )
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
@@ -165,9 +168,10 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
         process_set: ProcessSet,
         *tensors: torch.Tensor,
     ) -> Any:
-        ctx.arguments = (average, None, op, prescale_factor, postscale_factor, process_set)
+        operator = chosen_operator(op, average)
+        ctx.arguments = (None, None, operator, prescale_factor, postscale_factor, process_set)
         return synchronize(
-            grouped_allreduce_async(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
+            grouped_allreduce_async(tensors, None, name, operator, prescale_factor, postscale_factor, process_set)
         )
 
     @staticmethod

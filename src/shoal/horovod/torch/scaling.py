@@ -46,6 +46,10 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 def scale_(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     """The same in place."""
-    if factor != 1.0:
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype in (torch.float32, torch.float64):
+        tensor.detach().mul_(factor)
+    else:
         tensor.detach().copy_(scaled(tensor, factor))
     return tensor
