@@ -3,6 +3,9 @@
 test_horovod_torch.py runs them and says which failed where.
 """
 
+import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -304,3 +307,22 @@ def a_barrier_waits_for_all_beside_other_operations() -> None:
         hvd.barrier()
     assert torch.equal(synchronize(early), torch.eye(5))
     assert synchronize(gathered).shape == (6, 2)
+
+
+@scenario
+def timelines_start_and_stop_while_the_job_runs() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        hvd.stop_timeline()
+        for step in (1, 2):
+            path = Path(folder, f"{step}.json")
+            hvd.start_timeline(str(path), mark_cycles=True)
+            hvd.start_timeline(str(path), mark_cycles=True)
+            hvd.allreduce(torch.ones(3), name=f"step {step}")
+            if step == 2:
+                hvd.start_timeline(str(Path(folder, "3.json")))
+            hvd.stop_timeline()
+            if hvd.rank() == 0:
+                events = json.loads(path.read_text())["traceEvents"]
+                names = {event["name"] for event in events} | {event.get("args", {}).get("tensor") for event in events}
+                assert {f"allreduce.step {step}", "NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START"} <= names, names
+                assert f"allreduce.step {3 - step}" not in names

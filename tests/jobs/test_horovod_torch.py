@@ -3,14 +3,19 @@
 What Horovod's own tests check, in short; those themselves run by tests/conformance/horovod/run.py, from a checkout.
 """
 
+import json
+from pathlib import Path
+
 import horovod_adasum
 import horovod_operations  # noqa: F401
 import horovod_training  # noqa: F401
 import pytest
+import torch
 from horovod_scenarios import SCENARIOS, run_each
 from simulated_device import SimulatedDevice
 
-from shoal.testing import run_ranks
+import shoal.horovod.torch as hvd
+from shoal.testing import Cluster, run_ranks
 
 RANKS = 3
 
@@ -44,3 +49,19 @@ def test_scenario(results: list[dict[str, str]], name: str) -> None:
 @pytest.mark.parametrize(("ranks", "nodes"), [(4, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_adasum(ranks: int, nodes: int) -> None:
     run_ranks(horovod_adasum.all_of_it, ranks, nodes=nodes, environment={"SHOAL_TIMEOUT": "20"}, timeout=120)
+
+
+def one_step() -> None:
+    hvd.init()
+    hvd.allreduce(torch.ones(3), name="one step")
+    hvd.shutdown()
+
+
+def test_the_timeline_that_rank_0_is_asked_for_has_all_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    with Cluster(2, nodes=1) as cluster:
+        cluster.start(one_step, environment_of=lambda rank: {} if rank else {"HOROVOD_TIMELINE": str(path)}).results(60)
+    document = json.loads(path.read_text())
+    assert {event["pid"] for event in document["traceEvents"]} == {0, 1}
+    assert "allreduce.one step" in path.read_text()
+    assert document["metadata"]["start_time_since_epoch_in_micros"] > 1.6e15

@@ -3,11 +3,7 @@
 One file for all ranks, which rank 0 writes: what rank 0 was given counts.
 """
 
-from pathlib import Path
-from typing import Any
-
 import shoal
-from shoal.errors import ShoalError
 from shoal.horovod import environment
 from shoal.horovod.common import process_sets as sets
 from shoal.job import runtime
@@ -42,7 +38,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         return
     if recording.path is not None:
         stop_timeline()
-    _of_shoal("start_timeline")(Path(file_path), mark_cycles)
+    shoal.start_timeline(file_path, mark_cycles)
     recording.path = file_path
 
 
@@ -55,7 +51,7 @@ def stop_timeline() -> None:
     recording = _recordings.of(runtime.current())
     if recording.path is not None:
         recording.path = None
-        _of_shoal("stop_timeline")()
+        shoal.stop_timeline()
 
 
 def start_as_rank_0_says(is_asked_there: bool) -> None:
@@ -63,12 +59,3 @@ def start_as_rank_0_says(is_asked_there: bool) -> None:
     if is_asked_there:
         own = environment.timeline()
         start_timeline("" if own is None else own.path, own is not None and own.marks_cycles)
-
-
-def _of_shoal(name: str) -> Any:
-    found = getattr(shoal, name, None)
-    if found is None:
-        raise ShoalError(
-            f"rank {runtime.rank()}: shoal.{name} is not there yet: SHOAL_TRACE=<folder> records each rank's operations"
-        )
-    return found
