@@ -4,6 +4,7 @@ What Horovod's own tests check, in short; those themselves run by tests/conforma
 """
 
 import json
+import time
 from pathlib import Path
 
 import horovod_adasum
@@ -65,3 +66,24 @@ def test_the_timeline_that_rank_0_is_asked_for_has_all_ranks(tmp_path: Path) -> 
     assert {event["pid"] for event in document["traceEvents"]} == {0, 1}
     assert "allreduce.one step" in path.read_text()
     assert document["metadata"]["start_time_since_epoch_in_micros"] > 1.6e15
+
+
+def late_step() -> None:
+    hvd.init()
+    if hvd.rank() == 1:
+        time.sleep(12)
+    hvd.allreduce(torch.ones(3), name="late step")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "value", "warns"), [("OTHER", "1", True), ("HOROVOD_STALL_CHECK_DISABLE", "1", False)]
+)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_core_s_warnings_of_stalls_are_those_that_the_variables_are_about(
+    name: str, value: str, warns: bool, nodes: int
+) -> None:
+    with Cluster(2, nodes=nodes, environment={name: value}) as cluster:
+        job = cluster.start(late_step)
+        job.results(60)
+        assert ("late step' has not moved on" in job.stderr(0)) == warns, job.stderr(0)

@@ -5,13 +5,16 @@
     HOROVOD_STALL_SHUTDOWN_TIME_SECONDS    SHOAL_TIMEOUT
     HOROVOD_GLOO_IFACE                     SHOAL_INTERFACE
     HOROVOD_TIMELINE, ..._MARK_CYCLES      read by ``init`` (common/basics.py)
-    HOROVOD_STALL_CHECK_TIME_SECONDS, HOROVOD_STALL_CHECK_DISABLE    said in the log: Shoal's own warnings keep their times
+    HOROVOD_STALL_CHECK_TIME_SECONDS       warnings of operations that do not move come no earlier; Shoal's first is after 10 s
+    HOROVOD_STALL_CHECK_DISABLE            none come
 
 What is Shoal's and set already counts. No other module reads a variable of Horovod's.
 """
 
 import logging
+import math
 import os
+import re
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import NamedTuple
 
@@ -48,6 +51,24 @@ _SILENT = {
 
 _STALL_CHECKS = ("HOROVOD_STALL_CHECK_DISABLE", "HOROVOD_STALL_CHECK_TIME_SECONDS")
 
+# In the core's warnings of an operation that does not move (native/protocol/worker/progress.cpp, local/progress_watch.cpp).
+_STALLED = re.compile(r"has not moved on .*? for ([\d.]+) s")
+
+
+class StallFilter(logging.Filter):
+    """Lets warnings of operations that do not move through after ``seconds`` alone."""
+
+    seconds = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not self.seconds or record.levelno != logging.WARNING:
+            return True
+        found = _STALLED.search(record.getMessage())
+        return found is None or float(found[1]) >= self.seconds
+
+
+_stall_filter = StallFilter()
+
 
 class Timeline(NamedTuple):
     """Where the timeline is to be written from ``init`` on."""
@@ -76,6 +97,8 @@ def apply(environ: MutableMapping[str, str] = os.environ) -> None:
         translated = None if text is None else translate(name, text.strip())
         if translated is not None and shoals not in environ:
             environ[shoals] = _set[shoals] = translated
+    _stall_filter.seconds = _seconds_until_warnings(environ)
+    _log.addFilter(_stall_filter)
     _name_the_others(environ)
     _check_launcher(environ)
 
@@ -94,14 +117,13 @@ def _name_the_others(environ: Mapping[str, str]) -> None:
     if others:
         _named.update(others)
         _log.warning("these variables of Horovod's mean nothing to Shoal: %s", ", ".join(others))
-    stalls = [name for name in _STALL_CHECKS if name in environ and name not in _named]
-    if stalls:
-        _named.update(stalls)
-        _log.warning(
-            "%s: Shoal warns of operations that do not move after 10 s, 20 s, 40 s ..., whatever is set there; SHOAL_LOG=error "
-            "hides the warnings",
-            ", ".join(stalls),
-        )
+
+
+def _seconds_until_warnings(environ: Mapping[str, str]) -> float:
+    if environ.get("HOROVOD_STALL_CHECK_DISABLE", "") not in ("", "0"):
+        return math.inf
+    text = environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS")
+    return 0.0 if text is None else _number("HOROVOD_STALL_CHECK_TIME_SECONDS", text, "a number of seconds")
 
 
 def _check_launcher(environ: Mapping[str, str]) -> None:

@@ -69,16 +69,37 @@ def test_variables_that_mean_nothing_are_named_once(caplog: pytest.LogCaptureFix
     environ = {
         "HOROVOD_CYCLE_TIME": "5",
         "HOROVOD_AUTOTUNE": "1",
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "0",
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_TIMELINE": "DYNAMIC",
     }
     with caplog.at_level(logging.WARNING, logger="shoal"):
         environment.apply(environ)
         environment.apply(environ)
-    nothing, stalls = caplog.messages
-    assert nothing.endswith("mean nothing to Shoal: HOROVOD_AUTOTUNE, HOROVOD_CYCLE_TIME")
-    assert stalls.startswith("HOROVOD_STALL_CHECK_TIME_SECONDS: Shoal warns")
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].endswith("mean nothing to Shoal: HOROVOD_AUTOTUNE, HOROVOD_CYCLE_TIME")
+
+
+@pytest.mark.parametrize(
+    ("environ", "comes"),
+    [
+        ({}, [10, 20, 40]),
+        ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "15"}, [20, 40]),
+        ({"HOROVOD_STALL_CHECK_DISABLE": "1"}, []),
+        ({"HOROVOD_STALL_CHECK_DISABLE": "0"}, [10, 20, 40]),
+    ],
+)
+def test_warnings_of_stalls_come_when_horovods_variables_say(
+    environ: dict[str, str], comes: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    environment.apply(environ)
+    with caplog.at_level(logging.WARNING, logger="shoal"):
+        for seconds in (10, 20, 40):
+            text = f"allreduce 'a' has not moved on rank 0 (vm) for {seconds}.0 s: rank 1 (vm) has not called it"
+            logging.getLogger("shoal").warning("%s", text)
+        logging.getLogger("shoal").warning("something else")
+    environment.apply({})
+    assert [float(line.split(" for ")[1].split()[0]) for line in caplog.messages[:-1]] == comes
 
 
 def test_ranks_that_only_horovods_launcher_has_started_do_not_train_alone() -> None:
