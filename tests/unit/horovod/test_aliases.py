@@ -61,7 +61,8 @@ def test_before_init_everything_says_to_call_it(tmp_path: Path) -> None:
     script = """
 import torch, horovod.torch as hvd
 for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.cross_size, hvd.is_homogeneous, hvd.stop_timeline, hvd.barrier, hvd.join,
-             lambda: hvd.allreduce(torch.ones(1)), lambda: hvd.add_process_set([0])):
+             lambda: hvd.allreduce(torch.ones(1)), lambda: hvd.add_process_set([0]),
+             lambda: hvd.DistributedOptimizer(torch.optim.SGD([torch.ones(1)], 0.1))):
     try: call()
     except ValueError as error: assert "call hvd.init() first" in str(error), error
     else: raise AssertionError(call)

@@ -189,7 +189,7 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     names = names_of(optimizer.param_groups, named_parameters)
     _check_groups(groups)
-    communicates = bool(process_set.included()) and basics.size() > 1
+    communicates = basics.size() > 1 and bool(process_set.included())
     if operator is ReduceOp.Adasum and communicates:
         check_adasum(process_set.group)
         adasum = wrap(optimizer, AdasumOptimizer)
