@@ -15,6 +15,7 @@ import torch
 from horovod_scenarios import SCENARIOS, run_each
 from simulated_device import SimulatedDevice
 
+import shoal
 import shoal.horovod.torch as hvd
 from shoal.testing import Cluster, run_ranks
 
@@ -87,3 +88,30 @@ def test_the_core_s_warnings_of_stalls_are_those_that_the_variables_are_about(
         job = cluster.start(late_step)
         job.results(60)
         assert ("late step' has not moved on" in job.stderr(0)) == warns, job.stderr(0)
+
+
+def uneven_steps() -> int:
+    """Rank r has r + 1 steps."""
+    hvd.init()
+    model = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1.0), model.named_parameters())
+    for step in range(hvd.rank() + 1):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        # Each rank that still calls has a gradient of ones; those that have joined give zeros.
+        assert torch.allclose(model.weight.grad, torch.full((1, 2), (hvd.size() - step) / hvd.size()))
+        assert hvd.allreduce(torch.ones(1), name="count", op=hvd.Sum).item() == hvd.size() - step
+        assert hvd.allreduce(torch.tensor([7]), name="integers").item() == 7 * (hvd.size() - step) // hvd.size()
+    if hvd.rank() == hvd.size() - 1:
+        with pytest.raises(hvd.HorovodInternalError, match="joined"):
+            hvd.allgather(torch.ones(1))
+    last = hvd.join()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size(), "afterwards all take part again"
+    return last
+
+
+@pytest.mark.skipif(not callable(getattr(shoal, "join", None)), reason="shoal.join is not there yet")
+def test_ranks_that_have_no_more_data_join() -> None:
+    assert run_ranks(uneven_steps, 3, nodes=2, servers=1, environment={"SHOAL_TIMEOUT": "20"}) == [2, 2, 2]

@@ -16,7 +16,7 @@ from shoal.horovod.common.exceptions import HorovodInternalError
 from shoal.job import runtime
 from shoal.job.groups import Group
 from shoal.job.per_job import PerJob
-from shoal.join.terms import rank_name
+from shoal.ops.handles import described
 from shoal.ops.submissions import Pending
 
 
@@ -135,10 +135,9 @@ def start_named(name: str, group: Group, start: Callable[[], Pending]) -> Pendin
     with _lock:
         before = running.get(key)
         if before is not None and before.has_name():
-            here = rank_name(group.session.rank, group.session.hosts)
             raise ValueError(
-                f"{name!r} on {here}: an operation of this name is still on its way: give each operation that is in flight at "
-                "the same time another name, or synchronize(handle) before"
+                f"{described('operation', name, group.session)}: another one of this name is still on its way: give each that is "
+                "in flight at the same time another name, or synchronize(handle) before"
             )
         running[key] = started = Named(start())
     return started

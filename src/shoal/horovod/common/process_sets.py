@@ -9,7 +9,6 @@ from typing import Any
 from shoal.job import runtime
 from shoal.job.groups import Group, world
 from shoal.job.per_job import PerJob
-from shoal.join.terms import rank_name
 
 
 class _Table:
@@ -76,8 +75,7 @@ class ProcessSet:
             return None
         index = self.group.rank
         if index is None:
-            session = self.group.session
-            raise ValueError(f"{rank_name(session.rank, session.hosts)} is not in {self}")
+            raise ValueError(f"rank {runtime.rank()} is not in {self}")
         return index
 
     def included(self) -> bool | None:
