@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2] / "src" / "shoal"
 
 # From the top down. What stands in one row is on one level: one framework each, and none of them imports another.
-DOORS = ("torch", "tensorflow", "keras", "jax", "mxnet", "horovod")
+DOORS = ("torch", "tensorflow", "keras", "jax", "mxnet")
 ROWS = (
     ("errors", "_native"),
     ("config",),
@@ -27,6 +27,8 @@ ROWS = (
     ("gradients",),
     ("server",),
     DOORS,
+    # Another library's API for several of those frameworks.
+    ("horovod",),
     ("processes",),
     ("testing",),
     ("bench",),
@@ -110,6 +112,7 @@ def test_no_folder_imports_one_below_it() -> None:
         ("ops/handles.py", "from shoal import Group", "ops/handles.py:1: ops imports shoal, which stands below it"),
         ("__init__.py", "import shoal.torch", "__init__.py:1: shoal imports torch, which stands below it"),
         ("jax/arrays.py", "from shoal.torch import arena", "jax/arrays.py:1: jax imports torch, another framework"),
+        ("torch/hook.py", "import shoal.horovod", "torch/hook.py:1: torch imports horovod, which stands below it"),
         ("net/sockets.py", "from shoal.extra import x", "net/sockets.py:1: net imports extra: not in the order"),
     ],
 )  # fmt: skip
@@ -122,15 +125,37 @@ def test_an_import_of_what_stands_below_is_found(module: str, source: str, fault
     [
         ("net/sockets.py", "from shoal import _native\nfrom shoal.config import addresses\nfrom . import handshake\nimport os"),
         ("torch/hook.py", "import shoal\nfrom shoal import rank\nfrom shoal.torch.c10d import work"),
+        ("horovod/torch/runtime.py", "import shoal.torch\nfrom shoal.horovod.common import basics"),
     ],
 )  # fmt: skip
 def test_what_stands_above_may_be_imported(module: str, source: str) -> None:
     assert faults_of(source, module) == []
 
 
+def test_a_framework_is_imported_in_its_own_folder_of_horovods_door_alone() -> None:
+    """Who has one framework needs no other, and ``python -m shoal.horovod`` none."""
+    strangers = []
+    for path in sorted((ROOT / "horovod").rglob("*.py")):
+        module = path.relative_to(ROOT / "horovod")
+        own = {module.parts[0]} & set(DOORS)
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            parts = (
+                {part for name in names for part in name.split(".")[:3]} & set(DOORS) if node_is_at_top(node) else set()
+            )
+            strangers += [f"{module}:{node.lineno}: {part}" for part in parts - own]
+    assert not strangers, "\n".join(strangers)
+
+
+def node_is_at_top(node: ast.AST) -> bool:
+    """A function may ask for what is there; a module may not."""
+    return getattr(node, "col_offset", 1) == 0
+
+
 def test_the_top_of_the_package_stays_small() -> None:
     here = {path.name for path in ROOT.iterdir()} - NOT_COUNTED
-    entries = {_part(name) for name in here if not name.startswith("_native.")} | {"_native", *DOORS}
+    entries = {_part(name) for name in here if not name.startswith("_native.")} | {"_native", "horovod", *DOORS}
     assert entries <= {*LEVEL}, f"not in the order: {sorted(entries - {*LEVEL})}"
     assert len(entries) <= MOST_ENTRIES
 

@@ -7,12 +7,16 @@ from operator import attrgetter
 from pathlib import Path
 
 import shoal
+import shoal.horovod.torch as hvd
 import shoal.torch
 from shoal.cli.run import run
 from shoal.ops.arrays import DTYPES
 from shoal.ops.operations import OPERATORS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+
+# What is a default by its name.
+NAMED_DEFAULTS = {id(hvd.global_process_set): "global_process_set", id(hvd.Compression.none): "Compression.none"}
 
 # Of the attributes without an underscore, those that are for Shoal's own modules.
 OF_THE_PACKAGE = {"Group.number", "Group.session"}
@@ -31,14 +35,17 @@ def signature(name: str) -> str:
         if parameter.name == "self" or parameter.name.startswith("_"):
             continue
         default = parameter.default
-        text = f'"{default}"' if isinstance(default, str) else repr(default)
+        text = f'"{default}"' if isinstance(default, str) else NAMED_DEFAULTS.get(id(default), repr(default))
         shown.append(parameter.name if default is inspect.Parameter.empty else f"{parameter.name}={text}")
     return f"{name}({', '.join(shown)})"
 
 
 def test_every_public_name_is_on_the_page_and_no_other() -> None:
-    assert named("shoal") == {*shoal.__all__, "torch"}
+    assert named("shoal") == {*shoal.__all__, "horovod", "torch"}
     assert named("shoal.torch") == set(shoal.torch.__all__)
+    assert named("shoal.horovod") == {"torch"}
+    assert named("shoal.horovod.torch") == set(hvd.__all__)
+    assert set(shoal.horovod.__all__) <= set(hvd.__all__)
 
 
 def test_every_call_on_the_page_has_the_arguments_that_the_code_has() -> None:

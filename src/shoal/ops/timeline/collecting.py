@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ class About:
         return {
             "job": self.job,
             "began": self.started,
+            # By Horovod's name for it, which tools for its timelines look for.
+            "start_time_since_epoch_in_micros": round(datetime.fromisoformat(self.started).timestamp() * 1e6),
             "ranks": [self.names[rank] for rank in held],
             "clock": "microseconds of rank 0's monotonic clock since the recording began",
             "clock of rank 0 at 0, us": self.epoch_ns / 1000,

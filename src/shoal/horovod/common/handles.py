@@ -1,0 +1,143 @@
+"""Integer handles, and the names that are in flight.
+
+Horovod gives numbers for operations, and refuses a second operation of a name that has not ended. Shoal itself counts how often
+a name is used; so the refusal is here, at this door alone.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+from shoal.errors import ShoalError
+from shoal.horovod.common.exceptions import HorovodInternalError
+from shoal.job import runtime
+from shoal.job.groups import Group
+from shoal.job.per_job import PerJob
+from shoal.ops.handles import described
+from shoal.ops.submissions import Pending
+
+
+class Started:
+    """What one call has started: one operation, or those of a group.
+
+    ``operations``: in their order. ``finish``: makes what the caller gets of their results.
+    """
+
+    def __init__(self, operations: Sequence[Pending], finish: Callable[[list[Any]], Any]) -> None:
+        self._operations = operations
+        self._finish = finish
+
+    def done(self) -> bool:
+        return all(operation.done() for operation in self._operations)
+
+    def wait(self) -> Any:
+        """Waits for all of them, whatever comes of one. Raises HorovodInternalError for the first that has failed."""
+        global _waits
+        results, first = [], None
+        for operation in self._operations:
+            try:
+                results.append(operation.wait())
+            except ShoalError as error:
+                first = first or error
+        _waits += 1
+        if first is not None:
+            raise HorovodInternalError(str(first)) from first
+        return self._finish(results)
+
+
+class _OfJob:
+    """``running``: (ranks of the process set, name) → the operation that was started last, while anybody may wait for it."""
+
+    def __init__(self) -> None:
+        self.started: dict[int, Started] = {}
+        self.running: WeakValueDictionary[tuple[tuple[int, ...], str], Named] = WeakValueDictionary()
+
+
+_jobs: PerJob[_OfJob] = PerJob(lambda _: _OfJob())
+_numbers = count()
+_lock = threading.Lock()
+
+# How often this process has waited for something: what was called before counts as ended if it has.
+_waits = 0
+
+# Horovod looks for new operations every so often, and does not notice before that one has ended.
+IN_A_ROW_SECONDS = 0.001
+
+
+def hand_out(started: Started) -> int:
+    """The number under which ``wait`` finds it, once."""
+    number = next(_numbers)
+    _jobs.of(runtime.current()).started[number] = started
+    return number
+
+
+def done(handle: int) -> bool:
+    """Whether ``wait`` would return at once. Raises ValueError for a number that is none, or was waited for."""
+    started = _of_present_job(handle)
+    if started is None:
+        raise ValueError(f"handle {handle} is not that of an operation on its way: it was waited for, or never given")
+    ended = started.done()
+    if ended:
+        global _waits
+        _waits += 1
+    return ended
+
+
+def wait(handle: int) -> Any:
+    """What came of the operation. None if it was waited for before, as with Horovod. Raises HorovodInternalError."""
+    started = _of_present_job(handle)
+    if started is None:
+        return None
+    try:
+        return started.wait()
+    finally:
+        _jobs.of(runtime.current()).started.pop(handle, None)
+
+
+def _of_present_job(handle: int) -> Started | None:
+    return _jobs.of(runtime.current()).started.get(handle) if runtime.is_initialized() else None
+
+
+class Named:
+    """An operation under a name, which nobody else may use until it has ended."""
+
+    def __init__(self, operation: Pending) -> None:
+        self._operation = operation
+        self._begun = time.monotonic()
+        self._waits_before = _waits
+
+    def done(self) -> bool:
+        return self._operation.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        return self._operation.wait(timeout)
+
+    @property
+    def finished_ns(self) -> int:
+        return self._operation.finished_ns
+
+    def has_name(self) -> bool:
+        """Whether a second call with the name is an error. Two in a row always are, however fast the first has ended."""
+        in_a_row = self._waits_before == _waits and time.monotonic() - self._begun < IN_A_ROW_SECONDS
+        return in_a_row or not self.done()
+
+
+def start_named(name: str, group: Group, start: Callable[[], Pending]) -> Pending:
+    """What ``start`` has started, under a name that must not be in flight in the group.
+
+    Raises ValueError if it is, and what ``start`` raises.
+    """
+    running = _jobs.of(group.session).running
+    key = (group.ranks, name)
+    with _lock:
+        before = running.get(key)
+        if before is not None and before.has_name():
+            raise ValueError(
+                f"{described('operation', name, group.session)}: another one of this name is still on its way: give each that is "
+                "in flight at the same time another name, or synchronize(handle) before"
+            )
+        running[key] = started = Named(start())
+    return started

@@ -1,0 +1,14 @@
+"""``hvd.elastic``: training that goes on when ranks come and go. It is not there yet, and says so when it is used."""
+
+from typing import NoReturn
+
+from shoal.errors import ShoalError
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise ShoalError(
+        f"hvd.elastic.{name} is not there yet: a job has as many ranks as it was started with, and ends when one is lost. Save "
+        "checkpoints, and start again from the last one"
+    )
