@@ -6,11 +6,19 @@
 
 namespace shoal::engine {
 
+namespace {
+
+std::uint64_t new_handle() {
+  static std::atomic<std::uint64_t> last_handle{0};
+  return ++last_handle;
+}
+
+}  // namespace
+
 std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<shm::SharedGroup>& group, bool passes,
                                                 std::optional<Returning> returning,
                                                 std::optional<std::uint32_t> number) {
-  static std::atomic<std::uint64_t> last_handle{0};
-  const std::uint64_t handle = ++last_handle;
+  const std::uint64_t handle = new_handle();
   const std::lock_guard lock(mutex_);
   if (passes) {
     passing_.insert(handle);
@@ -23,6 +31,14 @@ std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<shm::Share
     ++called_[*number];
   }
   return open_.emplace(handle, std::make_shared<Operation>(handle, group, number)).first->second;
+}
+
+std::shared_ptr<Operation> OpenOperations::open_for_others(const std::shared_ptr<shm::SharedGroup>& group,
+                                                           Operation::FollowUp follow_up) {
+  const std::uint64_t handle = new_handle();
+  auto made = std::make_shared<Operation>(handle, group, std::nullopt, std::move(follow_up));
+  const std::lock_guard lock(mutex_);
+  return open_.emplace(handle, std::move(made)).first->second;
 }
 
 Called OpenOperations::take_called(std::uint32_t number) {

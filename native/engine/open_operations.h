@@ -31,9 +31,12 @@ class OpenOperations {
 
   // A new operation, with a handle that no other one of this process has. `passes`: it ends by itself before long.
   // `returning`: its gate is passed when it ends, before anybody hears that.
-  // `number`: of the group whose operation the program calls; none: it is called for other ranks.
+  // `number`: of the group whose operation the program calls.
   std::shared_ptr<Operation> open(const std::shared_ptr<shm::SharedGroup>& group, bool passes,
                                   std::optional<Returning> returning = {}, std::optional<std::uint32_t> number = {});
+  // One that is called for other ranks, and what follows its end.
+  std::shared_ptr<Operation> open_for_others(const std::shared_ptr<shm::SharedGroup>& group,
+                                             Operation::FollowUp follow_up);
   // Throws std::out_of_range if it is not open.
   std::shared_ptr<Operation> at(std::uint64_t handle) const;
   // Null if it is not open any more.

@@ -31,16 +31,19 @@ inline Status closed_status() {
 class Operation {
  public:
   // `group`: until release(), a thread that waits for the operation takes this group's steps. `number`: of the group
-  // whose operation the program has called; none: it is called for other ranks.
+  // whose operation the program has called; none: it is called for other ranks. `follow_up`: what follows its end,
+  // once, before anybody who waits for it goes on.
+  using FollowUp = std::function<void(const Status&)>;
   explicit Operation(std::uint64_t handle, std::weak_ptr<shm::SharedGroup> group = {},
-                     std::optional<std::uint32_t> number = {})
-      : handle_(handle), number_(number), group_(std::move(group)), is_local_(!group_.expired()) {}
+                     std::optional<std::uint32_t> number = {}, FollowUp follow_up = {})
+      : handle_(handle),
+        number_(number),
+        group_(std::move(group)),
+        is_local_(!group_.expired()),
+        follow_up_(std::move(follow_up)) {}
 
   std::uint64_t handle() const { return handle_; }
   const std::optional<std::uint32_t>& number() const { return number_; }
-
-  // Before it is submitted: what follows its end, once, before anybody who waits for it goes on.
-  void then(std::function<void(const Status&)> follow_up) { follow_up_ = std::move(follow_up); }
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Waits at most `longest`. Returns whether it is done.
@@ -100,7 +103,7 @@ class Operation {
   std::byte* offered_ = nullptr;
   std::size_t offered_bytes_ = 0;
   std::vector<std::uint64_t> blocks_;
-  std::function<void(const Status&)> follow_up_;
+  FollowUp follow_up_;
 };
 
 // Operations of one group: how many were called, and those of them that are open.

@@ -142,13 +142,12 @@ void Router::called(std::uint32_t group, const wire::Opening& opening) {
   call.input = call.output = zeros.get();
   call.input_bytes = call.output_bytes = zeros == nullptr ? 0 : bytes;
   const std::shared_ptr<shm::SharedGroup> local = groups_ == nullptr ? nullptr : groups_->of(group);
-  const std::shared_ptr<Operation> operation = operations_.open(local, false);
-  call.handle = operation->handle();
-  operation->then([this, group, zeros = std::move(zeros)](const Status& status) {
+  const auto note_end = [this, group, zeros = std::move(zeros)](const Status& status) {
     if (status.code != Code::cancelled) {
       joins_.note_made(group);
     }
-  });
+  };
+  call.handle = operations_.open_for_others(local, note_end)->handle();
   if (local != nullptr) {
     static_cast<void>(loop_.post([this, group] { machines_.worker().note_others_go_on(group); }));
     return local->submit_later(std::move(call));

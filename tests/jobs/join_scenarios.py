@@ -105,6 +105,20 @@ def other_operations() -> list[str]:
     return said
 
 
+def adasum_beside_one_that_has_joined() -> str:
+    shoal.init()
+    said = ""
+    if shoal.rank() == 1:
+        try:
+            shoal.allreduce(np.ones(3), op="adasum")
+        except shoal.ShoalError as error:
+            said = str(error)
+    shoal.join()
+    assert shoal.allreduce(np.ones(3), op="adasum").tolist() == [1.0] * 3
+    shoal.shutdown()
+    return said
+
+
 def groups_of_some() -> list[int]:
     """Ranks 2 and 0 join in a group of theirs while all ranks go on together; and in one of one rank."""
     shoal.init()

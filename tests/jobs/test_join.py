@@ -5,6 +5,7 @@ import time
 
 import pytest
 from join_scenarios import (
+    adasum_beside_one_that_has_joined,
     calls_just_before_the_join,
     groups_of_some,
     one_dies,
@@ -55,6 +56,11 @@ def test_other_operations_fail_and_name_the_rank_that_has_joined(ranks: int, nod
         for text, operation in zip(of_rank, ("allgather", "broadcast", "reducescatter", "alltoall"), strict=True):
             assert "rank 0 (" in text
             assert f"it has joined (shoal.join), and has nothing for {operation}" in text
+
+
+def test_adasum_has_no_zeros() -> None:
+    said = run_ranks(adasum_beside_one_that_has_joined, 2, timeout=60)
+    assert "a rank has joined (shoal.join), and has nothing for adasum" in said[1]
 
 
 @pytest.mark.parametrize("nodes", [1, pytest.param(3, marks=pytest.mark.slow)])
