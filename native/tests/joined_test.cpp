@@ -89,6 +89,24 @@ TEST(who_has_joined_no_more_is_told_nothing_and_says_it_again_in_a_new_epoch) {
   CHECK_EQ(job.told(1), 2);
 }
 
+TEST(in_a_new_epoch_a_joined_rank_is_told_of_what_has_failed_and_not_of_what_others_have_the_result_of) {
+  Served job;
+  job.begin_epoch(0);
+  job.begin_epoch(1);
+  job.end_reopening(1);
+  CHECK(job.join(1).ok());
+  wire::Opening ended = sum_of("well");
+  ended.finished = true;
+  CHECK(job.open(0, 1, ended, 0).ok());
+  CHECK_EQ(job.told(1), 0);
+  ended = sum_of("failed");
+  ended.finished = ended.failed = true;
+  ended.code = Code::timeout;
+  ended.text = std::string("nobody called it");
+  CHECK(job.open(0, 2, ended, 0).ok());
+  CHECK_EQ(job.told(1), 1);
+}
+
 TEST(a_join_in_a_group_that_is_not_the_ranks_is_refused) {
   Served job;
   const Hash128 others = group_id({0, 1}, "", 0);

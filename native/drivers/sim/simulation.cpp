@@ -101,13 +101,15 @@ void Simulation::go_on(std::uint32_t rank) {
       scheduler.at(step.when, cluster_.worker(rank).actor, [this, rank] { go_on(rank); });
       return;
     }
-    if (plan_.operations[step.operation].after_join &&
-        life.joins.contains(*join_of(plan_, plan_.operations[step.operation].group))) {
+    const OperationPlan& operation = plan_.operations[step.operation];
+    if (operation.after_join && life.joins.contains(*join_of(plan_, operation.group))) {
       return;  // until it goes on
     }
     ++life.next;
-    plan_.operations[step.operation].name == join_name ? begin_join(rank, step.operation)
-                                                       : submit(rank, step.operation);
+    if (operation.after_join && life.failed_joins.contains(operation.group)) {
+      continue;
+    }
+    operation.name == join_name ? begin_join(rank, step.operation) : submit(rank, step.operation);
     change_window(rank, {step.credit, step.competing});
   }
   if (life.next == plan.steps.size() && life.joins.empty()) {

@@ -103,8 +103,9 @@ class Simulation final : public Observer, public Application {
     enum class Wait { for_own_calls, for_others, for_nobody_to_be_joined };
     std::map<std::size_t, Wait> joins;
     std::map<std::size_t, std::size_t> most_calls;
-    Time waits_until = 0;  // for calls of others, once all have joined
-    std::size_t next = 0;  // of its steps
+    Time waits_until = 0;                  // for calls of others, once all have joined
+    std::set<std::uint32_t> failed_joins;  // groups in which it calls nothing more
+    std::size_t next = 0;                  // of its steps
     std::uint32_t open = 0;
     std::vector<std::uint32_t> groups;  // plan's number → worker's number
     std::set<std::size_t> following;    // what it has submitted, and whose input comes once another one has ended

@@ -15,9 +15,8 @@ namespace {
 // The handles of calls that this rank has made already.
 constexpr std::uint64_t made_before = std::uint64_t{1} << 40U;
 
-// How long one that has joined waits for calls that others have made, once all have joined. All of them have ended
-// then. A server that knows of one that has failed may have been lost, and those who could tell another one may have
-// left.
+// How long one that has joined waits for calls that others have made, once all have joined. All of them have ended by
+// then.
 constexpr Time longest_behind = 120 * second;
 
 }  // namespace
@@ -50,7 +49,11 @@ void Simulation::go_on_joining(std::uint32_t rank) {
       submit(rank, number + 1);
       return go_on_joining(rank);
     }
-    const bool over = waits == Life::Wait::for_nobody_to_be_joined && work_of(number + 1, rank).status;
+    const std::optional<Status>& last = work_of(number + 1, rank).status;
+    const bool over = waits == Life::Wait::for_nobody_to_be_joined && last;
+    if (over && (!last->ok() || !work_of(number, rank).status->ok())) {
+      life.failed_joins.insert(group);
+    }
     if (over) {
       network_.trace("worker " + std::to_string(rank) + "  has joined, and goes on: " + std::to_string(number));
     }
@@ -71,7 +74,11 @@ bool Simulation::have_all_joined(std::uint32_t rank, std::size_t number) {
     life.waits_until = network_.now() + longest_behind;
     network_.scheduler().at(life.waits_until, cluster_.worker(rank).actor, [this, rank] { go_on_joining(rank); });
   }
-  return !is_behind || network_.now() >= life.waits_until;
+  const bool gives_up = is_behind && network_.now() >= life.waits_until;
+  if (gives_up && !forged_ && !concerned(plan_.operations[number])) {
+    violated("rank " + std::to_string(rank) + " is not told of all that others have called");
+  }
+  return !is_behind || gives_up;
 }
 
 bool Simulation::has_open_calls(std::uint32_t rank, std::uint32_t group) {
@@ -143,8 +150,12 @@ void Simulation::call_for_others(std::uint32_t rank, std::uint32_t group, const 
   const bool again = submitted_[number * plan_.config.size() + rank];
   network_.trace("worker " + std::to_string(rank) + "  calls " + std::to_string(number) + " for others" +
                  (again ? ", again" : ""));
-  if (!again && !operation.members[index].joined && !forged_) {
-    return violated("rank " + std::to_string(rank) + " is told of a call that it has yet to make itself");
+  if (!again && !operation.members[index].joined) {
+    // Whose join has failed goes on before the others.
+    if (!forged_ && !concerned(operation)) {
+      violated("rank " + std::to_string(rank) + " is told of a call that it has yet to make itself");
+    }
+    return;
   }
   Array& zeros = make_array(operation, index, bytes);
   std::fill_n(zeros.data(), bytes, std::byte{0});

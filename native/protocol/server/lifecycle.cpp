@@ -86,7 +86,8 @@ void Lifecycle::tell_what_was_called(const Group& group, std::size_t index) {
 void Lifecycle::tell_called(const Operation& operation, std::size_t index) {
   const std::uint32_t rank = operation.rank(index);
   const wire::Opening& called = operation.attributes();
-  const bool is_known = called.finished || !called.have.empty() || called.exchange != 0;
+  const bool has_result = called.finished || !called.have.empty() || called.exchange != 0;
+  const bool is_known = has_result && !called.failed;
   if (operation.is_home() && !operation.member(index).opened && !links_.has_left(rank) && !is_known &&
       is_told(called)) {
     links_.send(rank, {.type = wire::Type::called}, wire::encode_called(called));
