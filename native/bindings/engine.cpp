@@ -247,6 +247,28 @@ Handle submit_failed(BoundEngine& bound, std::uint32_t group, std::string name, 
   return Handle(bound.submit(std::move(submission), nb::none(), nb::none(), nullptr), bound.in_flight());
 }
 
+// How many operations of the group the program has called since the last join, and those that are open.
+std::tuple<std::uint64_t, std::vector<Handle>> join(BoundEngine& bound, std::uint32_t group, double timeout) {
+  engine::note_call();
+  engine::Called called;
+  {
+    const nb::gil_scoped_release released;
+    called = bound.engine().join(group, std::max<Time>(nanoseconds_of(timeout).count(), 1));
+  }
+  std::vector<Handle> open;
+  for (std::shared_ptr<Operation>& operation : called.open) {
+    open.emplace_back(std::move(operation), bound.in_flight());
+  }
+  return {called.count, std::move(open)};
+}
+
+bool await_calls_for_others(BoundEngine& bound, std::uint32_t group, std::uint64_t count, double seconds) {
+  return wait_in_slices(
+      seconds,
+      [&](std::chrono::nanoseconds longest) { return bound.engine().await_calls_for_others(group, count, longest); },
+      PyErr_CheckSignals);
+}
+
 // A peer may have said it: it need not be UTF-8.
 nb::str text_of(const std::string& text) {
   return nb::steal<nb::str>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
@@ -408,6 +430,12 @@ void bind_engine(nb::module_& module) {
       .def("submit", &submit, "collective"_a, "group"_a, "name"_a, "op"_a, "dtype"_a, "shape"_a, "splits"_a, "root"_a,
            "input"_a.none(), "output"_a.none(), "timeout"_a, "gate"_a.none() = nb::none())
       .def("submit_failed", &submit_failed, "group"_a, "name"_a, "reason"_a)
+      .def("join", &join, "group"_a, "timeout"_a)
+      .def(
+          "calls_for_others",
+          [](BoundEngine& bound, std::uint32_t group) { return bound.engine().calls_for_others(group); }, "group"_a)
+      .def("await_calls_for_others", &await_calls_for_others, "group"_a, "count"_a, "seconds"_a)
+      .def("end_join", without_gil(&engine::Engine::end_join), "group"_a)
       .def("next_event", &next_event, "seconds"_a)
       .def("leave", without_gil(&engine::Engine::leave))
       .def("left", [](BoundEngine& bound) { return bound.engine().left(); })

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "engine/gate_watch.h"
+#include "engine/joins.h"
 #include "engine/machines.h"
 #include "engine/open_operations.h"
 #include "engine/router.h"
@@ -42,6 +43,9 @@ class Engine::Impl {
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
   std::shared_ptr<Operation> submit(Submission submission, std::optional<Gate> gate);
   std::vector<std::uint64_t> take_finished() { return operations_.take_finished(); }
+  Called join(std::uint32_t group, Time timeout);
+  void end_join(std::uint32_t group);
+  const Joins& joins() const { return joins_; }
   std::optional<Event> next_event(std::chrono::nanoseconds longest);
   void leave();
   bool left() const { return left_; }
@@ -75,6 +79,7 @@ class Engine::Impl {
   std::unique_ptr<DecidingWorld> coordinator_world_;
   std::unique_ptr<Machines> machines_;
   GateWatch gates_;
+  Joins joins_;
   OpenOperations operations_{gates_};
   std::unique_ptr<Router> router_;
   Waits waits_{operations_};
@@ -113,6 +118,7 @@ class Engine::Impl::World final : public OnLoop<WorkerWorld> {
   void connect_server(std::uint32_t server, std::uint32_t attempt) override {
     engine_.tell({"connect_server", static_cast<std::int32_t>(server), "", attempt});
   }
+  void called(std::uint32_t group, const wire::Opening& opening) override { engine_.router_->called(group, opening); }
   void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
   void ended() override { engine_.tell({"ended", -1, ""}); }
   std::uint64_t retransmissions(LinkId link) const override { return loop_.retransmissions(link); }
@@ -143,7 +149,7 @@ Engine::Impl::Impl(std::uint32_t rank, JobConfig config)
   world_ = std::make_unique<World>(*this, loop_);
   coordinator_world_ = std::make_unique<DecidingWorld>(*this, loop_);
   machines_ = std::make_unique<Machines>(rank, config_, loop_, *world_, *coordinator_world_);
-  router_ = std::make_unique<Router>(config_, rank_, operations_, *machines_, loop_,
+  router_ = std::make_unique<Router>(config_, rank_, operations_, joins_, *machines_, loop_,
                                      [this](std::string text) { tell({"warning", -1, std::move(text)}); });
 }
 
@@ -211,6 +217,20 @@ std::shared_ptr<Operation> Engine::Impl::submit(Submission submission, std::opti
     operations_.finish(operation->handle(), refusal(group));
   }
   return operation;
+}
+
+Called Engine::Impl::join(std::uint32_t group, Time timeout) {
+  if (!joins_.begin(group, timeout)) {
+    throw std::runtime_error("rank " + std::to_string(rank_) +
+                             " has joined in this group already, on another thread; call join once");
+  }
+  router_->join(group, false);
+  return operations_.take_called(group);
+}
+
+void Engine::Impl::end_join(std::uint32_t group) {
+  router_->join(group, true);
+  joins_.end(group);
 }
 
 bool Engine::Impl::is_closed() const {
@@ -411,6 +431,12 @@ std::uint32_t Engine::make_group(std::vector<std::uint32_t> ranks, std::string n
 std::shared_ptr<Operation> Engine::submit(Submission submission, std::optional<Gate> gate) {
   return impl_->submit(std::move(submission), std::move(gate));
 }
+Called Engine::join(std::uint32_t group, Time timeout) { return impl_->join(group, timeout); }
+std::uint64_t Engine::calls_for_others(std::uint32_t group) const { return impl_->joins().made(group); }
+bool Engine::await_calls_for_others(std::uint32_t group, std::uint64_t count, std::chrono::nanoseconds longest) const {
+  return impl_->joins().await(group, count, longest);
+}
+void Engine::end_join(std::uint32_t group) { impl_->end_join(group); }
 std::vector<std::uint64_t> Engine::take_finished() { return impl_->take_finished(); }
 std::optional<Event> Engine::next_event(std::chrono::nanoseconds longest) { return impl_->next_event(longest); }
 void Engine::leave() { impl_->leave(); }

@@ -65,6 +65,14 @@ class Engine {
   // `gate`: the submission's input is there when it opens, and it is passed when the operation is done. Its arrays must
   // live until then, too.
   std::shared_ptr<Operation> submit(Submission submission, std::optional<Gate> gate = {});
+  // This rank has no more data for the group: from now on it calls with zeros what the others call there, and fails
+  // what it has nothing for (protocol/joining.h). Returns what its program had called there since the last join.
+  // `timeout`: of calls for others. Throws std::runtime_error if it has joined there already.
+  Called join(std::uint32_t group, Time timeout);
+  // How many calls for others have ended; waits until so many have, at most `longest`.
+  std::uint64_t calls_for_others(std::uint32_t group) const;
+  bool await_calls_for_others(std::uint32_t group, std::uint64_t count, std::chrono::nanoseconds longest) const;
+  void end_join(std::uint32_t group);
   // Handles that were finished since the last call.
   std::vector<std::uint64_t> take_finished();
   std::optional<Event> next_event(std::chrono::nanoseconds longest);

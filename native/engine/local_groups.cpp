@@ -61,8 +61,12 @@ void LocalGroups::add_group(std::uint32_t number, const Hash128& id, const std::
   if (group == nullptr) {
     return;
   }
-  group->add_group(number, id, ranks, of_all ? internode_of(ranks, make_group_of_nodes) : std::nullopt);
+  const std::optional<local::Internode> internode = of_all ? internode_of(ranks, make_group_of_nodes) : std::nullopt;
+  group->add_group(number, id, ranks, internode);
   const std::unique_lock lock(mutex_);
+  if (internode && rank_ == node_ranks_.front()) {
+    leaders_groups_[number] = internode->group;
+  }
   // A rank that leaves submits nothing more. The others see in the node's memory that it has left.
   if (leaving_) {
     return;
@@ -135,6 +139,12 @@ std::shared_ptr<shm::SharedGroup> LocalGroups::of(std::uint32_t group) const {
   const std::shared_lock lock(mutex_);
   const auto found = by_group_.find(group);
   return found == by_group_.end() ? nullptr : found->second;
+}
+
+std::optional<std::uint32_t> LocalGroups::leaders_group_of(std::uint32_t group) const {
+  const std::shared_lock lock(mutex_);
+  const auto found = leaders_groups_.find(group);
+  return found == leaders_groups_.end() ? std::nullopt : std::optional(found->second);
 }
 
 // --- What is waited for ---

@@ -43,6 +43,9 @@ class LocalGroups {
   // Null: the group's operations go to the worker.
   std::shared_ptr<shm::SharedGroup> of(std::uint32_t group) const;
   shm::SharedGroup& node() { return *node_; }
+  // The worker's number of the leaders' group by which this group's all-reduces go on to other nodes. None: they do
+  // not, or this rank is no leader.
+  std::optional<std::uint32_t> leaders_group_of(std::uint32_t group) const;
 
   // As protocol/local/local_group.h, by the group whose operation it is.
   std::map<std::uint64_t, wire::Wait> described(const std::vector<std::uint64_t>& handles) const;
@@ -73,6 +76,7 @@ class LocalGroups {
 
   mutable std::shared_mutex mutex_;
   std::map<std::uint32_t, std::shared_ptr<shm::SharedGroup>> by_group_;  // guarded by mutex_
+  std::map<std::uint32_t, std::uint32_t> leaders_groups_;                // by group, on a leader; guarded by mutex_
   std::vector<std::shared_ptr<shm::SharedGroup>> subgroups_;             // guarded by mutex_
   std::size_t not_left_ = 0;     // guarded by mutex_: how many must be left before the machine's group is
   bool started_ = false;         // guarded by mutex_

@@ -1,14 +1,24 @@
 #include "engine/open_operations.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
 namespace shoal::engine {
 
-std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<shm::SharedGroup>& group, bool passes,
-                                                std::optional<Returning> returning) {
+namespace {
+
+std::uint64_t new_handle() {
   static std::atomic<std::uint64_t> last_handle{0};
-  const std::uint64_t handle = ++last_handle;
+  return ++last_handle;
+}
+
+}  // namespace
+
+std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<shm::SharedGroup>& group, bool passes,
+                                                std::optional<Returning> returning,
+                                                std::optional<std::uint32_t> number) {
+  const std::uint64_t handle = new_handle();
   const std::lock_guard lock(mutex_);
   if (passes) {
     passing_.insert(handle);
@@ -16,7 +26,33 @@ std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<shm::Share
   if (returning) {
     returning_.emplace(handle, std::move(*returning));
   }
-  return open_.emplace(handle, std::make_shared<Operation>(handle, group)).first->second;
+  if (number) {
+    called_.resize(std::max<std::size_t>(called_.size(), *number + std::size_t{1}));
+    ++called_[*number];
+  }
+  return open_.emplace(handle, std::make_shared<Operation>(handle, group, number)).first->second;
+}
+
+std::shared_ptr<Operation> OpenOperations::open_for_others(const std::shared_ptr<shm::SharedGroup>& group,
+                                                           Operation::FollowUp follow_up) {
+  const std::uint64_t handle = new_handle();
+  auto made = std::make_shared<Operation>(handle, group, std::nullopt, std::move(follow_up));
+  const std::lock_guard lock(mutex_);
+  return open_.emplace(handle, std::move(made)).first->second;
+}
+
+Called OpenOperations::take_called(std::uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  Called called;
+  if (number < called_.size()) {
+    called.count = std::exchange(called_[number], 0);
+  }
+  for (const auto& [handle, operation] : open_) {
+    if (operation->number() == number) {
+      called.open.push_back(operation);
+    }
+  }
+  return called;
 }
 
 std::shared_ptr<Operation> OpenOperations::at(std::uint64_t handle) const {

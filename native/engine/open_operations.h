@@ -31,8 +31,12 @@ class OpenOperations {
 
   // A new operation, with a handle that no other one of this process has. `passes`: it ends by itself before long.
   // `returning`: its gate is passed when it ends, before anybody hears that.
+  // `number`: of the group whose operation the program calls.
   std::shared_ptr<Operation> open(const std::shared_ptr<shm::SharedGroup>& group, bool passes,
-                                  std::optional<Returning> returning = {});
+                                  std::optional<Returning> returning = {}, std::optional<std::uint32_t> number = {});
+  // One that is called for other ranks, and what follows its end.
+  std::shared_ptr<Operation> open_for_others(const std::shared_ptr<shm::SharedGroup>& group,
+                                             Operation::FollowUp follow_up);
   // Throws std::out_of_range if it is not open.
   std::shared_ptr<Operation> at(std::uint64_t handle) const;
   // Null if it is not open any more.
@@ -51,6 +55,8 @@ class OpenOperations {
   // Handles that were finished since the last call.
   std::vector<std::uint64_t> take_finished();
   Counts counts() const;
+  // How many operations of this group the program has called since it was asked last, and those that are open.
+  Called take_called(std::uint32_t number);
   // Handles of open operations. `told_only`: only of those for which tell() was called.
   std::vector<std::uint64_t> handles(bool told_only) const;
 
@@ -65,6 +71,7 @@ class OpenOperations {
   std::unordered_set<std::uint64_t> passing_;                           // guarded by mutex_
   std::vector<std::uint64_t> finished_;                                 // guarded by mutex_
   std::uint64_t finished_count_ = 0;                                    // guarded by mutex_
+  std::vector<std::uint64_t> called_;                                   // by group; guarded by mutex_
 };
 
 }  // namespace shoal::engine

@@ -72,6 +72,9 @@ std::byte* Operation::allocate_output(const std::vector<std::uint64_t>& block_by
 
 void Operation::finish(Status status) {
   std::vector<std::pair<std::shared_ptr<Completions>, std::uint64_t>> told;
+  if (follow_up_) {
+    std::exchange(follow_up_, nullptr)(status);
+  }
   {
     const std::lock_guard lock(mutex_);
     status_ = std::move(status);

@@ -9,8 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -28,11 +30,20 @@ inline Status closed_status() {
 
 class Operation {
  public:
-  // `group`: until release(), a thread that waits for the operation takes this group's steps.
-  explicit Operation(std::uint64_t handle, std::weak_ptr<shm::SharedGroup> group = {})
-      : handle_(handle), group_(std::move(group)), is_local_(!group_.expired()) {}
+  // `group`: until release(), a thread that waits for the operation takes this group's steps. `number`: of the group
+  // whose operation the program has called; none: it is called for other ranks. `follow_up`: what follows its end,
+  // once, before anybody who waits for it goes on.
+  using FollowUp = std::function<void(const Status&)>;
+  explicit Operation(std::uint64_t handle, std::weak_ptr<shm::SharedGroup> group = {},
+                     std::optional<std::uint32_t> number = {}, FollowUp follow_up = {})
+      : handle_(handle),
+        number_(number),
+        group_(std::move(group)),
+        is_local_(!group_.expired()),
+        follow_up_(std::move(follow_up)) {}
 
   std::uint64_t handle() const { return handle_; }
+  const std::optional<std::uint32_t>& number() const { return number_; }
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Waits at most `longest`. Returns whether it is done.
@@ -77,6 +88,7 @@ class Operation {
 
  private:
   const std::uint64_t handle_;
+  const std::optional<std::uint32_t> number_;
   const std::weak_ptr<shm::SharedGroup> group_;
   std::atomic<bool> is_local_;
   std::mutex mutex_;
@@ -91,6 +103,13 @@ class Operation {
   std::byte* offered_ = nullptr;
   std::size_t offered_bytes_ = 0;
   std::vector<std::uint64_t> blocks_;
+  FollowUp follow_up_;
+};
+
+// Operations of one group: how many were called, and those of them that are open.
+struct Called {
+  std::uint64_t count = 0;
+  std::vector<std::shared_ptr<Operation>> open;
 };
 
 }  // namespace shoal::engine

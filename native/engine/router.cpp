@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <numeric>
 #include <utility>
 
 #include "protocol/collectives.h"
+#include "protocol/joining.h"
 
 namespace shoal::engine {
 
@@ -17,9 +19,15 @@ constexpr std::size_t opened_by_caller = 64 * 1024;
 
 }  // namespace
 
-Router::Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Machines& machines, Loop& loop,
-               std::function<void(std::string)> warn)
-    : config_(config), rank_(rank), operations_(operations), machines_(machines), loop_(loop), warn_(std::move(warn)) {}
+Router::Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Joins& joins,
+               Machines& machines, Loop& loop, std::function<void(std::string)> warn)
+    : config_(config),
+      rank_(rank),
+      operations_(operations),
+      joins_(joins),
+      machines_(machines),
+      loop_(loop),
+      warn_(std::move(warn)) {}
 
 Router::~Router() = default;
 
@@ -63,7 +71,7 @@ Router::Submitted Router::submit(Submission submission, bool passes, std::option
   if (gate) {
     returning = Returning{std::move(*gate), submission.output, submission.output_bytes, submission.dtype};
   }
-  std::shared_ptr<Operation> operation = operations_.open(group, passes, std::move(returning));
+  std::shared_ptr<Operation> operation = operations_.open(group, passes, std::move(returning), submission.group);
   submission.handle = operation->handle();
   if (is_gather(submission.collective)) {
     operation->offer_output(std::exchange(submission.output, nullptr), std::exchange(submission.output_bytes, 0));
@@ -96,6 +104,58 @@ bool Router::to_worker(Submission submission) {
 
 bool Router::to_loop(Loop::Task task, std::size_t bytes) {
   return bytes <= opened_by_caller ? loop_.do_or_post(std::move(task)) : loop_.post(std::move(task));
+}
+
+// --- Ranks that have joined ---
+
+// Where a node's ranks average together, its leader hears for all of them what other nodes call, in the leaders' group
+// and, of what is no all-reduce, in the group itself. The local group tells the others.
+void Router::join(std::uint32_t group, bool over) {
+  std::vector<std::uint32_t> heard_in{group};
+  if (const std::shared_ptr<shm::SharedGroup> local = groups_ == nullptr ? nullptr : groups_->of(group)) {
+    local->join(group, over);
+    const std::optional<std::uint32_t> leaders = groups_->leaders_group_of(group);
+    heard_in = leaders ? std::vector{*leaders, group} : std::vector<std::uint32_t>();
+  }
+  for (const std::uint32_t one : heard_in) {
+    static_cast<void>(loop_.post(
+        [this, one, group, over] { over ? machines_.worker().end_join(one) : machines_.worker().join(one, group); }));
+  }
+}
+
+void Router::called(std::uint32_t group, const wire::Opening& opening) {
+  const std::optional<Time> timeout = joins_.timeout_in(group);
+  if (!timeout) {
+    return;
+  }
+  std::uint64_t bytes = 0;
+  Submission call = call_of_joined(opening, group, *timeout, bytes);
+  std::shared_ptr<std::byte> zeros;
+  if (bytes > 0) {
+    try {
+      zeros = joins_.zeros(bytes);
+    } catch (const std::bad_alloc&) {
+      fail_call_of_joined(call,
+                          "there is no memory for the " + std::to_string(bytes) + " bytes of zeros that it gives");
+    }
+  }
+  call.input = call.output = zeros.get();
+  call.input_bytes = call.output_bytes = zeros == nullptr ? 0 : bytes;
+  const std::shared_ptr<shm::SharedGroup> local = groups_ == nullptr ? nullptr : groups_->of(group);
+  const auto note_end = [this, group, zeros = std::move(zeros)](const Status& status) {
+    if (status.code != Code::cancelled) {
+      joins_.note_made(group);
+    }
+  };
+  call.handle = operations_.open_for_others(local, note_end)->handle();
+  if (local != nullptr) {
+    static_cast<void>(loop_.post([this, group] { machines_.worker().note_others_go_on(group); }));
+    return local->submit_later(std::move(call));
+  }
+  const std::uint64_t handle = call.handle;
+  if (!loop_.post([this, call = std::move(call)]() mutable { machines_.worker().submit(std::move(call)); })) {
+    operations_.finish(handle, closed_status());
+  }
 }
 
 // --- What local groups ask of the worker ---

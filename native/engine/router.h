@@ -19,6 +19,7 @@
 
 #include "drivers/common/gate.h"
 #include "drivers/shm/shared_group.h"
+#include "engine/joins.h"
 #include "engine/local_groups.h"
 #include "engine/machines.h"
 #include "engine/open_operations.h"
@@ -30,8 +31,8 @@ namespace shoal::engine {
 class Router final : public shm::GroupUser {
  public:
   // All of these must outlive it. `warn`: something that a person should read.
-  Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Machines& machines, Loop& loop,
-         std::function<void(std::string)> warn);
+  Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Joins& joins, Machines& machines,
+         Loop& loop, std::function<void(std::string)> warn);
   ~Router() override;
 
   // Before start(): the ranks of this machine share this memory.
@@ -54,6 +55,12 @@ class Router final : public shm::GroupUser {
 
   // From now on operations note when they come to what, for a timeline; or no more.
   void record(bool on) { records_.store(on, std::memory_order_relaxed); }
+
+  // This rank has joined in the group, or (`over`) has joined there no more. Between them, others' calls are made here.
+  void join(std::uint32_t group, bool over);
+  // By a local group or the worker's thread, within an event: others have called it, and this rank, which has joined
+  // there, has not. It is called with zeros.
+  void called(std::uint32_t group, const wire::Opening& opening) override;
 
   // Events of the worker's operations, by its thread; sending(), all_called() and allocate_output() of a local group's
   // too. `flush`: what is sent in it is written together.
@@ -95,6 +102,7 @@ class Router final : public shm::GroupUser {
   const JobConfig& config_;
   const std::uint32_t rank_;
   OpenOperations& operations_;
+  Joins& joins_;
   Machines& machines_;
   Loop& loop_;
   const std::function<void(std::string)> warn_;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fuzz/input.h"
+#include "protocol/joining.h"
 #include "protocol/submission.h"
 
 namespace shoal::fuzz {
@@ -24,6 +25,9 @@ class JobCalls {
 
   // What this rank submits next: in the group of all ranks, or in one of ranks 1 and 0, of which there are `groups`.
   Submission make(std::uint32_t rank, Input& input, std::uint8_t how, std::size_t groups);
+
+  // What a rank that has joined calls for others. Sums are of fewer contributions from then on.
+  Submission make_for_others(const wire::Opening& opening, std::uint32_t group);
 
   void sending(std::uint64_t handle) const {
     require(!work_.at(handle).finished, "nothing is sent for what is finished");
@@ -63,7 +67,25 @@ class JobCalls {
 
   std::unordered_map<std::uint64_t, Work> work_;  // by handle
   std::uint64_t next_handle_ = 1;
+  bool any_for_others_ = false;
 };
+
+inline Submission JobCalls::make_for_others(const wire::Opening& opening, std::uint32_t group) {
+  any_for_others_ = true;
+  std::uint64_t bytes = 0;
+  Submission submission = call_of_joined(opening, group, 20 * second, bytes);
+  if (bytes > largest_output) {
+    fail_call_of_joined(submission, "there is no memory for it");
+    bytes = 0;
+  }
+  submission.handle = next_handle_++;
+  Work& work = work_[submission.handle];
+  work.bytes = bytes;
+  give_output(submission, work, bytes);
+  submission.input = submission.output;
+  submission.input_bytes = bytes;
+  return submission;
+}
 
 inline Submission JobCalls::make(std::uint32_t rank, Input& input, std::uint8_t how, std::size_t groups) {
   Submission submission;
@@ -126,7 +148,7 @@ inline Submission JobCalls::make(std::uint32_t rank, Input& input, std::uint8_t 
 inline void JobCalls::finish(std::uint64_t handle, const Status& status, bool honest) {
   Work& work = work_.at(handle);
   require(!std::exchange(work.finished, true), "a handle is finished once");
-  if (status.ok() && honest) {
+  if (status.ok() && honest && !any_for_others_) {
     check_numbers(work);
   }
   // Whoever uses them from now on is found.

@@ -88,6 +88,7 @@ class WorkerActions final : public Actions<WorkerWorld> {
   void connect(std::uint32_t rank) override;
   void connect_server(std::uint32_t /*server*/, std::uint32_t /*attempt*/) override {}  // never answered
   void warn(std::string text) override { require(!text.empty(), "a warning says something"); }
+  void called(std::uint32_t group, const wire::Opening& opening) override;
   void ended() override {}
   std::uint64_t retransmissions(LinkId link) const override;
 };
@@ -135,6 +136,9 @@ class Job {
   std::uint64_t retransmissions() const { return repairs_; }
 
   void want_peer(std::uint32_t from, std::uint32_t to) { wanted_.emplace_back(from, to); }
+  void called(std::size_t rank, std::uint32_t group, const wire::Opening& opening) {
+    heard_.push_back({rank, group, opening});
+  }
 
  private:
   // --- Commands ---
@@ -162,6 +166,8 @@ class Job {
       case 6:
         if (input_.once_in(4)) {
           workers_[input_.below(ranks)]->leave();
+        } else {
+          join(static_cast<std::uint32_t>(input_.below(ranks)));
         }
         break;
       case 7:
@@ -233,6 +239,18 @@ class Job {
     workers_[rank]->submit(calls_.make(rank, input, how, groups_));
   }
 
+  // In a group, or no more.
+  void join(std::uint32_t rank) {
+    const auto group = rank < 2 ? static_cast<std::uint32_t>(input_.below(groups_ + 1)) : 0;
+    input_.once_in(2) ? workers_[rank]->end_join(group) : workers_[rank]->join(group, group);
+  }
+
+  void call_for_others() {
+    const auto [rank, group, opening] = std::move(heard_.front());
+    heard_.pop_front();
+    workers_[rank]->submit(calls_.make_for_others(opening, group));
+  }
+
   void make_peer(bool refuse) {
     if (wanted_.empty()) {
       return;
@@ -282,6 +300,10 @@ class Job {
     }
     if (!wanted_.empty()) {
       make_peer(false);
+      return true;
+    }
+    if (!heard_.empty()) {
+      call_for_others();
       return true;
     }
     return links_.deliver_next();
@@ -336,6 +358,12 @@ class Job {
   Time now_ = 0;
   std::deque<std::pair<std::size_t, Sum>> sums_;
   std::deque<std::pair<std::uint32_t, std::uint32_t>> wanted_;
+  struct Heard {
+    std::size_t rank;
+    std::uint32_t group;
+    wire::Opening opening;
+  };
+  std::deque<Heard> heard_;  // what joined ranks are to call
 };
 
 template <class Base>
@@ -361,6 +389,7 @@ std::byte* WorkerActions::allocate_output(std::uint64_t handle, const std::vecto
   return job_.calls().allocate(handle, block_bytes);
 }
 std::uint64_t WorkerActions::retransmissions(LinkId /*link*/) const { return job_.retransmissions(); }
+void WorkerActions::called(std::uint32_t group, const wire::Opening& opening) { job_.called(actor_, group, opening); }
 void WorkerActions::connect(std::uint32_t rank) { job_.want_peer(static_cast<std::uint32_t>(actor_), rank); }
 
 }  // namespace

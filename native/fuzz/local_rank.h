@@ -272,6 +272,7 @@ class LocalRank final : private local::World {
     return call.output.get();
   }
   void warn(std::string text) override { require(!text.empty(), "a warning says something"); }
+  void called(std::uint32_t /*group*/, const wire::Opening& /*opening*/) override {}
 
   bool holds(const std::byte* begin, std::uint64_t bytes) const override {
     const std::byte* const region = memory_.region(place_);

@@ -126,6 +126,11 @@ class Job final : public ServerWorld {
       wire::Failure failure;
       require(wire::decode(owned, failure).ok(), "a FAIL that is sent can be read");
     }
+    if (header.type == Type::called) {
+      wire::Opening called;
+      require(wire::decode_called(owned, called).ok() && owned.size() <= wire::called_limit(),
+              "a CALLED that is sent can be read");
+    }
     on_wire_.push_back({link, borrowed, token});
   }
   void detach(Token /*token*/) override { require(false, "a server's buffers are its own"); }
@@ -183,7 +188,12 @@ class Job final : public ServerWorld {
                    {}});
         break;
       case 13:
-        say(rank, {{.type = input_.once_in(4) ? Type::leave : Type::drop}, {}});
+        if (input_.once_in(2)) {
+          const std::uint8_t flags = input_.once_in(2) ? wire::flag_over : std::uint8_t{0};
+          say(rank, {{.type = Type::join, .flags = flags}, wire::encode_join(groups_[input_.below(3)])});
+        } else {
+          say(rank, {{.type = input_.once_in(4) ? Type::leave : Type::drop}, {}});
+        }
         break;
       case 14:
         if (input_.once_in(4)) {

@@ -138,6 +138,18 @@ void have(wire::ConstBytes bytes) {
   }
 }
 
+void called(wire::ConstBytes bytes) {
+  Hash128 group;
+  require(wire::decode_join(bytes, group).ok() == (bytes.size() == wire::join_bytes), "a JOIN is a group");
+  wire::Opening read;
+  if (wire::decode_called(bytes, read).ok()) {
+    const wire::Bytes written = wire::encode_called(read);
+    wire::Opening again;
+    require(wire::decode_called(written, again).ok() && again.key == read.key && again.name == read.name,
+            "what was called is the same");
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -179,6 +191,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     default:
       have(bytes);
+      called(bytes);
       break;
   }
   return 0;

@@ -25,6 +25,8 @@ Status limit_reached(const std::string& what, const char* limit, std::size_t all
                        static_cast<std::int32_t>(rank));
 }
 
+Status was_called_before() { return Status::error(Code::cancelled, "this rank has called it already"); }
+
 CallRegistry::CallRegistry(const JobConfig& config, std::uint32_t rank) : config_(config), rank_(rank) {}
 
 Status CallRegistry::problem_with_name(const Hash128& group, const std::string& name) const {
@@ -44,19 +46,61 @@ void CallRegistry::name_call(wire::Opening& opening, const Hash128& group, const
   opening.name = name_or_unnamed(submission.name);
   opening.group = group;
   opening.occurrence =
-      submission.occurrence ? *submission.occurrence : occurrences_[operation_key(group, opening.name, 0)]++;
+      submission.occurrence ? *submission.occurrence : take_number(operation_key(group, opening.name, 0));
   opening.key = operation_key(group, opening.name, opening.occurrence);
 }
 
 void CallRegistry::number_call(Submission& submission, const Hash128& group) {
   if (!submission.occurrence) {
-    submission.occurrence = occurrences_[operation_key(group, name_or_unnamed(submission.name), 0)]++;
+    submission.occurrence = take_number(operation_key(group, name_or_unnamed(submission.name), 0));
   }
 }
 
+std::uint32_t CallRegistry::take_number(const Hash128& first) {
+  std::uint32_t& next = occurrences_[first];
+  const std::uint32_t number = next++;
+  if (!ahead_.empty()) {
+    pass_ahead(first, next);
+  }
+  return number;
+}
+
+void CallRegistry::pass_ahead(const Hash128& first, std::uint32_t& next) {
+  const auto found = ahead_.find(first);
+  if (found == ahead_.end()) {
+    return;
+  }
+  while (found->second.erase(next) > 0) {
+    ++next;
+  }
+  if (found->second.empty()) {
+    ahead_.erase(found);
+  }
+}
+
+bool CallRegistry::note_told(const Submission& submission, const Hash128& group) {
+  const Hash128 first = operation_key(group, name_or_unnamed(submission.name), 0);
+  const std::uint32_t number = *submission.occurrence;
+  std::uint32_t& next = occurrences_[first];
+  if (number > next) {
+    return ahead_[first].insert(number).second;
+  }
+  if (number < next) {
+    return false;
+  }
+  ++next;
+  pass_ahead(first, next);
+  return true;
+}
+
 bool CallRegistry::has_called(const wire::Call& call) const {
-  const auto calls = occurrences_.find(operation_key(call.group, call.name, 0));
-  return calls != occurrences_.end() && calls->second > call.occurrence;
+  const Hash128 first = operation_key(call.group, call.name, 0);
+  const auto calls = occurrences_.find(first);
+  if (calls != occurrences_.end() && calls->second > call.occurrence) {
+    return true;
+  }
+  const auto ahead = ahead_.find(first);
+  return ahead != ahead_.end() && ahead->second.contains(call.occurrence);
 }
 
 Status CallRegistry::problem_with(const Submission& submission, std::size_t open, bool was_held) const {
@@ -100,6 +144,9 @@ void CallRegistry::remove_failed(std::size_t record) {
 
 void CallRegistry::check_invariants() const {
   SHOAL_INVARIANT(occurrences_.empty() || (occurrences_.size() - 1) * name_bytes < config_.tables.names);
+  for (const auto& [first, numbers] : ahead_) {
+    SHOAL_INVARIANT(!numbers.empty() && *numbers.begin() > occurrences_.at(first));
+  }
   SHOAL_INVARIANT(open_ > 0 || open_bytes_ == 0);
   SHOAL_INVARIANT(failed_ > 0 || failed_bytes_ == 0);
 }

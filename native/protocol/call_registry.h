@@ -5,11 +5,13 @@
 // are a rank's own; no other rank knows of them.
 //
 //   (names - 1) · name_bytes < tables.names
+//   ahead holds numbers above the next one of their name only
 //   open = 0 → open_bytes = 0, failed = 0 → failed_bytes = 0
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -25,6 +27,9 @@ namespace shoal {
 // "<what> take all the memory that they may on rank 3 (host), 256 MiB (<limit>): <advice>".
 Status limit_reached(const std::string& what, const char* limit, std::size_t allowed, const std::string& advice,
                      std::uint32_t rank, const JobConfig& config);
+
+// How a call of a joined rank ends that it has made already.
+Status was_called_before();
 
 class CallRegistry {
  public:
@@ -42,6 +47,9 @@ class CallRegistry {
   void name_call(wire::Opening& opening, const Hash128& group, const Submission& submission);
   // The number of a call that becomes an operation later: it is counted now, and brings its number then.
   void number_call(Submission& submission, const Hash128& group);
+  // The call of a rank that has joined, which brings its number: whether it is the first of that number here. It is
+  // counted then. It may come before calls of lower numbers: what is called later takes those.
+  bool note_told(const Submission& submission, const Hash128& group);
   // Whether this call was made here.
   bool has_called(const wire::Call& call) const;
 
@@ -64,9 +72,13 @@ class CallRegistry {
   void check_invariants() const;
 
  private:
+  std::uint32_t take_number(const Hash128& first);
+  void pass_ahead(const Hash128& first, std::uint32_t& next);
+
   const JobConfig& config_;
   const std::uint32_t rank_;
-  std::unordered_map<Hash128, std::uint32_t> occurrences_;  // by key of occurrence 0
+  std::unordered_map<Hash128, std::uint32_t> occurrences_;      // by key of occurrence 0
+  std::unordered_map<Hash128, std::set<std::uint32_t>> ahead_;  // the same: calls of joined ranks that came early
   std::size_t open_ = 0;
   std::size_t open_bytes_ = 0;
   std::size_t failed_ = 0;

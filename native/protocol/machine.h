@@ -164,6 +164,9 @@ class WorkerWorld : public Wire {
   };
   virtual Failed fail_inside(const wire::Call& /*call*/, const Status& /*why*/) { return {}; }
 
+  // In this group this rank has joined, and another one has called what it has not (joining.h).
+  virtual void called(std::uint32_t /*group*/, const wire::Opening& /*opening*/) {}
+
   // TCP retransmissions on this link so far; 0 where nobody counts them.
   virtual std::uint64_t retransmissions(LinkId link) const = 0;
 };

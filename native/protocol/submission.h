@@ -37,6 +37,9 @@ struct Submission {
   // Its input is still on its way (gates.h): the call counts now, and the operation is opened when input_ready() has
   // been called for its handle.
   bool awaits_input = false;
+  // Of a rank that has joined, which was told that another one has called this (joining.h). It brings its number, and
+  // counts if this rank has not called it yet; otherwise its handle ends as cancelled, and nobody hears of it.
+  bool told = false;
   std::string failure;  // not empty: failed on this rank before it began; only group and name count
   // If not ok, all members see this code and `failure` as the whole message; `failure_rank` is the culprit, or -1.
   Code failure_code = Code::ok;

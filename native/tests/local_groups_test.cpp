@@ -103,6 +103,7 @@ class Member final : public shm::GroupUser {
   }
   std::byte* allocate_output(std::uint64_t, const std::vector<std::uint64_t>&) override { return nullptr; }
   void warn(std::string) override {}
+  void called(std::uint32_t /*group*/, const wire::Opening& /*opening*/) override {}
   void hand_over(Submission) override { ++asked_of_network; }
   void send_up(Submission) override { ++asked_of_network; }
   void contributed(std::uint64_t, Range) override { ++asked_of_network; }

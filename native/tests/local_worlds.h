@@ -19,6 +19,7 @@ struct IdleLocalWorld : sim::PromptWork<local::World> {
   void finish(std::uint64_t, Status) override {}
   std::byte* allocate_output(std::uint64_t, const std::vector<std::uint64_t>&) override { return nullptr; }
   void warn(std::string) override {}
+  void called(std::uint32_t, const wire::Opening&) override {}
   bool holds(const std::byte*, std::uint64_t) const override { return false; }
   void reach(std::uint32_t, std::size_t) override {}
   void detach(const std::byte*, std::uint64_t) override {}

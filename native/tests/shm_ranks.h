@@ -140,6 +140,7 @@ class Rank final : public GroupUser {
     }
   }
   void warn(std::string) override {}
+  void called(std::uint32_t /*group*/, const wire::Opening& /*opening*/) override {}
   void send_up(Submission submission) override {
     if (network) {
       network(std::move(submission));

@@ -114,6 +114,20 @@ TEST(an_opening_survives_the_wire) {
   CHECK_EQ(read.bytes, opening.bytes);
 }
 
+TEST(what_a_joined_rank_is_told_is_an_opening_without_what_is_its_callers_alone) {
+  wire::Opening read;
+  CHECK(wire::decode_called(wire::encode_called(an_opening()), read).ok());
+  CHECK_EQ(read.name, an_opening().name);
+  CHECK(read.key == an_opening().key && read.shape == an_opening().shape && read.splits.empty());
+  CHECK(!wire::decode_called(payload_of(an_opening()), read).ok());
+  CHECK(wire::encode_called(an_opening()).size() <= wire::called_limit());
+
+  Hash128 group;
+  CHECK(wire::decode_join(wire::encode_join(an_opening().key), group).ok());
+  CHECK(group == an_opening().key);
+  CHECK(!wire::decode_join(wire::Bytes(wire::join_bytes + 1), group).ok());
+}
+
 TEST(an_opening_with_reserved_bytes_is_refused) {
   wire::Bytes bytes = payload_of(an_opening());
   bytes[108] = std::byte{1};

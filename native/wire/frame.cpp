@@ -23,6 +23,8 @@ std::uint8_t allowed_flags(Type type) {
       return flag_competing;
     case Type::reached:
       return flag_unreachable;
+    case Type::join:
+      return flag_over;
     default:
       return 0;
   }
@@ -53,7 +55,7 @@ Status decode(ConstHeaderBytes bytes, Header& header) {
     return refused("a frame header with a wrong check: the stream is damaged");
   }
   const auto type = get<std::uint8_t>(at + 0);
-  if (type < static_cast<std::uint8_t>(Type::open) || type > static_cast<std::uint8_t>(Type::circle)) {
+  if (type < static_cast<std::uint8_t>(Type::open) || type > static_cast<std::uint8_t>(Type::called)) {
     return refused("unknown frame type " + std::to_string(type));
   }
   header.type = static_cast<Type>(type);
@@ -139,6 +141,10 @@ const char* name_of(Type type) {
       return "CALLS";
     case Type::circle:
       return "CIRCLE";
+    case Type::join:
+      return "JOIN";
+    case Type::called:
+      return "CALLED";
   }
   return "an unknown frame";
 }

@@ -44,12 +44,14 @@ enum class Type : std::uint8_t {
   probe = 23,
   calls = 24,
   circle = 25,
+  join = 26,
+  called = 27,
 };
 
 // What flag 1 means, in this order: of RESULT, the operation's last from this server; of SIZES, one RESULT with
 // everything follows; of ADMIT, the missing ranges follow; of DROP, the operation has ended well; of EPOCH, all
 // operations of earlier epochs have been opened again; of WINDOW, links compete; of REACHED, the server was not
-// reached.
+// reached; of JOIN, the rank is joined no more.
 inline constexpr std::uint8_t flag_last = 1;
 inline constexpr std::uint8_t flag_inline = 1;
 inline constexpr std::uint8_t flag_resumed = 1;
@@ -57,6 +59,7 @@ inline constexpr std::uint8_t flag_well = 1;
 inline constexpr std::uint8_t flag_reopened = 1;
 inline constexpr std::uint8_t flag_competing = 1;
 inline constexpr std::uint8_t flag_unreachable = 1;
+inline constexpr std::uint8_t flag_over = 1;
 
 // Payloads of DATA and RESULT, and what comes with an OPEN, may be compressed. 0: not at all.
 inline constexpr std::uint8_t last_codec = 0;

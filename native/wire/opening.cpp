@@ -292,4 +292,40 @@ Status decode(ConstBytes payload, GroupMembers& group) {
   return {};
 }
 
+Bytes encode_join(const Hash128& group) {
+  Bytes bytes;
+  append(bytes, group);
+  return bytes;
+}
+
+Status decode_join(ConstBytes payload, Hash128& group) {
+  if (payload.size() != join_bytes) {
+    return refused("a JOIN of " + std::to_string(payload.size()) + " bytes");
+  }
+  group = get<Hash128>(payload.data());
+  return {};
+}
+
+Bytes encode_called(const Opening& opening) {
+  Opening called = opening;
+  called.splits.clear();
+  called.have.clear();
+  called.inline_bytes = 0;
+  called.finished = false;
+  called.exchange = 0;
+  return encode(called);
+}
+
+Status decode_called(ConstBytes payload, Opening& opening) {
+  std::size_t inline_offset = 0;
+  if (Status status = decode(payload, opening, inline_offset); !status.ok()) {
+    return status;
+  }
+  const bool is_plain = opening.splits.empty() && opening.have.empty() && opening.inline_bytes == 0 &&
+                        !opening.finished && opening.exchange == 0;
+  return is_plain ? Status{} : refused("CALLED of '" + opening.name + "' with what is its caller's alone");
+}
+
+std::size_t called_limit() { return opening_limit(0, 0); }
+
 }  // namespace shoal::wire

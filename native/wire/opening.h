@@ -1,4 +1,4 @@
-// The payloads that are not elements: openings, failures, losses, sizes, groups.
+// The payloads that are not elements: openings, failures, losses, sizes, groups, calls for joined ranks.
 // docs/protocol/format.md, Openings and "Other payloads".
 //
 // Decoding trusts nothing: every length is checked against the payload and against limits.h before it is used, and a
@@ -93,5 +93,17 @@ struct GroupMembers {
 };
 Bytes encode(const GroupMembers& group);
 Status decode(ConstBytes payload, GroupMembers& group);
+
+// JOIN: the id of the group in which a rank has joined.
+inline constexpr std::size_t join_bytes = 16;
+Bytes encode_join(const Hash128& group);
+Status decode_join(ConstBytes payload, Hash128& group);
+
+// CALLED: what a member has called, as it said so in its opening, without what is its alone (splits, inline data, what
+// it has of the result).
+Bytes encode_called(const Opening& opening);
+Status decode_called(ConstBytes payload, Opening& opening);
+// The longest CALLED.
+std::size_t called_limit();
 
 }  // namespace shoal::wire

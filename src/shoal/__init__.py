@@ -28,6 +28,7 @@ from shoal.ops.collectives import (
     reducescatter_async_,
 )
 from shoal.ops.handles import Handle
+from shoal.ops.joining import join
 from shoal.ops.timeline.control import start_timeline, stop_timeline
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "broadcast_async_",
     "init",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "rank",

@@ -349,6 +349,20 @@ class Engine:
     def submit_failed(self, group: int, name: str, reason: str) -> Handle:
         """Opens the operation as failed on this rank, so that the others hear of it."""
 
+    def join(self, group: int, timeout: float) -> tuple[int, list[Handle]]:
+        """From now on the engine calls with zeros what others call in the group and this rank has not. How many operations
+        this rank had called there since the last join, and those of them that are open. ``timeout``: of calls for others.
+        Raises RuntimeError if the rank has joined there already."""
+
+    def calls_for_others(self, group: int) -> int:
+        """How many calls for others have ended since ``join``."""
+
+    def await_calls_for_others(self, group: int, count: int, seconds: float) -> bool:
+        """Waits until so many have, at most so long. Whether that is so."""
+
+    def end_join(self, group: int) -> None:
+        """This rank has joined no more."""
+
     def next_event(self, seconds: float) -> tuple[str, int, str, int] | None:
         """What Python has to do next: ("connect", rank, "", 0), ("connect_server", index of the first lane, "", attempt),
         ("warning", -1, text, 0), ("threads", -1, "", attempt), ("ended", -1, "", 0)."""

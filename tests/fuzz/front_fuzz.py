@@ -13,8 +13,8 @@ from typing import Any
 
 from harness import Input, damaged, main
 
+from shoal.assembly.terms import JobTerms
 from shoal.config.settings import Limits
-from shoal.join.terms import JobTerms
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Client, HandshakeRefused, Role
 from shoal.server.front import Front

@@ -5,11 +5,11 @@ from typing import Any
 
 from harness import Input, damaged, main
 
+from shoal.assembly import meeting_point
+from shoal.assembly.terms import JobTerms, Welcome, parse_job, parse_welcome
 from shoal.config.addresses import Address
 from shoal.config.settings import Limits
 from shoal.errors import ConfigurationError, ShoalError
-from shoal.join import meeting_point
-from shoal.join.terms import JobTerms, Welcome, parse_job, parse_welcome
 from shoal.net import messages
 from shoal.net.messages import Message, MessageError
 from shoal.server.front import _core_config

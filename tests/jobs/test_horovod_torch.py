@@ -15,7 +15,6 @@ import torch
 from horovod_scenarios import SCENARIOS, run_each
 from simulated_device import SimulatedDevice
 
-import shoal
 import shoal.horovod.torch as hvd
 from shoal.testing import Cluster, run_ranks
 
@@ -112,6 +111,5 @@ def uneven_steps() -> int:
     return last
 
 
-@pytest.mark.skipif(not callable(getattr(shoal, "join", None)), reason="shoal.join is not there yet")
 def test_ranks_that_have_no_more_data_join() -> None:
     assert run_ranks(uneven_steps, 3, nodes=2, servers=1, environment={"SHOAL_TIMEOUT": "20"}) == [2, 2, 2]

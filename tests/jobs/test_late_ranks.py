@@ -69,7 +69,7 @@ def test_a_rank_whose_interpreter_is_busy_is_not_lost_when_others_connect_to_it_
 
 def late_at(moment: str, late: int) -> float:
     """Joins, with one rank that holds its interpreter from this moment on. The seconds that it took."""
-    from shoal.join import member, server_links
+    from shoal.assembly import member, server_links
 
     if int(os.environ["RANK"]) == late:
         before = server_links.ServerLinks.connect if moment == "welcomed" else member._Member._open_listener

@@ -19,7 +19,7 @@ ROWS = (
     ("config",),
     ("net",),
     ("tuning",),
-    ("join",),
+    ("assembly",),
     ("job",),
     ("ops",),
     # The names of `import shoal`.
@@ -105,10 +105,10 @@ def test_no_folder_imports_one_below_it() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "fault"),
     [
-        ("net/sockets.py", "from shoal.join import terms", "net/sockets.py:1: net imports join, which stands below it"),
+        ("net/sockets.py", "from shoal.assembly import terms", "net/sockets.py:1: net imports assembly, which stands below it"),
         ("errors.py", "import shoal.config.settings", "errors.py:1: errors imports config, which stands below it"),
         ("job/groups.py", "def f():\n    from shoal import ops", "job/groups.py:2: job imports ops, which stands below it"),
-        ("join/terms.py", "if TYPE_CHECKING:\n    from ..job import groups", "join/terms.py:2: join imports job, which stands below it"),
+        ("assembly/terms.py", "if TYPE_CHECKING:\n    from ..job import groups", "assembly/terms.py:2: assembly imports job, which stands below it"),
         ("ops/handles.py", "from shoal import Group", "ops/handles.py:1: ops imports shoal, which stands below it"),
         ("__init__.py", "import shoal.torch", "__init__.py:1: shoal imports torch, which stands below it"),
         ("jax/arrays.py", "from shoal.torch import arena", "jax/arrays.py:1: jax imports torch, another framework"),

@@ -131,7 +131,7 @@ bool SharedGroup::take_steps(bool works) {
 void SharedGroup::take_submissions() {
   while (submissions_.load() > 0 || any_new_groups_.load()) {
     std::vector<NewGroup> groups;
-    std::optional<std::variant<Submission, Input>> next;
+    std::optional<Submitted> next;
     {
       const std::lock_guard lock(submitting_);
       groups.swap(new_groups_);
@@ -150,9 +150,12 @@ void SharedGroup::take_submissions() {
     }
     if (auto* const submission = std::get_if<Submission>(&*next)) {
       group_.call(std::move(*submission));
+    } else if (const auto* const input = std::get_if<Input>(&*next)) {
+      group_.input_ready(input->handle, input->problem);
+    } else if (const auto& join = std::get<Join>(*next); join.over) {
+      group_.end_join(join.group);
     } else {
-      const auto& input = std::get<Input>(*next);
-      group_.input_ready(input.handle, input.problem);
+      group_.join(join.group);
     }
   }
 }
@@ -187,12 +190,22 @@ void SharedGroup::input_ready(std::uint64_t handle, std::string problem) {
   submit_next(Input{handle, std::move(problem)});
 }
 
-void SharedGroup::submit_next(std::variant<Submission, Input> next) {
-  {
-    const std::lock_guard lock(submitting_);
-    submitted_.push_back(std::move(next));
-    submissions_.fetch_add(1);
-  }
+void SharedGroup::submit_later(Submission submission) {
+  words_.open.fetch_add(1);
+  add_submitted(std::move(submission));
+  shm::ring(words_, true);
+}
+
+void SharedGroup::join(std::uint32_t group, bool over) { submit_next(Join{group, over}); }
+
+void SharedGroup::add_submitted(Submitted next) {
+  const std::lock_guard lock(submitting_);
+  submitted_.push_back(std::move(next));
+  submissions_.fetch_add(1);
+}
+
+void SharedGroup::submit_next(Submitted next) {
+  add_submitted(std::move(next));
   run([] { return false; }, [] { return false; });
   // The rest is for the next thread that waits, or for the attendant.
   if (can_work_.load() || submissions_.load() > 0) {

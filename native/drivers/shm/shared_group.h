@@ -38,7 +38,7 @@ namespace shoal::shm {
 
 class SharedGroup;
 
-// The user of one rank's groups. None of the first six may call a group back.
+// The user of one rank's groups. None of the first seven may call a group back, but called() may submit_later().
 class GroupUser {
  public:
   virtual ~GroupUser() = default;
@@ -48,6 +48,8 @@ class GroupUser {
   virtual void finish(std::uint64_t handle, Status status) = 0;
   virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;
   virtual void warn(std::string text) = 0;
+  // In this group this rank has joined, and another one has called what it has not (protocol/joining.h).
+  virtual void called(std::uint32_t group, const wire::Opening& opening) = 0;
   // The operation is the worker's from now on: whoever waits for it waits no more in the group.
   virtual void release(std::uint64_t handle) = 0;
 
@@ -84,8 +86,12 @@ class SharedGroup final : private local::World {
   }
 
   void submit(Submission submission);
+  // The same, left to the next thread that takes steps.
+  void submit_later(Submission submission);
   // The input of a submission that awaits it is there, or will never be and why.
   void input_ready(std::uint64_t handle, std::string problem);
+  // This rank has joined in this group of the local group's, or has joined there no more.
+  void join(std::uint32_t group, bool over);
   // Works and sleeps until `done`, or for `longest`. Only this thread calls `done`.
   void wait(const std::function<bool()>& done, std::chrono::nanoseconds longest);
 
@@ -116,7 +122,14 @@ class SharedGroup final : private local::World {
     std::string problem;
   };
 
-  void submit_next(std::variant<Submission, Input> next);
+  struct Join {
+    std::uint32_t group;
+    bool over;
+  };
+  using Submitted = std::variant<Submission, Input, Join>;
+
+  void add_submitted(Submitted next);
+  void submit_next(Submitted next);
   void take_submissions();
   void take_network_results();
   void run_later(std::function<void()> question);
@@ -137,6 +150,7 @@ class SharedGroup final : private local::World {
     return user_.allocate_output(handle, block_bytes);
   }
   void warn(std::string text) override { user_.warn(std::move(text)); }
+  void called(std::uint32_t group, const wire::Opening& opening) override { user_.called(group, opening); }
   bool holds(const std::byte* begin, std::uint64_t bytes) const override { return allocator_->holds(begin, bytes); }
   void reach(std::uint32_t rank, std::size_t end) override { memory_->open(rank, end); }
   void detach(const std::byte* begin, std::uint64_t bytes) override { allocator_->detach(begin, bytes); }
@@ -163,9 +177,9 @@ class SharedGroup final : private local::World {
 
   std::mutex submitting_;             // held for a moment, also by the loop's thread: mutex_ may be taken for long
   std::vector<NewGroup> new_groups_;  // guarded by submitting_
-  std::atomic<bool> any_new_groups_{false};                // there are some
-  std::deque<std::variant<Submission, Input>> submitted_;  // guarded by submitting_
-  std::atomic<std::uint32_t> submissions_{0};              // the size of submitted_
+  std::atomic<bool> any_new_groups_{false};    // there are some
+  std::deque<Submitted> submitted_;            // guarded by submitting_
+  std::atomic<std::uint32_t> submissions_{0};  // the size of submitted_
 
   std::mutex deferring_;
   std::deque<std::function<void()>> deferred_;  // guarded by deferring_

@@ -63,6 +63,9 @@ class SimulatedWorkerWorld final : public SeatWorld<WorkerWorld> {
     cluster_.connect_server(rank_, server, attempt);
   }
   void warn(std::string text) override { application_.on_warning(rank_, text); }
+  void called(std::uint32_t group, const wire::Opening& opening) override {
+    application_.on_called(rank_, group, opening);
+  }
   void ended() override { application_.on_ended(rank_); }
   std::uint64_t retransmissions(LinkId /*link*/) const override { return 0; }
 
@@ -138,6 +141,13 @@ void Cluster::input_ready(std::uint32_t rank, std::uint32_t group, std::uint64_t
   WorkerHost& host = workers_[rank];
   if (!local_.input_ready(rank, group, handle)) {
     network_.turn(*host.seat, [&](Machine&) { host.worker->input_ready(handle, ""); });
+  }
+}
+
+void Cluster::join(std::uint32_t rank, std::uint32_t group, bool over) {
+  WorkerHost& host = workers_[rank];
+  for (const std::uint32_t one : local_.join(rank, group, over)) {
+    network_.turn(*host.seat, [&](Machine&) { over ? host.worker->end_join(one) : host.worker->join(one, group); });
   }
 }
 

@@ -64,6 +64,7 @@ class Cluster {
   std::uint32_t make_group(std::uint32_t rank, const GroupPlan& group);
   void submit(std::uint32_t rank, Submission submission);
   void input_ready(std::uint32_t rank, std::uint32_t group, std::uint64_t handle);
+  void join(std::uint32_t rank, std::uint32_t group, bool over);
   void leave(std::uint32_t rank);
   LocalRanks& local() { return local_; }
 

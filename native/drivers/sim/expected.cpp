@@ -34,7 +34,9 @@ const Bytes& Expected::input(std::size_t member) {
   if (!known) {
     const MemberPlan& plan = operation_.members[member];
     known.emplace(plan.bytes());
-    fill(*known, plan.dtype, plan.op, operation_.rough, operation_.values + member);
+    if (!plan.joined) {
+      fill(*known, plan.dtype, plan.op, operation_.rough, operation_.values + member);
+    }
   }
   return *known;
 }

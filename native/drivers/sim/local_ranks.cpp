@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <set>
 #include <variant>
 
 #include "base/invariant.h"
@@ -62,6 +63,10 @@ class LocalRanks::Member final : private local::World {
   }
   void input_ready(std::uint64_t handle) {
     submitted_.emplace_back(handle);
+    wake(0);
+  }
+  void join(std::uint32_t group, bool over) {
+    submitted_.emplace_back(Join{group, over});
     wake(0);
   }
   void received(std::uint64_t handle, Range range) {
@@ -140,8 +145,12 @@ class LocalRanks::Member final : private local::World {
       while (!submitted_.empty()) {
         if (auto* const submission = std::get_if<Submission>(&submitted_.front())) {
           group_.call(std::move(*submission));
+        } else if (const auto* const handle = std::get_if<std::uint64_t>(&submitted_.front())) {
+          group_.input_ready(*handle, "");
+        } else if (const auto& join = std::get<Join>(submitted_.front()); join.over) {
+          group_.end_join(join.group);
         } else {
-          group_.input_ready(std::get<std::uint64_t>(submitted_.front()), "");
+          group_.join(join.group);
         }
         submitted_.pop_front();
       }
@@ -311,6 +320,13 @@ class LocalRanks::Member final : private local::World {
     return offered != nullptr ? offered : ranks_.user_.on_allocate(rank_, handle, block_bytes);
   }
   void warn(std::string text) override { ranks_.user_.on_warning(rank_, text); }
+  void called(std::uint32_t group, const wire::Opening& opening) override {
+    if ((by_clock_ && !others_are_at_it()) || !called_.insert(opening.key).second) {
+      ranks_.user_.violated(name() + ": nobody woke it for '" + opening.name +
+                            "' of others, or it is told of it twice");
+    }
+    ranks_.user_.on_called(rank_, group, opening);
+  }
   // As in the product, a group of some of the machine's ranks knows no arena.
   bool holds(const std::byte* begin, std::uint64_t bytes) const override {
     return memory_.shape().region > 0 && ranks_.hosts_[rank_].arena->holds(begin, bytes);
@@ -354,9 +370,15 @@ class LocalRanks::Member final : private local::World {
   const std::uint32_t rank_;
   const std::uint32_t place_;
   const HeapGroup& memory_;
-  const std::vector<std::uint32_t> members_;                       // ranks, by their places
-  std::vector<std::size_t> reached_;                               // bytes of each rank's region that this one can use
-  std::deque<std::variant<Submission, std::uint64_t>> submitted_;  // and handles of those whose input is there
+  const std::vector<std::uint32_t> members_;  // ranks, by their places
+  std::vector<std::size_t> reached_;          // bytes of each rank's region that this one can use
+  struct Join {
+    std::uint32_t group;
+    bool over;
+  };
+  // And handles of those whose input is there.
+  std::deque<std::variant<Submission, std::uint64_t, Join>> submitted_;
+  std::set<Hash128> called_;  // what it was told of
   local::NetworkResults network_results_;
   std::vector<std::pair<std::uint32_t, bool>> rung_;
   bool awake_ = false;    // it will act
@@ -458,6 +480,7 @@ void LocalRanks::add_group(std::uint32_t rank, const GroupPlan& group, std::uint
     internode->shared_from = shared_from(plan_.config);
     if (sizes.contains(rank)) {
       internode->group = worker.make_group_of_nodes(std::move(leaders), group.ranks, group.name);
+      host.leaders_groups[number] = internode->group;
     }
   }
   own.group().add_group(number, worker.id_of(number), group.ranks, internode);
@@ -491,6 +514,17 @@ bool LocalRanks::input_ready(std::uint32_t rank, std::uint32_t group, std::uint6
   }
   found->second->input_ready(handle);
   return true;
+}
+
+std::vector<std::uint32_t> LocalRanks::join(std::uint32_t rank, std::uint32_t group, bool over) {
+  Host& host = hosts_[rank];
+  const auto found = host.by_group.find(group);
+  if (found == host.by_group.end()) {
+    return {group};
+  }
+  found->second->join(group, over);
+  const auto leaders = host.leaders_groups.find(group);
+  return leaders == host.leaders_groups.end() ? std::vector<std::uint32_t>() : std::vector{leaders->second, group};
 }
 
 std::byte* LocalRanks::offered_output(std::uint32_t rank, std::uint64_t handle,

@@ -36,6 +36,8 @@ class LocalUser {
   virtual std::byte* on_allocate(std::uint32_t rank, std::uint64_t handle,
                                  const std::vector<std::uint64_t>& block_bytes) = 0;
   virtual void on_warning(std::uint32_t rank, const std::string& text) = 0;
+  // `group`: this rank's number of it.
+  virtual void on_called(std::uint32_t rank, std::uint32_t group, const wire::Opening& opening) = 0;
   virtual void on_local_access(std::uint32_t rank, std::span<const std::byte> memory) = 0;
   // In another rank's arena. `counts`: it writes, or what it reads may count.
   virtual void on_reached(std::uint32_t rank, std::span<const std::byte> memory, bool counts) = 0;
@@ -62,6 +64,9 @@ class LocalRanks {
   // False: its group has no local group here, so it is the worker's.
   bool submit(std::uint32_t rank, Submission& submission);
   bool input_ready(std::uint32_t rank, std::uint32_t group, std::uint64_t handle);
+  // The rank joins in this group, or has joined there no more. Returns the groups of the worker in which it has to hear
+  // what others call (as the engine's router).
+  std::vector<std::uint32_t> join(std::uint32_t rank, std::uint32_t group, bool over);
   // Where the result of a gather is to go, if the caller has said so and it fits; null: nowhere yet.
   std::byte* offered_output(std::uint32_t rank, std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes);
   // What the worker says of internode operations.
@@ -83,9 +88,10 @@ class LocalRanks {
   struct Host {
     ActorId actor = outside;
     CallWorker call_worker;
-    std::vector<std::unique_ptr<Member>> members;  // the machine's own first
-    std::map<std::uint32_t, Member*> by_group;     // by number in the worker
-    std::unique_ptr<HeapArena> arena;              // null: it shares no memory
+    std::vector<std::unique_ptr<Member>> members;           // the machine's own first
+    std::map<std::uint32_t, Member*> by_group;              // by number in the worker
+    std::map<std::uint32_t, std::uint32_t> leaders_groups;  // the same, on a leader: of its leaders' group
+    std::unique_ptr<HeapArena> arena;                       // null: it shares no memory
     std::size_t not_left = 0;
     std::optional<std::uint32_t> dies_in;                   // copies
     std::map<std::uint64_t, std::span<std::byte>> offered;  // outputs of gathers, by handle

@@ -315,7 +315,7 @@ void Network::forge(const End& end, wire::Header& header, std::span<std::byte> p
       header.acknowledged += static_cast<std::uint32_t>(change);
       break;
     case 4:
-      header.type = static_cast<wire::Type>(random_.between(1, 19));
+      header.type = static_cast<wire::Type>(random_.chance(0.1) ? random_.between(26, 27) : random_.between(1, 19));
       break;
     case 5:
       header.dtype = static_cast<DType>(random_.below(14));

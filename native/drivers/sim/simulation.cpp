@@ -6,6 +6,7 @@
 
 #include "drivers/sim/expected.h"
 #include "protocol/collectives.h"
+#include "protocol/keys.h"
 
 namespace shoal::sim {
 
@@ -58,6 +59,7 @@ Outcome Simulation::run() {
   }
   if (outcome_.violation.empty()) {
     check_outcomes();
+    check_joins();
     check_ends();
     check_leftovers();
     check_credit();
@@ -99,11 +101,18 @@ void Simulation::go_on(std::uint32_t rank) {
       scheduler.at(step.when, cluster_.worker(rank).actor, [this, rank] { go_on(rank); });
       return;
     }
+    const OperationPlan& operation = plan_.operations[step.operation];
+    if (operation.after_join && life.joins.contains(*join_of(plan_, operation.group))) {
+      return;  // until it goes on
+    }
     ++life.next;
-    submit(rank, step.operation);
+    if (operation.after_join && life.failed_joins.contains(operation.group)) {
+      continue;
+    }
+    operation.name == join_name ? begin_join(rank, step.operation) : submit(rank, step.operation);
     change_window(rank, {step.credit, step.competing});
   }
-  if (life.next == plan.steps.size()) {
+  if (life.next == plan.steps.size() && life.joins.empty()) {
     life.leaving = true;
     scheduler.at(network_.now() + plan.leave_after, cluster_.worker(rank).actor, [this, rank] { leave(rank); });
   }
@@ -330,6 +339,9 @@ void Simulation::exit(std::uint32_t rank) {
 }
 
 void Simulation::on_finish(std::uint32_t rank, std::uint64_t handle, Status status) {
+  if (note_made_before(rank, handle, status)) {
+    return;
+  }
   const std::size_t number = handle - 1;
   if (number >= plan_.operations.size() || !submitted_[number * plan_.config.size() + rank]) {
     violated("worker " + std::to_string(rank) + " finishes a handle that it was not given: " + std::to_string(handle));
@@ -361,7 +373,7 @@ void Simulation::on_finish(std::uint32_t rank, std::uint64_t handle, Status stat
     return follows;
   });
   network_.scheduler().at(network_.now() + network_.delay(), cluster_.worker(rank).actor,
-                          [this, rank] { go_on(rank); });
+                          [this, rank] { lives_[rank].joins.empty() ? go_on(rank) : go_on_joining(rank); });
 }
 
 std::byte* Simulation::on_allocate(std::uint32_t rank, std::uint64_t handle,
@@ -423,6 +435,10 @@ void Simulation::on_send(const End& from, const wire::Header& header, const Byte
   std::string wrong = forged_ ? "" : ledger_.sent(from, header, owned);
   if (!forged_ && wrong.empty()) {
     wrong = decisions_.sent(from, header, owned);
+  }
+  if (!forged_ && wrong.empty()) {
+    const bool forgets = disturbed_ || !excuses_.empty() || !cut_off_.empty() || !lost_servers_.empty();
+    wrong = told_.sent(from, header, owned, forgets);
   }
   if (!wrong.empty()) {
     violated(sim::describe(from) + ": " + wrong + " (" + sim::describe(header) + ")");

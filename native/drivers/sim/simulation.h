@@ -8,6 +8,8 @@
 //     message names who; one whose last call comes when its time is out ends the same on all members;
 //   * a dead process ends the operations that need it, with PeerLost, and no others;
 //   * arrays are not touched outside their bounds, nor after their handle is done;
+//   * a rank that has joined calls with zeros whatever others call, once, whenever it has joined; it fails what it has
+//     nothing for, on every member; servers tell nobody else anything;
 //   * credit, eager data and the order of admission are kept, and all credit is back in the end (ledger.h); workers and
 //     servers keep within their memory after every event, and nothing is left on them in the end;
 //   * the coordinator's decisions are the same everywhere, it declares those lost that are gone and had not left, and
@@ -27,6 +29,7 @@
 #include "drivers/sim/cluster.h"
 #include "drivers/sim/decisions.h"
 #include "drivers/sim/expected.h"
+#include "drivers/sim/joins.h"
 #include "drivers/sim/ledger.h"
 #include "drivers/sim/network.h"
 #include "drivers/sim/workload.h"
@@ -76,6 +79,7 @@ class Simulation final : public Observer, public Application {
   std::byte* on_allocate(std::uint32_t rank, std::uint64_t handle,
                          const std::vector<std::uint64_t>& block_bytes) override;
   void on_warning(std::uint32_t rank, const std::string& text) override;
+  void on_called(std::uint32_t rank, std::uint32_t group, const wire::Opening& opening) override;
   void on_ended(std::uint32_t rank) override;
   void on_local_access(std::uint32_t rank, std::span<const std::byte> memory) override;
   void on_reached(std::uint32_t rank, std::span<const std::byte> memory, bool counts) override;
@@ -94,7 +98,14 @@ class Simulation final : public Observer, public Application {
     std::optional<Status> status;  // once finished
   };
   struct Life {
-    std::size_t next = 0;  // of its steps
+    // Joins that have begun and are not over, by the operation in which ranks wait for each other, and what the rank
+    // waits for. And how many of its calls had ended when it called that.
+    enum class Wait { for_own_calls, for_others, for_nobody_to_be_joined };
+    std::map<std::size_t, Wait> joins;
+    std::map<std::size_t, std::size_t> most_calls;
+    Time waits_until = 0;                  // for calls of others, once all have joined
+    std::set<std::uint32_t> failed_joins;  // groups in which it calls nothing more
+    std::size_t next = 0;                  // of its steps
     std::uint32_t open = 0;
     std::vector<std::uint32_t> groups;  // plan's number → worker's number
     std::set<std::size_t> following;    // what it has submitted, and whose input comes once another one has ended
@@ -123,6 +134,17 @@ class Simulation final : public Observer, public Application {
   void note_goodbye(std::uint32_t rank);
   // Arms the faults that wait for this rank's goodbye.
   void goodbye_begins(std::uint32_t rank);
+
+  // Ranks that join (simulation_joins.cpp).
+  void begin_join(std::uint32_t rank, std::size_t number);
+  void go_on_joining(std::uint32_t rank);
+  bool have_all_joined(std::uint32_t rank, std::size_t number);
+  bool has_open_calls(std::uint32_t rank, std::uint32_t group);
+  std::size_t calls_ended(std::uint32_t rank, std::uint32_t group);
+  std::size_t most_calls(std::size_t join) const;
+  void call_for_others(std::uint32_t rank, std::uint32_t group, const wire::Opening& opening);
+  bool note_made_before(std::uint32_t rank, std::uint64_t handle, const Status& status);
+  void check_joins();
 
   // Faults (simulation_faults.cpp).
   void strike(const Fault& fault);
@@ -159,6 +181,7 @@ class Simulation final : public Observer, public Application {
   Network network_;
   Ledger ledger_;
   Decisions decisions_;
+  Told told_;
   Memory memory_;
   Cluster cluster_;
   std::vector<Life> lives_;

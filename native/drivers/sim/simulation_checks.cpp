@@ -102,7 +102,10 @@ bool Simulation::concerned(const OperationPlan& operation) const {
 }
 
 void Simulation::check_outcome(std::uint32_t rank, const OperationPlan& operation, const Status& status) {
-  if (forged_) {
+  const bool has_failed_join = std::any_of(lives_.begin(), lives_.end(), [&operation](const Life& life) {
+    return life.failed_joins.contains(operation.group);
+  });
+  if (forged_ || (operation.after_join && has_failed_join)) {
     return;
   }
   const auto& members = plan_.members(operation);

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "protocol/collectives.h"
+#include "protocol/keys.h"
 
 namespace shoal::sim {
 
@@ -174,7 +175,8 @@ void call_some_late(Random& random, Plan& plan) {
     OperationPlan& operation = plan.operations[number];
     const std::vector<std::uint32_t>& members = plan.members(operation);
     const std::uint32_t late = members[random.below(members.size())];
-    if (!is_of_one_machine(plan, operation.group) || !operation.outcomes.empty() || !random.chance(0.3)) {
+    if (operation.name == join_name || !is_of_one_machine(plan, operation.group) || !operation.outcomes.empty() ||
+        !random.chance(0.3)) {
       continue;
     }
     Time last = 0;  // of the others' calls
@@ -200,7 +202,9 @@ void bring_inputs_late(Random& random, Plan& plan) {
       const std::vector<std::uint32_t>& members = plan.members(operation);
       const auto index = std::find(members.begin(), members.end(), rank) - members.begin();
       MemberPlan& member = operation.members[static_cast<std::size_t>(index)];
-      const bool may_be_late = !member.streamed && member.failure.empty() && !operation.ends_alike;
+      // Whoever has not joined well calls nothing after that.
+      const bool joins = operation.name == join_name || operation.after_join;
+      const bool may_be_late = !joins && !member.streamed && member.failure.empty() && !operation.ends_alike;
       if (may_be_late && random.chance(0.5)) {
         member.late_input = true;
         std::vector<std::size_t> lower;
@@ -211,7 +215,7 @@ void bring_inputs_late(Random& random, Plan& plan) {
           member.follows = lower[random.below(lower.size())];
         }
       }
-      if (operation.outcomes.empty()) {
+      if (operation.outcomes.empty() && !joins) {
         called.push_back(step.operation);
       }
     }

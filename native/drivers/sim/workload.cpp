@@ -7,8 +7,10 @@
 #include <utility>
 
 #include "base/limits.h"
+#include "drivers/sim/joins.h"
 #include "drivers/sim/troubles.h"
 #include "protocol/collectives.h"
+#include "protocol/keys.h"
 #include "protocol/local/operation.h"
 #include "protocol/worker/operation.h"
 
@@ -312,6 +314,12 @@ std::size_t room_for(std::vector<std::size_t> records, std::size_t open) {
 // The smallest limit on what is open that this needs.
 std::size_t least_open_bytes(const Plan& plan) {
   std::size_t most = 1;
+  // What ranks that have joined call for others.
+  const bool any_joins = std::any_of(plan.operations.begin(), plan.operations.end(),
+                                     [](const OperationPlan& operation) { return operation.name == join_name; });
+  for (std::size_t i = 0; any_joins && i < plan.operations.size(); ++i) {
+    most += 4 * record_of(plan, plan.operations[i]);
+  }
   for (const RankPlan& rank : plan.ranks) {
     std::vector<std::size_t> all;
     // Those that fail before they begin count beside the others, and are open longer than their handles.
@@ -542,6 +550,8 @@ Plan random_plan(std::uint64_t seed, bool faults) {
   }
   if (random.chance(0.2)) {
     leave_early(random, plan);
+  } else if (Random joins(seed ^ 0x6a6f696e); joins.chance(0.3)) {
+    add_joins(joins, plan);
   }
   plan.config.tables.open = least_open_bytes(plan) + (random.chance(0.5) ? 0 : random.below(10'000));
   plan.processes_end = random.chance(0.5);

@@ -39,6 +39,7 @@ struct MemberPlan {
   bool late_input = false;    // called before its input is there, which comes some time later
   std::optional<std::size_t> follows;  // and once this operation has ended here, as in an accelerator's stream
   bool absent = false;                 // never submits it
+  bool joined = false;                 // has joined before: it is called with zeros once the rank hears of it
   std::string failure;                 // fails before it begins
 
   std::uint64_t bytes() const;
@@ -56,6 +57,7 @@ struct OperationPlan {
   std::set<Code> outcomes;
   // Whichever of these it is, unless a fault concerns it: all members hear the same.
   bool ends_alike = false;
+  bool after_join = false;  // every member calls it when it has joined in the group, and goes on
 };
 
 // One rank's life: what it submits when, in this order; then it leaves.

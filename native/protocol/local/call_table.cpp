@@ -7,6 +7,7 @@
 
 #include "base/invariant.h"
 #include "protocol/agreement.h"
+#include "protocol/keys.h"
 
 namespace shoal::local {
 
@@ -78,6 +79,9 @@ void CallTable::call(Submission&& submission, Time now, bool was_held) {
   const Group& group = *groups_.at(submission.group);
   if (Status problem = registry_.problem_with_name(group.id, submission.name); !problem.ok()) {
     return finish_at_once(submission, std::move(problem));
+  }
+  if (submission.told && !registry_.note_told(submission, group.id)) {
+    return finish_at_once(submission, was_called_before());
   }
   wire::Opening opening;
   registry_.name_call(opening, group.id, submission);
@@ -250,6 +254,24 @@ void CallTable::forget_if_done(const Operation& operation) {
   }
   if (all) {
     erase(operation.key);
+  }
+}
+
+std::vector<const Operation*> CallTable::uncalled(const Hash128& group) const {
+  std::vector<const Operation*> found;
+  for (const auto& [key, operation] : operations_) {
+    if (!operation->called && operation->calls.count() > 0 && operation->any_opening()->group == group) {
+      found.push_back(operation.get());
+    }
+  }
+  return found;
+}
+
+void CallTable::move_join(const Hash128& group, Time now) {
+  for (const auto& [key, operation] : operations_) {
+    if (operation->is_open() && operation->group->id == group && operation->opening.name == join_name) {
+      operation->lateness.note_moved(now);
+    }
   }
 }
 

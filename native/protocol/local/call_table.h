@@ -35,6 +35,7 @@ class CallTable {
 
   void add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
                  const std::optional<Internode>& internode);
+  const Group& group(std::uint32_t number) const { return *groups_.at(number); }
   // The group with this id; null if this rank has not made it.
   const Group* group_of(const Hash128& id) const;
 
@@ -79,6 +80,10 @@ class CallTable {
   // The rank calls nothing any more.
   void note_left(std::uint32_t place) { left_[place] = true; }
   bool has_left(std::uint32_t place) const { return left_[place]; }
+  // Operations of the group that others have called and this rank has not.
+  std::vector<const Operation*> uncalled(const Hash128& group) const;
+  // What waits in this group for others to join has moved.
+  void move_join(const Hash128& group, Time now);
   // Operations that this rank has called and the other has not.
   std::vector<Operation*> lacking(std::uint32_t place) const;
   // Whether all who have not called it have left.

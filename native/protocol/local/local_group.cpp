@@ -21,7 +21,8 @@ LocalGroup::LocalGroup(const GroupMemory& memory, const JobConfig& config, std::
       calls_(memory, members_, own_, has_other_nodes, outbox_, world),
       execution_(memory, members_, own_, has_other_nodes, outbox_, world),
       watch_(members_, own_, has_other_nodes),
-      failures_(members_, own_, has_other_nodes, calls_, watch_, outbox_, world) {
+      failures_(members_, own_, has_other_nodes, calls_, watch_, outbox_, world),
+      joined_(memory, own_, calls_, outbox_, world) {
   for (std::uint32_t other = 0; other < members_.size(); ++other) {
     readers_.emplace_back(memory, own_, other, world);
   }
@@ -73,6 +74,9 @@ void LocalGroup::call(Submission submission) {
   if (!broken_.ok()) {
     return world_.finish(submission.handle, broken_);
   }
+  if (submission.told) {
+    calls_.move_join(calls_.group(submission.group).id, now_);
+  }
   if (!submission.awaits_input || !calls_.hold(submission, now_)) {
     submission.awaits_input = false;
     open(std::move(submission), false);
@@ -103,6 +107,8 @@ bool LocalGroup::write_next_call() {
   Operation& operation = *written;
   if (operation.opening.failed) {
     ring_others();
+  } else if (joined_.anybody()) {
+    joined_.ring(operation.group->id);
   }
   for (std::uint32_t place = 0; place < members_.size(); ++place) {
     if (place != own_ && operation.calls.opened(place)) {
@@ -151,9 +157,14 @@ void LocalGroup::read(std::uint32_t place, const Record& record) {
       if (operation.calls.opened(own_)) {
         judge(operation, place);
         proceed(operation);
+      } else if (joined_.anybody() && !operation.called && operation.calls.count() == 1) {
+        joined_.tell(operation, now_);
       }
       return;
     }
+    case RecordKind::join:
+    case RecordKind::end_join:
+      return joined_.note(place, record.key, record.kind == RecordKind::end_join);
     case RecordKind::admit:
       execution_.admit(record.key);
       return begin_admitted();
@@ -554,6 +565,7 @@ bool LocalGroup::decide_next_failure() {
 
 void LocalGroup::check_invariants() const {
   outbox_.check_invariants();
+  joined_.check_invariants();
   calls_.check_invariants();
   execution_.check_invariants();
   failures_.check_invariants();

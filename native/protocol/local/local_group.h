@@ -37,6 +37,7 @@
 #include "protocol/local/execution.h"
 #include "protocol/local/failures.h"
 #include "protocol/local/group_memory.h"
+#include "protocol/local/joined.h"
 #include "protocol/local/mailbox.h"
 #include "protocol/local/operation.h"
 #include "protocol/local/outbox.h"
@@ -72,6 +73,10 @@ class LocalGroup {
   // all chunks of one that ended well.
   void chunk_averaged(std::uint64_t handle, Range chunk);
   void averaged(std::uint64_t handle, const Status& status);
+  // This rank has joined in the group, or has joined there no more: between them World::called() says what others call
+  // there and this rank has not.
+  void join(std::uint32_t group) { joined_.begin(group, now_); }
+  void end_join(std::uint32_t group) { joined_.end(group, !said_goodbye_); }
   // Nothing more is called. The other ranks are told once nothing is open.
   void leave();
   // This operation can never be complete: it fails for all members, if it is not complete.
@@ -162,6 +167,7 @@ class LocalGroup {
   Execution execution_;
   ProgressWatch watch_;
   Failures failures_;
+  Joined joined_;
 
   Time now_ = 0;
   std::deque<Hash128> complete_;  // all have called them, and nobody here has begun with them

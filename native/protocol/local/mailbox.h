@@ -37,13 +37,16 @@ enum class RecordKind : std::uint32_t {
   // or `go_on` (failures.h).
   fail_pending = 11,
   go_on = 12,
+  // The rank has joined in the group whose id stands in place of a key, or has joined there no more (joined.h).
+  join = 13,
+  end_join = 14,
 };
 
 using ConstBytes = std::span<const std::byte>;
 
 struct Record {
   RecordKind kind = RecordKind::skip;
-  Hash128 key;  // of the operation
+  Hash128 key;  // of the operation, or a group's id
   ConstBytes body;
   ConstBytes data;
 };

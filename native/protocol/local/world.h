@@ -17,6 +17,7 @@
 #include "base/types.h"
 #include "protocol/local/chunks.h"
 #include "protocol/submission.h"
+#include "wire/opening.h"
 
 namespace shoal::local {
 
@@ -52,6 +53,8 @@ class World : public Bells, public Hands {
   // Memory for what a gather brings, by member of the group. Null: there is none.
   virtual std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) = 0;
   virtual void warn(std::string text) = 0;
+  // In this group this rank has joined, and another one has called what it has not (protocol/joining.h).
+  virtual void called(std::uint32_t group, const wire::Opening& opening) = 0;
 
   // --- Arrays in the memory that the ranks share (drivers/shm/array_allocator.h) ---
 

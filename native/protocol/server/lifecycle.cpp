@@ -9,6 +9,7 @@
 #include "base/limits.h"
 #include "protocol/agreement.h"
 #include "protocol/collectives.h"
+#include "protocol/joining.h"
 #include "protocol/server/missing_ranges.h"
 
 namespace shoal::server {
@@ -16,10 +17,11 @@ namespace shoal::server {
 using wire::Header;
 
 Lifecycle::Lifecycle(const Terms& terms, const Epochs& epochs, const Groups& groups, const Absence& absence,
-                     Links& links, Credit& credit, ServerWorld& world, BufferPool& pool)
+                     const Joined& joined, Links& links, Credit& credit, ServerWorld& world, BufferPool& pool)
     : terms_(terms),
       epochs_(epochs),
       absence_(absence),
+      joined_(joined),
       links_(links),
       credit_(credit),
       operations_(terms, groups),
@@ -55,6 +57,11 @@ Status Lifecycle::open(const Group& group, std::size_t index, std::uint64_t numb
   const bool failed = opening.failed;
   credit_.spend_eager(rank, eager);
   operations_.open(operation, index, number, std::move(opening), std::move(inline_data), eager);
+  if (operation.opened() == 1) {
+    if (const std::vector<std::size_t>* const joined = joined_.members_of(group)) {
+      std::for_each(joined->begin(), joined->end(), [&](std::size_t member) { tell_called(operation, member); });
+    }
+  }
   // What was open before there was too little room goes on.
   if (operations_.is_full() && operation.opened() == 1 && !carried && !failed) {
     refuse(operation);
@@ -62,6 +69,29 @@ Status Lifecycle::open(const Group& group, std::size_t index, std::uint64_t numb
     opened(operation, index, now);
   }
   return {};
+}
+
+// In the order in which it was called here first.
+void Lifecycle::tell_what_was_called(const Group& group, std::size_t index) {
+  std::vector<std::uint64_t> serials =
+      operations_.find_all([&group](const Operation& operation) { return &operation.group() == &group; });
+  std::sort(serials.begin(), serials.end());
+  for (const std::uint64_t serial : serials) {
+    tell_called(operations_.at(serial), index);
+  }
+}
+
+// By the home alone. What has failed is told too: the member counts it among its calls, as the others do. Of what
+// others have a result in an epoch before, it has called that before.
+void Lifecycle::tell_called(const Operation& operation, std::size_t index) {
+  const std::uint32_t rank = operation.rank(index);
+  const wire::Opening& called = operation.attributes();
+  const bool has_result = called.finished || !called.have.empty() || called.exchange != 0;
+  const bool is_known = has_result && !called.failed;
+  if (operation.is_home() && !operation.member(index).opened && !links_.has_left(rank) && !is_known &&
+      is_told(called)) {
+    links_.send(rank, {.type = wire::Type::called}, wire::encode_called(called));
+  }
 }
 
 Status Lifecycle::check_data(std::uint32_t rank, const Header& header) {

@@ -18,6 +18,7 @@
 #include "protocol/server/endings.h"
 #include "protocol/server/epochs.h"
 #include "protocol/server/groups.h"
+#include "protocol/server/joined.h"
 #include "protocol/server/links.h"
 #include "protocol/server/operation.h"
 #include "protocol/server/operation_table.h"
@@ -31,8 +32,8 @@ namespace shoal::server {
 
 class Lifecycle {
  public:
-  Lifecycle(const Terms& terms, const Epochs& epochs, const Groups& groups, const Absence& absence, Links& links,
-            Credit& credit, ServerWorld& world, BufferPool& pool);
+  Lifecycle(const Terms& terms, const Epochs& epochs, const Groups& groups, const Absence& absence,
+            const Joined& joined, Links& links, Credit& credit, ServerWorld& world, BufferPool& pool);
 
   // What workers say of operations, by the workers' numbers. An operation whose number is not known has ended here.
   Status open(const Group& group, std::size_t index, std::uint64_t number, wire::Opening opening,
@@ -42,6 +43,9 @@ class Lifecycle {
   void ask_to_fail(std::uint32_t rank, std::uint64_t number, Status why);
   // `well`: the member's handle is done, and it may yet send what others lack.
   void drop(std::uint32_t rank, std::uint64_t number, bool well);
+
+  // The member has joined: it hears what the others have called and it has not.
+  void tell_what_was_called(const Group& group, std::size_t index);
 
   // What becomes of workers. lose(): the link broke. be_absent(): the worker opens nothing more.
   void lose(std::uint32_t rank);
@@ -69,6 +73,7 @@ class Lifecycle {
   using State = Operation::State;
 
   void opened(Operation& operation, std::size_t index, Time now);
+  void tell_called(const Operation& operation, std::size_t index);
   // There is no room for an operation: it fails on all its members.
   void refuse(Operation& operation);
   void admit(Operation& operation);
@@ -86,6 +91,7 @@ class Lifecycle {
   const Terms& terms_;
   const Epochs& epochs_;
   const Absence& absence_;
+  const Joined& joined_;
   Links& links_;
   Credit& credit_;
   OperationTable operations_;

@@ -38,7 +38,7 @@ Server::Server(const JobConfig& config, std::uint32_t index, ServerWorld& world,
       progress_(config.size()),
       links_(config.size(), epochs_, world, pool),
       credit_(terms_),
-      lifecycle_(terms_, epochs_, groups_, absence_, links_, credit_, world, pool) {}
+      lifecycle_(terms_, epochs_, groups_, absence_, joined_, links_, credit_, world, pool) {}
 
 // --- Frames ---
 
@@ -89,6 +89,8 @@ Status Server::check_header(std::uint32_t rank, const Header& header) {
       return at_most(0, header);
     case Type::window:
       return check_window(rank, header);
+    case Type::join:
+      return at_most(wire::join_bytes, header);
     default:
       return refused(std::string(wire::name_of(header.type)) + " is not for a server");
   }
@@ -126,6 +128,8 @@ Status Server::on_payload(LinkId link) {
       return hear_fail(rank);
     case Type::group:
       return hear_group(rank);
+    case Type::join:
+      return hear_join(rank);
     case Type::drop:
       lifecycle_.drop(rank, header.operation, (header.flags & wire::flag_well) != 0);
       return {};
@@ -196,6 +200,26 @@ Status Server::hear_group(std::uint32_t rank) {
     return lifecycle_.operations().too_much();
   }
   groups_.add(std::move(members));
+  return {};
+}
+
+Status Server::hear_join(std::uint32_t rank) {
+  Hash128 id;
+  if (Status status = wire::decode_join(links_.payload(rank), id); !status.ok()) {
+    return status;
+  }
+  const server::Group* group = groups_.find(id);
+  const std::optional<std::size_t> index = group == nullptr ? std::nullopt : group->index_of(rank);
+  if (!index) {
+    return refused("JOIN in a group that was not announced, or that this rank is not a member of");
+  }
+  const bool over = (links_.header(rank).flags & wire::flag_over) != 0;
+  if (Status status = joined_.note(*group, *index, over); !status.ok()) {
+    return status;
+  }
+  if (!over) {
+    lifecycle_.tell_what_was_called(*group, *index);
+  }
   return {};
 }
 
@@ -280,6 +304,7 @@ void Server::begin_epoch(std::uint32_t number, const std::vector<std::uint32_t>&
   terms_.begin_epoch(weights);
   credit_.begin_epoch();
   links_.begin_epoch();
+  joined_.begin_epoch();
   lifecycle_.begin_epoch();
 }
 
@@ -309,6 +334,7 @@ void Server::check_invariants() const {
   epochs_.check_invariants();
   groups_.check_invariants();
   absence_.check_invariants();
+  joined_.check_invariants();
   progress_.check_invariants(now_);
   links_.check_invariants();
   credit_.check_invariants();

@@ -22,6 +22,7 @@
 #include "protocol/server/credit.h"
 #include "protocol/server/epochs.h"
 #include "protocol/server/groups.h"
+#include "protocol/server/joined.h"
 #include "protocol/server/lifecycle.h"
 #include "protocol/server/links.h"
 #include "protocol/server/progress.h"
@@ -60,6 +61,7 @@ class Server final : public Machine {
   Status hear_open(std::uint32_t rank);
   Status hear_fail(std::uint32_t rank);
   Status hear_group(std::uint32_t rank);
+  Status hear_join(std::uint32_t rank);
   Status hear_epoch(std::uint32_t rank);
   void hear_window(const wire::Header& header);
   void hear_ask(std::uint32_t rank, std::uint64_t number);
@@ -74,6 +76,7 @@ class Server final : public Machine {
   server::Epochs epochs_;
   server::Groups groups_;
   server::Absence absence_;
+  server::Joined joined_;
   server::Progress progress_;
   server::Links links_;
   server::Credit credit_;

@@ -58,9 +58,12 @@ Status check_server_header(std::uint32_t server, const Header& header, const Ope
   const std::size_t most_result = std::max(config.segment, config.small);
   if (header.epoch < environment.epoch()) {
     // It was on its way when the epoch began, whatever it was.
-    return at_most(std::max({most_result, limits::text_bytes + 8, 8 + 8 * size, wire::missing_limit()}), header);
+    return at_most(
+        std::max({most_result, limits::text_bytes + 8, 8 + 8 * size, wire::missing_limit(), wire::called_limit()}),
+        header);
   }
-  const bool of_one = header.type != Type::grant && header.type != Type::have && header.type != Type::window;
+  const bool of_one = header.type != Type::grant && header.type != Type::have && header.type != Type::window &&
+                      header.type != Type::called;
   if (of_one && !operations.was_given(header.operation)) {
     return refused(std::string(wire::name_of(header.type)) + " for operation " + std::to_string(header.operation) +
                    ", which was never opened");
@@ -91,6 +94,8 @@ Status check_server_header(std::uint32_t server, const Header& header, const Ope
       return at_most(8 + 8 * size, header);
     case Type::late:
       return at_most(wire::late_limit(), header);
+    case Type::called:
+      return header.credit == 0 ? at_most(wire::called_limit(), header) : refused("CALLED with credit");
     default:
       return refused(std::string(wire::name_of(header.type)) + " from a server");
   }

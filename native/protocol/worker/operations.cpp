@@ -7,6 +7,7 @@
 
 #include "base/invariant.h"
 #include "protocol/collectives.h"
+#include "protocol/keys.h"
 
 namespace shoal::worker {
 
@@ -64,6 +65,15 @@ void Operations::contributed(std::uint64_t handle, Range range) {
     if (!intersection(part.shard(), contributed).empty()) {
       sender_.send_on(part.server());
     }
+  }
+}
+
+void Operations::move_join(const Hash128& group) {
+  const auto waits_there = [&group](const Operation& operation) {
+    return operation.group().id == group && operation.name() == join_name;
+  };
+  for (const std::uint64_t number : table_.open_where(waits_there)) {
+    table_.find(number)->watch().move(environment_.now());
   }
 }
 

@@ -71,6 +71,9 @@ class Operations {
   void close_server(std::uint32_t server);
   void reopen(const std::vector<std::uint64_t>& numbers);
 
+  // What waits in this group for others to join has moved.
+  void move_join(const Hash128& group);
+
   // The job's credit (job_window.h).
   void set_window(const CongestionController::Setting& setting) { window_.set(setting); }
   void tell_window_again() { window_.tell_again(); }

@@ -74,6 +74,10 @@ std::unique_ptr<Operation> Submissions::take(Submission submission, bool was_hel
     finish_alone(submission);
     return nullptr;
   }
+  if (submission.told && !calls_.note_told(submission, group.id)) {
+    world.finish(submission.handle, was_called_before());
+    return nullptr;
+  }
   auto operation =
       std::make_unique<Operation>(operations_.take_number(), group, std::move(submission), environment_.now());
   const Submission& s = operation->submission();

@@ -5,6 +5,8 @@
 #include <numeric>
 
 #include "base/invariant.h"
+#include "protocol/joining.h"
+#include "protocol/keys.h"
 #include "protocol/worker/header_checks.h"
 #include "wire/bytes.h"
 
@@ -23,6 +25,7 @@ Worker::Worker(const JobConfig& config, std::uint32_t rank, WorkerWorld& world, 
       lost_ranks_(environment_),
       goodbye_(environment_, links_, frames_),
       operations_(environment_, groups_, lost_ranks_, links_, frames_, goodbye_),
+      joins_(environment_, groups_, goodbye_, frames_),
       waits_(environment_, operations_.table(), groups_, operations_.calls(), links_),
       reconnection_(environment_, links_) {}
 
@@ -155,7 +158,32 @@ Status Worker::receive_from_server(std::uint32_t server, Frame& frame) {
     environment_.world().compete(*links_.server(server), (header.flags & wire::flag_competing) != 0);
     return {};
   }
+  if (header.type == Type::called) {
+    return receive_called(frame);
+  }
   return operations_.receive_from_server(server, frame);
+}
+
+// It may have joined no more when this was on its way.
+Status Worker::receive_called(const Frame& frame) {
+  wire::Opening opening;
+  if (Status status = wire::decode_called(frame.bytes(), opening); !status.ok()) {
+    return status;
+  }
+  if (opening.key != operation_key(opening.group, opening.name, opening.occurrence)) {
+    return refused("CALLED of '" + opening.name + "' with another key");
+  }
+  const std::optional<worker::Joins::Joined> joined = joins_.find(opening.group);
+  const wire::Call call{opening.group, opening.occurrence, opening.name};
+  if (!joined || !is_told(opening) || operations_.calls().has_called(call)) {
+    return {};
+  }
+  if (joined->as != joined->group) {
+    opening.divisor = 0;  // that of the leaders' sums
+  }
+  note_others_go_on(joined->as);
+  environment_.world().called(joined->as, opening);
+  return {};
 }
 
 Status Worker::receive_from_coordinator(const Frame& frame) {
@@ -244,6 +272,7 @@ Status Worker::receive_epoch(const Frame& frame) {
   tell_servers(0, wire::encode(epoch));
   operations_.reopen(numbers);
   tell_servers(wire::flag_reopened, {});
+  joins_.tell_again();
   operations_.tell_window_again();
   return {};
 }
@@ -375,6 +404,7 @@ void Worker::check_invariants() const {
   lost_ranks_.check_invariants();
   goodbye_.check_invariants();
   operations_.check_invariants();
+  joins_.check_invariants();
   waits_.check_invariants();
   reconnection_.check_invariants();
 }

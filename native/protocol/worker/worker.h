@@ -15,6 +15,7 @@
 //   lost_ranks, goodbye        what is lost; how this rank leaves
 //   submissions                how calls become operations
 //   operations                 the lives of operations
+//   joins                      groups in which this rank has joined
 //   waits, reconnection        what this rank waits for; servers that come back
 #pragma once
 
@@ -34,6 +35,7 @@
 #include "protocol/worker/environment.h"
 #include "protocol/worker/goodbye.h"
 #include "protocol/worker/groups.h"
+#include "protocol/worker/joins.h"
 #include "protocol/worker/links.h"
 #include "protocol/worker/lost_ranks.h"
 #include "protocol/worker/operations.h"
@@ -74,6 +76,13 @@ class Worker final : public Machine {
   void input_ready(std::uint64_t handle, const std::string& problem) { operations_.input_ready(handle, problem); }
   // These bytes of a streamed operation's contribution are there. No effect if it has ended.
   void contributed(std::uint64_t handle, Range range) { operations_.contributed(handle, range); }
+
+  // This rank has joined in the group: from now on WorkerWorld::called() says what others call there and it has not, in
+  // the group `as`, which has the same calls. With several ranks a node, `group` may be that of the leaders.
+  void join(std::uint32_t group, std::uint32_t as) { joins_.begin(group, as); }
+  void end_join(std::uint32_t group) { joins_.end(group); }
+  // Others go on in this group, in which this rank has joined: what waits for them to join has moved.
+  void note_others_go_on(std::uint32_t group) { operations_.move_join(groups_.at(group).id); }
 
   // For tests, on rank 0's worker, while an operation is open: the job's credit from now on, from the configuration's
   // up to most_credit(), and whether its links compete (machine.h). In a job the worker itself decides
@@ -118,6 +127,7 @@ class Worker final : public Machine {
   Status receive_epoch(const worker::Frame& frame);
   Status receive_reconnect(const worker::Frame& frame);
   Status receive_circle(const worker::Frame& frame);
+  Status receive_called(const worker::Frame& frame);
   void begin_epoch(std::uint32_t number, const std::vector<std::uint32_t>& weights);
   void tell_servers(std::uint8_t flags, const wire::Bytes& epoch);
   void close_server(std::uint32_t server);
@@ -135,6 +145,7 @@ class Worker final : public Machine {
   worker::LostRanks lost_ranks_;
   worker::Goodbye goodbye_;
   worker::Operations operations_;
+  worker::Joins joins_;
   worker::Waits waits_;
   worker::Reconnection reconnection_;
 };

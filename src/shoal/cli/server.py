@@ -4,10 +4,10 @@ import os
 
 import click
 
+from shoal.assembly.secrets import configured_secrets
 from shoal.config import logs
 from shoal.config.settings import ServerSettings
 from shoal.errors import ShoalError
-from shoal.join.secrets import configured_secrets
 from shoal.server.front import serve
 from shoal.server.memory import default_bound, parse_size, shown_size
 

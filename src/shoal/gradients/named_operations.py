@@ -8,10 +8,10 @@ memory of the host.
 from contextlib import suppress
 from typing import Any
 
+from shoal.assembly.terms import rank_name
 from shoal.job import runtime
 from shoal.job.groups import Group
 from shoal.job.per_job import PerJob
-from shoal.join.terms import rank_name
 from shoal.ops import collectives
 from shoal.ops.handles import Handle
 from shoal.ops.submissions import AnyHandle

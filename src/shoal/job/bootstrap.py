@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from shoal import _native
+from shoal.assembly.meeting_point import Store, meet
+from shoal.assembly.member import Joined, join_alone, join_job
 from shoal.config import logs
 from shoal.config.settings import Limits, Settings, overrides_of
 from shoal.errors import ShoalError
 from shoal.job.session import Session
-from shoal.join.meeting_point import Store, meet
-from shoal.join.member import Joined, join_alone, join_job
 from shoal.net import handshake
 from shoal.net.deadlines import DEFAULT, Deadlines
 from shoal.net.loop_thread import LoopThread

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from shoal.assembly.terms import rank_name
 from shoal.errors import ShoalError
 from shoal.job import runtime
 from shoal.job.per_job import PerJob
-from shoal.join.terms import rank_name
 
 if TYPE_CHECKING:
     from shoal.job.bootstrap import Session

@@ -20,14 +20,14 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from shoal import _native
+from shoal.assembly.member import Joined
+from shoal.assembly.server_links import introduce, several_servers
+from shoal.assembly.terms import rank_name
 from shoal.config.addresses import Address
 from shoal.config.settings import Settings
 from shoal.errors import ShoalError, Timeout, error_from_status
 from shoal.job import threads
 from shoal.job.per_job import Kept
-from shoal.join.member import Joined
-from shoal.join.server_links import introduce, several_servers
-from shoal.join.terms import rank_name
 from shoal.net import sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.encryption import hand_over

@@ -232,6 +232,11 @@ class _Run:
         yield self._opening
         given, values, _ = self._arrays
         largest, least = np.split(self._opening.wait(), 2)
+        if least[-1] == 0:  # the dtype's number of a member that has none
+            raise ShoalError(
+                f"{self.handle.what}: a rank has joined (shoal.join), and has nothing for adasum; until all have joined, call "
+                "only other all-reduces and barriers in this group"
+            )
         if (largest != -least).any():
             raise Mismatch(
                 f"{self.handle.what}: the members have different arrays; this one has "

@@ -389,7 +389,7 @@ def fail(reason: str, name: str | None = None, group: Group | None = None) -> No
         TypeError, ValueError: as ``barrier``.
         ShoalError: as ``allreduce_async``.
     """
-    chosen = world() if group is None else _of_current_job(group)
+    chosen = chosen_group(group)
     chosen.session.engine.submit_failed(chosen.number, "" if name is None else _checked_name(name), reason)
 
 
@@ -415,7 +415,7 @@ def submit(
         TypeError, ValueError: as ``barrier``, and what ``plan`` raises.
         ShoalError: as ``allreduce_async``.
     """
-    chosen = world() if group is None else _of_current_job(group)
+    chosen = chosen_group(group)
     session, number = chosen.session, chosen.number
     wire_name = "" if name is None else _checked_name(name)
     try:
@@ -455,6 +455,11 @@ def _allreduce(called: str, x: Any, op: str, name: str | None, group: Group | No
 
         return adasum.submit(x, name, group, in_place)
     return submit(called, name, group, operations.allreduce, x, op, in_place)
+
+
+def chosen_group(group: Group | None) -> Group:
+    """``group``, or that of all ranks. Raises TypeError and ShoalError as every operation does."""
+    return world() if group is None else _of_current_job(group)
 
 
 def _of_current_job(group: Group) -> Group:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal import _native
+from shoal.assembly.terms import rank_name
 from shoal.errors import ShoalError, Timeout, error_from_status
 from shoal.job import trace
-from shoal.join.terms import rank_name
 from shoal.ops import callbacks
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from shoal import _native
+from shoal.assembly import secrets
+from shoal.assembly.terms import JobRequest, JobTerms, parse_job
 from shoal.config.addresses import Address, is_loopback
 from shoal.config.settings import secret_folder
 from shoal.errors import ConfigurationError, ShoalError
-from shoal.join import secrets
-from shoal.join.terms import JobRequest, JobTerms, parse_job
 from shoal.net import descriptors, encryption, listening, messages, sockets
 from shoal.net.deadlines import DEFAULT, Deadlines
 from shoal.net.handshake import Hello, Role, Server

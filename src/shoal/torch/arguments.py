@@ -10,10 +10,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from shoal.assembly.terms import rank_name
 from shoal.errors import ConfigurationError
 from shoal.job import groups, runtime
 from shoal.job.groups import Group
-from shoal.join.terms import rank_name
 
 # Arguments without a meaning here: the only value that asks for nothing, and what to do instead.
 _REFUSED = {

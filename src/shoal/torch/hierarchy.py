@@ -18,10 +18,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from shoal.assembly.terms import rank_name
 from shoal.errors import ConfigurationError, ShoalError
 from shoal.job import unheard
 from shoal.job.groups import Group
-from shoal.join.terms import rank_name
 from shoal.ops import callbacks, collectives, operations, submissions
 from shoal.ops.operations import Plan
 from shoal.ops.submissions import AnyHandle, StagedHandle

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch.distributed import distributed_c10d
 
+from shoal.assembly.terms import rank_name
 from shoal.errors import PeerLost, ShoalError, Timeout
 from shoal.job.session import Session
-from shoal.join.terms import rank_name
 from shoal.torch.nodes import Nodes
 
 # How often who waits for the node looks whether something is wrong there, in seconds.

@@ -37,8 +37,8 @@ def server(secrets: list[bytes] | None = None, incarnation: bytes | None = None)
 
 
 def test_the_bytes_are_those_of_the_page() -> None:
-    hello = b"SHOAL" + bytes([3, 2, 2]) + bytes([7, 0, 0, 0]) + bytes(4) + INCARNATION + CLIENT_NONCE
-    challenge = b"SHOAL" + bytes([3, 0]) + bytes(9) + SERVER_ID + SERVER_NONCE
+    hello = b"SHOAL" + bytes([4, 2, 2]) + bytes([7, 0, 0, 0]) + bytes(4) + INCARNATION + CLIENT_NONCE
+    challenge = b"SHOAL" + bytes([4, 0]) + bytes(9) + SERVER_ID + SERVER_NONCE
     key = hmac.new(SECRET, b"shoal key 1" + INCARNATION, hashlib.sha256).digest()
     proof = hmac.new(key, b"client" + hello + challenge, hashlib.sha256).digest()
     verdict = bytes(8) + hmac.new(key, b"server" + hello + challenge + proof, hashlib.sha256).digest()
@@ -62,8 +62,8 @@ def test_golden_bytes() -> None:
     ours, theirs = client(), server()
     proof = ours.feed(theirs.feed(ours.start()))
     verdict = theirs.feed(proof)
-    assert proof.hex() == "8c3724939c024b847c3a9a5518dd4b9cd96ac52c67babebf3a4ac8440bd9d6f2"
-    assert verdict.hex() == "0000000000000000dea7baba3d99811256fb162ee05f97eb0012e2f073be6a3f64488000fac643a1"
+    assert proof.hex() == "19e78e073abb202cdca850b7b85ab0825d936964a0f9ac4a58808acbe107a0aa"
+    assert verdict.hex() == "000000000000000005fcc854f6d4876ad408ec460444741ad6a6a8d8730244993371194ce8a35b87"
 
 
 def test_lengths() -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.assembly.terms import JobTerms, Welcome, parse_job, parse_welcome
 from shoal.config.addresses import Address
 from shoal.config.settings import Limits
 from shoal.errors import PeerLost, Timeout
-from shoal.join.terms import JobTerms, Welcome, parse_job, parse_welcome
 from shoal.net import messages
 from shoal.net.messages import Message, MessageError
 from shoal.tuning.measured import Network

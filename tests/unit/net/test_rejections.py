@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from local_front import SECRET, running
+from shoal.assembly.listener import Listener
 from shoal.cli.server import server as server_command
 from shoal.config.addresses import Address
-from shoal.join.listener import Listener
 from shoal.net import messages
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import CHALLENGE_BYTES, VERDICT_BYTES, Client, HandshakeRefused, Refusal, Role

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from local_front import SECRET, keepalive_of_ends_at, running
+from shoal.assembly.terms import JobTerms
 from shoal.config.addresses import Address
 from shoal.config.settings import Limits
 from shoal.errors import ConfigurationError
-from shoal.join.terms import JobTerms
 from shoal.net import messages
 from shoal.net.handshake import Client, HandshakeRefused, Role
 from shoal.net.messages import Message

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 
 from local_front import SECRET, running
+from shoal.assembly.listener import Listener
 from shoal.config.addresses import Address, resolve
-from shoal.join.listener import Listener
 from shoal.net import listening, messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Client, HandshakeRefused, Refusal, Role

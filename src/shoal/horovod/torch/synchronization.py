@@ -32,14 +32,10 @@ def join(device: int = -1) -> int:
     by the number of all ranks. Other operations are an error on the others. ``device`` is taken, and means nothing.
     """
     basics.size()  # refuses before init
-    waiting = getattr(shoal, "join", None)
-    if not callable(waiting):
-        raise ShoalError(f"rank {basics.rank()}: hvd.join() is not there yet: give all ranks the same number of steps")
     try:
-        last: int = waiting(global_process_set.group)
+        return shoal.join(global_process_set.group)
     except ShoalError as error:
         raise HorovodInternalError(str(error)) from error
-    return last
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from shoal.assembly.terms import rank_name
 from shoal.errors import ConfigurationError, ShoalError
 from shoal.job import process_exit, runtime, trace, unheard
 from shoal.job.session import Session
-from shoal.join.terms import rank_name
 from shoal.ops.timeline import chrome, clocks, collecting
 from shoal.ops.timeline.clocks import Clock, Offset
 from shoal.ops.timeline.collecting import About

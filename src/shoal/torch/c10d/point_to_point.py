@@ -28,10 +28,10 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from shoal import _native
+from shoal.assembly.terms import rank_name
 from shoal.errors import PeerLost, ShoalError, Timeout
 from shoal.job import process_exit
 from shoal.job.groups import Group
-from shoal.join.terms import rank_name
 from shoal.ops import callbacks
 from shoal.ops.storages import put
 from shoal.torch.c10d.call_sites import CallSite

@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Callable, Sequence
 
+from shoal.assembly.control_links import MEASURED, PREPARED, ControlLinks, GaveUp, Joining
 from shoal.config.addresses import Address
-from shoal.join.control_links import MEASURED, PREPARED, ControlLinks, GaveUp, Joining
 from shoal.net import messages
 from shoal.tuning.measured import Network
 from shoal.tuning.probe import ProbeResult

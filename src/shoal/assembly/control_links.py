@@ -11,9 +11,9 @@ import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from shoal.assembly.terms import rank_on
 from shoal.config.addresses import Address
 from shoal.errors import PeerLost, ShoalError, Timeout
-from shoal.join.terms import rank_on
 from shoal.net import messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.messages import Message, MessageError

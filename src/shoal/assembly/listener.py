@@ -11,9 +11,9 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 
+from shoal.assembly.terms import Welcome, parse_job, rank_on
 from shoal.config.addresses import Address
 from shoal.errors import ConfigurationError, ShoalError
-from shoal.join.terms import Welcome, parse_job, rank_on
 from shoal.net import descriptors, listening, messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Hello, Role, Server

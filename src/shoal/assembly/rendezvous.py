@@ -11,15 +11,15 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
+from shoal.assembly.connect import connect, welcome_of
+from shoal.assembly.control_links import ControlLinks, Joining, stop
+from shoal.assembly.gather import Gathering
+from shoal.assembly.measure import measure
+from shoal.assembly.meeting_point import MeetingPoint
+from shoal.assembly.terms import rank_on
+from shoal.assembly.unproven_callers import EXPLAINING
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError, ShoalError
-from shoal.join.connect import connect, welcome_of
-from shoal.join.control_links import ControlLinks, Joining, stop
-from shoal.join.gather import Gathering
-from shoal.join.measure import measure
-from shoal.join.meeting_point import MeetingPoint
-from shoal.join.terms import rank_on
-from shoal.join.unproven_callers import EXPLAINING
 from shoal.net import descriptors, listening, messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import HandshakeRefused, Role, Server

@@ -1,6 +1,6 @@
 """Terms of a job, without one."""
 
-from shoal.join.terms import rank_name, rank_on
+from shoal.assembly.terms import rank_name, rank_on
 
 
 def test_a_rank_is_called_as_the_core_calls_it() -> None:

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal import _native
+from shoal.assembly import shared_memory
+from shoal.assembly.listen_address import address_of_rank_zero, address_toward_others
+from shoal.assembly.listener import Listener
+from shoal.assembly.meeting_point import MeetingPoint
+from shoal.assembly.rendezvous import Rendezvous
+from shoal.assembly.server_links import ServerLinks
+from shoal.assembly.terms import Welcome, parse_welcome, rank_on
 from shoal.config.addresses import Address, is_unix
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError, PeerLost, ShoalError, Timeout
-from shoal.join import shared_memory
-from shoal.join.listen_address import address_of_rank_zero, address_toward_others
-from shoal.join.listener import Listener
-from shoal.join.meeting_point import MeetingPoint
-from shoal.join.rendezvous import Rendezvous
-from shoal.join.server_links import ServerLinks
-from shoal.join.terms import Welcome, parse_welcome, rank_on
 from shoal.net import descriptors, listening, messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Client, HandshakeRefused, Role, refusal_error

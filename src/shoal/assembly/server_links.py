@@ -5,11 +5,11 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from shoal.assembly.meeting_point import MeetingPoint
+from shoal.assembly.terms import Welcome, owner, rank_on
 from shoal.config.addresses import Address
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError, PeerLost, ShoalError
-from shoal.join.meeting_point import MeetingPoint
-from shoal.join.terms import Welcome, owner, rank_on
 from shoal.net import descriptors, messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Client, HandshakeRefused, Role, refusal_error

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shoal.join import shared_memory
+from shoal.assembly import shared_memory
 from shoal.net import sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Client, HandshakeRefused, Role

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.assembly import secrets
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError
-from shoal.join import secrets
 
 
 def with_file(path: Path) -> Settings:
@@ -141,7 +141,7 @@ AS_SOMEBODY = ["unshare", "--user", "--map-user=54321"]
 def test_a_user_without_an_entry_in_passwd_and_without_home_finds_a_secret(tmp_path: Path) -> None:
     """As in containers that are run with any number for a user."""
     program = (
-        "from shoal.join import secrets; from shoal.config.settings import Settings; "
+        "from shoal.assembly import secrets; from shoal.config.settings import Settings; "
         "print(secrets.user_secret(Settings.from_environment().secret_folder).decode())"
     )
     words = [*AS_SOMEBODY, sys.executable, "-c", program]

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from shoal.assembly import secrets
+from shoal.assembly.terms import rank_on
 from shoal.config.addresses import (
     Address,
     default_source,
@@ -28,8 +30,6 @@ from shoal.config.addresses import (
 )
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError, Timeout
-from shoal.join import secrets
-from shoal.join.terms import rank_on
 from shoal.net import encryption, listening, messages, sockets
 
 _log = logging.getLogger("shoal")

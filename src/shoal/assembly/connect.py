@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable, Mapping
 
+from shoal.assembly.control_links import ControlLinks, Joining, Member
+from shoal.assembly.terms import Welcome, rank_on
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError
-from shoal.join.control_links import ControlLinks, Joining, Member
-from shoal.join.terms import Welcome, rank_on
 from shoal.net import messages
 from shoal.tuning.limits import limits_for
 from shoal.tuning.measured import Network

@@ -8,13 +8,13 @@ import asyncio
 import socket
 from typing import NoReturn
 
+from shoal.assembly.control_links import SEE_WHETHER, ControlLinks, GaveUp, Joining, Member, Quiet, failure_of, list_of
+from shoal.assembly.meeting_point import MeetingPoint
+from shoal.assembly.unproven_callers import UnprovenCallers
 from shoal.config.addresses import Address
 from shoal.config.launchers import MOST_RANKS
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError, ShoalError, error_from_name, name_of
-from shoal.join.control_links import SEE_WHETHER, ControlLinks, GaveUp, Joining, Member, Quiet, failure_of, list_of
-from shoal.join.meeting_point import MeetingPoint
-from shoal.join.unproven_callers import UnprovenCallers
 from shoal.net import messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Refusal

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.assembly.meeting_point import _parse_stored, meet
 from shoal.config.addresses import Address
 from shoal.config.launchers import Launch
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError
-from shoal.join.meeting_point import _parse_stored, meet
 
 
 def test_a_meeting_place_survives_the_store() -> None:

@@ -14,7 +14,7 @@ import socket
 from dataclasses import dataclass
 
 from shoal import _native
-from shoal.join.terms import Welcome
+from shoal.assembly.terms import Welcome
 from shoal.net import descriptors, listening, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Client, HandshakeRefused, Role, Server

@@ -7,9 +7,9 @@ name means the loopback on its own machine only, its neighbours there use the ad
 import socket
 from collections import Counter
 
+from shoal.assembly.meeting_point import MeetingPoint
+from shoal.assembly.rendezvous import Rendezvous
 from shoal.config.addresses import default_source, is_loopback, is_unix
-from shoal.join.meeting_point import MeetingPoint
-from shoal.join.rendezvous import Rendezvous
 from shoal.net import sockets
 
 
