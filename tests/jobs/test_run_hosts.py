@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -275,6 +276,29 @@ def test_a_host_whose_connection_dies_ends_the_job_and_what_it_has_started(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("again", [True, False], ids=["interrupted", "left alone"])
+def test_an_agent_that_stands_still_keeps_nothing_from_ending(launch: Launch, script: Write, again: bool) -> None:
+    launcher = launch("-np", "2", "-H", "h1:1,h2:1", script(FAMILY), SHOAL_PEER_TIMEOUT="60" if again else "5")
+    pids = pids_of(launcher, 2)
+    agents = pids[2::3]
+    os.kill(agents[0], signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        for _ in range(2 if again else 0):
+            launcher.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        code, _, err = launcher.finish()
+        assert time.monotonic() - started < 25
+        assert code == (128 + signal.SIGINT if again else 255)
+        assert again or re.match(
+            r"shoal run: h[12] is lost: Shoal's agent there has not answered for 5 seconds", err
+        ), err
+    finally:
+        os.kill(agents[0], signal.SIGCONT)
+    assert all_gone(pids)
+
+
+@pytest.mark.slow
 def test_a_host_whose_link_is_cut_ends_the_job_and_what_it_has_started(
     hosts: SshHosts, launch: Launch, script: Write
 ) -> None:
@@ -402,3 +426,42 @@ def test_a_job_goes_on_while_its_launcher_is_stopped_by_the_terminal(launch: Lau
     code, out, err = launcher.finish()
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == ["[0] trained", "[1] trained"]
+
+
+@pytest.mark.slow
+def test_two_stops_by_the_terminal_at_once_are_one(launch: Launch, script: Write) -> None:
+    path = script("print('ready', flush=True)\ntime.sleep(7)\nprint('trained')")
+    launcher = launch("-np", "1", "-H", "h1:1", path, SHOAL_PEER_TIMEOUT="1")
+    launcher.wait_for(1, "ready")
+    for _ in range(2):
+        launcher.process.send_signal(signal.SIGTSTP)
+        time.sleep(0.1)
+    time.sleep(0.5)
+    launcher.process.send_signal(signal.SIGCONT)
+    assert launcher.finish() == (0, "[0] trained\n", "")
+
+
+@pytest.mark.slow
+def test_a_cut_host_is_noticed_where_the_user_shares_connections(
+    hosts: SshHosts, launch: Launch, script: Write
+) -> None:
+    """A shared connection would have the keepalives of whoever opened it: none."""
+    hosts.serve(3, "shared", client=f"ControlMaster auto\n ControlPath {hosts.folder}/socket\n ControlPersist 60")
+    opened = hosts.lab.hosts[0].start([hosts.ssh, "shared", "echo open; exec sleep 60"], stdout=subprocess.PIPE)
+    assert opened.stdout is not None
+    assert opened.stdout.readline() == b"open\n"
+    launcher = launch("-np", "1", "-H", "shared:1", script(FAMILY), SHOAL_PEER_TIMEOUT="3")
+    pids = pids_of(launcher, 1)
+    hosts.lab.hosts[3].cut()
+    try:
+        started = time.monotonic()
+        code, _, err = launcher.finish()
+        assert code == 255
+        assert time.monotonic() - started < 15
+        assert all_gone(pids, 20)
+        assert "shared is lost" in err
+    finally:
+        hosts.lab.hosts[3].mend()
+        opened.kill()
+        opened.wait()
+        subprocess.run([hosts.ssh, "-O", "exit", "shared"], capture_output=True, check=False)

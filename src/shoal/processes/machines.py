@@ -58,6 +58,12 @@ class Machine(Protocol):
     def resume(self) -> None:
         """This process goes on."""
 
+    def second_passed(self) -> None:
+        """Call this once a second: a machine that says nothing for too many of them is lost."""
+
+    def hurry(self) -> None:
+        """Everything there is to end at once: from now on the machine's silence is borne for a few seconds."""
+
     def close(self) -> None:
         """When everything that was started there has ended."""
 
@@ -93,6 +99,12 @@ class Here:
 
     def resume(self) -> None:
         """Nothing has changed."""
+
+    def second_passed(self) -> None:
+        """The kernel says what has ended here."""
+
+    def hurry(self) -> None:
+        """Nothing here is waited for."""
 
     def close(self) -> None:
         """Nothing is left to be done."""

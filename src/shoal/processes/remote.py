@@ -32,6 +32,9 @@ from shoal.processes.ssh import CONNECT_SECONDS, Ssh, explain
 
 EXIT_HOST_LOST = 255  # as ssh has it
 _END_SECONDS = 10.0  # for an agent to end what is left, and itself
+# Of an agent's silence: for a machine that is busy, whatever the peer timeout; for one where everything is to end.
+_LEAST_PATIENCE_SECONDS = 5
+_HURRIED_PATIENCE_SECONDS = 5
 _NEEDED_BY_PYTHON = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
 # A login shell may greet before the agent does.
 _MOST_GREETINGS = 256 * 1024
@@ -47,7 +50,11 @@ class Remote:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._processes: dict[int, RemoteProcess] = {}
         self._said: collections.deque[str] = collections.deque(maxlen=20)
-        self._silence = ssh.silence
+        self._asks_every = ssh.silence / 3  # seconds
+        self._patience = max(ssh.silence, _LEAST_PATIENCE_SECONDS)
+        self._silent = 0  # for so many seconds
+        self._delivering = False
+        self._given_up = ""
         self._directory = str(Path.cwd())
         self._closed = self._paused = False
         self._lock = threading.Lock()  # between a start and the end of the connection
@@ -97,12 +104,31 @@ class Remote:
         process = self._start(f"server {index} on {self._host}", Kind.START_SERVER, request)
         return RemoteServer(process)
 
+    def second_passed(self) -> None:
+        """Seconds are counted, not looked up: none passes while this process is stopped.
+
+        While what has come cannot be written, because the job's reader stands still, nothing more can be heard.
+        """
+        if self._delivering or not self._facts.done():
+            self._silent = 0
+            return
+        self._silent += 1
+        if self._silent > self._patience and not self._given_up:
+            self._given_up = f"Shoal's agent there has not answered for {self._silent - 1} seconds"
+            self._ssh.kill()
+
+    def hurry(self) -> None:
+        self._patience = _HURRIED_PATIENCE_SECONDS
+        self._asks_every = min(self._asks_every, 1.0)
+        self._requests.put(encode(Kind.STILL_HERE))
+
     def pause(self) -> None:
         self._paused = True
         self._requests.put(encode(Kind.PAUSE))
 
     def resume(self) -> None:
         self._paused = False
+        self._silent = 0
         self._requests.put(encode(Kind.STILL_HERE))
 
     def close(self) -> None:
@@ -135,7 +161,7 @@ class Remote:
 
     def _next_request(self) -> bytes | None:
         try:
-            return self._requests.get(timeout=None if self._paused else self._silence / 3)
+            return self._requests.get(timeout=None if self._paused else self._asks_every)
         except queue.Empty:
             return encode(Kind.STILL_HERE)
 
@@ -155,10 +181,13 @@ class Remote:
             try:
                 if self._read_hello(stream):
                     for answer in frames_of(stream):
+                        self._silent = 0
+                        self._delivering = True
                         self._on_answer(answer)
+                        self._delivering = False
             except (ValueError, KeyError, TypeError, concurrent.futures.InvalidStateError) as error:
                 why = f"what came from there is none of an agent's answers ({error})"
-        self._on_end(why)
+        self._on_end(why or self._given_up)
 
     def _read_hello(self, stream: IO[bytes]) -> bool:
         """False if there is none, or another version's."""
@@ -185,6 +214,8 @@ class Remote:
         return True
 
     def _on_answer(self, answer: Frame) -> None:
+        if answer.kind == Kind.STILL_HERE:
+            return
         process = self._processes[answer.process]
         if answer.kind in (Kind.STDOUT, Kind.STDERR):
             process.write(answer.kind, answer.payload)
@@ -213,7 +244,9 @@ class Remote:
 
 
 class RemoteProcess:
-    """A process on another host, as ``process.Watched`` has it."""
+    """A process on another host, as ``process.Watched`` has it. The agent, or the loss of the host, ends its output."""
+
+    output_ends = True
 
     def __init__(self, name: str, number: int, requests: "queue.SimpleQueue[bytes | None]") -> None:
         self.name = name

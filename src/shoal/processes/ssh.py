@@ -23,6 +23,7 @@ _OPTIONS = (
     "ForwardAgent=no",
     "ForwardX11=no",
     "ControlMaster=no",
+    "ControlPath=none",  # a connection that is shared has keepalives of its own, or none
     "LogLevel=ERROR",
 )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.processes.agent import GRACE_SECONDS
 from shoal.processes.environment import handed_on
 from shoal.processes.frames import HELLO, Frame, Kind, encode, frames_of
 from shoal.processes.machines import own_address
@@ -41,14 +42,15 @@ class Caller:
         self.requests.write(frame)
         self.requests.flush()
 
-    def start(self, program: str, directory: str = "/", **environment: str) -> None:
+    def start(self, program: str, directory: str = "/", *, shell: str = "", **environment: str) -> None:
+        """A program of Python; ``shell``: what a shell runs it with, as ``"$@"``."""
         command = [sys.executable, "-c", program]
         request = {
             "name": "it",
-            "command": command,
+            "command": ["/bin/sh", "-c", shell, "sh", *command] if shell else command,
             "environment": environment,
             "directory": directory,
-            "hands_on": True,
+            "hands_on": not shell,
         }
         self.send(encode(Kind.START, 7, request))
 
@@ -113,6 +115,33 @@ def test_a_folder_that_is_not_there_is_said(callers: list[Caller]) -> None:
     assert b"cannot start in /no/such/folder: No such file or directory" in output(found, Kind.STDERR)
 
 
+def test_what_cannot_be_started_is_that_process_failure_alone(callers: list[Caller]) -> None:
+    callers.append(Caller())
+    callers[0].start("", TEXT="with a \0 in it")
+    found = callers[0].until(Kind.EXIT)
+    assert found[-1].value == 127
+    assert b"cannot start in /: embedded null byte" in output(found, Kind.STDERR)
+    request = {"index": 0, "environment": {"TEXT": "with a \0 in it"}}
+    callers[0].send(encode(Kind.START_SERVER, 8, request))
+    said = [frame for frame in callers[0].until(Kind.EXIT) if frame.kind == Kind.NOT_READY]
+    assert [frame.value for frame in said] == ["cannot start server 0: embedded null byte"]
+    callers[0].start("print('well')")
+    assert output(callers[0].until(Kind.EXIT), Kind.STDOUT) == b"well\n"
+
+
+def test_output_ends_once_the_process_is_finished_even_if_a_stranger_holds_it(callers: list[Caller]) -> None:
+    callers.append(Caller())
+    stranger = "import subprocess; print('last', subprocess.Popen(['sleep', '20'], start_new_session=True).pid)"
+    callers[0].start(stranger)
+    found = callers[0].until(Kind.EXIT)
+    callers[0].send(encode(Kind.FINISH, 7))
+    while sum(not frame.payload for frame in found) < 2:
+        found.append(next(callers[0].answers))
+    word, pid = output(found, Kind.STDOUT).split()
+    assert word == b"last"
+    os.kill(int(pid), signal.SIGKILL)  # it has held its output open until now
+
+
 WAITS = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(os.mkdir("saved")))
@@ -134,6 +163,26 @@ def test_nothing_outlives_the_connection(callers: list[Caller], tmp_path: Path, 
     # All but the last have a grace period.
     assert (tmp_path / "saved").exists() == (how != "SIGKILL")
     assert callers[0].process.wait(SECONDS) == {"its input ends": 0, "silence": 1, "SIGKILL": -9}[how]
+
+
+def test_what_a_shell_runs_has_the_grace_period_too(callers: list[Caller], tmp_path: Path) -> None:
+    """The shell itself ends at once."""
+    callers.append(Caller())
+    saves = WAITS.replace("sys.exit", "(time.sleep(1), sys.exit)[1]")
+    callers[0].start(saves, directory=str(tmp_path), shell='"$@"; echo after')
+    pid = int(callers[0].until(Kind.STDOUT)[-1].payload)
+    started = time.monotonic()
+    callers[0].requests.close()
+    assert has_ended(pid)
+    assert (tmp_path / "saved").exists()
+    assert callers[0].process.wait(SECONDS) == 0
+    assert time.monotonic() - started < GRACE_SECONDS
+
+
+def test_the_agent_answers_that_it_is_still_here(callers: list[Caller]) -> None:
+    callers.append(Caller())
+    callers[0].send(encode(Kind.STILL_HERE))
+    assert next(callers[0].answers).kind == Kind.STILL_HERE
 
 
 @pytest.mark.slow
@@ -168,6 +217,7 @@ def test_ssh_asks_nobody_and_forwards_nothing() -> None:
     assert words[words.index("-p") + 1] == "2222"
     assert words[words.index("-i") + 1] == "key"
     assert {"BatchMode=yes", "ForwardAgent=no", "ClearAllForwardings=yes", "ServerAliveInterval=5"} <= set(words)
+    assert {"ControlMaster=no", "ControlPath=none"} <= set(words)
 
 
 @pytest.mark.parametrize(
