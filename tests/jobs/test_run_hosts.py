@@ -16,7 +16,9 @@ import pytest
 from launching import Launcher, all_gone, is_running
 from ssh_hosts import SshHosts, needs_sshd
 
+from shoal.processes.python import module_command
 from shoal.testing.lab import Lab
+from shoal.testing.lab.commands import write_setting
 from shoal.testing.lab.namespaces import FOLDER
 
 pytestmark = needs_sshd
@@ -337,7 +339,8 @@ def test_secrets_are_in_no_argument_and_not_with_ssh(hosts: SshHosts, launch: La
     assert len(ssh) == 3
     for pid in ssh:
         assert b"SHOAL_" not in Path(f"/proc/{pid}/environ").read_bytes()
-    assert all(processes("shoal.processes.agent", hosts.lab.hosts[index].namespace) for index in (1, 2, 3))
+    (*_, agent) = module_command("shoal.processes.agent")
+    assert all(processes(agent, hosts.lab.hosts[index].namespace) for index in (1, 2, 3))
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             assert secret.encode() not in (entry / "cmdline").read_bytes()
@@ -394,6 +397,51 @@ def test_a_port_and_a_key_can_be_given(hosts: SshHosts, launch: Launch, script: 
     path = script("print('started')")
     words = ("-np", "1", "-H", hosts.lab.addresses[1], "-p", str(hosts.ports["h1"]), "-i", hosts.key)
     assert launch(*words, path).finish() == (0, "[0] started\n", "")
+
+
+def test_an_address_is_ours_where_an_interface_has_it(hosts: SshHosts, launch: Launch, script: Write) -> None:
+    """Neither where it can be listened on, nor only if packets to it would come from it."""
+    here = hosts.lab.hosts[0]
+    assert write_setting(here.namespace, "net/ipv4/ip_nonlocal_bind", "1")
+    for address in ("10.199.0.1/24", "10.199.0.2/24"):
+        subprocess.run(here.command(["ip", "address", "add", address, "dev", "lo"]), check=True)
+    ours = "from shoal.processes.hosts import is_own; import sys; print(*map(is_own, sys.argv[1:]))"
+    addresses = [
+        *hosts.lab.addresses[:2],
+        "10.199.0.2",
+        "127.0.0.2",
+        "::1",
+        "fe80::7%lo",
+        f"::ffff:{hosts.lab.addresses[0]}",
+    ]
+    found = subprocess.run(here.command([sys.executable, "-c", ours, *addresses]), stdout=subprocess.PIPE, check=True)
+    assert found.stdout.split() == [b"True", b"False", b"True", b"True", b"True", b"False", b"True"]
+
+
+def test_what_lies_in_the_home_there_is_not_imported(
+    hosts: SshHosts, launch: Launch, script: Write, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "random.py").write_text("raise SystemExit('a module of the user')\n")
+    go = f"ForceCommand sh -c 'cd {home}; eval \"$SSH_ORIGINAL_COMMAND\"'"
+    for index in (1, 2, 3):
+        hosts.serve(index, f"at-home-{index}", go)
+    words = ("-np", "2", "-H", "at-home-1,at-home-2", "--server-hosts", "at-home-3")
+    code, out, err = launch(*words, script("print('started')"), PYTHONPATH="::here").finish()
+    assert (code, err) == (0, "")
+    assert {"[0] started", "[1] started"} <= set(out.splitlines())
+
+
+def test_a_machine_with_two_names_is_one_node(hosts: SshHosts, launch: Launch, script: Write) -> None:
+    hosts.serve(1, "h1-too")
+    path = script("print('started')")
+    code, out, err = launch("-np", "2", "-H", "h1,h1-too", path).finish()
+    assert (code, out) == (255, "")
+    assert err == "shoal run: h1 and h1-too are the same machine: name it once, with all its slots\n"
+    code, out, err = launch("-np", "2", "-H", "h1,h2", "--server-hosts", "h1-too", path).finish()
+    assert (code, out) == (255, "")
+    assert err.startswith("shoal run: h1-too is the machine of h1, which has ranks, "), err
 
 
 @pytest.mark.slow

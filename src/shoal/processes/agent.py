@@ -1,6 +1,6 @@
 """The agent: what ``shoal run`` starts on another host, by ssh. It starts that host's ranks and servers, and ends with them.
 
-    python -m shoal.processes.agent SECONDS
+    python -m shoal.processes.agent SECONDS    # but for the folder that it is started in (python.py)
 
 It says hello, then does what the frames on its standard input say (frames.py), and answers on its standard output.
 Processes are started, watched and ended by the same code as on the launcher's own machine. When its standard input ends, or
@@ -31,6 +31,7 @@ from shoal.processes.machines import own_address
 from shoal.processes.output import LINGER_SECONDS
 from shoal.processes.process import Process
 from shoal.processes.servers import ServerFailed, ServerProcess, start_server
+from shoal.tuning.topology import machine
 
 GRACE_SECONDS = 5.0
 EXIT_CANNOT_START = 127
@@ -66,6 +67,7 @@ class Agent:
         for request in frames_of(requests):
             self._heard = math.inf if request.kind == Kind.PAUSE else time.monotonic()
             self._do(request)
+            self._asked.set()
         self._end()
 
     def _do(self, request: Frame) -> None:
@@ -73,8 +75,6 @@ class Agent:
             self._start(request.process, **request.value)
         elif request.kind == Kind.START_SERVER:
             self._start_server(request.process, **request.value)
-        elif request.kind == Kind.STILL_HERE:
-            self._asked.set()
         elif request.process in self._processes:
             process, finished = self._processes[request.process]
             if request.kind == Kind.SIGNAL:
@@ -156,7 +156,8 @@ class Agent:
         self._answer(encode_bytes(kind, number, b""))
 
     def _be_here(self) -> None:
-        """Answers in a thread of its own: the one that follows requests must not wait for a launcher whose reader stands still."""
+        """Answers, whatever the request, in a thread of its own: the one that follows requests must not wait for a launcher whose
+        reader stands still."""
         while self._asked.wait():
             self._asked.clear()
             self._answer(encode(Kind.STILL_HERE))
@@ -196,7 +197,8 @@ def _words(error: OSError | ValueError) -> str:
 
 
 def _hello() -> dict[str, Any]:
-    """``address``: of this host, as ssh has reached it where that is its own; ``client``: where that came from, or ""."""
+    """``address``: of this host, as ssh has reached it where that is its own; ``client``: where that came from, or "";
+    ``machine``: its name among the nodes of a job."""
     client, _, own, _ = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[:4]
     address = own_address([own])
     return {
@@ -204,6 +206,7 @@ def _hello() -> dict[str, Any]:
         "address": address,
         "client": client,
         "master_port": free_master_port(address),
+        "machine": machine(),
     }
 
 

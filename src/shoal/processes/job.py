@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from shoal.errors import ConfigurationError
+from shoal.net.descriptors import provide
 from shoal.processes.description import JobDescription
 from shoal.processes.environment import HOST, rank_environment, with_secret
 from shoal.processes.guard import Guard
@@ -34,6 +36,7 @@ GRACE_SECONDS = 5.0
 # After a signal from outside ranks may be writing a checkpoint.
 GRACE_AFTER_SIGNAL_SECONDS = 30.0
 
+EXIT_CANNOT_BEGIN = 1
 EXIT_SERVER_FAILED = 1
 EXIT_OUTPUT_BROKEN = 128 + signal.SIGPIPE
 
@@ -94,11 +97,17 @@ class Job:
 
     async def _reach(self, guard: Guard) -> dict[str, Facts]:
         """What the hosts that the ranks and servers are on say of themselves, by name."""
-        servers = [self._description.host_of_server(index) for index in range(self._description.servers)]
-        names = dict.fromkeys([*(host for host, _ in self._description.placed()), *servers])
+        homes = self._homes()
+        names = dict.fromkeys(homes)
         named = [name for name in names if name]
         here = await self._results([functools.partial(is_here, name) for name in named])  # which may ask name servers
         elsewhere = [name for name, is_this in zip(named, here, strict=False) if not is_this]
+        try:
+            self._provide_descriptors([home in elsewhere for home in homes], len(elsewhere))
+        except ConfigurationError as error:
+            await self._say(str(error))
+            self._fail(EXIT_CANNOT_BEGIN)
+            return {}
         for name in elsewhere:
             self._machines[name] = Remote(name, self._ssh, self._environment, guard)
         found = await self._results([self._machines[name].wait_ready for name in elsewhere])
@@ -106,8 +115,25 @@ class Job:
             return {}
         this = Here(guard, own_address([facts.client for facts in found]) if elsewhere else HOST)
         self._machines |= {name: this for name in names if name not in elsewhere}
-        facts = dict(zip(elsewhere, found, strict=True))
-        return {name: facts[name] if name in facts else this.wait_ready() for name in names}
+        facts = dict.fromkeys(names, this.wait_ready()) | dict(zip(elsewhere, found, strict=True))
+        if twice := self._description.named_twice({name: fact.machine for name, fact in facts.items()}):
+            await self._say(twice)
+            self._fail(EXIT_HOST_LOST)
+        return facts
+
+    def _homes(self) -> list[str]:
+        """The host of each rank, then of each server."""
+        servers = [self._description.host_of_server(index) for index in range(self._description.servers)]
+        return [*(host for host, _ in self._description.placed()), *servers]
+
+    def _provide_descriptors(self, elsewhere: Sequence[bool], hosts: int) -> None:
+        """``elsewhere``: of each process, whether it is on another host; of which there are ``hosts``."""
+        needed = {
+            "output of processes here": 3 * elsewhere.count(False),  # and the pipe that says where a server listens
+            "output of processes on other hosts": 4 * elsewhere.count(True),
+            "ssh": 3 * hosts,
+        }
+        provide("shoal run", needed, {})
 
     async def _start_servers(self) -> list[str]:
         for index in range(self._description.servers):

@@ -13,16 +13,18 @@ from shoal.processes.hosts import is_own
 from shoal.processes.process import Process, Watched
 from shoal.processes.program import Program
 from shoal.processes.servers import ServerProcess, start_server
+from shoal.tuning.topology import machine
 
 
 class Facts(NamedTuple):
     """What a machine says of itself: the address at which others reach it, and a port there that is free, and the next.
 
-    ``client``: the address of this machine as that one sees it; "" if it does not know.
+    ``machine``: its name among the nodes of a job (``tuning.topology``). ``client``: the address of this machine as that one sees it; "" if it does not know.
     """
 
     address: str
     master_port: int
+    machine: str
     client: str = ""
 
 
@@ -77,7 +79,7 @@ class Here:
         self._address = address
 
     def wait_ready(self) -> Facts:
-        return Facts(self._address, free_master_port(self._address))
+        return Facts(self._address, free_master_port(self._address), machine())
 
     def start_rank(self, rank: int, name: str, program: Program, environment: Mapping[str, str]) -> Process:
         return Process(

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from shoal.net.descriptors import before
 from shoal.processes import shim
 from shoal.processes.guard import Guard
 
@@ -151,8 +152,10 @@ class Process(Started):
         directory: str | Path | None = None,
         hands_on: bool = True,
     ) -> None:
+        descriptors = before()
+        own_limit = "" if descriptors is None else str(descriptors)
         self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), *command],
+            [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), own_limit, *command],
             env=dict(environment),
             stdin=stdin,
             stdout=stdout,

@@ -14,7 +14,6 @@ import json
 import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from shoal.processes.guard import Guard
 from shoal.processes.machines import Facts, HostFailed
 from shoal.processes.process import Process
 from shoal.processes.program import Program
+from shoal.processes.python import module_command, needed_by_python
 from shoal.processes.servers import START_SECONDS, ServerFailed
 from shoal.processes.ssh import CONNECT_SECONDS, Ssh, explain
 
@@ -35,7 +35,6 @@ _END_SECONDS = 10.0  # for an agent to end what is left, and itself
 # Of an agent's silence: for a machine that is busy, whatever the peer timeout; for one where everything is to end.
 _LEAST_PATIENCE_SECONDS = 5
 _HURRIED_PATIENCE_SECONDS = 5
-_NEEDED_BY_PYTHON = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
 # A login shell may greet before the agent does.
 _MOST_GREETINGS = 256 * 1024
 
@@ -58,10 +57,10 @@ class Remote:
         self._directory = str(Path.cwd())
         self._closed = self._paused = False
         self._lock = threading.Lock()  # between a start and the end of the connection
-        # What Python needs to begin. All else, which may be secret, comes when it listens.
-        needed = [f"{name}={environment[name]}" for name in _NEEDED_BY_PYTHON if name in environment]
+        # All but what Python needs to begin, which may be secret, comes when it listens.
+        needed = [f"{name}={value}" for name, value in needed_by_python(environment).items()]
         # A loss is noticed here first, and said.
-        agent = ["env", *needed, sys.executable, "-m", "shoal.processes.agent", str(2 * ssh.silence)]
+        agent = ["env", *needed, *module_command("shoal.processes.agent"), str(2 * ssh.silence)]
         own = {name: value for name, value in environment.items() if not name.startswith("SHOAL_")}
         self._ssh = Process(
             f"ssh to {host}",
@@ -100,7 +99,9 @@ class Remote:
         return self._start(name, Kind.START, request)
 
     def start_server(self, index: int, environment: Mapping[str, str]) -> "RemoteServer":
-        request = {"index": index, "environment": handed_on(server_environment(environment))}
+        """In another folder than this one, so that what PYTHONPATH says of folders in this one is said in full."""
+        own = {**server_environment(environment), **needed_by_python(environment)}
+        request = {"index": index, "environment": handed_on(own)}
         process = self._start(f"server {index} on {self._host}", Kind.START_SERVER, request)
         return RemoteServer(process)
 
@@ -210,7 +211,9 @@ class Remote:
                 )
             )
             return False
-        self._facts.set_result(Facts(str(hello["address"]), int(hello["master_port"]), str(hello["client"])))
+        self._facts.set_result(
+            Facts(str(hello["address"]), int(hello["master_port"]), str(hello["machine"]), str(hello["client"]))
+        )
         return True
 
     def _on_answer(self, answer: Frame) -> None:

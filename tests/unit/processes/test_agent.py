@@ -15,6 +15,7 @@ from shoal.processes.agent import GRACE_SECONDS
 from shoal.processes.environment import handed_on
 from shoal.processes.frames import HELLO, Frame, Kind, encode, frames_of
 from shoal.processes.machines import own_address
+from shoal.processes.python import module_command, needed_by_python
 from shoal.processes.ssh import Ssh, explain
 
 SECONDS = 30.0
@@ -135,7 +136,7 @@ def test_output_ends_once_the_process_is_finished_even_if_a_stranger_holds_it(ca
     callers[0].start(stranger)
     found = callers[0].until(Kind.EXIT)
     callers[0].send(encode(Kind.FINISH, 7))
-    while sum(not frame.payload for frame in found) < 2:
+    while sum(frame.kind in (Kind.STDOUT, Kind.STDERR) and not frame.payload for frame in found) < 2:
         found.append(next(callers[0].answers))
     word, pid = output(found, Kind.STDOUT).split()
     assert word == b"last"
@@ -179,9 +180,11 @@ def test_what_a_shell_runs_has_the_grace_period_too(callers: list[Caller], tmp_p
     assert time.monotonic() - started < GRACE_SECONDS
 
 
-def test_the_agent_answers_that_it_is_still_here(callers: list[Caller]) -> None:
+@pytest.mark.parametrize("request_", [Kind.STILL_HERE, Kind.SIGNAL])
+def test_every_request_is_answered(callers: list[Caller], request_: Kind) -> None:
+    """So a launcher that has much to say hears too that the agent lives."""
     callers.append(Caller())
-    callers[0].send(encode(Kind.STILL_HERE))
+    callers[0].send(encode(request_, 7, 2))
     assert next(callers[0].answers).kind == Kind.STILL_HERE
 
 
@@ -206,9 +209,34 @@ def test_hello_says_at_which_of_its_own_addresses_the_host_is_reached(callers: l
 
 
 def test_what_speaks_of_this_machine_is_not_handed_on() -> None:
-    own = {"HOME": "/h", "SSH_AUTH_SOCK": "/s", "XDG_RUNTIME_DIR": "/r", "BASH_FUNC_f%%": "() { :; }", "OLDPWD": "/"}
+    own = {
+        "HOME": "/h",
+        "TMPDIR": "/t",
+        "KRB5CCNAME": "k",
+        "GPG_TTY": "/dev/pts/1",
+        "HOST": "h",
+        "SSH_AUTH_SOCK": "/s",
+        "XDG_RUNTIME_DIR": "/r",
+        "BASH_FUNC_f%%": "() { :; }",
+        "OLDPWD": "/",
+    }
     handed = {"PATH": "/bin", "SHOAL_SECRET": "s", "CUDA_VISIBLE_DEVICES": "0", "HOMEPAGE": "x"}
     assert handed_on({**own, **handed}) == handed
+
+
+def test_what_python_needs_to_begin_means_the_same_in_any_folder() -> None:
+    here = str(Path.cwd())
+    needed = needed_by_python({"PYTHONPATH": "src::/lib", "LD_LIBRARY_PATH": "/l", "SHOAL_SECRET": "s"})
+    assert needed == {"PYTHONPATH": f"{here}/src:{here}:/lib", "LD_LIBRARY_PATH": "/l"}
+    assert needed_by_python({"PYTHONPATH": ""}) == {}
+
+
+def test_modules_of_ours_do_not_import_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('a module of the user')\n")
+    command = [*module_command("shoal.cli"), "run", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: shoal run")
 
 
 def test_ssh_asks_nobody_and_forwards_nothing() -> None:
@@ -225,7 +253,8 @@ def test_ssh_asks_nobody_and_forwards_nothing() -> None:
     [
         (["me@h: Permission denied (publickey)."], 255, "h wants a password, or a key that is not here"),
         (["bash: line 1: /x/python: Permission denied"], 126, f"h has no {sys.executable}"),
-        (["/x/python: No module named shoal.processes.agent"], 1, "h has another version of Shoal"),
+        (["ImportError: No module named shoal.processes.agent"], 1, "h has another version of Shoal"),
+        (["ImportError: ... (ModuleNotFoundError: No module named 'shoal')"], 1, "Shoal is not installed on h"),
         (["ssh: connect to host h port 22: No route to host"], 255, "h cannot be reached: ssh said: ssh: connect"),
         ([], 3, "did not begin: it said: nothing, and ended with exit code 3"),
     ],
