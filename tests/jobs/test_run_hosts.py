@@ -278,25 +278,28 @@ def test_a_host_whose_connection_dies_ends_the_job_and_what_it_has_started(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("again", [True, False], ids=["interrupted", "left alone"])
-def test_an_agent_that_stands_still_keeps_nothing_from_ending(launch: Launch, script: Write, again: bool) -> None:
-    launcher = launch("-np", "2", "-H", "h1:1,h2:1", script(FAMILY), SHOAL_PEER_TIMEOUT="60" if again else "5")
+@pytest.mark.parametrize(("who", "interrupted"), [("agent", True), ("agent", False), ("ssh", True)])
+def test_what_stands_still_keeps_nothing_from_ending(
+    hosts: SshHosts, launch: Launch, script: Write, who: str, interrupted: bool
+) -> None:
+    patience = "60" if interrupted else "5"
+    launcher = launch("-np", "2", "-H", "h1:1,h2:1", script(FAMILY), SHOAL_PEER_TIMEOUT=patience)
     pids = pids_of(launcher, 2)
-    agents = pids[2::3]
-    os.kill(agents[0], signal.SIGSTOP)
+    stopped = pids[2] if who == "agent" else min(ssh_of(launcher, hosts))
+    os.kill(stopped, signal.SIGSTOP)
     try:
         started = time.monotonic()
-        for _ in range(2 if again else 0):
+        for _ in range(2 if interrupted else 0):
             launcher.process.send_signal(signal.SIGINT)
             time.sleep(0.5)
         code, _, err = launcher.finish()
         assert time.monotonic() - started < 25
-        assert code == (128 + signal.SIGINT if again else 255)
-        assert again or re.match(
-            r"shoal run: h[12] is lost: Shoal's agent there has not answered for 5 seconds", err
-        ), err
+        assert code == (128 + signal.SIGINT if interrupted else 255)
+        said = r"shoal run: h[12] is lost: Shoal's agent there has not answered for 5 seconds; ending the others\n"
+        assert interrupted or re.fullmatch(said, err), err
     finally:
-        os.kill(agents[0], signal.SIGCONT)
+        if who == "agent":
+            os.kill(stopped, signal.SIGCONT)
     assert all_gone(pids)
 
 

@@ -26,7 +26,9 @@ class Kind(enum.IntEnum):
     SIGNAL = 3  # its number
     KILL = 4  # the process and all that it has started
     FINISH = 5  # it has ended: end what it has left behind
-    STILL_HERE = 6  # nothing but that the launcher lives. The agent answers with it whatever it was asked, one for several
+    STILL_HERE = (
+        6  # nothing but that the launcher lives. The agent answers with it whatever it was asked, one for several
+    )
     PAUSE = 7  # the launcher stops for a while (Ctrl-Z): its silence means nothing until the next frame
     STDOUT = 8  # nothing in it: the stream has ended
     STDERR = 9

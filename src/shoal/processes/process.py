@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
-from shoal.net.descriptors import before
+from shoal.net import descriptors
 from shoal.processes import shim
 from shoal.processes.guard import Guard
 
@@ -152,10 +152,11 @@ class Process(Started):
         directory: str | Path | None = None,
         hands_on: bool = True,
     ) -> None:
-        descriptors = before()
-        own_limit = "" if descriptors is None else str(descriptors)
+        # What this process has raised for itself is not for others.
+        soft = descriptors.before()
+        limit = "" if soft is None else str(soft)
         self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), own_limit, *command],
+            [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), limit, *command],
             env=dict(environment),
             stdin=stdin,
             stdout=stdout,
