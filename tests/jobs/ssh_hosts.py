@@ -25,12 +25,14 @@ needs_sshd = [
 
 
 class SshHosts:
-    """Where sshd answers on the hosts of ``lab``, by name the ``ports``; ``key`` is the user's; ``launch``, from any of them."""
+    """Where sshd answers on the hosts of ``lab``, by name the ``ports``; ``key`` is the user's, ``ssh`` a client
+    with the user's configuration; ``launch``, from any of them."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
-        self._folder = folder
+        self.folder = folder
         self.key = folder / "user"
+        self.ssh = folder / "bin" / "ssh"
         self.ports: dict[str, int] = {}
         Path("/run/sshd").mkdir(exist_ok=True)  # the folder of its privilege separation, which Debian makes at boot
         folder.chmod(0o755)
@@ -49,16 +51,16 @@ class SshHosts:
         self.ports[name] = port
         key = self._make_key(name)
         if known:
-            with (self._folder / "known").open("a") as file:
+            with (self.folder / "known").open("a") as file:
                 file.write(f"[{address}]:{port} {key}")
-        with (self._folder / "config").open("a") as file:
+        with (self.folder / "config").open("a") as file:
             file.write(f"Host {name}\n HostName {address}\n Port {port}\n {client}\n")
-        settings, log = self._folder / f"{name}.sshd", self._folder / f"{name}.log"
+        settings, log = self.folder / f"{name}.sshd", self.folder / f"{name}.log"
         # Of what is said twice, the first counts.
         settings.write_text(f"""{also}
             ListenAddress {address}:{port}
-            HostKey {self._folder}/{name}
-            AuthorizedKeysFile {self._folder / "user.pub" if welcome else "none"}
+            HostKey {self.folder}/{name}
+            AuthorizedKeysFile {self.folder / "user.pub" if welcome else "none"}
             PermitRootLogin yes
             PasswordAuthentication no
             UsePAM no
@@ -75,20 +77,19 @@ class SshHosts:
 
     def launch(self, on: int, *arguments: str | Path, **environment: str) -> Launcher:
         """``shoal run`` on a host."""
-        path = f"{self._folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         return Launcher(*arguments, host=self.lab.hosts[on], **{"PATH": path, **environment})
 
     def _make_key(self, name: str) -> str:
         """The public part."""
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._folder / name)]
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)]
         subprocess.run(command, check=True)
-        return (self._folder / f"{name}.pub").read_text()
+        return (self.folder / f"{name}.pub").read_text()
 
     def _write_client(self) -> None:
         """A user's configuration, and an ssh that reads it: the real one looks where /etc/passwd says."""
-        lines = [f"IdentityFile {self._folder}/user", f"UserKnownHostsFile {self._folder}/known", "User root"]
-        (self._folder / "config").write_text("\n".join(lines) + "\n")
-        wrapper = self._folder / "bin" / "ssh"
-        wrapper.parent.mkdir()
-        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self._folder}/config "$@"\n')
-        wrapper.chmod(0o755)
+        lines = [f"IdentityFile {self.folder}/user", f"UserKnownHostsFile {self.folder}/known", "User root"]
+        (self.folder / "config").write_text("\n".join(lines) + "\n")
+        self.ssh.parent.mkdir()
+        self.ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self.folder}/config "$@"\n')
+        self.ssh.chmod(0o755)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,30 @@ def run(program: str, *, limit: str, only_rank: int | None = None, **variables: 
         [*words, sys.executable, program], env=environment(**variables), capture_output=True, text=True, timeout=60
     )
     return done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.parametrize("limit", ["-Sn 64", "-n 64"], ids=["soft", "hard"])
+def test_a_launcher_raises_its_own_limit_alone(tmp_path: Path, limit: str) -> None:
+    """Of ranks of another host, which here is this machine behind an ssh of the test's."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nfor command; do :; done\nexec sh -c "$command"\n')
+    ssh.chmod(0o755)
+    program = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    run = [sys.executable, "-m", "shoal.cli", "run", "-n", "16", "-H", "me@other:16", sys.executable, "-c", program]
+    done = subprocess.run(
+        ["bash", "-c", f'ulimit {limit}; exec "$@"', "bash", *run],
+        env=environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if limit == "-n 64":
+        assert (done.returncode, done.stdout) == (1, "")
+        said = r"shoal run: shoal run needs \d+ descriptors for this job \(.*64 for output of processes on other hosts.*ulimit -n.*\n"
+        assert re.fullmatch(said, done.stderr), done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert sorted(done.stdout.splitlines()) == sorted(f"[{rank}] 64" for rank in range(16))
 
 
 def test_a_rank_that_may_not_have_enough_is_named_at_once_on_every_rank() -> None:

@@ -127,6 +127,23 @@ def test_a_signal_reaches_what_a_shell_has_started(
     assert code == (5 if number == signal.SIGINT else 128 + number)
 
 
+def test_hosts_that_do_not_answer_keep_no_interrupt_waiting(
+    launch: Callable[..., Launcher], script: Write, tmp_path: Path
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\necho >> "{tmp_path}/started"\nexec sleep 600\n')
+    ssh.chmod(0o755)
+    hosts = ",".join(f"me@h{number}" for number in range(12))
+    launcher = launch("-n", "12", "-H", hosts, script(""), PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    while not ((tmp_path / "started").exists() and len((tmp_path / "started").read_text()) == 12):
+        assert launcher.process.poll() is None
+        time.sleep(0.05)
+    launcher.process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    assert launcher.finish() == (128 + signal.SIGINT, "", "")
+    assert time.monotonic() - started < 15
+
+
 def test_lines_are_whole_whoever_writes(launch: Callable[..., Launcher], script: Write) -> None:
     path = script("""
         for number in range(300):

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -15,7 +16,9 @@ import pytest
 from launching import Launcher, all_gone, is_running
 from ssh_hosts import SshHosts, needs_sshd
 
+from shoal.processes.python import module_command
 from shoal.testing.lab import Lab
+from shoal.testing.lab.commands import write_setting
 from shoal.testing.lab.namespaces import FOLDER
 
 pytestmark = needs_sshd
@@ -275,6 +278,32 @@ def test_a_host_whose_connection_dies_ends_the_job_and_what_it_has_started(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("who", "interrupted"), [("agent", True), ("agent", False), ("ssh", True)])
+def test_what_stands_still_keeps_nothing_from_ending(
+    hosts: SshHosts, launch: Launch, script: Write, who: str, interrupted: bool
+) -> None:
+    patience = "60" if interrupted else "5"
+    launcher = launch("-np", "2", "-H", "h1:1,h2:1", script(FAMILY), SHOAL_PEER_TIMEOUT=patience)
+    pids = pids_of(launcher, 2)
+    stopped = pids[2] if who == "agent" else min(ssh_of(launcher, hosts))
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        for _ in range(2 if interrupted else 0):
+            launcher.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        code, _, err = launcher.finish()
+        assert time.monotonic() - started < 25
+        assert code == (128 + signal.SIGINT if interrupted else 255)
+        said = r"shoal run: h[12] is lost: Shoal's agent there has not answered for 5 seconds; ending the others\n"
+        assert interrupted or re.fullmatch(said, err), err
+    finally:
+        if who == "agent":
+            os.kill(stopped, signal.SIGCONT)
+    assert all_gone(pids)
+
+
+@pytest.mark.slow
 def test_a_host_whose_link_is_cut_ends_the_job_and_what_it_has_started(
     hosts: SshHosts, launch: Launch, script: Write
 ) -> None:
@@ -313,7 +342,8 @@ def test_secrets_are_in_no_argument_and_not_with_ssh(hosts: SshHosts, launch: La
     assert len(ssh) == 3
     for pid in ssh:
         assert b"SHOAL_" not in Path(f"/proc/{pid}/environ").read_bytes()
-    assert all(processes("shoal.processes.agent", hosts.lab.hosts[index].namespace) for index in (1, 2, 3))
+    (*_, agent) = module_command("shoal.processes.agent")
+    assert all(processes(agent, hosts.lab.hosts[index].namespace) for index in (1, 2, 3))
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             assert secret.encode() not in (entry / "cmdline").read_bytes()
@@ -372,6 +402,51 @@ def test_a_port_and_a_key_can_be_given(hosts: SshHosts, launch: Launch, script: 
     assert launch(*words, path).finish() == (0, "[0] started\n", "")
 
 
+def test_an_address_is_ours_where_an_interface_has_it(hosts: SshHosts, launch: Launch, script: Write) -> None:
+    """Neither where it can be listened on, nor only if packets to it would come from it."""
+    here = hosts.lab.hosts[0]
+    assert write_setting(here.namespace, "net/ipv4/ip_nonlocal_bind", "1")
+    for address in ("10.199.0.1/24", "10.199.0.2/24"):
+        subprocess.run(here.command(["ip", "address", "add", address, "dev", "lo"]), check=True)
+    ours = "from shoal.processes.hosts import is_own; import sys; print(*map(is_own, sys.argv[1:]))"
+    addresses = [
+        *hosts.lab.addresses[:2],
+        "10.199.0.2",
+        "127.0.0.2",
+        "::1",
+        "fe80::7%lo",
+        f"::ffff:{hosts.lab.addresses[0]}",
+    ]
+    found = subprocess.run(here.command([sys.executable, "-c", ours, *addresses]), stdout=subprocess.PIPE, check=True)
+    assert found.stdout.split() == [b"True", b"False", b"True", b"True", b"True", b"False", b"True"]
+
+
+def test_what_lies_in_the_home_there_is_not_imported(
+    hosts: SshHosts, launch: Launch, script: Write, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "random.py").write_text("raise SystemExit('a module of the user')\n")
+    go = f"ForceCommand sh -c 'cd {home}; eval \"$SSH_ORIGINAL_COMMAND\"'"
+    for index in (1, 2, 3):
+        hosts.serve(index, f"at-home-{index}", go)
+    words = ("-np", "2", "-H", "at-home-1,at-home-2", "--server-hosts", "at-home-3")
+    code, out, err = launch(*words, script("print('started')"), PYTHONPATH="::here").finish()
+    assert (code, err) == (0, "")
+    assert {"[0] started", "[1] started"} <= set(out.splitlines())
+
+
+def test_a_machine_with_two_names_is_one_node(hosts: SshHosts, launch: Launch, script: Write) -> None:
+    hosts.serve(1, "h1-too")
+    path = script("print('started')")
+    code, out, err = launch("-np", "2", "-H", "h1,h1-too", path).finish()
+    assert (code, out) == (255, "")
+    assert err == "shoal run: h1 and h1-too are the same machine: name it once, with all its slots\n"
+    code, out, err = launch("-np", "2", "-H", "h1,h2", "--server-hosts", "h1-too", path).finish()
+    assert (code, out) == (255, "")
+    assert err.startswith("shoal run: h1-too is the machine of h1, which has ranks, "), err
+
+
 @pytest.mark.slow
 def test_hosts_behind_a_jump_host_reach_rank_0_here(hosts: SshHosts, launch: Launch, script: Write) -> None:
     hosts.serve(3, "behind", client="ProxyJump h1")
@@ -402,3 +477,42 @@ def test_a_job_goes_on_while_its_launcher_is_stopped_by_the_terminal(launch: Lau
     code, out, err = launcher.finish()
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == ["[0] trained", "[1] trained"]
+
+
+@pytest.mark.slow
+def test_two_stops_by_the_terminal_at_once_are_one(launch: Launch, script: Write) -> None:
+    path = script("print('ready', flush=True)\ntime.sleep(7)\nprint('trained')")
+    launcher = launch("-np", "1", "-H", "h1:1", path, SHOAL_PEER_TIMEOUT="1")
+    launcher.wait_for(1, "ready")
+    for _ in range(2):
+        launcher.process.send_signal(signal.SIGTSTP)
+        time.sleep(0.1)
+    time.sleep(0.5)
+    launcher.process.send_signal(signal.SIGCONT)
+    assert launcher.finish() == (0, "[0] trained\n", "")
+
+
+@pytest.mark.slow
+def test_a_cut_host_is_noticed_where_the_user_shares_connections(
+    hosts: SshHosts, launch: Launch, script: Write
+) -> None:
+    """A shared connection would have the keepalives of whoever opened it: none."""
+    hosts.serve(3, "shared", client=f"ControlMaster auto\n ControlPath {hosts.folder}/socket\n ControlPersist 60")
+    opened = hosts.lab.hosts[0].start([hosts.ssh, "shared", "echo open; exec sleep 60"], stdout=subprocess.PIPE)
+    assert opened.stdout is not None
+    assert opened.stdout.readline() == b"open\n"
+    launcher = launch("-np", "1", "-H", "shared:1", script(FAMILY), SHOAL_PEER_TIMEOUT="3")
+    pids = pids_of(launcher, 1)
+    hosts.lab.hosts[3].cut()
+    try:
+        started = time.monotonic()
+        code, _, err = launcher.finish()
+        assert code == 255
+        assert time.monotonic() - started < 15
+        assert all_gone(pids, 20)
+        assert "shared is lost" in err
+    finally:
+        hosts.lab.hosts[3].mend()
+        opened.kill()
+        opened.wait()
+        subprocess.run([hosts.ssh, "-O", "exit", "shared"], capture_output=True, check=False)

@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}")
 
+# Of interfaces, the names that mean nothing to a shell: hosts become arguments of programs.
+_ZONE = re.compile(r"[A-Za-z0-9_.-]+")
+
 # What the names of all our Unix sockets begin with.
 _UNIX_PREFIX = "shoal-"
 _UNIX_HOST = re.compile(r"@[0-9a-f]{1,64}")
@@ -56,14 +59,21 @@ def parse_host(text: str, *, bracketed: bool = False) -> str:
     """A host name or numeric address. ``bracketed``: IPv6 must be in brackets, and they are taken off."""
     text = text.strip()
     if text.startswith("[") and text.endswith("]"):
-        return str(ipaddress.IPv6Address(text[1:-1]))
+        return _parse_ipv6(text[1:-1])
     if ":" in text:
         if bracketed:
             raise ValueError(f"{text!r}: an IPv6 address is written in brackets, as in [::1]:7077")
-        return str(ipaddress.IPv6Address(text))
+        return _parse_ipv6(text)
     if not _NAME.fullmatch(text):
         raise ValueError(f"{text!r} is not the name or address of a host")
     return text
+
+
+def _parse_ipv6(text: str) -> str:
+    address = ipaddress.IPv6Address(text)
+    if address.scope_id is not None and not _ZONE.fullmatch(address.scope_id):
+        raise ValueError(f"{text!r}: {address.scope_id!r} is not the name or number of a network interface")
+    return str(address)
 
 
 def parse_found_host(text: str) -> str:

@@ -79,6 +79,11 @@ def provide(
     _raise_to(who, min(hard, wanted), needed, later)
 
 
+def before() -> int | None:
+    """The soft limit before it was raised here, for what this process starts; None where it was not raised."""
+    return _before if _limits()[0] == _after else None
+
+
 def raise_to_the_most(who: str) -> None:
     """For a process that is only ours."""
     soft, hard = _limits()

@@ -1,6 +1,6 @@
 """The agent: what ``shoal run`` starts on another host, by ssh. It starts that host's ranks and servers, and ends with them.
 
-    python -m shoal.processes.agent SECONDS
+    python -m shoal.processes.agent SECONDS    # but for the folder that it is started in (python.py)
 
 It says hello, then does what the frames on its standard input say (frames.py), and answers on its standard output.
 Processes are started, watched and ended by the same code as on the launcher's own machine. When its standard input ends, or
@@ -10,11 +10,11 @@ runs, with SIGTERM and a grace period, and then itself. If the agent is killed t
 What a process inherits is this host's own environment, without Shoal's variables, and over it what the launcher sends.
 """
 
-import concurrent.futures
 import importlib.metadata
 import json
 import math
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -22,18 +22,28 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from shoal.processes.environment import free_master_port
 from shoal.processes.frames import HELLO, Frame, Kind, encode, encode_bytes, frames_of
 from shoal.processes.guard import Guard
 from shoal.processes.machines import own_address
+from shoal.processes.output import LINGER_SECONDS
 from shoal.processes.process import Process
 from shoal.processes.servers import ServerFailed, ServerProcess, start_server
+from shoal.tuning.topology import machine
 
 GRACE_SECONDS = 5.0
 EXIT_CANNOT_START = 127
 _CHUNK_BYTES = 64 * 1024
+_ABOUT_FOLDERS = "shoal run starts ranks in the folder of that path on every host"
+
+
+class _Attended(NamedTuple):
+    """A process and whether it was finished (Kind.FINISH)."""
+
+    process: Process
+    finished: threading.Event
 
 
 class Agent:
@@ -44,17 +54,20 @@ class Agent:
         self._address = address
         self._guard = guard
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
-        self._processes: dict[int, Process] = {}
+        self._processes: dict[int, _Attended] = {}
         self._answering = threading.Lock()
+        self._asked = threading.Event()
         self._ending = threading.Lock()
         self._heard = time.monotonic()
 
     def follow(self, requests: IO[bytes], patience: float) -> None:
         """Until requests end, or none has come for ``patience`` seconds, and all that was started has ended."""
         threading.Thread(target=self._watch, args=(patience,), name="shoal-silence", daemon=True).start()
+        threading.Thread(target=self._be_here, name="shoal-here", daemon=True).start()
         for request in frames_of(requests):
             self._heard = math.inf if request.kind == Kind.PAUSE else time.monotonic()
             self._do(request)
+            self._asked.set()
         self._end()
 
     def _do(self, request: Frame) -> None:
@@ -63,13 +76,14 @@ class Agent:
         elif request.kind == Kind.START_SERVER:
             self._start_server(request.process, **request.value)
         elif request.process in self._processes:
-            process = self._processes[request.process]
+            process, finished = self._processes[request.process]
             if request.kind == Kind.SIGNAL:
                 process.signal(request.value)
             elif request.kind == Kind.KILL:
                 process.kill()
             elif request.kind == Kind.FINISH:
                 process.finish()
+                finished.set()
                 del self._processes[request.process]
 
     def _start(
@@ -86,15 +100,21 @@ class Agent:
                 directory=directory,
                 hands_on=hands_on,
             )
-        except OSError as error:
-            self._cannot_start(number, f"cannot start in {directory}: {error.strerror}")
+        except (OSError, ValueError) as error:  # no text for this host's encoding is the latter
+            self._cannot_start(number, f"cannot start in {directory}: {_words(error)} ({_ABOUT_FOLDERS})")
         else:
             self._attend(number, process)
 
     def _start_server(self, number: int, index: int, environment: Mapping[str, str]) -> None:
-        server = start_server(index, {**self._environment, **environment}, self._guard, host=self._address)
-        self._attend(number, server.process)
-        threading.Thread(target=self._await_ready, args=(number, server), daemon=True).start()
+        try:
+            server = start_server(index, {**self._environment, **environment}, self._guard, host=self._address)
+        except (OSError, ValueError) as error:
+            reason = f"cannot start server {index}: {_words(error)}"
+            self._answer(encode(Kind.NOT_READY, number, reason))
+            self._cannot_start(number, reason)
+        else:
+            self._attend(number, server.process)
+            threading.Thread(target=self._await_ready, args=(number, server), daemon=True).start()
 
     def _await_ready(self, number: int, server: ServerProcess) -> None:
         try:
@@ -103,25 +123,44 @@ class Agent:
             self._answer(encode(Kind.NOT_READY, number, str(error)))
 
     def _attend(self, number: int, process: Process) -> None:
-        self._processes[number] = process
+        finished = threading.Event()
+        self._processes[number] = _Attended(process, finished)
         assert process.stdout is not None
         assert process.stderr is not None
         for kind, source in ((Kind.STDOUT, process.stdout), (Kind.STDERR, process.stderr)):
-            threading.Thread(target=self._copy, args=(number, kind, source), daemon=True).start()
+            threading.Thread(target=self._copy, args=(number, kind, source, finished), daemon=True).start()
         process.exit.add_done_callback(lambda exit_: self._answer(encode(Kind.EXIT, number, exit_.result())))
 
     def _cannot_start(self, number: int, reason: str) -> None:
         here = socket.gethostname()
-        words = f"{here}: {reason} (shoal run starts ranks in the folder of that path on every host)\n"
+        words = f"{here}: {reason}\n"
         for kind, payload in ((Kind.STDERR, words.encode()), (Kind.STDERR, b""), (Kind.STDOUT, b"")):
             self._answer(encode_bytes(kind, number, payload))
         self._answer(encode(Kind.EXIT, number, EXIT_CANNOT_START))
 
-    def _copy(self, number: int, kind: Kind, source: IO[bytes]) -> None:
+    def _copy(self, number: int, kind: Kind, source: IO[bytes], finished: threading.Event) -> None:
+        """To the stream's end. Of a process that is finished this is also that nothing has come for LINGER_SECONDS: then it is a
+        stranger who holds the stream open."""
+        poll = select.poll()
         with source:
-            while data := os.read(source.fileno(), _CHUNK_BYTES):
-                self._answer(encode_bytes(kind, number, data))
+            poll.register(source, select.POLLIN)
+            while True:
+                is_last = finished.is_set()
+                if poll.poll(LINGER_SECONDS * 1000):
+                    data = os.read(source.fileno(), _CHUNK_BYTES)
+                    self._answer(encode_bytes(kind, number, data))
+                    if not data:
+                        return
+                elif is_last:
+                    break
         self._answer(encode_bytes(kind, number, b""))
+
+    def _be_here(self) -> None:
+        """Answers, whatever the request, in a thread of its own: the one that follows requests must not wait for a launcher whose
+        reader stands still."""
+        while self._asked.wait():
+            self._asked.clear()
+            self._answer(encode(Kind.STILL_HERE))
 
     def _answer(self, frame: bytes) -> None:
         rest = memoryview(frame)
@@ -141,18 +180,25 @@ class Agent:
     def _end(self) -> None:
         """Ends what still runs, as gently as it lets us."""
         with self._ending:
-            processes = list(self._processes.values())
+            processes = [process for process, _ in self._processes.values()]
             self._processes.clear()
             for process in processes:
                 process.signal(signal.SIGTERM)
-            concurrent.futures.wait([process.exit for process in processes], timeout=GRACE_SECONDS)
+            deadline = time.monotonic() + GRACE_SECONDS
+            while time.monotonic() < deadline and any(process.ending() for process in processes):
+                time.sleep(0.05)
             for process in processes:
                 process.kill()
                 process.finish()
 
 
+def _words(error: OSError | ValueError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
 def _hello() -> dict[str, Any]:
-    """``address``: of this host, as ssh has reached it where that is its own; ``client``: where that came from, or ""."""
+    """``address``: of this host, as ssh has reached it where that is its own; ``client``: where that came from, or "";
+    ``machine``: its name among the nodes of a job."""
     client, _, own, _ = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[:4]
     address = own_address([own])
     return {
@@ -160,6 +206,7 @@ def _hello() -> dict[str, Any]:
         "address": address,
         "client": client,
         "master_port": free_master_port(address),
+        "machine": machine(),
     }
 
 

@@ -1,6 +1,6 @@
 """What a job is: its program, its ranks, where they run, and its servers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.processes.environment import Place, spread
@@ -51,7 +51,13 @@ class JobDescription:
             raise ValueError(
                 "say on which hosts the servers are: --server-hosts host3,host4. On the link of a node's own a server gains nothing"
             )
-        if len({host for host, _ in self.placed()}) == 1:
+        taken = {host for host, _ in self.placed()}
+        for host in self.server_hosts:
+            if host in taken:
+                raise ValueError(
+                    f"{host} has ranks, and on the link of a node's own a server gains nothing: name other hosts in --server-hosts"
+                )
+        if len(taken) == 1:
             raise ValueError("with all ranks on one host there is nothing for a server to do: leave out --servers")
 
     def placed(self) -> list[tuple[str, Place]]:
@@ -59,6 +65,24 @@ class JobDescription:
         if self.hosts:
             return assign(self.ranks, self.hosts)
         return [("", place) for place in spread(self.ranks, self.nodes)]
+
+    def named_twice(self, machines: Mapping[str, str]) -> str:
+        """What is wrong with the hosts, given the machine that each name has turned out to be; "" where nothing is."""
+        if not self.hosts:
+            return ""
+        ranks = dict.fromkeys(host for host, _ in self.placed())
+        names: dict[str, str] = {}
+        for host in ranks:
+            other = names.setdefault(machines[host], host)
+            if other != host:
+                return f"{other} and {host} are the same machine: name it once, with all its slots"
+        for host in map(self.host_of_server, range(self.servers)):
+            if (taken := names.get(machines[host])) is not None:
+                return (
+                    f"{host} is the machine of {taken}, which has ranks, and on the link of a node's own a server gains nothing: "
+                    "name other hosts in --server-hosts"
+                )
+        return ""
 
     def places(self) -> list[Place]:
         return [place for _, place in self.placed()]

@@ -19,14 +19,16 @@ _HEADER = struct.Struct("!BII")
 
 
 class Kind(enum.IntEnum):
-    """What a frame says. The first seven go to the agent, the others come from it."""
+    """What a frame says. The first seven go to the agent, the others come from it; one goes both ways."""
 
     START = 1  # a rank: the arguments of the agent's ``start``
     START_SERVER = 2  # a dedicated server: the arguments of ``start_server``
     SIGNAL = 3  # its number
     KILL = 4  # the process and all that it has started
     FINISH = 5  # it has ended: end what it has left behind
-    STILL_HERE = 6  # nothing but that the launcher lives
+    STILL_HERE = (
+        6  # nothing but that the launcher lives. The agent answers with it whatever it was asked, one for several
+    )
     PAUSE = 7  # the launcher stops for a while (Ctrl-Z): its silence means nothing until the next frame
     STDOUT = 8  # nothing in it: the stream has ended
     STDERR = 9

@@ -4,6 +4,7 @@ A host is written as ssh takes it: a name of its configuration or of DNS, or an 
 another one. The ranks fill the hosts' slots in the order in which the hosts are given, as horovodrun and mpirun place them.
 """
 
+import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Sequence
@@ -90,14 +91,30 @@ def is_here(name: str) -> bool:
 
 
 def is_own(address: str) -> bool:
-    """Whether a numeric address is one of this machine's."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as probe:
+    """Whether a numeric address is one of this machine's.
+
+    Whether it can be listened on does not tell (net.ipv4.ip_nonlocal_bind); nor does where packets to it would come from, which
+    is an interface's first address.
+    """
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
+        return found in _own_ipv6()
+    numeric = getattr(found, "ipv4_mapped", None) or found
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.bind((address, 0))
+            # The kernel takes an address of an interface alone. Nothing is sent.
+            probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, numeric.packed)
         except OSError:
             return False
     return True
+
+
+def _own_ipv6() -> set[ipaddress.IPv6Address]:
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return set()  # a kernel without IPv6
+    return {ipaddress.IPv6Address(bytes.fromhex(line.split()[0])) for line in lines}
 
 
 def _merged(hosts: Iterable[Host]) -> list[Host]:

@@ -10,12 +10,16 @@ there, and the kernel ends the processes with the thread that started them.
 """
 
 import asyncio
+import contextlib
 import functools
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from shoal.errors import ConfigurationError
+from shoal.net.descriptors import provide
 from shoal.processes.description import JobDescription
 from shoal.processes.environment import HOST, rank_environment, with_secret
 from shoal.processes.guard import Guard
@@ -32,6 +36,7 @@ GRACE_SECONDS = 5.0
 # After a signal from outside ranks may be writing a checkpoint.
 GRACE_AFTER_SIGNAL_SECONDS = 30.0
 
+EXIT_CANNOT_BEGIN = 1
 EXIT_SERVER_FAILED = 1
 EXIT_OUTPUT_BROKEN = 128 + signal.SIGPIPE
 
@@ -70,6 +75,7 @@ class Job:
         return self._code or 0
 
     async def _run(self, guard: Guard) -> None:
+        seconds = asyncio.create_task(self._count_seconds())
         try:
             facts = await self._reach(guard)
             addresses = [] if self._failed.is_set() else await self._start_servers()
@@ -78,14 +84,30 @@ class Job:
                 await self._watch()
         finally:
             await self._end()
+            seconds.cancel()
+
+    async def _count_seconds(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            for machine in self._each_machine():
+                machine.second_passed()
+
+    def _each_machine(self) -> set[Machine]:
+        return set(self._machines.values())
 
     async def _reach(self, guard: Guard) -> dict[str, Facts]:
         """What the hosts that the ranks and servers are on say of themselves, by name."""
-        servers = [self._description.host_of_server(index) for index in range(self._description.servers)]
-        names = dict.fromkeys([*(host for host, _ in self._description.placed()), *servers])
+        homes = self._homes()
+        names = dict.fromkeys(homes)
         named = [name for name in names if name]
         here = await self._results([functools.partial(is_here, name) for name in named])  # which may ask name servers
         elsewhere = [name for name, is_this in zip(named, here, strict=False) if not is_this]
+        try:
+            self._provide_descriptors([home in elsewhere for home in homes], len(elsewhere))
+        except ConfigurationError as error:
+            await self._say(str(error))
+            self._fail(EXIT_CANNOT_BEGIN)
+            return {}
         for name in elsewhere:
             self._machines[name] = Remote(name, self._ssh, self._environment, guard)
         found = await self._results([self._machines[name].wait_ready for name in elsewhere])
@@ -93,8 +115,25 @@ class Job:
             return {}
         this = Here(guard, own_address([facts.client for facts in found]) if elsewhere else HOST)
         self._machines |= {name: this for name in names if name not in elsewhere}
-        facts = dict(zip(elsewhere, found, strict=True))
-        return {name: facts[name] if name in facts else this.wait_ready() for name in names}
+        facts = dict.fromkeys(names, this.wait_ready()) | dict(zip(elsewhere, found, strict=True))
+        if twice := self._description.named_twice({name: fact.machine for name, fact in facts.items()}):
+            await self._say(twice)
+            self._fail(EXIT_HOST_LOST)
+        return facts
+
+    def _homes(self) -> list[str]:
+        """The host of each rank, then of each server."""
+        servers = [self._description.host_of_server(index) for index in range(self._description.servers)]
+        return [*(host for host, _ in self._description.placed()), *servers]
+
+    def _provide_descriptors(self, elsewhere: Sequence[bool], hosts: int) -> None:
+        """``elsewhere``: of each process, whether it is on another host; of which there are ``hosts``."""
+        needed = {
+            "output of processes here": 3 * elsewhere.count(False),  # and the pipe that says where a server listens
+            "output of processes on other hosts": 4 * elsewhere.count(True),
+            "ssh": 3 * hosts,
+        }
+        provide("shoal run", needed, {})
 
     async def _start_servers(self) -> list[str]:
         for index in range(self._description.servers):
@@ -117,7 +156,7 @@ class Job:
 
     async def _results(self, waits: Sequence[Callable[[], T]]) -> list[T]:
         """What these return, which wait. Nothing, if they or something else have failed."""
-        ready = asyncio.gather(*(asyncio.to_thread(wait) for wait in waits))
+        ready = asyncio.gather(*(_in_thread(wait) for wait in waits))
         # On another failure what is waited for is ended, and with it this wait.
         await self._unless_failed([ready])
         if not ready.done():
@@ -136,18 +175,19 @@ class Job:
 
     def _lingers(self) -> float:
         """Seconds for what a process has left behind. A shell ends by SIGTERM at once; what it ran may write a checkpoint."""
-        in_a_shell = not self._description.program.is_python
-        return GRACE_AFTER_SIGNAL_SECONDS if self._received and in_a_shell else LINGER_SECONDS
+        if self._description.program.is_python or not (self._received or self._failed.is_set()):
+            return LINGER_SECONDS
+        return GRACE_AFTER_SIGNAL_SECONDS if self._received else GRACE_SECONDS
 
     async def _watch(self) -> None:
         """Waits until every rank has ended well or something has failed; says what."""
         ranks = {_exit_of(process): process for process in self._ranks}
         servers = {_exit_of(server.process): server.process for server in self._servers}
-        losses = [asyncio.wrap_future(machine.lost) for machine in set(self._machines.values())]
+        losses = [asyncio.wrap_future(machine.lost) for machine in self._each_machine()]
         while ranks and not self._failed.is_set():
             done = await self._unless_failed([*losses, *ranks, *servers])
             for lost in done.intersection(losses):
-                await self._on_loss(lost.result())
+                await self._on_loss(f"{lost.result()}; ending the others")
             ended = [process for exit_, process in {**ranks, **servers}.items() if exit_ in done]
             for process in sorted(ended, key=lambda process: process.ended_at):
                 await self._on_end(process, is_server=process in servers.values())
@@ -156,7 +196,7 @@ class Job:
     async def _on_loss(self, reason: str) -> None:
         if not self._failed.is_set():
             self._fail(EXIT_HOST_LOST)
-            await self._say(f"{reason}; ending the others")
+            await self._say(reason)
 
     async def _on_end(self, process: Watched, *, is_server: bool) -> None:
         code = process.exit.result()
@@ -176,7 +216,10 @@ class Job:
         await self._terminate([server.process for server in self._servers])
         if self._attendants:
             await asyncio.wait(self._attendants)
-        await asyncio.gather(*(asyncio.to_thread(machine.close) for machine in set(self._machines.values())))
+        for machine in self._each_machine():
+            if machine.lost.done():  # maybe with the end of an output
+                await self._on_loss(machine.lost.result())
+        await asyncio.gather(*(_in_thread(machine.close) for machine in self._each_machine()))
 
     async def _terminate(self, processes: Sequence[Watched]) -> None:
         for process in processes:
@@ -186,6 +229,13 @@ class Job:
         for process in processes:
             if process.running():
                 process.kill()
+        if any(process.running() for process in processes):
+            self._hurry()
+
+    def _hurry(self) -> None:
+        """What does not end now is on a machine that does not answer."""
+        for machine in self._each_machine():
+            machine.hurry()
 
     async def _wait_for_exits(self, processes: Sequence[Watched], seconds: float) -> None:
         running = [_exit_of(process) for process in processes if process.running()]
@@ -205,6 +255,7 @@ class Job:
             self._fail(128 + signal.SIGINT)
             for process in [*self._ranks, *(server.process for server in self._servers)]:
                 process.kill()
+            self._hurry()
         elif self._ranks:
             # To the ranks alone: servers must outlive what ranks still have to say.
             for process in self._ranks:
@@ -213,11 +264,11 @@ class Job:
             self._fail(128 + number)
 
     def _pause(self) -> None:
-        for machine in set(self._machines.values()):
+        for machine in self._each_machine():
             machine.pause()
 
     def _resume(self) -> None:
-        for machine in set(self._machines.values()):
+        for machine in self._each_machine():
             machine.resume()
 
     def _fail(self, code: int) -> None:
@@ -252,8 +303,33 @@ async def attend(
     await _exit_of(process)
     await asyncio.wait(copies, timeout=lingers())
     process.finish()
-    reaped.set_result(None)
+    if not process.output_ends:
+        reaped.set_result(None)
     await asyncio.wait(copies)
+
+
+def _in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
+    """What a call that waits returns, in a thread of its own. Those of asyncio's executor are few: with many hosts each wait
+    would wait for others, and the executor's end for all of them."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(method: Callable[[Any], None], outcome: object) -> None:
+        if not future.done():
+            method(outcome)
+
+    def run() -> None:
+        method: Callable[[Any], None] = future.set_result
+        outcome: object
+        try:
+            outcome = call()
+        except Exception as error:
+            method, outcome = future.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, method, outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _exit_of(process: Watched) -> asyncio.Future[int]:

@@ -13,16 +13,18 @@ from shoal.processes.hosts import is_own
 from shoal.processes.process import Process, Watched
 from shoal.processes.program import Program
 from shoal.processes.servers import ServerProcess, start_server
+from shoal.tuning.topology import machine
 
 
 class Facts(NamedTuple):
     """What a machine says of itself: the address at which others reach it, and a port there that is free, and the next.
 
-    ``client``: the address of this machine as that one sees it; "" if it does not know.
+    ``machine``: its name among the nodes of a job (``tuning.topology``). ``client``: the address of this machine as that one sees it; "" if it does not know.
     """
 
     address: str
     master_port: int
+    machine: str
     client: str = ""
 
 
@@ -58,6 +60,12 @@ class Machine(Protocol):
     def resume(self) -> None:
         """This process goes on."""
 
+    def second_passed(self) -> None:
+        """Call this once a second: a machine that says nothing for too many of them is lost."""
+
+    def hurry(self) -> None:
+        """Everything there is to end at once: from now on the machine's silence is borne for a few seconds."""
+
     def close(self) -> None:
         """When everything that was started there has ended."""
 
@@ -71,7 +79,7 @@ class Here:
         self._address = address
 
     def wait_ready(self) -> Facts:
-        return Facts(self._address, free_master_port(self._address))
+        return Facts(self._address, free_master_port(self._address), machine())
 
     def start_rank(self, rank: int, name: str, program: Program, environment: Mapping[str, str]) -> Process:
         return Process(
@@ -93,6 +101,12 @@ class Here:
 
     def resume(self) -> None:
         """Nothing has changed."""
+
+    def second_passed(self) -> None:
+        """The kernel says what has ended here."""
+
+    def hurry(self) -> None:
+        """Nothing here is waited for."""
 
     def close(self) -> None:
         """Nothing is left to be done."""

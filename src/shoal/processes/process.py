@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from shoal.net import descriptors
 from shoal.processes import shim
 from shoal.processes.guard import Guard
 
@@ -24,9 +25,14 @@ Stream = int | IO[bytes]
 
 
 class Watched(Protocol):
-    """A process that a job watches, as ``Process``; here or on another host. Its output is pipes, which ``attend`` reads."""
+    """A process that a job watches, as ``Process``; here or on another host. Its output is pipes, which ``attend`` reads.
+
+    ``output_ends``: whether that ends by itself once ``finish`` was called. A pipe of this machine may not: what holds it open
+    may be in another session.
+    """
 
     name: str
+    output_ends: bool
     exit: concurrent.futures.Future[int]
     ended_at: float
 
@@ -68,6 +74,8 @@ class Started:
     ``ended_at`` (monotonic seconds); call ``finish`` then.
     """
 
+    output_ends = False
+
     def __init__(self, name: str, child: Child, guard: Guard, *, hands_on: bool = True) -> None:
         self.name = name
         self._hands_on = hands_on
@@ -87,6 +95,10 @@ class Started:
 
     def running(self) -> bool:
         return not self.exit.done()
+
+    def ending(self) -> bool:
+        """Whether it still runs, or what its signals have reached besides it (``hands_on``)."""
+        return self.running() or not (self._hands_on or _is_empty(self.pid))
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process; to its children only where it would not decide about them (``hands_on``)."""
@@ -140,8 +152,11 @@ class Process(Started):
         directory: str | Path | None = None,
         hands_on: bool = True,
     ) -> None:
+        # What this process has raised for itself is not for others.
+        soft = descriptors.before()
+        limit = "" if soft is None else str(soft)
         self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), *command],
+            [sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), limit, *command],
             env=dict(environment),
             stdin=stdin,
             stdout=stdout,
@@ -189,6 +204,16 @@ def exit_code(result: os.waitid_result | None) -> int:
     """Of a process that has ended, negative for a signal."""
     assert result is not None
     return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+
+def _is_empty(group: int) -> bool:
+    """Whether nothing of a process group runs any more; zombies do not."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, its_group, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(its_group) == group and state not in "ZX":
+                return False
+    return True
 
 
 def describe_exit(code: int) -> str:

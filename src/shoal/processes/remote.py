@@ -14,7 +14,6 @@ import json
 import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -27,12 +26,15 @@ from shoal.processes.guard import Guard
 from shoal.processes.machines import Facts, HostFailed
 from shoal.processes.process import Process
 from shoal.processes.program import Program
+from shoal.processes.python import module_command, needed_by_python
 from shoal.processes.servers import START_SECONDS, ServerFailed
 from shoal.processes.ssh import CONNECT_SECONDS, Ssh, explain
 
 EXIT_HOST_LOST = 255  # as ssh has it
 _END_SECONDS = 10.0  # for an agent to end what is left, and itself
-_NEEDED_BY_PYTHON = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
+# Of an agent's silence: for a machine that is busy, whatever the peer timeout; for one where everything is to end.
+_LEAST_PATIENCE_SECONDS = 5
+_HURRIED_PATIENCE_SECONDS = 5
 # A login shell may greet before the agent does.
 _MOST_GREETINGS = 256 * 1024
 
@@ -47,14 +49,18 @@ class Remote:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._processes: dict[int, RemoteProcess] = {}
         self._said: collections.deque[str] = collections.deque(maxlen=20)
-        self._silence = ssh.silence
+        self._asks_every = ssh.silence / 3  # seconds
+        self._patience = max(ssh.silence, _LEAST_PATIENCE_SECONDS)
+        self._silent = 0  # for so many seconds
+        self._delivering = False
+        self._given_up = ""
         self._directory = str(Path.cwd())
         self._closed = self._paused = False
         self._lock = threading.Lock()  # between a start and the end of the connection
-        # What Python needs to begin. All else, which may be secret, comes when it listens.
-        needed = [f"{name}={environment[name]}" for name in _NEEDED_BY_PYTHON if name in environment]
+        # All but what Python needs to begin, which may be secret, comes when it listens.
+        needed = [f"{name}={value}" for name, value in needed_by_python(environment).items()]
         # A loss is noticed here first, and said.
-        agent = ["env", *needed, sys.executable, "-m", "shoal.processes.agent", str(2 * ssh.silence)]
+        agent = ["env", *needed, *module_command("shoal.processes.agent"), str(2 * ssh.silence)]
         own = {name: value for name, value in environment.items() if not name.startswith("SHOAL_")}
         self._ssh = Process(
             f"ssh to {host}",
@@ -93,9 +99,29 @@ class Remote:
         return self._start(name, Kind.START, request)
 
     def start_server(self, index: int, environment: Mapping[str, str]) -> "RemoteServer":
-        request = {"index": index, "environment": handed_on(server_environment(environment))}
+        """In another folder than this one, so that what PYTHONPATH says of folders in this one is said in full."""
+        own = {**server_environment(environment), **needed_by_python(environment)}
+        request = {"index": index, "environment": handed_on(own)}
         process = self._start(f"server {index} on {self._host}", Kind.START_SERVER, request)
         return RemoteServer(process)
+
+    def second_passed(self) -> None:
+        """Seconds are counted, not looked up: none passes while this process is stopped.
+
+        While what has come cannot be written, because the job's reader stands still, nothing more can be heard.
+        """
+        if self._delivering or not self._facts.done():
+            self._silent = 0
+            return
+        self._silent += 1
+        if self._silent > self._patience and not self._given_up:
+            self._given_up = f"Shoal's agent there has not answered for {self._silent - 1} seconds"
+            self._ssh.kill()
+
+    def hurry(self) -> None:
+        self._patience = _HURRIED_PATIENCE_SECONDS
+        self._asks_every = min(self._asks_every, 1.0)
+        self._requests.put(encode(Kind.STILL_HERE))
 
     def pause(self) -> None:
         self._paused = True
@@ -103,6 +129,7 @@ class Remote:
 
     def resume(self) -> None:
         self._paused = False
+        self._silent = 0
         self._requests.put(encode(Kind.STILL_HERE))
 
     def close(self) -> None:
@@ -135,7 +162,7 @@ class Remote:
 
     def _next_request(self) -> bytes | None:
         try:
-            return self._requests.get(timeout=None if self._paused else self._silence / 3)
+            return self._requests.get(timeout=None if self._paused else self._asks_every)
         except queue.Empty:
             return encode(Kind.STILL_HERE)
 
@@ -155,10 +182,13 @@ class Remote:
             try:
                 if self._read_hello(stream):
                     for answer in frames_of(stream):
+                        self._silent = 0
+                        self._delivering = True
                         self._on_answer(answer)
+                        self._delivering = False
             except (ValueError, KeyError, TypeError, concurrent.futures.InvalidStateError) as error:
                 why = f"what came from there is none of an agent's answers ({error})"
-        self._on_end(why)
+        self._on_end(why or self._given_up)
 
     def _read_hello(self, stream: IO[bytes]) -> bool:
         """False if there is none, or another version's."""
@@ -181,10 +211,14 @@ class Remote:
                 )
             )
             return False
-        self._facts.set_result(Facts(str(hello["address"]), int(hello["master_port"]), str(hello["client"])))
+        self._facts.set_result(
+            Facts(str(hello["address"]), int(hello["master_port"]), str(hello["machine"]), str(hello["client"]))
+        )
         return True
 
     def _on_answer(self, answer: Frame) -> None:
+        if answer.kind == Kind.STILL_HERE:
+            return
         process = self._processes[answer.process]
         if answer.kind in (Kind.STDOUT, Kind.STDERR):
             process.write(answer.kind, answer.payload)
@@ -213,7 +247,9 @@ class Remote:
 
 
 class RemoteProcess:
-    """A process on another host, as ``process.Watched`` has it."""
+    """A process on another host, as ``process.Watched`` has it. The agent, or the loss of the host, ends its output."""
+
+    output_ends = True
 
     def __init__(self, name: str, number: int, requests: "queue.SimpleQueue[bytes | None]") -> None:
         self.name = name

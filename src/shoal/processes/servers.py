@@ -3,13 +3,13 @@
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
 from shoal.processes.environment import HOST, server_environment
 from shoal.processes.guard import Guard
 from shoal.processes.process import Process, Stream, describe_exit
+from shoal.processes.python import module_command
 
 START_SECONDS = 60.0
 
@@ -74,8 +74,7 @@ class ServerProcess:
 
 
 def _command(host: str, port: int, ready: int) -> list[str]:
-    program = [sys.executable, "-m", "shoal.cli", "server"]
-    return [*program, "--host", host, "--port", str(port), "--ready-fd", str(ready)]
+    return [*module_command("shoal.cli"), "server", "--host", host, "--port", str(port), "--ready-fd", str(ready)]
 
 
 def start_server(

@@ -1,6 +1,7 @@
 """What runs between fork and the program: asks the kernel to end this process when its parent dies, then becomes it.
 
-Run by path (``python -I -S shim.py PARENT COMMAND...``), so that it costs no import of the package. Python code between
+Run by path (``python -I -S shim.py PARENT DESCRIPTORS COMMAND...``; DESCRIPTORS: the soft limit of them for the program, or "" to
+leave it), so that it costs no import of the package. Python code between
 fork and exec (``preexec_fn``) is not safe in a process with threads; a program of its own is. The request survives
 exec. The kernel ties it to the *thread* that forked: start processes from a thread that lives as long as they do.
 """
@@ -25,9 +26,17 @@ def end_with_parent(parent: int) -> None:
         sys.exit(1)
 
 
+def limit_descriptors(soft: int) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 def main() -> None:
-    parent, *command = sys.argv[1:]
+    parent, descriptors, *command = sys.argv[1:]
     end_with_parent(int(parent))
+    if descriptors:
+        limit_descriptors(int(descriptors))
     try:
         os.execv(command[0], command)
     except OSError as error:

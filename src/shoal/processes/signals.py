@@ -35,7 +35,11 @@ def around_stops(before: Callable[[], None], after: Callable[[], None]) -> Itera
         yield
         return
 
+    is_near = False
+
     def stop() -> None:
+        nonlocal is_near
+        is_near = False
         loop.remove_signal_handler(signal.SIGTSTP)
         # It is the kernel's to decide, which stops nothing that no shell would let go on.
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -43,6 +47,10 @@ def around_stops(before: Callable[[], None], after: Callable[[], None]) -> Itera
         after()
 
     def soon() -> None:
+        nonlocal is_near
+        if is_near:
+            return  # a second Ctrl-Z would stop again what has just gone on
+        is_near = True
         before()
         loop.call_later(_FAREWELL_SECONDS, stop)
 

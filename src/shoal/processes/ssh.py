@@ -23,6 +23,7 @@ _OPTIONS = (
     "ForwardAgent=no",
     "ForwardX11=no",
     "ControlMaster=no",
+    "ControlPath=none",  # a connection that is shared has keepalives of its own, or none
     "LogLevel=ERROR",
 )
 
@@ -71,6 +72,7 @@ _NO_PYTHON = (
     "{host} has no {python}: shoal run starts the Python that runs it here, so install Python and Shoal at that path on every host, "
     "or start from a file system that all hosts have"
 )
+_OTHER_VERSION = "{host} has another version of Shoal, for {python}: install the same on every host"
 # Parts of what OpenSSH and Python write, in the order in which they decide.
 _MEANINGS = (
     (
@@ -91,8 +93,9 @@ _MEANINGS = (
         "there is no host {host}: is the name right? It is one of DNS, /etc/hosts or ~/.ssh/config",
     ),
     (
-        "No module named shoal.processes.agent",
-        "{host} has another version of Shoal, for {python}: install the same on every host",
+        "No module named 'shoal.processes",
+        _OTHER_VERSION,
     ),
+    ("No module named shoal.processes", _OTHER_VERSION),
     ("No module named", "Shoal is not installed on {host} for {python}: install it on every host"),
 )

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.processes.agent import GRACE_SECONDS
 from shoal.processes.environment import handed_on
 from shoal.processes.frames import HELLO, Frame, Kind, encode, frames_of
 from shoal.processes.machines import own_address
+from shoal.processes.python import module_command, needed_by_python
 from shoal.processes.ssh import Ssh, explain
 
 SECONDS = 30.0
@@ -41,14 +43,15 @@ class Caller:
         self.requests.write(frame)
         self.requests.flush()
 
-    def start(self, program: str, directory: str = "/", **environment: str) -> None:
+    def start(self, program: str, directory: str = "/", *, shell: str = "", **environment: str) -> None:
+        """A program of Python; ``shell``: what a shell runs it with, as ``"$@"``."""
         command = [sys.executable, "-c", program]
         request = {
             "name": "it",
-            "command": command,
+            "command": ["/bin/sh", "-c", shell, "sh", *command] if shell else command,
             "environment": environment,
             "directory": directory,
-            "hands_on": True,
+            "hands_on": not shell,
         }
         self.send(encode(Kind.START, 7, request))
 
@@ -113,6 +116,33 @@ def test_a_folder_that_is_not_there_is_said(callers: list[Caller]) -> None:
     assert b"cannot start in /no/such/folder: No such file or directory" in output(found, Kind.STDERR)
 
 
+def test_what_cannot_be_started_is_that_process_failure_alone(callers: list[Caller]) -> None:
+    callers.append(Caller())
+    callers[0].start("", TEXT="with a \0 in it")
+    found = callers[0].until(Kind.EXIT)
+    assert found[-1].value == 127
+    assert b"cannot start in /: embedded null byte" in output(found, Kind.STDERR)
+    request = {"index": 0, "environment": {"TEXT": "with a \0 in it"}}
+    callers[0].send(encode(Kind.START_SERVER, 8, request))
+    said = [frame for frame in callers[0].until(Kind.EXIT) if frame.kind == Kind.NOT_READY]
+    assert [frame.value for frame in said] == ["cannot start server 0: embedded null byte"]
+    callers[0].start("print('well')")
+    assert output(callers[0].until(Kind.EXIT), Kind.STDOUT) == b"well\n"
+
+
+def test_output_ends_once_the_process_is_finished_even_if_a_stranger_holds_it(callers: list[Caller]) -> None:
+    callers.append(Caller())
+    stranger = "import subprocess; print('last', subprocess.Popen(['sleep', '20'], start_new_session=True).pid)"
+    callers[0].start(stranger)
+    found = callers[0].until(Kind.EXIT)
+    callers[0].send(encode(Kind.FINISH, 7))
+    while sum(frame.kind in (Kind.STDOUT, Kind.STDERR) and not frame.payload for frame in found) < 2:
+        found.append(next(callers[0].answers))
+    word, pid = output(found, Kind.STDOUT).split()
+    assert word == b"last"
+    os.kill(int(pid), signal.SIGKILL)  # it has held its output open until now
+
+
 WAITS = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(os.mkdir("saved")))
@@ -136,6 +166,28 @@ def test_nothing_outlives_the_connection(callers: list[Caller], tmp_path: Path, 
     assert callers[0].process.wait(SECONDS) == {"its input ends": 0, "silence": 1, "SIGKILL": -9}[how]
 
 
+def test_what_a_shell_runs_has_the_grace_period_too(callers: list[Caller], tmp_path: Path) -> None:
+    """The shell itself ends at once."""
+    callers.append(Caller())
+    saves = WAITS.replace("sys.exit", "(time.sleep(1), sys.exit)[1]")
+    callers[0].start(saves, directory=str(tmp_path), shell='"$@"; echo after')
+    pid = int(callers[0].until(Kind.STDOUT)[-1].payload)
+    started = time.monotonic()
+    callers[0].requests.close()
+    assert has_ended(pid)
+    assert (tmp_path / "saved").exists()
+    assert callers[0].process.wait(SECONDS) == 0
+    assert time.monotonic() - started < GRACE_SECONDS
+
+
+@pytest.mark.parametrize("request_", [Kind.STILL_HERE, Kind.SIGNAL])
+def test_every_request_is_answered(callers: list[Caller], request_: Kind) -> None:
+    """So a launcher that has much to say hears too that the agent lives."""
+    callers.append(Caller())
+    callers[0].send(encode(request_, 7, 2))
+    assert next(callers[0].answers).kind == Kind.STILL_HERE
+
+
 @pytest.mark.slow
 def test_a_launcher_that_speaks_or_has_said_that_it_pauses_is_waited_for(callers: list[Caller]) -> None:
     callers.append(Caller(patience=2.0))
@@ -157,9 +209,34 @@ def test_hello_says_at_which_of_its_own_addresses_the_host_is_reached(callers: l
 
 
 def test_what_speaks_of_this_machine_is_not_handed_on() -> None:
-    own = {"HOME": "/h", "SSH_AUTH_SOCK": "/s", "XDG_RUNTIME_DIR": "/r", "BASH_FUNC_f%%": "() { :; }", "OLDPWD": "/"}
+    own = {
+        "HOME": "/h",
+        "TMPDIR": "/t",
+        "KRB5CCNAME": "k",
+        "GPG_TTY": "/dev/pts/1",
+        "HOST": "h",
+        "SSH_AUTH_SOCK": "/s",
+        "XDG_RUNTIME_DIR": "/r",
+        "BASH_FUNC_f%%": "() { :; }",
+        "OLDPWD": "/",
+    }
     handed = {"PATH": "/bin", "SHOAL_SECRET": "s", "CUDA_VISIBLE_DEVICES": "0", "HOMEPAGE": "x"}
     assert handed_on({**own, **handed}) == handed
+
+
+def test_what_python_needs_to_begin_means_the_same_in_any_folder() -> None:
+    here = str(Path.cwd())
+    needed = needed_by_python({"PYTHONPATH": "src::/lib", "LD_LIBRARY_PATH": "/l", "SHOAL_SECRET": "s"})
+    assert needed == {"PYTHONPATH": f"{here}/src:{here}:/lib", "LD_LIBRARY_PATH": "/l"}
+    assert needed_by_python({"PYTHONPATH": ""}) == {}
+
+
+def test_modules_of_ours_do_not_import_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('a module of the user')\n")
+    command = [*module_command("shoal.cli"), "run", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: shoal run")
 
 
 def test_ssh_asks_nobody_and_forwards_nothing() -> None:
@@ -168,6 +245,7 @@ def test_ssh_asks_nobody_and_forwards_nothing() -> None:
     assert words[words.index("-p") + 1] == "2222"
     assert words[words.index("-i") + 1] == "key"
     assert {"BatchMode=yes", "ForwardAgent=no", "ClearAllForwardings=yes", "ServerAliveInterval=5"} <= set(words)
+    assert {"ControlMaster=no", "ControlPath=none"} <= set(words)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +253,8 @@ def test_ssh_asks_nobody_and_forwards_nothing() -> None:
     [
         (["me@h: Permission denied (publickey)."], 255, "h wants a password, or a key that is not here"),
         (["bash: line 1: /x/python: Permission denied"], 126, f"h has no {sys.executable}"),
-        (["/x/python: No module named shoal.processes.agent"], 1, "h has another version of Shoal"),
+        (["ImportError: No module named shoal.processes.agent"], 1, "h has another version of Shoal"),
+        (["ImportError: ... (ModuleNotFoundError: No module named 'shoal')"], 1, "Shoal is not installed on h"),
         (["ssh: connect to host h port 22: No route to host"], 255, "h cannot be reached: ssh said: ssh: connect"),
         ([], 3, "did not begin: it said: nothing, and ended with exit code 3"),
     ],

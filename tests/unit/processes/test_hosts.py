@@ -16,7 +16,7 @@ from shoal.processes.machines import own_address
         ("host1:4,host2:2", [Host("host1", 4), Host("host2", 2)]),
         ("host1", [Host("host1", 1)]),
         (" a:1 , me@b.example:2 ", [Host("a", 1), Host("me@b.example", 2)]),
-        ("10.0.0.7:3,[fe80::7]:2,[::2]", [Host("10.0.0.7", 3), Host("fe80::7", 2), Host("::2", 1)]),
+        ("10.0.0.7:3,[fe80::7%eth0.1]:2,[::2]", [Host("10.0.0.7", 3), Host("fe80::7%eth0.1", 2), Host("::2", 1)]),
         # As mpirun has it.
         ("a,a,b:2,a:2", [Host("a", 4), Host("b", 2)]),
     ],
@@ -37,6 +37,7 @@ def test_hosts_have_slots(text: str, hosts: list[Host]) -> None:
         ("-l@a", "not the name of a user"),
         ("a b:1", "not the name or address of a host"),
         ("fe80::7:2", "written in brackets"),
+        ("[fe80::7%$(x)]:2", "not the name or number of a network interface"),
     ],
 )
 def test_what_is_no_host_is_refused(text: str, said: str) -> None:
@@ -94,7 +95,7 @@ def test_other_machines_and_other_users_do(name: str) -> None:
     assert not is_here(name)
 
 
-def test_an_address_is_own_where_it_can_be_listened_on() -> None:
+def test_an_address_is_own_or_another_ones() -> None:
     assert is_own("127.0.0.1")
     assert not is_own("192.0.2.7")
 

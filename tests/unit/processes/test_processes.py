@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.processes import JobDescription, Program, describe_exit, free_master_port, rank_environment, spread
+from shoal.processes import Host, JobDescription, Program, describe_exit, free_master_port, rank_environment, spread
 from shoal.processes.environment import with_secret
 from shoal.processes.output import LINE_LIMIT, LineSplitter
 
@@ -36,6 +36,17 @@ def test_servers_need_two_nodes_and_the_refusal_says_how() -> None:
     with pytest.raises(ValueError, match=r"nothing for a server to do: add --nodes .*--nodes 4"):
         JobDescription(PROGRAM, ranks=4, servers=2)
     assert JobDescription(PROGRAM, ranks=4, nodes=2, servers=2).servers == 2
+
+
+def test_servers_are_on_other_hosts_than_ranks() -> None:
+    hosts = [Host("a"), Host("b"), Host("c")]
+    with pytest.raises(ValueError, match=r"b has ranks, .* name other hosts in --server-hosts"):
+        JobDescription(PROGRAM, ranks=2, servers=1, hosts=hosts, server_hosts=["b"])
+    # No rank is left for c.
+    job = JobDescription(PROGRAM, ranks=2, servers=1, hosts=hosts, server_hosts=["c"])
+    assert job.named_twice({"a": "1", "b": "2", "c": "3"}) == ""
+    assert job.named_twice({"a": "1", "b": "1", "c": "3"}).startswith("a and b are the same machine")
+    assert job.named_twice({"a": "1", "b": "2", "c": "2"}).startswith("c is the machine of b, which has ranks")
 
 
 def test_a_rank_finds_who_and_where_it_is() -> None:
