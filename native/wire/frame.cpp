@@ -145,6 +145,8 @@ const char* name_of(Type type) {
       return "JOIN";
     case Type::called:
       return "CALLED";
+    case Type::gone:
+      return "GONE";
   }
   return "an unknown frame";
 }
