@@ -121,6 +121,7 @@ class Engine::Impl::World final : public OnLoop<WorkerWorld> {
   void called(std::uint32_t group, const wire::Opening& opening) override { engine_.router_->called(group, opening); }
   void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
   void ended() override { engine_.tell({"ended", -1, ""}); }
+  void gone(std::uint32_t rank) override { engine_.router_->gone(rank); }
   std::uint64_t retransmissions(LinkId link) const override { return loop_.retransmissions(link); }
   Waiting waiting() override { return engine_.waiting(); }
   std::map<std::uint64_t, wire::Wait> described_inside(const std::vector<std::uint64_t>& handles) override {

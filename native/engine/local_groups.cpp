@@ -191,6 +191,13 @@ void LocalGroups::fail(const std::function<Status(std::uint32_t group)>& loss_of
   }
 }
 
+void LocalGroups::gone(std::uint32_t rank) {
+  for (const std::shared_ptr<shm::SharedGroup>& group : subgroups()) {
+    group->gone(rank);
+  }
+  node_->gone(rank);
+}
+
 void LocalGroups::leave() {
   {
     const std::unique_lock lock(mutex_);

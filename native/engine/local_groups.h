@@ -53,6 +53,7 @@ class LocalGroups {
   local::LocalGroup::Failed fail(const wire::Call& call, const Status& why);
 
   // Fails the groups of which `loss_of` says that something is lost.
+  void gone(std::uint32_t rank);
   void fail(const std::function<Status(std::uint32_t group)>& loss_of);
   void leave();
   // GroupUser::left() was called for this group. Returns whether it was the machine's, which is the last.

@@ -251,6 +251,12 @@ void Router::fail(const std::function<Status(std::uint32_t group)>& loss_of) {
   }
 }
 
+void Router::gone(std::uint32_t rank) {
+  if (groups_ != nullptr) {
+    groups_->gone(rank);
+  }
+}
+
 void Router::leave() {
   if (groups_ != nullptr) {
     groups_->leave();

@@ -77,6 +77,8 @@ class Router final : public shm::GroupUser {
   bool has_called(const wire::Call& call) const;
   WorkerWorld::Failed fail(const wire::Call& call, const Status& why);
 
+  // As WorkerWorld::gone.
+  void gone(std::uint32_t rank);
   // Fails the local groups of which `loss_of` says that something is lost.
   void fail(const std::function<Status(std::uint32_t group)>& loss_of);
   // Nothing more is submitted. The worker leaves once all local groups have been left.

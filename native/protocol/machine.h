@@ -139,6 +139,9 @@ class WorkerWorld : public Wire {
   // Every rank has left or is lost: no link is needed any more.
   virtual void ended() = 0;
 
+  // A rank of this machine that had left has ended, and reads nothing any more, which it may not have said.
+  virtual void gone(std::uint32_t /*rank*/) {}
+
   // What this rank's program waits for. `changes`: rises whenever a thread begins or ends to wait, or calls something;
   // never 0. `blocked`: nothing here can call anything before one of these operations is done. `patience`: how long
   // that must hold before it is believed.

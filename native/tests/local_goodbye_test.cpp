@@ -54,6 +54,7 @@ class Node {
     groups_[rank]->call(std::move(submission));
   }
   void leaves(std::uint32_t rank) { groups_[rank]->leave(); }
+  void hears_of_the_end_of(std::uint32_t other, std::uint32_t rank) { groups_[rank]->note_gone(other); }
   bool takes_steps(std::uint32_t rank) {
     bool any = false;
     while (groups_[rank]->step()) {
@@ -127,6 +128,23 @@ TEST(a_rank_that_leaves_wakes_the_leader_and_is_woken_for_its_word) {
   CHECK(node.worlds[1].wakes_leader);
   node.take_steps();
   CHECK(!node.is_woken(1) && node.worlds[1].is_empty);
+}
+
+// It has left, and does not say any more that it reads nothing.
+TEST(a_rank_that_is_killed_after_it_has_left_keeps_nobody_from_leaving) {
+  Node node;
+  node.leaves(1);
+  node.take_steps();
+  for (int i = 0; i < 2'000; ++i) {
+    node.fails(0, "gradient " + std::to_string(i));
+    node.takes_steps(0);
+  }
+  node.leaves(0);
+  node.takes_steps(0);
+  CHECK(!node.worlds[0].is_empty);
+  node.hears_of_the_end_of(1, 0);
+  node.takes_steps(0);
+  CHECK(node.worlds[0].is_empty);
 }
 
 RUN_TESTS()

@@ -55,7 +55,7 @@ Status decode(ConstHeaderBytes bytes, Header& header) {
     return refused("a frame header with a wrong check: the stream is damaged");
   }
   const auto type = get<std::uint8_t>(at + 0);
-  if (type < static_cast<std::uint8_t>(Type::open) || type > static_cast<std::uint8_t>(Type::called)) {
+  if (type < static_cast<std::uint8_t>(Type::open) || type > static_cast<std::uint8_t>(Type::gone)) {
     return refused("unknown frame type " + std::to_string(type));
   }
   header.type = static_cast<Type>(type);
@@ -145,6 +145,8 @@ const char* name_of(Type type) {
       return "JOIN";
     case Type::called:
       return "CALLED";
+    case Type::gone:
+      return "GONE";
   }
   return "an unknown frame";
 }

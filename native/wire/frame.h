@@ -46,6 +46,7 @@ enum class Type : std::uint8_t {
   circle = 25,
   join = 26,
   called = 27,
+  gone = 28,
 };
 
 // What flag 1 means, in this order: of RESULT, the operation's last from this server; of SIZES, one RESULT with

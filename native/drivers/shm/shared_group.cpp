@@ -413,6 +413,17 @@ local::LocalGroup::Failed SharedGroup::fail(const wire::Call& call, const Status
 }
 
 // As fail().
+void SharedGroup::gone(std::uint32_t rank) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) {
+      return;
+    }
+    group_.note_gone(rank);
+  }
+  shm::ring(words_, true);
+}
+
 void SharedGroup::fail_all(const Status& why) {
   {
     const std::lock_guard lock(mutex_);

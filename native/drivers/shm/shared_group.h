@@ -103,6 +103,8 @@ class SharedGroup final : private local::World {
   bool has_called(const wire::Call& call);
   local::LocalGroup::Failed fail(const wire::Call& call, const Status& why);
 
+  // This rank, which has left, reads nothing any more.
+  void gone(std::uint32_t rank);
   // Nothing more can be done here, and why; the worker uses no array any more. Operations that can still be finished
   // are; all others fail, later ones too.
   void fail_all(const Status& why);

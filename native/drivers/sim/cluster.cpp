@@ -67,6 +67,7 @@ class SimulatedWorkerWorld final : public SeatWorld<WorkerWorld> {
     application_.on_called(rank_, group, opening);
   }
   void ended() override { application_.on_ended(rank_); }
+  void gone(std::uint32_t rank) override { cluster_.local().gone(rank_, rank); }
   std::uint64_t retransmissions(LinkId /*link*/) const override { return 0; }
 
  private:

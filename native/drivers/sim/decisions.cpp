@@ -10,8 +10,8 @@ using wire::Type;
 
 std::string Decisions::sent(const End& from, const wire::Header& header, const Bytes& owned) {
   if (from.kind == LinkKind::control && !from.is_client) {
-    if (header.type == Type::reconnect) {
-      return "";  // asks rank 0's worker first, and decides nothing
+    if (header.type == Type::reconnect || header.type == Type::gone) {
+      return "";  // asks rank 0's worker first, or is for the ranks of one machine; decides nothing
     }
     return coordinator_sent(from.client, {header.type, header.epoch, owned});
   }

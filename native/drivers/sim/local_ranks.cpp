@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "base/invariant.h"
+#include "drivers/sim/internode_of.h"
 #include "protocol/collectives.h"
 #include "protocol/keys.h"
 #include "protocol/sharding.h"
@@ -78,6 +79,10 @@ class LocalRanks::Member final : private local::World {
     if (network_results_.ended(handle, std::move(status))) {
       ring_own();
     }
+  }
+  void gone(std::uint32_t rank) {
+    group_.note_gone(rank);
+    wake(0);
   }
   void leave() {
     group_.leave();
@@ -462,26 +467,10 @@ void LocalRanks::add_group(std::uint32_t rank, const GroupPlan& group, std::uint
   }
   Member& own = *host.members.front();
   std::vector<std::uint32_t> leaders;
-  std::map<std::uint32_t, std::uint32_t> sizes;
-  for (const std::uint32_t one : group.ranks) {
-    const std::uint32_t leader = plan_.config.leaders[one];
-    if (sizes[leader]++ == 0) {
-      leaders.push_back(leader);
-    }
-  }
-  std::optional<local::Internode> internode;
-  if (leaders.size() > 1) {
-    internode.emplace();
-    internode->ranks = plan_.config.size();
-    for (const auto& [leader, size] : sizes) {
-      internode->largest = std::max(internode->largest, size);
-    }
-    internode->weights = plan_.config.weights;
-    internode->shared_from = shared_from(plan_.config);
-    if (sizes.contains(rank)) {
-      internode->group = worker.make_group_of_nodes(std::move(leaders), group.ranks, group.name);
-      host.leaders_groups[number] = internode->group;
-    }
+  std::optional<local::Internode> internode = internode_of(plan_.config, group.ranks, leaders);
+  if (internode && std::find(leaders.begin(), leaders.end(), rank) != leaders.end()) {
+    internode->group = worker.make_group_of_nodes(std::move(leaders), group.ranks, group.name);
+    host.leaders_groups[number] = internode->group;
   }
   own.group().add_group(number, worker.id_of(number), group.ranks, internode);
   host.by_group[number] = &own;
@@ -540,6 +529,12 @@ void LocalRanks::received(std::uint32_t rank, std::uint64_t handle, Range range)
 
 void LocalRanks::averaged(std::uint32_t rank, std::uint64_t handle, Status status) {
   hosts_[rank].members.front()->averaged(local::own_handle(handle), std::move(status));
+}
+
+void LocalRanks::gone(std::uint32_t rank, std::uint32_t other) {
+  for (const std::unique_ptr<Member>& member : hosts_[rank].members) {
+    member->gone(other);
+  }
 }
 
 void LocalRanks::fail(std::uint32_t rank, const Worker& worker) {

@@ -15,6 +15,9 @@ namespace {
 // The handles of calls that this rank has made already.
 constexpr std::uint64_t made_before = std::uint64_t{1} << 40U;
 
+// Larger arrays are not to be had. Those of plans are far smaller.
+constexpr std::uint64_t most_memory = std::uint64_t{64} << 20U;
+
 // How long one that has joined waits for calls that others have made, once all have joined. All of them have ended by
 // then.
 constexpr Time longest_behind = 120 * second;
@@ -147,6 +150,10 @@ void Simulation::call_for_others(std::uint32_t rank, std::uint32_t group, const 
   const std::size_t index = member_of(number, rank);
   std::uint64_t bytes = 0;
   Submission call = call_of_joined(opening, group, operation.timeout, bytes);
+  if (bytes > most_memory) {  // of a call that was forged
+    fail_call_of_joined(call, "there is no memory for " + std::to_string(bytes) + " bytes");
+    bytes = 0;
+  }
   const bool again = submitted_[number * plan_.config.size() + rank];
   network_.trace("worker " + std::to_string(rank) + "  calls " + std::to_string(number) + " for others" +
                  (again ? ", again" : ""));

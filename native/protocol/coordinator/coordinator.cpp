@@ -99,11 +99,24 @@ void Coordinator::on_lost(LinkId link, const Status& why) {
   members_.detach(link);
   const std::string text = " is lost: its connection to " + rank_text(0, config_) + " ended (" + why.message + ")";
   if (members_.has_left(rank)) {
+    tell_its_node_that_it_is_gone(rank);
     servers_.lose_of_rank(rank, text, now_);
   } else {
     lose_rank(rank, Code::peer_lost, rank_text(rank, config_) + text + "; " + look_at_rank);
   }
   members_.end_if_all_gone();
+}
+
+// A rank that ends as it should says so in the memory of its machine. One that is killed after it has left does not,
+// and what the others write for it would never be read.
+void Coordinator::tell_its_node_that_it_is_gone(std::uint32_t rank) {
+  wire::Bytes bytes;
+  wire::append(bytes, rank);
+  for (const std::uint32_t other : config_.node_of(rank)) {
+    if (other != rank) {
+      members_.tell(other, Type::gone, bytes);
+    }
+  }
 }
 
 void Coordinator::on_time(Time now) {

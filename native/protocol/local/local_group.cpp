@@ -523,6 +523,12 @@ bool LocalGroup::say_goodbye_if_done() {
   return true;
 }
 
+void LocalGroup::note_gone(std::uint32_t rank) {
+  if (const std::optional<std::uint32_t> place = members_.place_of(rank)) {
+    outbox_.forget_reader(*place);
+  }
+}
+
 // --- Time ---
 
 bool LocalGroup::check_time() {

@@ -77,6 +77,8 @@ class LocalGroup {
   // there and this rank has not.
   void join(std::uint32_t group) { joined_.begin(group, now_); }
   void end_join(std::uint32_t group) { joined_.end(group, !said_goodbye_); }
+  // This rank of the job, which has left, reads nothing any more.
+  void note_gone(std::uint32_t rank);
   // Nothing more is called. The other ranks are told once nothing is open.
   void leave();
   // This operation can never be complete: it fails for all members, if it is not complete.

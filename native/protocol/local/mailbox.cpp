@@ -36,7 +36,8 @@ void copy(std::byte* to, ConstBytes from) {
 std::uint64_t MailboxWriter::slowest_reader() const {
   std::uint64_t slowest = written_;
   for (std::uint32_t place = 0; place < memory_.ranks(); ++place) {
-    if (place != own_ && !memory_.is_gone(place)) {
+    const bool has_ended = std::find(ended_.begin(), ended_.end(), place) != ended_.end();
+    if (place != own_ && !has_ended && !memory_.is_gone(place)) {
       slowest = std::min(slowest, memory_.words(place).read[own_].load());
     }
   }

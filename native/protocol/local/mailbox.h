@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/hash.h"
 #include "protocol/local/group_memory.h"
@@ -58,6 +59,8 @@ class MailboxWriter {
 
   // False: there is no room now, and the readers have been woken.
   bool write(const Record& record);
+  // It has ended, and may not have said that it reads nothing any more.
+  void forget_reader(std::uint32_t place) { ended_.push_back(place); }
 
   void check_invariants() const;
 
@@ -67,6 +70,7 @@ class MailboxWriter {
   const GroupMemory& memory_;
   const std::uint32_t own_;
   Bells& bells_;
+  std::vector<std::uint32_t> ended_;  // readers
   std::uint64_t written_ = 0;
   bool blocked_ = false;  // as the others see it
 };

@@ -23,6 +23,8 @@ class Outbox {
   // Writes a record without keeping a copy, if the outbox is empty. False: it is not, or there is no room now.
   bool write(const Record& record) { return unsaid_.empty() && writer_.write(record); }
 
+  void forget_reader(std::uint32_t place) { writer_.forget_reader(place); }
+
   void check_invariants() const { writer_.check_invariants(); }
 
  private:

@@ -112,6 +112,8 @@ Status check_coordinator_header(const Header& header, const JobConfig& config) {
     case Type::probe:
     case Type::circle:
       return at_most(wire::circle_bytes + limits::text_bytes + 16, header);
+    case Type::gone:
+      return at_most(sizeof(std::uint32_t), header);
     case Type::ended:
       return at_most(0, header);
     default:

@@ -202,9 +202,21 @@ Status Worker::receive_from_coordinator(const Frame& frame) {
       return waits_.receive_probe(frame);
     case Type::circle:
       return receive_circle(frame);
+    case Type::gone:
+      return receive_gone(frame);
     default:
       return receive_loss(frame);
   }
+}
+
+Status Worker::receive_gone(const Frame& frame) {
+  const auto rank = frame.bytes().size() == sizeof(std::uint32_t) ? wire::get<std::uint32_t>(frame.bytes().data())
+                                                                  : environment_.config().size();
+  if (rank >= environment_.config().size() || rank == environment_.rank()) {
+    return refused("GONE of a rank that does not exist, or is this one");
+  }
+  environment_.world().gone(rank);
+  return {};
 }
 
 Status Worker::receive_loss(const Frame& frame) {

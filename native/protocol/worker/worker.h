@@ -124,6 +124,7 @@ class Worker final : public Machine {
   Status receive_from_server(std::uint32_t server, worker::Frame& frame);
   Status receive_from_coordinator(const worker::Frame& frame);
   Status receive_loss(const worker::Frame& frame);
+  Status receive_gone(const worker::Frame& frame);
   Status receive_epoch(const worker::Frame& frame);
   Status receive_reconnect(const worker::Frame& frame);
   Status receive_circle(const worker::Frame& frame);
