@@ -65,6 +65,7 @@ def test_a_failure_inside_a_node_is_an_error_on_all_ranks_and_stays_one(what: st
         assert "no bus" in outcome.stdout, outcome.describe()
 
 
+@pytest.mark.slow
 def test_a_pass_that_was_left_in_the_midst_is_said_by_the_next() -> None:
     with Cluster(4, nodes=2) as cluster:
         outcomes = cluster.start(hierarchy_scenarios.is_left_in_the_midst).wait(60)
@@ -73,6 +74,7 @@ def test_a_pass_that_was_left_in_the_midst_is_said_by_the_next() -> None:
         assert "a backward pass was left before all of its buckets had come" in outcome.stdout, outcome.describe()
 
 
+@pytest.mark.slow
 def test_hierarchies_that_are_gone_leave_no_threads() -> None:
     for before, after in run_ranks(hierarchy_scenarios.one_after_the_other, 4, nodes=2, timeout=60):
         assert after <= before

@@ -164,14 +164,20 @@ class Hierarchy:
 
     def _finish_pass(self) -> None:
         """On the hierarchy's thread."""
+        failed: list[tuple[_Bucket, Exception]] = []
         for bucket, handle in self._started:
             try:
-                self._finish(bucket, handle)
-            except Exception as error:
-                self._settle(bucket, error)
+                error = self._finish(bucket, handle)
+            except Exception as failure:
+                error = failure
+            if error is not None:
+                failed.append((bucket, error))
         if self._in_stream and any(not bucket.buffer.is_cpu for bucket, _ in self._started):
             self._tell_node([handle for _, handle in self._started])
         self._started.clear()
+        # Whoever hears of an error may begin the next pass: not while this thread still calls collectives of the node.
+        for bucket, error in failed:
+            self._settle(bucket, error)
 
     def _tell_node(self, handles: list[AnyHandle | Exception | None]) -> None:
         """After a pass for which only streams wait: what has failed on one rank of the node is an error on all of them."""
@@ -208,7 +214,8 @@ class Hierarchy:
 
             return submissions.submit("averaging a slice of the gradients", None, self._between, plan, None, transfer)
 
-    def _finish(self, bucket: "_Bucket", handle: AnyHandle | Exception | None) -> None:
+    def _finish(self, bucket: "_Bucket", handle: AnyHandle | Exception | None) -> Exception | None:
+        """Returns what has gone wrong; if nothing has, who waits for the bucket has been told."""
         error: Exception | None = None
         with self._inside.beside(bucket.elements):
             try:
@@ -222,7 +229,9 @@ class Hierarchy:
                 self._gather(bucket, error)
             except Exception as failure:
                 error = error or failure
-            self._settle(bucket, error)
+            if error is None:
+                self._settle(bucket, None)
+        return error
 
     def _gather(self, bucket: "_Bucket", error: Exception | None) -> None:
         """The node's slices. Raises ShoalError where another rank of the node has none, as long as the host can know."""
