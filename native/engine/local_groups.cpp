@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "drivers/shm/areas.h"
-#include "protocol/sharding.h"
 
 namespace shoal::engine {
 
@@ -80,29 +79,12 @@ void LocalGroups::add_group(std::uint32_t number, const Hash128& id, const std::
   by_group_.emplace(number, std::move(group));
 }
 
-// None if this node is the whole job. Leaders are ordered by the first appearance of their nodes in `ranks`.
 std::optional<local::Internode> LocalGroups::internode_of(const std::vector<std::uint32_t>& ranks,
                                                           const MakeGroupOfNodes& make_group_of_nodes) const {
   std::vector<std::uint32_t> leaders;
-  std::map<std::uint32_t, std::uint32_t> sizes;
-  for (std::uint32_t rank : ranks) {
-    const std::uint32_t leader = config_.leaders.empty() ? 0 : config_.leaders[rank];
-    if (sizes[leader]++ == 0) {
-      leaders.push_back(leader);
-    }
-  }
-  if (leaders.size() == 1) {
-    return std::nullopt;
-  }
-  local::Internode internode;
-  internode.ranks = config_.size();
-  for (const auto& [leader, size] : sizes) {
-    internode.largest = std::max(internode.largest, size);
-  }
-  internode.weights = config_.weights;
-  internode.shared_from = shared_from(config_);
-  if (sizes.contains(rank_)) {
-    internode.group = make_group_of_nodes(std::move(leaders));
+  std::optional<local::Internode> internode = local::internode_of(config_, ranks, leaders);
+  if (internode && std::find(leaders.begin(), leaders.end(), rank_) != leaders.end()) {
+    internode->group = make_group_of_nodes(std::move(leaders));
   }
   return internode;
 }

@@ -7,10 +7,8 @@
 #include <variant>
 
 #include "base/invariant.h"
-#include "drivers/sim/internode_of.h"
 #include "protocol/collectives.h"
 #include "protocol/keys.h"
-#include "protocol/sharding.h"
 #include "reduce/reduce.h"
 
 namespace shoal::sim {
@@ -467,7 +465,7 @@ void LocalRanks::add_group(std::uint32_t rank, const GroupPlan& group, std::uint
   }
   Member& own = *host.members.front();
   std::vector<std::uint32_t> leaders;
-  std::optional<local::Internode> internode = internode_of(plan_.config, group.ranks, leaders);
+  std::optional<local::Internode> internode = local::internode_of(plan_.config, group.ranks, leaders);
   if (internode && std::find(leaders.begin(), leaders.end(), rank) != leaders.end()) {
     internode->group = worker.make_group_of_nodes(std::move(leaders), group.ranks, group.name);
     host.leaders_groups[number] = internode->group;

@@ -1,9 +1,35 @@
 #include "protocol/local/internode.h"
 
+#include <algorithm>
+#include <map>
+
 #include "protocol/keys.h"
 #include "protocol/local/local_mean.h"
+#include "protocol/sharding.h"
 
 namespace shoal::local {
+
+std::optional<Internode> internode_of(const JobConfig& config, const std::vector<std::uint32_t>& ranks,
+                                      std::vector<std::uint32_t>& leaders) {
+  std::map<std::uint32_t, std::uint32_t> sizes;
+  for (const std::uint32_t rank : ranks) {
+    const std::uint32_t leader = config.leaders.empty() ? 0 : config.leaders[rank];
+    if (sizes[leader]++ == 0) {
+      leaders.push_back(leader);
+    }
+  }
+  if (leaders.size() < 2) {
+    return std::nullopt;
+  }
+  Internode internode;
+  internode.ranks = config.size();
+  for (const auto& [leader, size] : sizes) {
+    internode.largest = std::max(internode.largest, size);
+  }
+  internode.weights = config.weights;
+  internode.shared_from = shared_from(config);
+  return internode;
+}
 
 Submission submission_up(const Submission& called, std::uint32_t occurrence, const Internode& internode) {
   Submission up;

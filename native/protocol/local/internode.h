@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+#include "protocol/job.h"
 #include "protocol/submission.h"
 #include "wire/opening.h"
 
@@ -31,6 +33,11 @@ struct Internode {
   std::vector<std::uint32_t> weights;  // of the servers (protocol/sharding.h)
   std::uint64_t shared_from = 0;       // from so many bytes on, all servers work on an operation
 };
+
+// What a group of all ranks is to the other nodes, but for its leaders' group. None: this node is the whole job.
+// `leaders`: the first rank of each node, in the order in which their nodes appear in `ranks`.
+std::optional<Internode> internode_of(const JobConfig& config, const std::vector<std::uint32_t>& ranks,
+                                      std::vector<std::uint32_t>& leaders);
 
 // The node's part of an all-reduce that all of its ranks have called. The node's sum lies in the leader's output,
 // and the result comes there.
