@@ -81,6 +81,29 @@ def bert_large() -> list[Variable]:
     return [Variable(name, size) for name, size in {**sizes, **heads}.items()]
 
 
+def resnet50() -> list[Variable]:
+    """The 161 variables of ResNet-50 (He et al., "Deep Residual Learning", Table 1), in the order of the forward pass: 25.6 M
+    elements.
+    """
+    sizes: dict[str, int] = {"conv1": 7 * 7 * 3 * 64, **_norm("bn1", 64)}
+    given = 64
+    for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
+        for block in range(blocks):
+            name = f"layer{stage}.{block}"
+            shapes = ((1, given, width), (3, width, width), (1, width, 4 * width))
+            for number, (edge, before, after) in enumerate(shapes, 1):
+                sizes |= {f"{name}.conv{number}": edge * edge * before * after, **_norm(f"{name}.bn{number}", after)}
+            if block == 0:
+                sizes |= {f"{name}.downsample": given * 4 * width, **_norm(f"{name}.downsample.bn", 4 * width)}
+            given = 4 * width
+    sizes |= {"fc.weight": 2048 * 1000, "fc.bias": 1000}
+    return [Variable(name, size) for name, size in sizes.items()]
+
+
+def _norm(name: str, width: int) -> dict[str, int]:
+    return {f"{name}.weight": width, f"{name}.bias": width}
+
+
 def scaled(variables: Sequence[Variable], divisor: float) -> list[Variable]:
     """The same variables with a ``divisor``-th of the elements each, at least one."""
     return [Variable(variable.name, max(1, round(variable.elements / divisor))) for variable in variables]

@@ -41,30 +41,9 @@ QUICK_DIVISOR = 16
 AT_MOST = 1.1
 
 
-def resnet50() -> list[Variable]:
-    """In the order of the forward pass (He et al., "Deep Residual Learning", Table 1): 25.6 M elements."""
-    sizes: dict[str, int] = {"conv1": 7 * 7 * 3 * 64, **_norm("bn1", 64)}
-    given = 64
-    for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
-        for block in range(blocks):
-            name = f"layer{stage}.{block}"
-            shapes = ((1, given, width), (3, width, width), (1, width, 4 * width))
-            for number, (edge, before, after) in enumerate(shapes, 1):
-                sizes |= {f"{name}.conv{number}": edge * edge * before * after, **_norm(f"{name}.bn{number}", after)}
-            if block == 0:
-                sizes |= {f"{name}.downsample": given * 4 * width, **_norm(f"{name}.downsample.bn", 4 * width)}
-            given = 4 * width
-    sizes |= {"fc.weight": 2048 * 1000, "fc.bias": 1000}
-    return [Variable(name, size) for name, size in sizes.items()]
-
-
-def _norm(name: str, width: int) -> dict[str, int]:
-    return {f"{name}.weight": width, f"{name}.bias": width}
-
-
 def ways(joined: Contestant, library: str, arguments: Mapping[str, Any]) -> Mapping[str, Contestant]:
     """Of one rank."""
-    variables = replay.scaled(resnet50(), arguments["divisor"])[::-1]
+    variables = replay.scaled(replay.resnet50(), arguments["divisor"])[::-1]
 
     def one(content: FloatArray) -> Buffer:
         tensors, together = replay.cut(content, content.size), replay.submit_together(library)
@@ -122,8 +101,8 @@ def show(report: Report) -> list[str]:
 def case(place_text: str) -> Callable[[bool], list[Report]]:
     def measure(quick: bool) -> list[Report]:
         divisor = QUICK_DIVISOR if quick else 1
-        size = replay.total_bytes(replay.scaled(resnet50(), divisor))
-        title = f"{place_text}: {len(resnet50())} gradients, ResNet-50's" + (f" by {divisor}" if quick else "")
+        size = replay.total_bytes(replay.scaled(replay.resnet50(), divisor))
+        title = f"{place_text}: {len(replay.resnet50())} gradients, ResNet-50's" + (f" by {divisor}" if quick else "")
         rounds = QUICK_ROUNDS if quick else ROUNDS
         return [replay.measure(Path(__file__), place_text, size, rounds, {"divisor": divisor}, title)]
 

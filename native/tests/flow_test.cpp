@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "drivers/sim/heap_group.h"
+#include "protocol/local/chain.h"
 #include "reduce/reduce.h"
 #include "tests/check.h"
 
@@ -75,6 +76,7 @@ std::unique_ptr<Operation> all_reduce(Random& random, std::uint32_t ranks, const
   const std::size_t count = 1 + (draw(random, 2) == 0 ? draw(random, 500) : draw(random, 20'000));
   const bool straight = draw(random, 6) == 0;
   const bool up = draw(random, 4) == 0;
+  const std::uint64_t queued = draw(random, 2) * 1'000'000;
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     made->inputs.push_back(numbers(random, dtype, count));
   }
@@ -96,6 +98,7 @@ std::unique_ptr<Operation> all_reduce(Random& random, std::uint32_t ranks, const
     transfer.order = order;
     transfer.divisor = ranks;
     transfer.up = up;
+    transfer.queued = queued;
     if (up) {
       transfer.weights = weights;
     }
@@ -223,6 +226,25 @@ Transfer sum_in_place(std::vector<float>& array, std::vector<std::uint32_t> orde
   transfer.op = Operator::sum;
   transfer.order = std::move(order);
   return transfer;
+}
+
+TEST(what_follows_on_much_in_slots_is_added_to_the_chain) {
+  const sim::HeapGroup memory(small_shape(2));
+  sim::PromptHands hands(memory);
+  Flow flow(memory, 0, hands, hands);
+  std::vector<float> large(5000);
+  std::vector<float> little(100);
+  Transfer first = sum_in_place(large, {0, 1});
+  Transfer next = sum_in_place(little, {0, 1});
+  CHECK(chain::suits(first, memory.shape()) && !chain::suits(next, memory.shape()));
+  flow.admit(first);
+  CHECK_EQ(flow.queued(), first.bytes);
+  next.queued = flow.queued();
+  CHECK(chain::suits(next, memory.shape()));
+  flow.admit(next);
+  CHECK_EQ(flow.queued(), first.bytes + next.bytes);
+  next.dtype = DType::bfloat16;
+  CHECK(!chain::suits(next, memory.shape()));
 }
 
 // Rank 1 has reduced its share, and then fails everything: its program goes on with its array.

@@ -252,8 +252,14 @@ TEST(an_operation_that_has_ended_does_not_flow) {
   call.failure = "it has failed before it began";
   pair.group().call(call);
   CHECK_EQ(pair.take_steps(), "");
-  pair.says(RecordKind::admit, {});
+  pair.says(RecordKind::admit, wire::Bytes(sizeof(std::uint64_t)));
   CHECK(pair.is_damaged("an operation flows that has ended"));
+}
+
+TEST(an_admission_says_how_much_flows_before) {
+  Pair pair(1);
+  pair.says(RecordKind::admit, wire::Bytes(sizeof(std::uint32_t)));
+  CHECK(pair.is_damaged("a record of the wrong size"));
 }
 
 // What was read once would be read again, round and round.

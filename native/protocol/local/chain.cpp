@@ -8,7 +8,8 @@ namespace shoal::local::chain {
 
 namespace {
 
-// With fewer chunks for each rank not all are busy most of the time, and shares are faster.
+// With fewer chunks for each rank not all are busy most of the time, and shares are faster. Chunks of operations before
+// it count: they are in the same pipeline, while shares would have to wait until it is empty.
 constexpr std::uint64_t least_chunks_per_rank = 4;
 
 // Each part of a slot is one.
@@ -25,8 +26,9 @@ auto position_of(const Transfer& transfer, std::uint32_t place) {
 
 // A sum is rounded once, at the end: what widens meanwhile has no room in a slot.
 bool suits(const Transfer& transfer, const Shape& shape) {
+  const std::uint64_t least = least_chunks_per_rank * shape.ranks * shape.slot;
   return shape.ranks > 1 && !sums_widen(transfer.dtype) && !transfer.blocks && !transfer.straight() &&
-         transfer.bytes >= least_chunks_per_rank * shape.ranks * shape.slot;
+         (transfer.bytes >= least || transfer.queued >= least - transfer.bytes);
 }
 
 std::uint64_t slots(const Shape& shape) { return std::uint64_t{shape.slots} * shape.ranks; }

@@ -14,7 +14,7 @@
 
 namespace shoal::local::chain {
 
-// Whether a chain is right for this transfer, and the fastest way.
+// Whether a chain is right for this transfer, and the fastest way: the same on every rank.
 bool suits(const Transfer& transfer, const Shape& shape);
 
 // How many chunks may be in slots at once.

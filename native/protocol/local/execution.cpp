@@ -14,10 +14,21 @@ namespace shoal::local {
 
 namespace {
 
-wire::Bytes encoded(Range range) {
-  wire::Bytes body(sizeof range);
-  std::memcpy(body.data(), &range, sizeof range);
+template <typename Value>
+wire::Bytes encoded(const Value& value) {
+  wire::Bytes body(sizeof value);
+  std::memcpy(body.data(), &value, sizeof value);
   return body;
+}
+
+template <typename Value>
+Value decoded(ConstBytes body) {
+  Value value;
+  if (body.size() != sizeof value) {
+    throw std::runtime_error("the node's shared memory is damaged: a record of the wrong size");
+  }
+  std::memcpy(&value, body.data(), sizeof value);
+  return value;
 }
 
 }  // namespace
@@ -61,15 +72,26 @@ void Execution::send_up_small(Operation& operation) {
   world_.send_up(submission_up(s, operation.opening.occurrence, internode), std::nullopt);
 }
 
+void Execution::admit(const Hash128& key) {
+  admitted_.push_back({key, flow_.queued()});
+  outbox_.say(RecordKind::admit, key, encoded(flow_.queued()));
+}
+
+void Execution::read_admission(const Hash128& key, ConstBytes body) {
+  admitted_.push_back({key, decoded<std::uint64_t>(body)});
+}
+
 bool Execution::is_admitted(const Hash128& key) const {
-  return std::find(admitted_.begin(), admitted_.end(), key) != admitted_.end();
+  return std::any_of(admitted_.begin(), admitted_.end(), [&](const Admission& one) { return one.key == key; });
 }
 
 Status Execution::begin_next_admitted(Operation& operation) {
+  const std::uint64_t queued = admitted_.front().queued;
   admitted_.pop_front();
   operation.state = Operation::State::flowing;
   moving_[operation.submission.handle] = &operation;
   Transfer transfer = reduction_of(operation, memory_.ranks());
+  transfer.queued = queued;
   if (!traits_of(operation.submission.collective).shares_results()) {
     transfer.blocks = blocks_of(operation, own_);
     if (Status problem = make_output(operation, *transfer.blocks); !problem.ok()) {
@@ -143,11 +165,10 @@ void Execution::chunk_averaged(Operation& operation, Range chunk) {
 }
 
 void Execution::read_part(Operation& operation, ConstBytes body) {
-  Range part;
-  if (body.size() != sizeof part || operation.state != Operation::State::flowing) {
+  const auto part = decoded<Range>(body);
+  if (operation.state != Operation::State::flowing) {
     throw std::runtime_error("a part of a result that was not asked for");
   }
-  std::memcpy(&part, body.data(), sizeof part);
   const bool fits = operation.internode_state.lent() != nullptr || part.size() <= memory_.shape().slot;
   if (part.begin > part.end || part.end > operation.submission.output_bytes || !fits) {
     throw std::runtime_error("a part of a result that does not fit");

@@ -31,10 +31,15 @@ class Execution {
   Status finish_small(Operation& operation);
   // A small operation that goes on to other nodes: the leader sends up the node's sum.
   void send_up_small(Operation& operation);
-  // A large operation is the next to flow, as the leader decides. It begins once all its openings are there.
-  void admit(const Hash128& key) { admitted_.push_back(key); }
+  // A large operation is the next to flow, as the leader decides: on the leader, and on another rank, which reads what
+  // the leader says. It begins once all its openings are there. Throws std::runtime_error for what nobody says.
+  void admit(const Hash128& key);
+  void read_admission(const Hash128& key, ConstBytes body);
   bool is_admitted(const Hash128& key) const;
-  const std::deque<Hash128>& admitted() const { return admitted_; }
+  // The key of the next that begins, if there is one.
+  std::optional<Hash128> next_admitted() const {
+    return admitted_.empty() ? std::nullopt : std::optional(admitted_.front().key);
+  }
   // Not ok: there is no memory for its output.
   Status begin_next_admitted(Operation& operation);
 
@@ -72,6 +77,11 @@ class Execution {
   void check_invariants() const;
 
  private:
+  struct Admission {
+    Hash128 key;
+    std::uint64_t queued;  // Transfer::queued
+  };
+
   bool is_first() const { return own_ == 0; }
   Arrays arrays_of(const Operation& operation);
   Status make_output(Operation& operation, const Blocks& blocks);
@@ -85,7 +95,7 @@ class Execution {
   World& world_;
   Flow flow_;
   Delivery delivery_;
-  std::deque<Hash128> admitted_;                          // in order, and not flowing yet
+  std::deque<Admission> admitted_;                        // in order, and not flowing yet
   std::unordered_map<std::uint64_t, Operation*> moving_;  // by handle
 };
 

@@ -19,6 +19,10 @@ namespace {
 // before the last rank has done its share, and its threads want the cores too.
 constexpr std::uint64_t most_ahead = 2;
 
+std::uint64_t summed_in_slots(const Transfer& transfer) {
+  return transfer.straight() || transfer.blocks ? 0 : transfer.bytes;
+}
+
 }  // namespace
 
 // --- What is to be done ---
@@ -30,6 +34,7 @@ Chunks Flow::admit(Transfer transfer) {
   const bool chain = chain::suits(transfer, memory_.shape());
   // Two ways would have different chunks in the same memory.
   const bool changes = !transfer.straight() && std::exchange(chain_, chain) != chain;
+  queued_ += summed_in_slots(transfer);
   transfers_.push_back({std::move(transfer), admitted_, chunks, chain, changes ? admitted_ : 0});
   admitted_ += chunks.count();
   return chunks;
@@ -222,6 +227,7 @@ void Flow::collect_one() {
 
 void Flow::finish_first() {
   finished_.push_back(transfers_.front().transfer.handle);
+  queued_ -= summed_in_slots(transfers_.front().transfer);
   transfers_.pop_front();
 }
 
@@ -344,6 +350,7 @@ void Flow::check_invariants() const {
   SHOAL_INVARIANT(memory_.words(own_).collected.load() == collected_);
   SHOAL_INVARIANT(memory_.words(own_).reduced.load() <= reduced_);  // behind in the midst of what goes straight
   SHOAL_INVARIANT(transfers_.empty() ? collected_ == admitted_ : transfers_.back().end() == admitted_);
+  SHOAL_INVARIANT(!transfers_.empty() || queued_ == 0);
   SHOAL_INVARIANT(transfers_.empty() || (transfers_.front().first <= collected_ && collected_ < admitted_));
   if (contributed_ > collected_ && !admitted(contributed_ - 1).transfer.straight()) {
     SHOAL_INVARIANT(contributed_ <= least(&RankWords::collected) + slots_for(admitted(contributed_ - 1)));

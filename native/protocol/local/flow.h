@@ -52,6 +52,8 @@ class Flow {
   std::optional<std::uint64_t> take_finished();
   // The ranks that others wait for.
   std::vector<std::uint32_t> late() const;
+  // Bytes of the sums that move through slots and are not done here.
+  std::uint64_t queued() const { return queued_; }
 
   void check_invariants() const;
 
@@ -99,6 +101,7 @@ class Flow {
   std::deque<std::uint64_t> finished_;
   bool chain_ = false;          // whether slots were last used by a chain
   bool stopped_ = false;        // arrays were withdrawn
+  std::uint64_t queued_ = 0;    // bytes
   std::uint64_t admitted_ = 0;  // chunks
   std::uint64_t contributed_ = 0;
   std::uint64_t reduced_ = 0;

@@ -166,7 +166,7 @@ void LocalGroup::read(std::uint32_t place, const Record& record) {
     case RecordKind::end_join:
       return joined_.note(place, record.key, record.kind == RecordKind::end_join);
     case RecordKind::admit:
-      execution_.admit(record.key);
+      execution_.read_admission(record.key, record.body);
       return begin_admitted();
     case RecordKind::leave:
       return failures_.note_left(place);
@@ -315,7 +315,6 @@ void LocalGroup::begin(Operation& operation) {
     end(operation, {});
   } else {
     if (is_first()) {
-      outbox_.say(RecordKind::admit, operation.key);
       execution_.admit(operation.key);
     }
     return begin_admitted();
@@ -325,8 +324,8 @@ void LocalGroup::begin(Operation& operation) {
 
 // The leader's word may be read before another rank's opening, which says where its arrays lie.
 void LocalGroup::begin_admitted() {
-  while (!execution_.admitted().empty() && broken_.ok()) {
-    Operation* const operation = calls_.find(execution_.admitted().front());
+  for (std::optional<Hash128> key; broken_.ok() && (key = execution_.next_admitted());) {
+    Operation* const operation = calls_.find(*key);
     if (operation == nullptr) {
       throw std::runtime_error("an operation flows that was not called");
     }

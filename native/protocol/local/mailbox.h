@@ -23,9 +23,11 @@ enum class RecordKind : std::uint32_t {
   open = 1,             // the rank has called an operation; the body is an opening of docs/protocol/format.md, Openings
   open_with_data = 2,   // as open; the data is its whole contribution
   open_in_region = 10,  // as open; the data says where the arrays lie in the rank's region (Offsets)
-  admit = 3,            // from the leader: a large operation that all have opened is the next to flow
-  leave = 4,            // the rank calls nothing more
-  broken = 5,           // the rank can do nothing more in this group; the body is a status
+  // From the leader: a large operation that all have opened is the next to flow; the body says how many bytes are
+  // before it (Transfer::queued).
+  admit = 3,
+  leave = 4,   // the rank calls nothing more
+  broken = 5,  // the rank can do nothing more in this group; the body is a status
   // From the leader, of an operation that goes over the network:
   part = 6,  // a part of the result is in the next slot for results, or lent (delivery.h); the body is its range
   done = 7,  // it has ended well; the data is the result of a small one

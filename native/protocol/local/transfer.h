@@ -46,6 +46,7 @@ struct Transfer {
   double divisor = 1;                      // of a mean
   bool up = false;                         // the sum goes on to other nodes, from the leader
   std::span<const std::uint32_t> weights;  // of the servers, if it goes up to all (chunks.h); valid in Flow::admit()
+  std::uint64_t queued = 0;                // bytes of sums in slots before it, as the leader says: Flow::queued()
   Arrays arrays;                           // of all ranks; outputs of the first alone if it goes up
   // Of everything but an all-reduce. With an operator each rank gets the sum of its block, otherwise copies.
   std::optional<Blocks> blocks;

@@ -351,13 +351,21 @@ class _Exposed:
 
 _LIBRARIES: tuple[Library, ...] = (_NumPy(), _Torch(), _Foreign())
 
-# As far as types have been asked for.
-_library_of_type: dict[type, Library] = {}
+
+class _LibraryOfType(dict[type, Library]):
+    """As far as types have been asked for: a lookup, and no call, for each operation."""
+
+    def __missing__(self, kind: type) -> Library:
+        library = self[kind] = next(library for library in _LIBRARIES if library.owns(kind))
+        return library
+
+
+_library_of_type = _LibraryOfType()
 
 
 def source(array: Any) -> Operand:
     """``array`` to read from: of any library, or Python numbers. Copied only if it is not contiguous."""
-    return _library_of(array).source(array)
+    return _library_of_type[type(array)].source(array)
 
 
 def target(array: Any) -> Operand:
@@ -365,15 +373,7 @@ def target(array: Any) -> Operand:
 
     If it is not contiguous the operation works on a temporary, which ``finish`` copies back.
     """
-    return _library_of(array).target(array)
-
-
-def _library_of(array: Any) -> Library:
-    kind = type(array)
-    library = _library_of_type.get(kind)
-    if library is None:
-        library = _library_of_type[kind] = next(library for library in _LIBRARIES if library.owns(kind))
-    return library
+    return _library_of_type[type(array)].target(array)
 
 
 # Both remember: making the name takes longer than all else that a small operation does here.

@@ -415,7 +415,7 @@ def submit(
         TypeError, ValueError: as ``barrier``, and what ``plan`` raises.
         ShoalError: as ``allreduce_async``.
     """
-    chosen = chosen_group(group)
+    chosen = world() if group is None else _of_current_job(group)  # as chosen_group, without another call
     session, number = chosen.session, chosen.number
     wire_name = "" if name is None else _checked_name(name)
     try:
