@@ -9,7 +9,7 @@ from typing import TypeVar
 import click
 
 from shoal.cli.others import answer
-from shoal.config.settings import peer_timeout
+from shoal.config.settings import peer_timeout, port_range
 from shoal.errors import ConfigurationError
 from shoal.processes import (
     Host,
@@ -138,10 +138,11 @@ def run(
         started = _program(program, arguments, module=module, horovod=horovod)
         description = JobDescription(started, ranks, nodes, servers, hosts or hostfile or (), server_hosts or ())
         ssh = Ssh(ssh_port, ssh_identity_file, peer_timeout(os.environ))
+        ports = port_range(os.environ)
     except (ValueError, ConfigurationError) as error:
         raise click.UsageError(str(error)) from None
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it would take our children's exit codes
-    job = Job(description, os.environ, for_terminal(1), for_terminal(2), ssh)
+    job = Job(description, os.environ, for_terminal(1), for_terminal(2), ssh, ports)
     context.exit(asyncio.run(job.run()))
 
 

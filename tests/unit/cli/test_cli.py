@@ -90,10 +90,11 @@ def test_what_cannot_be_is_refused(arguments: list[str], said: str) -> None:
     assert said in " ".join(result.output.split())
 
 
-def test_a_wrong_peer_timeout_is_refused_before_anything_is_started() -> None:
-    result = shoal("run", "-n", "2", "-H", "a:2", __file__, SHOAL_PEER_TIMEOUT="soon")
+@pytest.mark.parametrize("variable", ["SHOAL_PEER_TIMEOUT", "SHOAL_PORT_RANGE"])
+def test_a_wrong_variable_of_the_launchers_is_refused_before_anything_is_started(variable: str) -> None:
+    result = shoal("run", "-n", "2", "-H", "a:2", __file__, **{variable: "soon"})
     assert result.exit_code == 2
-    assert "SHOAL_PEER_TIMEOUT" in result.output
+    assert variable in result.output
 
 
 def test_servers_of_its_own_and_others_do_not_mix() -> None:
