@@ -112,7 +112,9 @@ def main() -> None:
             print(f"epoch {epoch + 1}: loss {loss.mean:.4f}, accuracy {accuracy.mean:.2%}", flush=True)
             if args.checkpoints:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                torch.save(state, args.checkpoints / f"{epoch + 1}.pt")
+                unfinished = args.checkpoints / "unfinished"
+                torch.save(state, unfinished)
+                unfinished.replace(args.checkpoints / f"{epoch + 1}.pt")
 
 
 def warmed_up(epoch: float, warmup_epochs: float, scale: int) -> float:

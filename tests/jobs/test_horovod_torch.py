@@ -68,6 +68,18 @@ def test_the_timeline_that_rank_0_is_asked_for_has_all_ranks(tmp_path: Path) -> 
     assert document["metadata"]["start_time_since_epoch_in_micros"] > 1.6e15
 
 
+def test_a_timeline_of_horovod_s_beside_one_of_shoal_s_is_none_and_that_is_said_once(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    environment = {"SHOAL_TRACE": str(trace), "HOROVOD_TIMELINE": str(tmp_path / "timeline.json")}
+    with Cluster(2, nodes=1, environment=environment) as cluster:
+        job = cluster.start(one_step)
+        job.results(60)
+        assert [job.stderr(rank).count("HOROVOD_TIMELINE has no effect: SHOAL_TRACE=") for rank in range(2)] == [1, 0]
+    (path,) = trace.iterdir()
+    assert "allreduce.one step" in path.read_text()
+    assert list(tmp_path.glob("*.json")) == []
+
+
 def late_step() -> None:
     hvd.init()
     if hvd.rank() == 1:

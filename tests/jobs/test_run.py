@@ -1,9 +1,11 @@
 """``shoal run`` as users have it: a command whose processes, output, signals and exit codes are looked at from outside."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import sys
 import textwrap
 import time
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 from launching import SECONDS, Launcher, all_gone, is_running
 
-from shoal.processes import job, output
+from shoal.processes import free_master_port, job, output
 
 # Not imported by the scripts: most of what is tested needs nothing of Shoal but the launcher.
 Write = Callable[[str], Path]
@@ -346,6 +348,44 @@ def test_servers_are_there_for_the_ranks_and_then_no_more(launch: Callable[..., 
     assert (code, err) == (0, "")
     assert (count, len(pids)) == (2, 2)
     assert all_gone(pids, 0)
+
+
+def free_ports(many: int) -> int:
+    """The first of so many in a row that are free."""
+    while True:
+        first = free_master_port()
+        with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as taken:
+            for port in range(first, first + many):
+                taken.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+
+
+def test_every_port_is_of_the_range(launch: Callable[..., Launcher], script: Write) -> None:
+    path = script("""
+        import shoal
+        from shoal.job import runtime
+        shoal.init()
+        own = runtime.current()._joined.welcome.addresses[rank].port
+        servers = [address.split(":")[1] for address in os.environ["SHOAL_SERVERS"].split(",")]
+        print("ports", os.environ["MASTER_PORT"], int(os.environ["MASTER_PORT"]) + 1, *servers, own)
+        shoal.barrier()
+    """)
+    many = 8
+    first = free_ports(many)
+    job = ("-n", "2", "--nodes", "2", "--servers", "2")
+    code, out, err = launch(*job, path, SHOAL_PORT_RANGE=f"{first}-{first + many - 1}").finish()
+    assert (code, err) == (0, "")
+    ports = {int(word) for line in out.splitlines() if "] ports " in line for word in line.split()[2:]}
+    assert len(ports) == 6
+    assert first <= min(ports) <= max(ports) < first + many
+
+
+def test_a_range_without_room_for_the_ranks_to_meet_is_said(launch: Callable[..., Launcher], script: Write) -> None:
+    first = free_ports(2)
+    job = ("-n", "2", "--nodes", "2", "--servers", "1")
+    code, out, err = launch(*job, script("print('started')"), SHOAL_PORT_RANGE=f"{first}-{first + 1}").finish()
+    assert (code, "started" in out) == (255, False)
+    assert err.startswith(f"shoal run: no two ports in a row from {first} to {first + 1} are free on 127.0.0.1")
 
 
 def test_a_server_that_dies_ends_the_job(launch: Callable[..., Launcher], script: Write) -> None:

@@ -153,15 +153,16 @@ def test_ranks_of_two_hosts_average_through_servers_on_a_third(hosts: SshHosts, 
         import numpy, shoal
         shoal.init()
         print("mean", shoal.allreduce(numpy.full(300000, float(rank)))[-1], os.environ["MASTER_ADDR"])
+        assert 7100 <= int(os.environ["MASTER_PORT"]) < 7109
     """)
     words = ("-np", "3", "-H", "localhost:2,h2:1", "--servers", "2", "--server-hosts", "h1")
-    code, out, err = launch(*words, path, on=3).finish()
+    code, out, err = launch(*words, path, on=3, SHOAL_PORT_RANGE="7100-7109").finish()
     assert (code, err) == (0, "")
     here, third = hosts.lab.addresses[3], hosts.lab.addresses[1]
     assert sorted(line for line in out.splitlines() if "mean" in line) == [
         f"[{rank}] mean 1.0 {here}" for rank in range(3)
     ]
-    assert len(re.findall(rf"^\[server [01]\] shoal server: listening on {third}:", out, re.MULTILINE)) == 2
+    assert len(re.findall(rf"^\[server [01]\] shoal server: listening on {third}:710\d,", out, re.MULTILINE)) == 2
 
 
 @pytest.mark.slow

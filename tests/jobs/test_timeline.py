@@ -41,7 +41,7 @@ def bars(events: list[Event], name: str, rank: int) -> list[Event]:
 
 
 def waits_of(events: list[Event], name: str, rank: int) -> list[Event]:
-    """Of the operations of this name: the bars of their waits, which lie on their lanes and begin with them."""
+    """Of the operations of this name: the bars of their waits, which lie on their tracks and begin with them."""
     found = []
     for whole in bars(events, name, rank):
         place = (rank, whole["tid"], whole["ts"])

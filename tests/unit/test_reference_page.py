@@ -75,6 +75,12 @@ def test_groups_and_handles_have_the_attributes_that_the_page_lists() -> None:
     assert listed == (group | handle) - OF_THE_PACKAGE
 
 
+def test_process_sets_have_the_attributes_that_the_page_lists() -> None:
+    public = {name for name in dir(hvd.ProcessSet) if not name.startswith("_")}
+    # There is no MPI, and the group is for Shoal's own modules.
+    assert set(re.findall(r"\bProcessSet\.(\w+)", PAGE)) == public - {"mpi_comm", "group"}
+
+
 def test_the_methods_of_the_wrapper_on_the_page_are_those_that_it_does_not_inherit() -> None:
     own = {
         name

@@ -140,7 +140,8 @@ def _host(settings: Settings, store: Store, key: str, sources: list[str]) -> Mee
     if settings.rendezvous is not None:
         listeners, everywhere = _listen(settings, settings.rendezvous, True)
     else:
-        listeners = [listening.listen_in_range(_own_host(settings, sources), settings.port_range)]
+        own, master_port = _own_host(settings, sources), settings.launch.master_port
+        listeners = [listening.listen_in_range(own, settings.port_range, master_port)]
     try:
         address = settings.rendezvous or sockets.local_address(listeners[0])
         secret, published = _secret_for_store(settings, address)
@@ -281,7 +282,7 @@ def _advice(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             "the port is taken by another program or job; set MASTER_PORT (the port above it is used) or SHOAL_RENDEZVOUS to "
-            "a free port, the same on every rank"
+            "a free port, the same on every rank. Under shoal run start the job again: it takes other ports"
         )
     if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
         return (

@@ -262,7 +262,8 @@ class _Member:
                 await self._giver.close()
 
     async def _open_listener(self) -> Listener:
-        bound = listening.listen_in_range(await self._where(), self._settings.port_range)
+        settings = self._settings
+        bound = listening.listen_in_range(await self._where(), settings.port_range, settings.launch.master_port)
         return Listener(
             bound, self._meeting_point.secret, self._rank, self._deadlines, encrypts=self._settings.encrypts
         )

@@ -9,7 +9,7 @@ from typing import TypeVar
 import click
 
 from shoal.cli.others import answer
-from shoal.config.settings import peer_timeout
+from shoal.config.settings import peer_timeout, port_range
 from shoal.errors import ConfigurationError
 from shoal.processes import (
     Host,
@@ -32,10 +32,12 @@ class _Command(click.Command):
     """Answers the options of other launchers, which people type out of habit."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
         try:
             return super().parse_args(context, args)
         except click.NoSuchOption as error:
-            said = answer(error.option_name)
+            known = [option for parameter in self.params for option in parameter.opts]
+            said = answer(error.option_name, words, known)
             if said is None:
                 raise
             raise click.UsageError(said, context) from None
@@ -96,7 +98,7 @@ def _parsed(parse: Callable[[str], _T]) -> Callable[[click.Context, click.Parame
     help="Where the servers are, by turns. With hosts these are others than the ranks'.",
 )
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is the name of a module, as for python -m.")
-@click.option("--as-horovod", "horovod", is_flag=True, help="In PROGRAM, a script, import horovod is Shoal.")
+@click.option("--as-horovod", "horovod", is_flag=True, help="In PROGRAM, of Python, import horovod is Shoal.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -138,10 +140,11 @@ def run(
         started = _program(program, arguments, module=module, horovod=horovod)
         description = JobDescription(started, ranks, nodes, servers, hosts or hostfile or (), server_hosts or ())
         ssh = Ssh(ssh_port, ssh_identity_file, peer_timeout(os.environ))
+        ports = port_range(os.environ)
     except (ValueError, ConfigurationError) as error:
         raise click.UsageError(str(error)) from None
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it would take our children's exit codes
-    job = Job(description, os.environ, for_terminal(1), for_terminal(2), ssh)
+    job = Job(description, os.environ, for_terminal(1), for_terminal(2), ssh, ports)
     context.exit(asyncio.run(job.run()))
 
 

@@ -22,28 +22,35 @@ def _size(text: str) -> int:
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=7077, show_default=True, help="Port; 0 is any free one.")
-@click.option("--proxies", type=click.IntRange(min=1), help="I/O threads.  [default: one a core, at most 4]")
+@click.option("--proxies", type=click.IntRange(min=1), help="Threads.  [default: one a core, at most 4]")
 @click.option(
     "--memory",
     metavar="SIZE",
     callback=lambda _context, _option, text: None if text is None else _size(text),
     help="Memory that this process may take, for all jobs together: 8G, 512M.  [default: half of the machine's]",
 )
+@click.option("--port-range", type=(int, int), hidden=True, help="First and last of the ports to choose one from.")
 @click.option("--ready-fd", type=click.IntRange(min=0), hidden=True, help="Descriptor for a line with host and port.")
-def server(host: str, port: int, proxies: int | None, memory: int | None, ready_fd: int | None) -> None:
+def server(
+    host: str,
+    port: int,
+    proxies: int | None,
+    memory: int | None,
+    port_range: tuple[int, int] | None,
+    ready_fd: int | None,
+) -> None:
     """Averages for any number of jobs, at once or one after another, until SIGTERM or Ctrl-C.
 
     Who may use it is said by the secret in SHOAL_SECRET or SHOAL_SECRET_FILE (which may hold several, one a line). On
     loopback, without either, it is this user alone. Of the other variables it reads SHOAL_TLS and SHOAL_LOG.
     """
-    threads = proxies or min(4, os.cpu_count() or 1)
+    many = proxies or min(4, os.cpu_count() or 1)
     bound = memory or default_bound()
 
     def ready(bound_host: str, bound_port: int) -> None:
         shown = f"[{bound_host}]" if ":" in bound_host else bound_host
-        click.echo(
-            f"shoal server: listening on {shown}:{bound_port}, {threads} I/O threads, {shown_size(bound)} of memory"
-        )
+        said = "1 proxy" if many == 1 else f"{many} proxies"
+        click.echo(f"shoal server: listening on {shown}:{bound_port}, {said}, {shown_size(bound)} of memory")
         if ready_fd is not None:
             with os.fdopen(ready_fd, "w") as launcher:
                 launcher.write(f"{bound_host} {bound_port}\n")
@@ -51,6 +58,7 @@ def server(host: str, port: int, proxies: int | None, memory: int | None, ready_
     try:
         settings = ServerSettings.from_environment()
         logs.configure(settings.log)
-        serve(host, port, threads, configured_secrets(settings), ready, encrypts=settings.encrypts, memory=bound)
+        secrets, encrypts = configured_secrets(settings), settings.encrypts
+        serve(host, port_range or port, many, secrets, ready, encrypts=encrypts, memory=bound)
     except ShoalError as error:
         raise click.ClickException(f"shoal server: {error}") from None

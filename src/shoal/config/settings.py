@@ -267,7 +267,7 @@ class Settings(ServerSettings):
             secret_folder=secret_folder(environ),
             job=_read(environ, "SHOAL_JOB", _label, "up to 256 printable characters", launch.job),
             rendezvous=_read(environ, "SHOAL_RENDEZVOUS", parse_address, "host:port", None),
-            port_range=_read(environ, "SHOAL_PORT_RANGE", _port_range, "first-last, ports from 1 to 65535", None),
+            port_range=port_range(environ),
             interfaces=_read(environ, "SHOAL_INTERFACE", _interfaces, "names or addresses of network interfaces", ()),
             algorithm=_read(environ, "SHOAL_ALGORITHM", _one_of(*ALGORITHMS), "server or ring", "server"),
             fusion_mb=_read(environ, "SHOAL_FUSION_MB", _positive, "a number of megabytes above 0", None),
@@ -279,6 +279,11 @@ class Settings(ServerSettings):
         )
         _refuse_contradictions(settings)
         return settings
+
+
+def port_range(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """SHOAL_PORT_RANGE, for a rank and for who starts servers and ranks; None: any. Raises ConfigurationError."""
+    return _read(environ, "SHOAL_PORT_RANGE", _port_range, "first-last, ports from 1 to 65535", None)
 
 
 def peer_timeout(environ: Mapping[str, str]) -> int:

@@ -136,7 +136,7 @@ class Averaging(Generic[AnyBuffer]):
         if disagreement is not None:
             self.disagreed = True
             self._fail(set(self._unopened), str(disagreement))
-        with trace.span("wait for buffers"):
+        with trace.span("wait for fusion buffers"):
             failure = self.wait()
         problem = error or disagreement or failure
         if problem is not None:

@@ -92,14 +92,18 @@ def _listen_at(resolved: Resolved) -> socket.socket:
     return watched(listener)
 
 
-def listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
+def listen_in_range(host: str, ports: tuple[int, int] | None, not_at: int | None = None) -> socket.socket:
     """Listens at a free port, of SHOAL_PORT_RANGE if that is set. ``host``: a numeric address, or a family of Unix sockets.
 
-    Raises ConfigurationError.
+    ``not_at``: a port that is kept for others. Raises ConfigurationError.
     """
-    first, last = ports or (0, 0)
-    candidates = random.sample(range(1, 65536), _TRIES) if is_unix(host) else list(range(first, last + 1))
-    random.shuffle(candidates)  # ranks on one machine do not all try the same ones
+    if is_unix(host):
+        candidates = random.sample(range(1, 65536), _TRIES)
+    elif ports is None:
+        candidates = [0]
+    else:
+        candidates = [port for port in range(ports[0], ports[1] + 1) if port != not_at]
+        random.shuffle(candidates)  # ranks on one machine do not all try the same ones
     for port in candidates:
         try:
             return listen(Address(host, port))[0]
@@ -108,7 +112,9 @@ def listen_in_range(host: str, ports: tuple[int, int] | None) -> socket.socket:
                 raise ConfigurationError(
                     f"cannot listen on {host} ({why(error)}): set SHOAL_INTERFACE to the network to use"
                 ) from None
-    raise ConfigurationError(f"SHOAL_PORT_RANGE={first}-{last}: every port of it is taken on {host}; widen it")
+    first, last = ports or (0, 0)
+    kept = f", or kept for PyTorch's store (MASTER_PORT={not_at})" if not_at in range(first, last + 1) else ""
+    raise ConfigurationError(f"SHOAL_PORT_RANGE={first}-{last}: every port of it is taken on {host}{kept}; widen it")
 
 
 def close_all(listeners: Sequence[socket.socket]) -> None:

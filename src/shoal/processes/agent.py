@@ -1,11 +1,12 @@
 """The agent: what ``shoal run`` starts on another host, by ssh. It starts that host's ranks and servers, and ends with them.
 
-    python -m shoal.processes.agent SECONDS    # but for the folder that it is started in (python.py)
+    python -m shoal.processes.agent SECONDS [FIRST LAST]    # but for the folder that it is started in (python.py)
 
 It says hello, then does what the frames on its standard input say (frames.py), and answers on its standard output.
 Processes are started, watched and ended by the same code as on the launcher's own machine. When its standard input ends, or
 nothing has come there for SECONDS, the launcher, its ssh or the network between them is gone: the agent ends what still
-runs, with SIGTERM and a grace period, and then itself. If the agent is killed the guard does so (guard.py).
+runs, with SIGTERM and a grace period, and then itself. If the agent is killed the guard does so (guard.py). FIRST and LAST are
+SHOAL_PORT_RANGE.
 
 What a process inherits is this host's own environment, without Shoal's variables, and over it what the launcher sends.
 """
@@ -49,9 +50,10 @@ class _Attended(NamedTuple):
 class Agent:
     """Does what frames say, in the thread that calls ``follow``; answers go to the descriptor ``answers``, from any thread."""
 
-    def __init__(self, answers: int, address: str, guard: Guard) -> None:
+    def __init__(self, answers: int, address: str, ports: tuple[int, int] | None, guard: Guard) -> None:
         self._answers = answers
         self._address = address
+        self._ports = ports
         self._guard = guard
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
         self._processes: dict[int, _Attended] = {}
@@ -107,7 +109,8 @@ class Agent:
 
     def _start_server(self, number: int, index: int, environment: Mapping[str, str]) -> None:
         try:
-            server = start_server(index, {**self._environment, **environment}, self._guard, host=self._address)
+            own = {**self._environment, **environment}
+            server = start_server(index, own, self._guard, host=self._address, port=self._ports or 0)
         except (OSError, ValueError) as error:
             reason = f"cannot start server {index}: {_words(error)}"
             self._answer(encode(Kind.NOT_READY, number, reason))
@@ -196,30 +199,39 @@ def _words(error: OSError | ValueError) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
-def _hello() -> dict[str, Any]:
+def _hello(ports: tuple[int, int] | None) -> dict[str, Any]:
     """``address``: of this host, as ssh has reached it where that is its own; ``client``: where that came from, or "";
-    ``machine``: its name among the nodes of a job."""
+    ``machine``: its name among the nodes of a job; ``master_port``: a port, or why none is free, which matters to rank 0's
+    host alone."""
     client, _, own, _ = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[:4]
     address = own_address([own])
     return {
         "version": importlib.metadata.version("shoal"),
         "address": address,
         "client": client,
-        "master_port": free_master_port(address),
+        "master_port": _master_port(address, ports),
         "machine": machine(),
     }
 
 
+def _master_port(address: str, ports: tuple[int, int] | None) -> int | str:
+    try:
+        return free_master_port(address, ports)
+    except RuntimeError as error:
+        return str(error)
+
+
 def main() -> None:
-    patience = float(sys.argv[1])
+    patience, *numbers = sys.argv[1:]
+    ports = (int(numbers[0]), int(numbers[1])) if numbers else None
     # What is printed here by mistake must not come between the frames.
     requests, answers = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    hello = _hello()
+    hello = _hello(ports)
     os.write(answers, HELLO + json.dumps(hello).encode("ascii") + b"\n")
     with open(requests, "rb") as stream, Guard() as guard:  # noqa: PTH123 (a descriptor)
-        Agent(answers, hello["address"], guard).follow(stream, patience)
+        Agent(answers, hello["address"], ports, guard).follow(stream, float(patience))
 
 
 if __name__ == "__main__":

@@ -110,18 +110,21 @@ def with_secret(base: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
-def free_master_port(host: str = HOST) -> int:
-    """A port p such that p and p + 1 are free now, outside of the range that outgoing connections take theirs from.
+def free_master_port(host: str = HOST, ports: tuple[int, int] | None = None) -> int:
+    """A port p such that p and p + 1 are free now. ``host``: a numeric address.
 
-    Raises RuntimeError when none was found in a hundred attempts.
+    ``ports``: the first and the last of those to choose from; without them these are outside of the range that outgoing
+    connections take theirs from. Raises RuntimeError when there are none.
     """
-    first, last = _ports_to_choose_from()
-    for _ in range(100):
-        port = random.randrange(first, last)
+    first, last = ports or _ports_to_choose_from()
+    candidates = list(range(first, last))
+    random.shuffle(candidates)  # jobs that begin at once do not all take the same ones
+    for port in candidates:
         if _is_free(host, port) and _is_free(host, port + 1):
             return port
+    what_helps = f"widen SHOAL_PORT_RANGE={first}-{last}" if ports else "set SHOAL_PORT_RANGE to ports that are free"
     raise RuntimeError(
-        f"found no two free ports in a row between {first} and {last} on {host}; set MASTER_PORT yourself"
+        f"no two ports in a row from {first} to {last} are free on {host}, where the ranks are to meet: {what_helps}"
     )
 
 
@@ -135,7 +138,9 @@ def _ports_to_choose_from() -> tuple[int, int]:
 
 
 def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        # What listens later does so too: connections of an earlier job in TIME_WAIT do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError:

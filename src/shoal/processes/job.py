@@ -44,7 +44,9 @@ T = TypeVar("T")
 
 
 class Job:
-    """Runs a job once. ``environment`` is what servers and ranks inherit; ``ssh``: how other hosts are reached."""
+    """Runs a job once. ``environment`` is what servers and ranks inherit; ``ssh``: how other hosts are reached.
+
+    ``ports``: SHOAL_PORT_RANGE, where that is set: MASTER_PORT, the next and the ports of servers are in it."""
 
     def __init__(
         self,
@@ -53,9 +55,11 @@ class Job:
         stdout: Output,
         stderr: Output,
         ssh: Ssh = Ssh(),  # noqa: B008 (frozen)
+        ports: tuple[int, int] | None = None,
     ) -> None:
         self._description = description
         self._ssh = ssh
+        self._ports = ports
         self._environment = with_secret(environment)
         self._stdout = stdout
         self._stderr = stderr
@@ -79,8 +83,10 @@ class Job:
         try:
             facts = await self._reach(guard)
             addresses = [] if self._failed.is_set() else await self._start_servers()
+            # The servers have their ports by now: these two are none of them.
+            found = [] if self._failed.is_set() else await self._results([self._machine_of_rank_0().master_port])
             if not self._failed.is_set():
-                self._start_ranks(facts, addresses)
+                self._start_ranks(facts, addresses, found[0])
                 await self._watch()
         finally:
             await self._end()
@@ -109,11 +115,11 @@ class Job:
             self._fail(EXIT_CANNOT_BEGIN)
             return {}
         for name in elsewhere:
-            self._machines[name] = Remote(name, self._ssh, self._environment, guard)
+            self._machines[name] = Remote(name, self._ssh, self._environment, guard, self._ports)
         found = await self._results([self._machines[name].wait_ready for name in elsewhere])
         if self._failed.is_set():
             return {}
-        this = Here(guard, own_address([facts.client for facts in found]) if elsewhere else HOST)
+        this = Here(guard, self._ports, own_address([facts.client for facts in found]) if elsewhere else HOST)
         self._machines |= {name: this for name in names if name not in elsewhere}
         facts = dict.fromkeys(names, this.wait_ready()) | dict(zip(elsewhere, found, strict=True))
         if twice := self._description.named_twice({name: fact.machine for name, fact in facts.items()}):
@@ -143,13 +149,16 @@ class Job:
             self._attend(server.process, f"server {index}", index)
         return await self._results([server.wait_ready for server in self._servers])
 
-    def _start_ranks(self, facts: Mapping[str, Facts], addresses: Sequence[str]) -> None:
+    def _machine_of_rank_0(self) -> Machine:
+        return self._machines[self._description.placed()[0][0]]
+
+    def _start_ranks(self, facts: Mapping[str, Facts], addresses: Sequence[str], master_port: int) -> None:
         placed = self._description.placed()
         places = [place for _, place in placed]
         first = facts[placed[0][0]]
         for rank, (host, _) in enumerate(placed):
             name = f"rank {rank} on {host}" if host else f"rank {rank}"
-            environment = rank_environment(self._environment, places, rank, first.master_port, addresses, first.address)
+            environment = rank_environment(self._environment, places, rank, master_port, addresses, first.address)
             process = self._machines[host].start_rank(rank, name, self._description.program, environment)
             self._ranks.append(process)
             self._attend(process, str(rank), rank)

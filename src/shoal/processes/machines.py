@@ -17,13 +17,12 @@ from shoal.tuning.topology import machine
 
 
 class Facts(NamedTuple):
-    """What a machine says of itself: the address at which others reach it, and a port there that is free, and the next.
+    """What a machine says of itself: the address at which others reach it.
 
     ``machine``: its name among the nodes of a job (``tuning.topology``). ``client``: the address of this machine as that one sees it; "" if it does not know.
     """
 
     address: str
-    master_port: int
     machine: str
     client: str = ""
 
@@ -50,6 +49,9 @@ class Machine(Protocol):
     def wait_ready(self) -> Facts:
         """Returns when things can be started there. Raises HostFailed."""
 
+    def master_port(self) -> int:
+        """A port there that is free, and the next. Call it when the servers listen. Raises HostFailed."""
+
     def start_rank(self, rank: int, name: str, program: Program, environment: Mapping[str, str]) -> Watched: ...
 
     def start_server(self, index: int, environment: Mapping[str, str]) -> StartedServer: ...
@@ -71,15 +73,23 @@ class Machine(Protocol):
 
 
 class Here:
-    """This machine. ``address``: at which others reach it. Use it in a thread that lives as long as what is started."""
+    """This machine. ``address``: at which others reach it; ``ports``: SHOAL_PORT_RANGE. Use it in a thread that lives as
+    long as what is started."""
 
-    def __init__(self, guard: Guard, address: str = HOST) -> None:
+    def __init__(self, guard: Guard, ports: tuple[int, int] | None, address: str) -> None:
         self.lost: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._guard = guard
+        self._ports = ports
         self._address = address
 
     def wait_ready(self) -> Facts:
-        return Facts(self._address, free_master_port(self._address), machine())
+        return Facts(self._address, machine())
+
+    def master_port(self) -> int:
+        try:
+            return free_master_port(self._address, self._ports)
+        except RuntimeError as error:
+            raise HostFailed(str(error)) from None
 
     def start_rank(self, rank: int, name: str, program: Program, environment: Mapping[str, str]) -> Process:
         return Process(
@@ -94,7 +104,7 @@ class Here:
         )
 
     def start_server(self, index: int, environment: Mapping[str, str]) -> ServerProcess:
-        return start_server(index, environment, self._guard, host=self._address)
+        return start_server(index, environment, self._guard, host=self._address, port=self._ports or 0)
 
     def pause(self) -> None:
         """Nothing here waits for this process to move."""

@@ -59,25 +59,25 @@ def program_of(word: str, arguments: Sequence[str], *, module: bool = False) -> 
 
 
 def as_horovod(program: Program) -> Program:
-    """The same script, to which ``import horovod`` is Shoal. Raises ValueError for what is no script run by Python."""
+    """The same script or module, to which ``import horovod`` is Shoal. Raises ValueError for what is none that Python runs."""
     path, *arguments = program.command
     if _INTERPRETER.fullmatch(Path(path).name):
-        before = _options_before_the_script(arguments)
+        before = _options_before_the_program(arguments)
         if before is not None:
             return replace(program, command=(path, *arguments[:before], "-m", "shoal.horovod", *arguments[before:]))
     raise ValueError(
-        "--as-horovod is for a script that Python runs (train.py, or python train.py): in anything else, write "
-        "python -m shoal.horovod train.py where it says python train.py"
+        "--as-horovod is for a script or module that Python runs (train.py, python train.py, or -m package.train): in anything "
+        "else, write python -m shoal.horovod train.py where it says python train.py"
     )
 
 
-def _options_before_the_script(arguments: Sequence[str]) -> int | None:
-    """How many words of ``python ARGUMENTS`` come before its script; None where it runs none."""
+def _options_before_the_program(arguments: Sequence[str]) -> int | None:
+    """How many words of ``python ARGUMENTS`` come before its script, or the -m of its module; None where it runs neither."""
     words = enumerate(arguments)
     for index, word in words:
         if word in _OPTIONS_WITH_A_WORD:
             next(words, None)
-        elif not word.startswith("-"):
+        elif not word.startswith("-") or word == "-m":
             return index
         elif word == "-" or word.startswith(("-c", "-m")):
             return None

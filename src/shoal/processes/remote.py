@@ -40,12 +40,15 @@ _MOST_GREETINGS = 256 * 1024
 
 
 class Remote:
-    """Begins to reach ``host``, by ssh with this ``environment``, but for Shoal's variables."""
+    """Begins to reach ``host``, by ssh with this ``environment``, but for Shoal's variables. ``ports``: SHOAL_PORT_RANGE."""
 
-    def __init__(self, host: str, ssh: Ssh, environment: Mapping[str, str], guard: Guard) -> None:
+    def __init__(
+        self, host: str, ssh: Ssh, environment: Mapping[str, str], guard: Guard, ports: tuple[int, int] | None
+    ) -> None:
         self.lost: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._host = host
         self._facts: concurrent.futures.Future[Facts] = concurrent.futures.Future()
+        self._master_port: int | str = ""  # or why there is none
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._processes: dict[int, RemoteProcess] = {}
         self._said: collections.deque[str] = collections.deque(maxlen=20)
@@ -60,7 +63,7 @@ class Remote:
         # All but what Python needs to begin, which may be secret, comes when it listens.
         needed = [f"{name}={value}" for name, value in needed_by_python(environment).items()]
         # A loss is noticed here first, and said.
-        agent = ["env", *needed, *module_command("shoal.processes.agent"), str(2 * ssh.silence)]
+        agent = ["env", *needed, *module_command("shoal.processes.agent"), str(2 * ssh.silence), *map(str, ports or ())]
         own = {name: value for name, value in environment.items() if not name.startswith("SHOAL_")}
         self._ssh = Process(
             f"ssh to {host}",
@@ -86,6 +89,11 @@ class Remote:
             return self._facts.result(CONNECT_SECONDS + START_SECONDS)
         except concurrent.futures.TimeoutError:
             raise HostFailed(f"{self._host} did not answer in time: is that machine overloaded?") from None
+
+    def master_port(self) -> int:
+        if isinstance(self._master_port, str):
+            raise HostFailed(f"{self._host}: {self._master_port}")
+        return self._master_port
 
     def start_rank(self, rank: int, name: str, program: Program, environment: Mapping[str, str]) -> "RemoteProcess":
         """Its standard input is empty."""
@@ -211,9 +219,8 @@ class Remote:
                 )
             )
             return False
-        self._facts.set_result(
-            Facts(str(hello["address"]), int(hello["master_port"]), str(hello["machine"]), str(hello["client"]))
-        )
+        self._master_port = hello["master_port"]
+        self._facts.set_result(Facts(str(hello["address"]), str(hello["machine"]), str(hello["client"])))
         return True
 
     def _on_answer(self, answer: Frame) -> None:

@@ -29,7 +29,7 @@ class ServerProcess:
         stdout: Stream | None,
         stderr: Stream | None,
         host: str,
-        port: int,
+        port: int | tuple[int, int],
         arguments: Sequence[str],
     ) -> None:
         self._ready, writing_end = os.pipe()
@@ -73,8 +73,9 @@ class ServerProcess:
         return said.decode()
 
 
-def _command(host: str, port: int, ready: int) -> list[str]:
-    return [*module_command("shoal.cli"), "server", "--host", host, "--port", str(port), "--ready-fd", str(ready)]
+def _command(host: str, port: int | tuple[int, int], ready: int) -> list[str]:
+    ports = ["--port", str(port)] if isinstance(port, int) else ["--port-range", *map(str, port)]
+    return [*module_command("shoal.cli"), "server", "--host", host, *ports, "--ready-fd", str(ready)]
 
 
 def start_server(
@@ -83,10 +84,12 @@ def start_server(
     guard: Guard,
     stdout: Stream | None = subprocess.PIPE,
     stderr: Stream | None = subprocess.PIPE,
-    port: int = 0,
+    port: int | tuple[int, int] = 0,
     arguments: Sequence[str] = (),
     host: str = HOST,
 ) -> ServerProcess:
-    """Starts a server at ``host``, an address of this machine, and any free port if it is 0; ``wait_ready`` tells where it listens. Of Shoal's variables it gets those
+    """Starts a server at ``host``, an address of this machine; ``wait_ready`` tells where it listens.
+
+    ``port`` 0: any free one; the first and the last of a range: any free one of these. Of Shoal's variables the server gets those
     that concern it. ``arguments``: further ones of ``shoal server``."""
     return ServerProcess(index, server_environment(environment), guard, stdout, stderr, host, port, arguments)

@@ -52,7 +52,7 @@ Ready = Callable[[str, int], None]
 
 def serve(
     host: str,
-    port: int,
+    port: int | tuple[int, int],
     proxies: int,
     secrets: Sequence[bytes],
     ready: Ready | None = None,
@@ -60,8 +60,9 @@ def serve(
     encrypts: bool = False,
     memory: int = 0,
 ) -> None:
-    """Serves until SIGTERM or SIGINT. ``port`` 0: any free one. ``ready`` is called with host and port once listening.
+    """Serves until SIGTERM or SIGINT. ``ready`` is called with host and port once listening.
 
+    ``port`` 0: any free one; SHOAL_PORT_RANGE, the first and the last: any free one of these, at a numeric ``host``.
     ``secrets``: a worker must hold one of them. Without any, the host must be a loopback address, and the secret is the one
     that this user's processes share. ``encrypts``: SHOAL_TLS=psk. ``memory``: bytes that this process may
     take; 0: as many as its jobs want. Raises ConfigurationError for an address that cannot be listened on, without a secret,
@@ -102,7 +103,7 @@ class Front:
     def __init__(
         self,
         host: str,
-        port: int,
+        port: int | tuple[int, int],
         proxies: int,
         secrets: Sequence[bytes],
         deadlines: Deadlines = DEFAULT,
@@ -115,7 +116,7 @@ class Front:
         self._encrypts = encrypts
         self._secrets = list(secrets) or [_secret_for(host)]
         self._deadlines = deadlines
-        self._listeners = _listen(Address(host, port))
+        self._listeners = _listen(host, port)
         self.address = sockets.local_address(self._listeners[0])
         # Names this server, by whatever address it is reached.
         self._id = os.urandom(16)
@@ -274,7 +275,10 @@ def _secret_for(host: str) -> bytes:
     return secrets.user_secret(secret_folder(os.environ))
 
 
-def _listen(address: Address) -> list[socket.socket]:
+def _listen(host: str, port: int | tuple[int, int]) -> list[socket.socket]:
+    if isinstance(port, tuple):
+        return [listening.listen_in_range(host, port)]
+    address = Address(host, port)
     try:
         return listening.listen(address)
     except OSError as error:

@@ -52,6 +52,16 @@ def test_a_missing_script_is_named() -> None:
         (["-np", "4", "--min-np", "2", "train.py"], "the loss of one ends it"),
         (["-np", "4", "--start-timeout=60", "train.py"], "one that does not answer in 15 seconds is an error"),
         (["-np", "4", "--check-build", "train.py"], "--check-build is horovodrun's"),
+        (["-n", "4", "--node_rank", "0", "train.py"], "--node_rank is torchrun's: here -n is the number of all ranks"),
+        (["-n", "4", "--max-restarts", "3", "train.py"], "--max-restarts is torchrun's: the loss of a rank ends"),
+        (["-n", "4", "--log-dir", "logs", "train.py"], "--log-dir is torchrun's: the output of all ranks is"),
+        (["-n", "4", "-t", "3", "train.py"], "-t is torchrun's: the output of all ranks is"),
+        (["-np", "4", "-x", "NAME=value", "train.py"], "-x is mpirun's: every rank has this environment"),
+        (["-np", "4", "--bind-to", "none", "train.py"], "--bind-to is mpirun's: ranks fill the hosts in order"),
+        (["-np", "4", "-bind-to", "none", "train.py"], "-bind-to is mpirun's: ranks fill the hosts in order"),
+        (["-np", "4", "-mca", "btl", "tcp", "train.py"], "-mca is mpirun's: there is no MPI here"),
+        (["-np", "4", "-genvlist", "A,B", "train.py"], "-genvlist is mpirun's: every rank has this environment"),
+        (["-np", "4", "-z", "train.py", "-zone", "x"], "No such option"),
         (["-n", "4", "torchrun", "--nproc-per-node", "4", "train.py"], "torchrun starts ranks of its own"),
         (["-n", "4", "-m", "torch.distributed.run", "train.py"], "torch.distributed.run starts ranks of its own"),
         (["-n", "4", "pythn", "train.py"], "there is no program 'pythn' on the PATH"),
@@ -90,10 +100,11 @@ def test_what_cannot_be_is_refused(arguments: list[str], said: str) -> None:
     assert said in " ".join(result.output.split())
 
 
-def test_a_wrong_peer_timeout_is_refused_before_anything_is_started() -> None:
-    result = shoal("run", "-n", "2", "-H", "a:2", __file__, SHOAL_PEER_TIMEOUT="soon")
+@pytest.mark.parametrize("variable", ["SHOAL_PEER_TIMEOUT", "SHOAL_PORT_RANGE"])
+def test_a_wrong_variable_of_the_launchers_is_refused_before_anything_is_started(variable: str) -> None:
+    result = shoal("run", "-n", "2", "-H", "a:2", __file__, **{variable: "soon"})
     assert result.exit_code == 2
-    assert "SHOAL_PEER_TIMEOUT" in result.output
+    assert variable in result.output
 
 
 def test_servers_of_its_own_and_others_do_not_mix() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shoal.config.addresses import Address, Resolved
+from shoal.errors import ConfigurationError
 from shoal.net import listening, sockets
 
 PATIENCE = 10.0
@@ -65,6 +66,15 @@ def test_a_name_without_an_address_of_this_machine_cannot_be_listened_at(monkeyp
     resolving(monkeypatch, ["192.0.2.7", "192.0.2.8"])
     with pytest.raises(OSError, match="assign requested address"):
         listening.listen(Address("head", 0))
+
+
+def test_a_port_of_a_range_that_is_kept_for_others_is_not_taken() -> None:
+    with listening.listen_in_range("127.0.0.1", None) as any_free:
+        port = any_free.getsockname()[1]
+    with listening.listen_in_range("127.0.0.1", (port, port), 29500) as listener:
+        assert listener.getsockname()[1] == port
+    with pytest.raises(ConfigurationError, match=rf"taken on 127\.0\.0\.1, or kept .*\(MASTER_PORT={port}\); widen it"):
+        listening.listen_in_range("127.0.0.1", (port, port), port)
 
 
 def test_a_port_that_is_taken_at_one_of_the_addresses_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shoal.processes.agent import GRACE_SECONDS
-from shoal.processes.environment import handed_on
+from shoal.processes.environment import free_master_port, handed_on
 from shoal.processes.frames import HELLO, Frame, Kind, encode, frames_of
 from shoal.processes.machines import own_address
 from shoal.processes.python import module_command, needed_by_python
@@ -24,9 +24,9 @@ SECONDS = 30.0
 class Caller:
     """The launcher's side, by hand."""
 
-    def __init__(self, patience: float = SECONDS, **environment: str) -> None:
+    def __init__(self, patience: float = SECONDS, ports: Sequence[int] = (), **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.processes.agent", str(patience)],
+            [sys.executable, "-m", "shoal.processes.agent", str(patience), *map(str, ports)],
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -206,6 +206,24 @@ def test_hello_says_at_which_of_its_own_addresses_the_host_is_reached(callers: l
     for own in ("127.0.0.1", "192.0.2.7"):  # neither of which others reach here
         callers.append(Caller(SSH_CONNECTION=f"192.0.2.1 50000 {own} 22"))
         assert (callers[-1].hello["address"], callers[-1].hello["client"]) == (own_address([]), "192.0.2.1")
+
+
+def test_a_host_takes_its_ports_from_the_range_that_is_given(callers: list[Caller]) -> None:
+    address = own_address([])
+    first = free_master_port(address)
+    callers.append(Caller(ports=(first, first + 1)))
+    assert callers[0].hello["master_port"] == first
+    request = {"index": 0, "environment": {"SHOAL_SECRET": "the secret of the agent's test"}}
+    for number in range(2):
+        callers[0].send(encode(Kind.START_SERVER, number, request))
+    listens = [callers[0].until(Kind.LISTENS)[-1].value for _ in range(2)]
+    assert {listen.rpartition(":")[2] for listen in listens} == {str(first), str(first + 1)}
+    # Rank 0's host alone needs two in a row.
+    callers.append(Caller(ports=(first, first + 1)))
+    assert f"widen SHOAL_PORT_RANGE={first}-{first + 1}" in callers[1].hello["master_port"]
+    callers[1].send(encode(Kind.START_SERVER, 0, request))
+    said = callers[1].until(Kind.STDERR)[-1].payload
+    assert f"SHOAL_PORT_RANGE={first}-{first + 1}: every port of it is taken on {address}".encode() in said
 
 
 def test_what_speaks_of_this_machine_is_not_handed_on() -> None:

@@ -83,11 +83,23 @@ def test_a_secret_is_made_unless_there_is_one() -> None:
     assert with_secret({"SHOAL_SECRET_FILE": "/f"}) == {"SHOAL_SECRET_FILE": "/f"}
 
 
-def test_the_master_port_and_the_next_are_free() -> None:
-    port = free_master_port()
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_master_port_and_the_next_are_free(host: str) -> None:
+    port = free_master_port(host)
     for free in (port, port + 1):
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", free))
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+            listener.bind((host, free))
+
+
+def test_the_master_port_and_the_next_are_of_the_range_that_is_given() -> None:
+    first = free_master_port()
+    assert free_master_port(ports=(first, first + 1)) == first
+    with socket.create_server(("127.0.0.1", first + 1)), pytest.raises(RuntimeError) as caught:
+        free_master_port(ports=(first, first + 1))
+    assert "on 127.0.0.1" in str(caught.value)
+    assert f"widen SHOAL_PORT_RANGE={first}-{first + 1}" in str(caught.value)
+    with pytest.raises(RuntimeError, match="no two ports in a row"):
+        free_master_port(ports=(first, first))
 
 
 def test_exits_are_told_in_words() -> None:

@@ -133,6 +133,7 @@ def test_a_script_with_a_launchers_words_among_its_arguments_is_run() -> None:
             ["python", "-u", "-X", "dev", "train.py"],
             ["{python}", "-u", "-X", "dev", "-m", "shoal.horovod", "train.py"],
         ),
+        (["python", "-u", "-m", "train", "-c"], ["{python}", "-u", "-m", "shoal.horovod", "-m", "train", "-c"]),
     ],
 )
 def test_a_script_of_horovods_is_run_by_shoals_door(here: Path, words: list[str], run: list[str]) -> None:
@@ -143,9 +144,14 @@ def test_a_script_of_horovods_is_run_by_shoals_door(here: Path, words: list[str]
     assert program.is_python
 
 
-@pytest.mark.parametrize("words", [["python", "-m", "train"], ["python", "-c", "1"], ["bash", "train.sh"], ["python"]])
-def test_the_door_is_for_scripts(here: Path, words: list[str]) -> None:
+def test_a_module_of_horovods_is_run_by_shoals_door() -> None:
+    program = as_horovod(program_of("package.train", ["--lr", "1"], module=True))
+    assert program.command == (sys.executable, "-m", "shoal.horovod", "-m", "package.train", "--lr", "1")
+
+
+@pytest.mark.parametrize("words", [["python", "-mtrain"], ["python", "-c", "1"], ["bash", "train.sh"], ["python"]])
+def test_the_door_is_for_scripts_and_modules(here: Path, words: list[str]) -> None:
     executable(here / "bin" / "python")
     executable(here / "bin" / "bash")
-    with pytest.raises(ValueError, match="--as-horovod is for a script that Python runs"):
+    with pytest.raises(ValueError, match="--as-horovod is for a script or module that Python runs"):
         as_horovod(program_of(words[0], words[1:]))

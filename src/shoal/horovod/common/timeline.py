@@ -3,11 +3,15 @@
 One file for all ranks, which rank 0 writes: what rank 0 was given counts.
 """
 
+import logging
+
 import shoal
 from shoal.horovod import environment
 from shoal.horovod.common import process_sets as sets
 from shoal.job import runtime
 from shoal.job.per_job import PerJob
+
+_log = logging.getLogger("shoal")
 
 
 class _Recording:
@@ -55,7 +59,11 @@ def stop_timeline() -> None:
 
 
 def start_as_rank_0_says(is_asked_there: bool) -> None:
-    """At ``init``: what HOROVOD_TIMELINE says, on rank 0."""
-    if is_asked_there:
-        own = environment.timeline()
+    """At ``init``: what HOROVOD_TIMELINE says, on rank 0. Nothing where SHOAL_TRACE, which all ranks have then, records already."""
+    if not is_asked_there:
+        return
+    own, session = environment.timeline(), runtime.current()
+    if session.settings.trace is None:
         start_timeline("" if own is None else own.path, own is not None and own.marks_cycles)
+    elif session.rank == 0:
+        _log.warning("HOROVOD_TIMELINE has no effect: SHOAL_TRACE=%s records a timeline", session.settings.trace)

@@ -1,7 +1,7 @@
 """The file: Trace Event Format, which ui.perfetto.dev and chrome://tracing open. docs/timeline.md says how to read it.
 
-A process of the file is a rank. An operation is three bars on one of the rank's lanes: the whole of it under its name,
-below it ``NEGOTIATE_<collective>`` until all members had called it, then ``<collective>``. Lanes are as many as there
+A process of the file is a rank. An operation is three bars on one of the rank's tracks: the whole of it under its name,
+below it ``NEGOTIATE_<collective>`` until all members had called it, then ``<collective>``. Tracks are as many as there
 were operations at once. Times in the file are microseconds.
 """
 
@@ -23,8 +23,8 @@ from shoal.ops.timeline.waits import Waits
 COLLECTIVES = {1: "allreduce", 2: "reducescatter", 3: "broadcast", 4: "allgather", 5: "alltoall", 6: "barrier"}
 
 # Threads of the file that are none of the process: above all thread numbers of Linux.
-_FIRST_LANE = 10_000_000
-_CYCLES = _FIRST_LANE - 1
+_FIRST_TRACK = 10_000_000
+_CYCLES = _FIRST_TRACK - 1
 
 # So many rows are text in memory at a time.
 _ROWS = 20_000
@@ -43,7 +43,7 @@ class Rank:
     marks_cycles: bool
     _busy: list[tuple[float, int]] = field(default_factory=list)
     _free: list[int] = field(default_factory=list)
-    _lanes: int = 0
+    _tracks: int = 0
     _flushes: set[int] = field(default_factory=set)
     _quoted: list[str] = field(default_factory=list)
 
@@ -132,11 +132,11 @@ class Rank:
             if words is None:
                 words = known_words[kind] = _words(kind, quoted)
             whole, waiting, moving = words
-            lane = self._lane(begin, end)
-            if lane < 0:
-                lane = -lane
-                yield self._lane_name(lane)
-            head = f'{{"ph":"X","pid":{rank},"tid":{lane},"ts":'
+            track = self._track(begin, end)
+            if track < 0:
+                track = -track
+                yield self._track_name(track)
+            head = f'{{"ph":"X","pid":{rank},"tid":{track},"ts":'
             at = f"{begin:.3f}"
             details = f'{nbytes},"occurrence":{occurrence}'
             if ready >= 0:
@@ -181,25 +181,25 @@ class Rank:
                 f'"args":{arguments}}},\n'
             )
 
-    def _lane(self, begin: float, end: float) -> int:
+    def _track(self, begin: float, end: float) -> int:
         """The first one on which nothing is drawn any more; negative: it is new."""
         while self._busy and self._busy[0][0] <= begin:
             heapq.heappush(self._free, heapq.heappop(self._busy)[1])
         new = not self._free
         if new:
-            lane = _FIRST_LANE + self._lanes
-            self._lanes += 1
+            track = _FIRST_TRACK + self._tracks
+            self._tracks += 1
         else:
-            lane = heapq.heappop(self._free)
-        heapq.heappush(self._busy, (end, lane))
-        return -lane if new else lane
+            track = heapq.heappop(self._free)
+        heapq.heappush(self._busy, (end, track))
+        return -track if new else track
 
-    def _lane_name(self, lane: int) -> str:
-        number = lane - _FIRST_LANE
+    def _track_name(self, track: int) -> str:
+        number = track - _FIRST_TRACK
         return _lines(
-            _metadata(self.rank, lane, "thread_name", {"name": f"operations {number + 1}"}),
+            _metadata(self.rank, track, "thread_name", {"name": f"operations {number + 1}"}),
             # Perfetto sorts by it: above the program's threads.
-            _metadata(self.rank, lane, "thread_sort_index", {"sort_index": number - 1000}),
+            _metadata(self.rank, track, "thread_sort_index", {"sort_index": number - 1000}),
         )
 
     def _microseconds(self, times: NDArray[Any]) -> NDArray[np.float64]:
