@@ -7,7 +7,8 @@ import runpy
 import sys
 from pathlib import Path
 
-from shoal.horovod import aliases
+from shoal.errors import ConfigurationError
+from shoal.horovod import aliases, environment
 
 _USAGE = "usage: python -m shoal.horovod [-m] SCRIPT [ARGUMENTS]: a script that imports horovod, which is Shoal then"
 
@@ -19,6 +20,10 @@ def main() -> None:
         words = words[1:]
     if not words or words[0].startswith("-"):
         sys.exit(_USAGE)
+    try:
+        environment.tell_rank()
+    except ConfigurationError as error:
+        sys.exit(str(error))
     aliases.install()
     sys.argv = words
     if is_module:

@@ -7,6 +7,7 @@
     HOROVOD_TIMELINE, ..._MARK_CYCLES      read by ``init`` (common/basics.py)
     HOROVOD_STALL_CHECK_TIME_SECONDS       warnings of operations that do not move come no earlier; Shoal's first is after 10 s
     HOROVOD_STALL_CHECK_DISABLE            none come
+    HOROVOD_RANK, _SIZE, ...               set for scripts that are run as they are (``tell_rank``)
 
 What is Shoal's and set already counts. No other module reads a variable of Horovod's.
 """
@@ -48,6 +49,9 @@ _SILENT = {
     "HOROVOD_TIMELINE",
     "HOROVOD_TIMELINE_MARK_CYCLES",
 }
+
+# Who moves Horovod's bytes: "gloo" or "mpi" where its own launcher has set the variables.
+_CONTROLLER, _SHOAL = "HOROVOD_CONTROLLER", "shoal"
 
 _STALL_CHECKS = ("HOROVOD_STALL_CHECK_DISABLE", "HOROVOD_STALL_CHECK_TIME_SECONDS")
 
@@ -103,6 +107,24 @@ def apply(environ: MutableMapping[str, str] = os.environ) -> None:
     _check_launcher(environ)
 
 
+def tell_rank(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Sets what scripts read that do not ask hvd.rank(): HOROVOD_RANK and _SIZE, HOROVOD_LOCAL_RANK and _LOCAL_SIZE.
+
+    Where no launcher has started this process, or Horovod's own, nothing changes. Raises ConfigurationError if a
+    launcher's variables are wrong.
+    """
+    launch = read_launch(environ)
+    if not launch.said_by or ("HOROVOD_RANK" in environ and environ.get(_CONTROLLER) != _SHOAL):
+        return
+    environ |= {
+        _CONTROLLER: _SHOAL,
+        "HOROVOD_RANK": str(launch.rank),
+        "HOROVOD_SIZE": str(launch.size),
+        "HOROVOD_LOCAL_RANK": str(launch.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(launch.local_size),
+    }
+
+
 def timeline(environ: Mapping[str, str] = os.environ) -> Timeline | None:
     """What HOROVOD_TIMELINE says. None: no timeline from the start; ``DYNAMIC`` leaves it to ``start_timeline``."""
     path = environ.get("HOROVOD_TIMELINE", "")
@@ -128,7 +150,8 @@ def _seconds_until_warnings(environ: Mapping[str, str]) -> float:
 
 def _check_launcher(environ: Mapping[str, str]) -> None:
     said = environ.get("HOROVOD_RANK", ""), environ.get("HOROVOD_SIZE", "")
-    if not all(text.isdigit() for text in said):
+    # What tell_rank has set may be that of the program that has started this one.
+    if environ.get(_CONTROLLER) == _SHOAL or not all(text.isdigit() for text in said):
         return
     launch = read_launch(environ)
     if (launch.rank, launch.size) != (int(said[0]), int(said[1])):

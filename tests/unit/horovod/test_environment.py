@@ -117,6 +117,32 @@ def test_ranks_that_only_horovods_launcher_has_started_do_not_train_alone() -> N
     )
 
 
+def test_scripts_find_their_rank_where_horovodrun_leaves_it() -> None:
+    environ = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    environment.tell_rank(environ)
+    assert {name: value for name, value in environ.items() if name.startswith("HOROVOD_")} == {
+        "HOROVOD_CONTROLLER": "shoal",
+        "HOROVOD_RANK": "2",
+        "HOROVOD_SIZE": "4",
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "2",
+    }
+    # A job that such a script starts has ranks of its own.
+    environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    environment.apply(environ)
+    environment.tell_rank(environ)
+    assert (environ["HOROVOD_RANK"], environ["HOROVOD_SIZE"]) == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "RANK": "0", "WORLD_SIZE": "1"}, {"HOROVOD_SIZE": "2"}]
+)
+def test_without_a_launcher_of_its_own_nothing_is_told(environ: dict[str, str]) -> None:
+    before = dict(environ)
+    environment.tell_rank(environ)
+    assert environ == before
+
+
 def test_a_timeline_is_asked_for_by_a_path() -> None:
     assert environment.timeline({}) is None
     assert environment.timeline({"HOROVOD_TIMELINE": "DYNAMIC"}) is None
