@@ -116,13 +116,15 @@ def tell_rank(environ: MutableMapping[str, str] = os.environ) -> None:
     launch = read_launch(environ)
     if not launch.said_by or ("HOROVOD_RANK" in environ and environ.get(_CONTROLLER) != _SHOAL):
         return
-    environ |= {
-        _CONTROLLER: _SHOAL,
-        "HOROVOD_RANK": str(launch.rank),
-        "HOROVOD_SIZE": str(launch.size),
-        "HOROVOD_LOCAL_RANK": str(launch.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(launch.local_size),
-    }
+    environ.update(
+        {
+            _CONTROLLER: _SHOAL,
+            "HOROVOD_RANK": str(launch.rank),
+            "HOROVOD_SIZE": str(launch.size),
+            "HOROVOD_LOCAL_RANK": str(launch.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(launch.local_size),
+        }
+    )
 
 
 def timeline(environ: Mapping[str, str] = os.environ) -> Timeline | None:
