@@ -64,17 +64,19 @@ for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.cross_size, hvd.is_homogene
              lambda: hvd.allreduce(torch.ones(1)), lambda: hvd.add_process_set([0]),
              lambda: hvd.DistributedOptimizer(torch.optim.SGD([torch.ones(1)], 0.1))):
     try: call()
-    except ValueError as error: assert "call hvd.init() first" in str(error), error
+    except ValueError as error:
+        assert "call hvd.init() first" in str(error) and isinstance(error, hvd.HorovodInternalError), error
     else: raise AssertionError(call)
 hvd.shutdown()
 assert not hvd.is_initialized() and hvd.synchronize(0) is None
-for wrong in ([0], object()):
+for wrong in ([1], object()):
     try: hvd.init(wrong)
     except ValueError as error: print(str(error)[:20])
 hvd.init([], process_sets="dynamic")
+hvd.init([0])
 try: hvd.init(process_sets=[hvd.ProcessSet([0])])
 except ValueError as error: print("have the same ranks" in str(error), hvd.is_initialized())
 """
     done = run(tmp_path, script, "train.py")
-    assert done.stdout.splitlines()[0] == "comm=[0]: a job has ", done.stderr
+    assert done.stdout.splitlines()[0] == "comm=[1]: a job has ", done.stderr
     assert done.stdout.splitlines()[2:] == ["True True"], done.stderr
