@@ -521,6 +521,39 @@ def batch_normalisation_has_the_statistics_of_all_ranks() -> None:
 
 
 @scenario
+def batch_normalisation_of_16_bits_is_computed_in_32() -> None:
+    for dtype, of_weight in (
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float32),
+    ):
+        batch = (torch.randn(12, 4, 8, 8, generator=torch.Generator().manual_seed(5)) * 3 + 10).to(dtype)
+        # Their sum is beyond float16's range.
+        gradient = (torch.randn(batch.shape, generator=torch.Generator().manual_seed(6)) + 100).to(dtype)
+        own = slice(hvd.rank() * 4, hvd.rank() * 4 + 4)
+        plain, synced = nn.BatchNorm2d(4).double(), hvd.SyncBatchNorm(4).to(of_weight)
+        whole, part = batch.double().requires_grad_(), batch[own].clone().requires_grad_()
+        expected, output = plain(whole), synced(part)
+        assert output.dtype == dtype
+        assert torch.allclose(output.double(), expected[own], atol=2e-2)
+        expected.backward(gradient.double())
+        output.backward(gradient[own])
+        assert part.grad.dtype == dtype
+        assert torch.allclose(part.grad.double(), whole.grad[own], atol=2e-2)
+        assert synced.bias.grad.dtype == of_weight
+        summed = hvd.allreduce(synced.bias.grad.double(), op=hvd.Sum)
+        assert torch.allclose(summed, plain.bias.grad, rtol=1e-2)
+
+
+@scenario
+def second_derivatives_of_batch_normalisation_are_refused() -> None:
+    part = inputs(hvd.rank()).requires_grad_()
+    (first,) = torch.autograd.grad(hvd.SyncBatchNorm(4)(part).sum(), part, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        first.square().sum().backward()
+
+
+@scenario
 def ranks_know_where_they_are() -> None:
     everyone = hvd.allgather_object((hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()))
     of_nodes = {1: [(0, 3, 0, 1), (1, 3, 0, 1), (2, 3, 0, 1)], 3: [(0, 1, 0, 3), (0, 1, 1, 3), (0, 1, 2, 3)]}
