@@ -1,5 +1,6 @@
 """Adasum at Horovod's door, for 2 and 4 ranks: what the paper's formula gives, and training that the sum lets diverge."""
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -83,9 +84,19 @@ def check_optimizer() -> None:
         pass
 
 
+def check_abandoned_optimizer() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), op=hvd.Adasum)
+    model(torch.ones(2, 3)).sum().backward()
+    gone = weakref.ref(optimizer)
+    del optimizer
+    assert gone() is None, "at once, though changes are on their way"
+
+
 def all_of_it() -> None:
     torch.set_num_threads(1)
     hvd.init()
     check_numbers()
     check_optimizer()
+    check_abandoned_optimizer()
     check_training()

@@ -14,7 +14,10 @@ from horovod_scenarios import in_turn, scenario
 
 import shoal
 import shoal.horovod.torch as hvd
+from shoal.horovod.common import handles
+from shoal.horovod.torch import submission
 from shoal.horovod.torch.mpi_ops import synchronize
+from shoal.ops import operations
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -186,6 +189,69 @@ def gathers_and_exchanges_take_different_numbers_of_rows() -> None:
 
 
 @scenario
+def an_exchange_sends_the_first_rows_that_the_splits_add_up_to() -> None:
+    tensor = (torch.arange(8.0) + 10 * hvd.rank()).requires_grad_()
+    received, counts = hvd.alltoall(tensor, splits=[1, 0, 2])
+    assert counts.tolist() == [(1, 0, 2)[hvd.rank()]] * 3
+    assert received.tolist() == [10 * rank + i for rank in range(3) for i in ((0,), (), (1, 2))[hvd.rank()]]
+    (received.sum() * (hvd.rank() + 1)).backward()
+    assert tensor.grad is not None
+    assert tensor.grad.tolist() == [1, 3, 3, 0, 0, 0, 0, 0]
+
+
+@scenario
+def rows_may_have_no_elements() -> None:
+    mine = torch.ones(hvd.rank() + 1, 0, 2, dtype=torch.int16)
+    gathered = hvd.allgather(mine)
+    assert (gathered.shape, gathered.dtype) == ((6, 0, 2), torch.int16)
+    assert [each.shape for each in hvd.grouped_allgather([mine, mine])] == [(6, 0, 2)] * 2
+    received, counts = hvd.alltoall(torch.ones(6, 0), splits=[1, 2, 3])
+    assert received.shape == (3 * (hvd.rank() + 1), 0)
+    assert counts.tolist() == [hvd.rank() + 1] * 3
+    assert hvd.alltoall(torch.ones(6, 0)).shape == (6, 0)
+    assert hvd.allgather(torch.ones(0, 0)).shape == (0, 0)
+
+
+@scenario
+def exceptions_are_those_that_scripts_for_horovod_catch() -> None:
+    scalar = torch.tensor(1.0)
+    for call in (hvd.allgather, hvd.reducescatter, hvd.alltoall):
+        with pytest.raises(hvd.HorovodInternalError, match="at least one dimension") as raised:
+            call(scalar)
+        assert isinstance(raised.value, ValueError)
+    strange = torch.ones(2, dtype=torch.complex64), torch.eye(2).to_sparse()
+    for tensor in strange:
+        for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, lambda given: hvd.broadcast(given, 0)):
+            with pytest.raises(ValueError, match=r"not supported|only dense") as raised:
+                call(tensor)
+            assert isinstance(raised.value, TypeError)
+            assert not isinstance(raised.value, hvd.HorovodInternalError)
+
+
+@scenario
+def a_second_call_may_come_while_one_with_a_name_starts() -> None:
+    """As from a signal's handler."""
+    group = hvd.global_process_set.group
+    inner = []
+
+    def interrupted() -> Any:
+        inner.append(hvd.allreduce_async(torch.ones(1), name="of the handler"))
+        with pytest.raises(ValueError, match="still on its way"):
+            handles.start_named("interrupted", group, interrupted)
+        return submission.barrier(group, operations.barrier)
+
+    handles.start_named("interrupted", group, interrupted).wait()
+    assert synchronize(inner[0]).item() == 1
+
+    def failing() -> Any:
+        raise ValueError("cannot start")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cannot start"):
+            handles.start_named("interrupted again", group, failing)
+
+
+@scenario
 def a_reducescatter_gives_the_first_ranks_a_row_more() -> None:
     tensor = torch.arange(10.0).reshape(5, 2)
     rows = hvd.reducescatter(tensor, op=hvd.Sum)
@@ -193,8 +259,7 @@ def a_reducescatter_gives_the_first_ranks_a_row_more() -> None:
     assert torch.equal(rows, 3 * tensor[begin:end])
     with pytest.raises(hvd.HorovodInternalError, match="Average or Sum"):
         hvd.reducescatter(tensor, op=hvd.Max)
-    with pytest.raises(ValueError, match="at least one dimension"):
-        hvd.reducescatter(torch.tensor(1.0))
+    assert hvd.reducescatter(torch.ones(5, 0), op=hvd.Sum).shape == (end - begin, 0)
 
 
 @scenario
@@ -233,6 +298,22 @@ def gradients_flow_through_operations() -> None:
     assert scattered.reshape(6).tolist() == [3, 3, 6, 6, 9, 9]
     scattered = gradient(lambda t: hvd.grouped_reducescatter([t.reshape(6)])[0])
     assert scattered.reshape(6).tolist() == [1, 1, 2, 2, 3, 3]
+
+
+@scenario
+def gradients_of_gradients_flow_on_all_ranks() -> None:
+    def second(operation: Any) -> list[float]:
+        """Of the sum of y², where y is what comes of x²."""
+        tensor = torch.tensor([1.0, 2.0, 3.0, 4.0]).requires_grad_()
+        loss = operation(tensor.square()).square().sum()
+        (first,) = torch.autograd.grad(loss, tensor, create_graph=True)
+        (gradient,) = torch.autograd.grad(first.sum(), tensor)
+        return [round(3 * each) for each in gradient.tolist()]
+
+    # The root's: 4x², and 8x² of which all-reduces of nothing else than the root's make a third.
+    at_root = [20 * x * x for x in (1, 2, 3, 4)]
+    assert second(lambda t: hvd.broadcast(t, 1)) == (at_root if hvd.rank() == 1 else [0] * 4)
+    assert second(lambda t: hvd.alltoall(t, splits=[1, 1, 1])[0]) == [36, 144, 324, 0]
 
 
 @scenario

@@ -1,7 +1,7 @@
 """What Horovod's door promises to training: optimizers, functions, batch normalisation. As horovod_operations.py."""
 
 import copy
-import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +12,8 @@ from horovod_scenarios import scenario
 from torch import nn
 
 import shoal.horovod.torch as hvd
+from shoal.horovod.common import handles
+from shoal.job import runtime
 
 
 def model_of_all() -> nn.Sequential:
@@ -252,12 +254,95 @@ def a_closure_s_gradients_are_averaged_too() -> None:
 def an_optimizer_that_is_gone_averages_nothing() -> None:
     model = model_of_all()
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
+    loss_of(model, hvd.rank()).backward()
     gone = weakref.ref(optimizer)
     del optimizer
-    gc.collect()
-    assert gone() is None
+    assert gone() is None, "at once, though gradients are on their way"
     second = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
+    second.zero_grad()
     train(second, model)
+    assert all(torch.equal(each, hvd.broadcast(each, 0)) for each in model.parameters())
+
+
+@scenario
+def what_nobody_waits_for_any_more_is_kept_nowhere() -> None:
+    kept = handles._jobs.of(runtime.current()).started
+    before = len(kept)
+    model = model_of_all()
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
+    loss_of(model, hvd.rank()).backward()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
+    train(optimizer, model, 1)
+    with pytest.raises(hvd.HorovodInternalError):
+        hvd.broadcast_parameters([torch.ones(2), torch.ones(2 + hvd.rank()), torch.ones(3)], root_rank=0)
+    assert len(kept) == before
+
+
+@scenario
+def a_gradient_that_is_replaced_while_it_is_averaged_gets_the_average() -> None:
+    model, reference = model_of_all(), model_of_all()
+    (sum(loss_of(reference, rank) for rank in range(hvd.size())) / hvd.size()).backward()
+    for options in ({}, {"compression": hvd.Compression.bf16}):
+        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), **options)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(model, hvd.rank()).backward()
+            model[0].weight.grad = model[0].weight.grad / 2
+            model[2].weight.grad.data = torch.zeros(3, 5)
+            model[2].bias.grad = None
+            model[4].weight.grad = model[4].weight.grad.detach()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                optimizer.synchronize()
+            assert len(caught) == (0 if step else 1), "it is said once"
+            if caught:
+                assert f"rank {hvd.rank()}" in str(caught[0].message)
+                assert "the gradients of 2.weight, 0.weight were replaced" in str(caught[0].message)
+            for (name, mine), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+                assert name == "2.bias" or torch.allclose(mine.grad, theirs.grad, atol=1e-6 if not options else 1e-2), (
+                    name
+                )
+            assert model[2].bias.grad is None
+
+
+@scenario
+def hooks_of_steps_run_once_on_averaged_gradients() -> None:
+    model = model_of_all()
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
+    seen: list[Any] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(model[0].weight.grad.clone()))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    for _ in range(2):
+        train(optimizer, model, 1)
+        gradient, after = seen
+        assert after == "after"
+        assert torch.equal(gradient, hvd.broadcast(gradient, 0))
+        optimizer.load_state_dict(optimizer.state_dict())
+        seen.clear()
+
+
+@scenario
+def an_optimizer_of_the_program_s_own_is_called_as_the_program_calls_it() -> None:
+    class Plain(torch.optim.SGD):
+        def step(self) -> None:  # type: ignore[override]
+            super().step()
+
+        def zero_grad(self) -> None:  # type: ignore[override]
+            super().zero_grad()
+
+        def load_state_dict(self, state_dict: Any, strict: bool = False) -> None:
+            assert strict
+            super().load_state_dict(state_dict)
+
+    model = model_of_all()
+    optimizer = hvd.DistributedOptimizer(Plain(model.parameters(), lr=0.1), model.named_parameters())
+    train(optimizer, model, 1)
+    optimizer.load_state_dict(optimizer.state_dict(), strict=True)
+    loss_of(model, hvd.rank()).backward()
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
     assert all(torch.equal(each, hvd.broadcast(each, 0)) for each in model.parameters())
 
 
@@ -331,6 +416,74 @@ def all_ranks_go_on_from_the_root_s_optimizer() -> None:
 
 
 @scenario
+def schedulers_and_the_wrapped_optimizer_follow_the_root() -> None:
+    model = model_of_all()
+    inner = sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
+    train(optimizer, model, 1)
+    momentum = optimizer.state[model[0].weight]["momentum_buffer"]
+    if hvd.rank() == 1:
+        momentum.fill_(7.0)
+        optimizer.param_groups[0]["lr"] = 0.8
+    hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+    assert optimizer.state[model[0].weight]["momentum_buffer"] is momentum
+    assert (momentum == 7.0).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == inner.param_groups[0]["lr"] == 0.4
+    train(optimizer, model)
+    assert all(torch.equal(each, hvd.broadcast(each, 0)) for each in model.parameters())
+
+
+@scenario
+def state_keeps_the_dtypes_that_it_has_on_the_root() -> None:
+    parameter = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    rate = optimizer.param_groups[0]["rate"] = torch.tensor(float(hvd.rank()))
+    given = {"moment": torch.full((3,), 1 / 3), "codes": torch.arange(3, dtype=torch.uint8), "step": 4}
+    given["nested"] = [torch.ones(2, dtype=torch.float64), {"of one": (torch.tensor(5),)}]
+    if hvd.rank() == 2:
+        optimizer.state[parameter] = given
+        optimizer.state["of all"] = {"count": 3}
+    hvd.broadcast_optimizer_state(optimizer, root_rank=2)
+    assert repr(optimizer.state[parameter]) == repr(given)
+    assert optimizer.state["of all"] == {"count": 3}
+    assert optimizer.param_groups[0]["rate"] is rate
+    assert rate.item() == 2.0
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups = [{"params": [each]} for each in parameters] if hvd.rank() == 1 else parameters
+    other = torch.optim.SGD(groups, lr=0.1)
+    other.state[parameters[0]]["moment"] = torch.ones(2)
+    with pytest.raises(
+        ValueError if hvd.rank() == 1 else hvd.HorovodInternalError, match=r"groups of \[1, 1\] parameters"
+    ):
+        hvd.broadcast_optimizer_state(other, root_rank=0)
+
+
+@scenario
+def what_cannot_be_pickled_on_one_rank_is_an_error_on_all() -> None:
+    class Stubborn:
+        def __reduce__(self) -> Any:
+            raise ValueError("cannot be packed")
+
+    mine = Stubborn() if hvd.rank() == 1 else 3
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    optimizer.param_groups[0]["name"] = mine
+    calls: list[Callable[[], Any]] = [
+        lambda: hvd.broadcast_object(mine, root_rank=1),
+        lambda: hvd.broadcast_object(mine, root_rank=1, name="stubborn"),
+        lambda: hvd.allgather_object(mine),
+        lambda: hvd.broadcast_optimizer_state(optimizer, root_rank=1),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError if hvd.rank() == 1 else hvd.HorovodInternalError, match="cannot be packed"):
+            call()
+    assert hvd.allgather_object(hvd.rank()) == [0, 1, 2]
+
+
+@scenario
 def objects_travel() -> None:
     given = {"rank": hvd.rank(), "list": list(range(hvd.rank() * 1000))}
     assert hvd.broadcast_object(given if hvd.rank() == 1 else None, root_rank=1) == {
@@ -365,6 +518,39 @@ def batch_normalisation_has_the_statistics_of_all_ranks() -> None:
         assert torch.allclose(synced(part), plain(part), atol=1e-5)
     with pytest.raises(ValueError, match="takes inputs of shape"):
         synced(torch.ones(3))
+
+
+@scenario
+def batch_normalisation_of_16_bits_is_computed_in_32() -> None:
+    for dtype, of_weight in (
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float32),
+    ):
+        batch = (torch.randn(12, 4, 8, 8, generator=torch.Generator().manual_seed(5)) * 3 + 10).to(dtype)
+        # Their sum is beyond float16's range.
+        gradient = (torch.randn(batch.shape, generator=torch.Generator().manual_seed(6)) + 100).to(dtype)
+        own = slice(hvd.rank() * 4, hvd.rank() * 4 + 4)
+        plain, synced = nn.BatchNorm2d(4).double(), hvd.SyncBatchNorm(4).to(of_weight)
+        whole, part = batch.double().requires_grad_(), batch[own].clone().requires_grad_()
+        expected, output = plain(whole), synced(part)
+        assert output.dtype == dtype
+        assert torch.allclose(output.double(), expected[own], atol=2e-2)
+        expected.backward(gradient.double())
+        output.backward(gradient[own])
+        assert part.grad.dtype == dtype
+        assert torch.allclose(part.grad.double(), whole.grad[own], atol=2e-2)
+        assert synced.bias.grad.dtype == of_weight
+        summed = hvd.allreduce(synced.bias.grad.double(), op=hvd.Sum)
+        assert torch.allclose(summed, plain.bias.grad, rtol=1e-2)
+
+
+@scenario
+def second_derivatives_of_batch_normalisation_are_refused() -> None:
+    part = inputs(hvd.rank()).requires_grad_()
+    (first,) = torch.autograd.grad(hvd.SyncBatchNorm(4)(part).sum(), part, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        first.square().sum().backward()
 
 
 @scenario

@@ -101,6 +101,25 @@ def test_the_core_s_warnings_of_stalls_are_those_that_the_variables_are_about(
         assert ("late step' has not moved on" in job.stderr(0)) == warns, job.stderr(0)
 
 
+def sets_of_two_jobs() -> None:
+    hvd.init()
+    old = hvd.add_process_set([0, 1])
+    hvd.shutdown()
+    hvd.init(comm=range(3))
+    new = hvd.add_process_set([1, 2])
+    assert (old.process_set_id, new.size()) == (new.process_set_id, 2)
+    with pytest.raises(ValueError, match="is not registered in this job"):
+        hvd.allreduce(torch.ones(1), process_set=old)
+    assert not hvd.remove_process_set(old)
+    assert hvd.remove_process_set(new)
+    with pytest.raises(ValueError, match=r"comm=\[0, 1\]: a job has all ranks that were started, here 3"):
+        hvd.init(comm=[0, 1])
+
+
+def test_the_process_sets_of_a_job_are_not_those_of_the_next() -> None:
+    run_ranks(sets_of_two_jobs, 3, nodes=1, environment={"SHOAL_TIMEOUT": "20"})
+
+
 def uneven_steps() -> int:
     """Rank r has r + 1 steps."""
     hvd.init()

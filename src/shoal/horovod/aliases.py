@@ -1,7 +1,7 @@
 """``import horovod`` as this door, for scripts that are not to be changed.
 
 After ``install`` every import of ``horovod`` and of what is in it gives the module of the same name here: the same object, so that
-whatever either name leads to is equal. What has no counterpart is an ImportError that says so.
+whatever either name leads to is equal. What has no counterpart is a ModuleNotFoundError that says so.
 """
 
 import importlib
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 NAME = "horovod"
@@ -17,6 +18,9 @@ HERE = "shoal.horovod"
 
 # Of Horovod's folders, those that start jobs.
 _STARTERS = ("ray", "runner", "spark")
+
+# Has a module of the name in it.
+_FOR_SPAWNED = str(Path(__file__).parent / "spawned")
 
 
 class _Alias(Loader):
@@ -43,17 +47,29 @@ class _Finder(MetaPathFinder):
         if first != NAME:
             return None
         real_name = f"{HERE}.{rest}" if rest else HERE
-        if importlib.util.find_spec(real_name) is None:
-            raise ImportError(_missing(fullname), name=fullname)
+        if not _exists(real_name):
+            raise ModuleNotFoundError(_missing(fullname), name=fullname)
         return ModuleSpec(fullname, _Alias(real_name), is_package=True)
 
 
 def install() -> None:
-    """From now on ``horovod`` is this door in this process, also where Horovod itself is installed."""
+    """From now on ``horovod`` is this door, also where Horovod itself is installed: in this process and those that
+    multiprocessing starts from it.
+    """
     for name in [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]:
         del sys.modules[name]
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+    if _FOR_SPAWNED not in sys.path:
+        # Behind the program's own folder.
+        sys.path.insert(1, _FOR_SPAWNED)
+
+
+def _exists(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # what it is in is no package
+        return False
 
 
 def _missing(name: str) -> str:
@@ -62,6 +78,6 @@ def _missing(name: str) -> str:
         return (
             f"{name} starts jobs, which Shoal does otherwise: start the ranks with shoal run, torchrun, mpirun or srun"
         )
-    if importlib.util.find_spec(f"{HERE}.{part}") is not None:
+    if _exists(f"{HERE}.{part}"):
         return f"{name} has no counterpart in {HERE}: docs/horovod.md tells what is there"
     return f"{name}: Shoal has no door for it yet; shoal.horovod.torch is there, for PyTorch"

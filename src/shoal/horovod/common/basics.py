@@ -3,12 +3,14 @@
 Everything but ``init``, ``shutdown`` and what was built raises ValueError before ``init``, as Horovod does.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import shoal
+from shoal.config.launchers import read_launch
 from shoal.horovod import environment
 from shoal.horovod.common import process_sets as sets
 from shoal.horovod.common.operators import ReduceOp
@@ -51,7 +53,7 @@ def init(comm: Iterable[int] | None = None, process_sets: Iterable[ProcessSet] |
     """Joins the job that the environment describes; returns when all its ranks have. A second call joins nothing.
 
     Arguments:
-        comm: None. For a part of the ranks take a process set.
+        comm: None, or the numbers of all ranks. For a part of the ranks take a process set.
         process_sets: the sets to register, in the same order on every rank. "dynamic" is taken, and changes nothing: sets may
             always be added later.
 
@@ -86,9 +88,13 @@ def _check_communicator(comm: Any) -> None:
             f"comm={comm!r}: there are no MPI communicators here: leave comm out, and pass process_sets=[...] for parts of the "
             "ranks"
         ) from None
-    if ranks:
+    if not ranks:
+        return
+    size = runtime.size() if runtime.is_initialized() else read_launch(os.environ).size
+    if ranks != list(range(size)):
         raise ValueError(
-            f"comm={ranks}: a job has all ranks that were started: pass process_sets=[hvd.ProcessSet({ranks})] instead"
+            f"comm={ranks}: a job has all ranks that were started, here {size}: leave comm out, and pass "
+            f"process_sets=[hvd.ProcessSet({ranks})] instead"
         )
 
 

@@ -10,6 +10,14 @@ class HorovodInternalError(ShoalError):
     """
 
 
+class InvalidCallError(HorovodInternalError, ValueError):
+    """A call that Horovod answers with a ValueError in some functions, and with a HorovodInternalError in others."""
+
+
+class UnsupportedTensorError(TypeError, ValueError):
+    """What is no tensor, or one that cannot be communicated. To Horovod that is a ValueError, to Shoal a TypeError."""
+
+
 class HostsUpdatedInterrupt(RuntimeError):
     """The hosts of the job have changed. Never raised here: jobs have a fixed number of ranks.
 

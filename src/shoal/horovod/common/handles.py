@@ -58,7 +58,9 @@ class _OfJob:
 
 _jobs: PerJob[_OfJob] = PerJob(lambda _: _OfJob())
 _numbers = count()
-_lock = threading.Lock()
+
+# A signal may interrupt whoever holds it, and its handler call an operation.
+_lock = threading.RLock()
 
 # How often this process has waited for something: what was called before counts as ended if it has.
 _waits = 0
@@ -102,27 +104,37 @@ def _of_present_job(handle: int) -> Started | None:
 
 
 class Named:
-    """An operation under a name, which nobody else may use until it has ended."""
+    """An operation under a name, which nobody else may use from before it starts until it has ended."""
 
-    def __init__(self, operation: Pending) -> None:
-        self._operation = operation
+    _operation: Pending | None = None
+    _begun = 0.0
+    _waits_before = 0
+
+    def start(self, start: Callable[[], Pending]) -> None:
+        """Before anything but ``has_name``."""
+        self._operation = start()
         self._begun = time.monotonic()
         self._waits_before = _waits
 
     def done(self) -> bool:
+        assert self._operation is not None
         return self._operation.done()
 
     def wait(self, timeout: float | None = None) -> Any:
+        assert self._operation is not None
         return self._operation.wait(timeout)
 
     @property
     def finished_ns(self) -> int:
+        assert self._operation is not None
         return self._operation.finished_ns
 
     def has_name(self) -> bool:
         """Whether a second call with the name is an error. Two in a row always are, however fast the first has ended."""
+        if self._operation is None:
+            return True
         in_a_row = self._waits_before == _waits and time.monotonic() - self._begun < IN_A_ROW_SECONDS
-        return in_a_row or not self.done()
+        return in_a_row or not self._operation.done()
 
 
 def start_named(name: str, group: Group, start: Callable[[], Pending]) -> Pending:
@@ -139,5 +151,12 @@ def start_named(name: str, group: Group, start: Callable[[], Pending]) -> Pendin
                 f"{described('operation', name, group.session)}: another one of this name is still on its way: give each that is "
                 "in flight at the same time another name, or synchronize(handle) before"
             )
-        running[key] = started = Named(start())
-    return started
+        running[key] = named = Named()
+    try:
+        named.start(start)
+    except BaseException:
+        with _lock:
+            if running.get(key) is named:
+                del running[key]
+        raise
+    return named

@@ -6,6 +6,7 @@ Making one sends nothing, other than with Horovod: every rank makes the same set
 from collections.abc import Iterable
 from typing import Any
 
+from shoal.horovod.common.exceptions import InvalidCallError
 from shoal.job import runtime
 from shoal.job.groups import Group, world
 from shoal.job.per_job import PerJob
@@ -35,10 +36,10 @@ _tables: PerJob[_Table] = PerJob(lambda session: _Table(session.size))
 
 
 def table() -> _Table:
-    """The present job's. Raises ValueError before ``init``, as everything does here that asks for a rank."""
+    """The present job's. Raises InvalidCallError before ``init``, as everything does here."""
     if not runtime.is_initialized():
         runtime.refuse_in_child()
-        raise ValueError("this process has joined no job: call hvd.init() first")
+        raise InvalidCallError("this process has joined no job: call hvd.init() first")
     return _tables.of(runtime.current())
 
 
@@ -88,11 +89,16 @@ class ProcessSet:
     @property
     def group(self) -> Group:
         """Raises ValueError if it is not registered in the present job."""
-        registered = table()
-        ranks = None if self.process_set_id is None else registered.ranks.get(self.process_set_id)
+        ranks = self.registered_ranks()
         if ranks is None:
             raise ValueError(f"{self} is not registered in this job: pass it to hvd.init() or hvd.add_process_set()")
-        return registered.groups[ranks]
+        return table().groups[ranks]
+
+    def registered_ranks(self) -> tuple[int, ...] | None:
+        """Its ranks in the present job; None if it is not registered there. Its number may be one of an earlier job."""
+        registered, number = table().ranks, self.process_set_id
+        ranks = None if number is None else registered.get(number)
+        return ranks if number == 0 or ranks == tuple(self.ranks or ()) else None
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -142,5 +148,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if not number:
         return False
+    is_registered = process_set.registered_ranks() is not None
     process_set.process_set_id = None
-    return table().ranks.pop(number, None) is not None
+    if is_registered:
+        del table().ranks[number]
+    return is_registered

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from shoal.horovod.common.operators import ReduceOp
-from shoal.horovod.torch.allreduce import allreduce_async_
+from shoal.horovod.torch.allreduce import begin_
 from shoal.horovod.torch.parameter_hooks import HookedOptimizer, Parameter
-from shoal.horovod.torch.synchronization import synchronize
 
 
 class AdasumOptimizer(HookedOptimizer):
@@ -34,8 +33,10 @@ class AdasumOptimizer(HookedOptimizer):
             parameter.grad = torch.zeros_like(parameter)
         travelling, context = self._compression.compress(self._own_change(parameter))
         name = self._parameter_names[parameter]
-        handle = allreduce_async_(travelling, name=name, op=ReduceOp.Adasum, process_set=self.process_set)
-        self._waits[parameter] = lambda: self._compression.decompress(synchronize(handle), context)
+        started = begin_(travelling, name, ReduceOp.Adasum, self.process_set)
+        # Does not keep the optimizer, which keeps it.
+        decompress = self._compression.decompress
+        self._waits[parameter] = lambda: decompress(started.wait(), context)
 
     def synchronize(self) -> None:
         """Does nothing: what travels are changes, not gradients."""
@@ -69,6 +70,9 @@ class AdasumOptimizer(HookedOptimizer):
         finally:
             self.forget()
         return loss
+
+    # As in AveragingOptimizer: the hooks of steps run around the program's own, which is made for each parameter.
+    step.hooked = True  # type: ignore[attr-defined]
 
     def _own_change(self, parameter: Parameter) -> torch.Tensor:
         """What the program's step on this parameter alone changes; the parameter is as before afterwards."""

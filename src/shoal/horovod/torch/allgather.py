@@ -14,16 +14,24 @@ from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.torch import submission
 from shoal.horovod.torch.allreduce import grouped_allreduce
+from shoal.horovod.torch.rows import plan_by_rows
 from shoal.horovod.torch.synchronization import synchronize
+from shoal.job.groups import Group
 from shoal.ops import operations
+from shoal.ops.operations import Plan
 from shoal.ops.submissions import Pending
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Starts ``allgather``; a handle for ``synchronize``."""
+    return handles.hand_out(begin(tensor, name, process_set))
+
+
+def begin(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Started:
+    """``allgather_async`` without a handle."""
     operation = _start(tensor, name, process_set)
     device = tensor.device
-    return handles.hand_out(Started([operation], lambda results: results[0].to(device)))
+    return Started([operation], lambda results: results[0].to(device))
 
 
 class HorovodAllgather(torch.autograd.Function):
@@ -91,7 +99,10 @@ def grouped_allgather(
 
 
 def _start(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Pending:
-    return submission.apart("allgather", name, process_set.group, tensor, operations.allgather)
+    def plan(group: Group, host: torch.Tensor) -> Plan:
+        return plan_by_rows("allgather", host, lambda given: operations.allgather(group, given))
+
+    return submission.apart("allgather", name, process_set.group, tensor, plan)
 
 
 def _gradients(gathered: Sequence[torch.Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[torch.Tensor]:

@@ -9,8 +9,9 @@ Arguments that all forms have:
         toward zero (scaling.py).
     process_set: the ranks that take part.
 
-All raise ValueError for wrong arguments, a name that is still in flight, and before ``init``; TypeError for a tensor of
-another dtype or layout; HorovodInternalError when the operation fails, such as for tensors that differ between ranks.
+All raise ValueError for wrong arguments, a name that is still in flight, and before ``init``; UnsupportedTensorError for a
+tensor of another dtype or layout; HorovodInternalError when the operation fails, such as for tensors that differ between
+ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.common.util import chosen_operator, num_rank_is_power_2
 from shoal.horovod.torch import submission
-from shoal.horovod.torch.compression import Compression
+from shoal.horovod.torch.compression import Compression, compressed
 from shoal.horovod.torch.scaling import factor_after, operator_for, scale_, scaled
 from shoal.horovod.torch.synchronization import synchronize
 from shoal.job.groups import Group
@@ -47,8 +48,7 @@ def allreduce_async(
 ) -> int:
     """Starts to combine the ranks' tensors elementwise into a new one; a handle for ``synchronize``."""
     start = _starter(chosen_operator(op, average), prescale_factor, postscale_factor, process_set)
-    operation, finish = start(tensor, name, False)
-    return handles.hand_out(Started([operation], lambda results: finish(results[0])))
+    return handles.hand_out(_alone(*start(tensor, name, False)))
 
 
 def allreduce_async_(
@@ -61,9 +61,24 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts ``allreduce_``; a handle for ``synchronize``, which returns the tensor. Until then it must be left alone."""
-    start = _starter(chosen_operator(op, average), prescale_factor, postscale_factor, process_set)
-    operation, finish = start(tensor, name, True)
-    return handles.hand_out(Started([operation], lambda results: finish(results[0])))
+    operator = chosen_operator(op, average)
+    return handles.hand_out(begin_(tensor, name, operator, process_set, prescale_factor, postscale_factor))
+
+
+def begin_(
+    tensor: torch.Tensor,
+    name: str | None,
+    op: ReduceOp,
+    process_set: ProcessSet,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Started:
+    """``allreduce_async_`` without a handle."""
+    return _alone(*_starter(op, prescale_factor, postscale_factor, process_set)(tensor, name, True))
+
+
+def _alone(operation: Pending, finish: Finish) -> Started:
+    return Started([operation], lambda results: finish(results[0]))
 
 
 class HorovodAllreduce(torch.autograd.Function):
@@ -191,11 +206,13 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """``allreduce`` of each of the tensors, all in flight at once. The ranks' lists have the same shapes and dtypes."""
-    travelling = [compression.compress(tensor) for tensor in tensors]
-    reduced = HorovodGroupedAllreduce.apply(  # type: ignore[no-untyped-call]
-        average, name, op, prescale_factor, postscale_factor, process_set, *(tensor for tensor, _ in travelling)
-    )
-    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, travelling, strict=True)]
+
+    def reduced(*travelling: torch.Tensor) -> Any:
+        return HorovodGroupedAllreduce.apply(  # type: ignore[no-untyped-call]
+            average, name, op, prescale_factor, postscale_factor, process_set, *travelling
+        )
+
+    return compressed(compression, tensors, reduced)
 
 
 def grouped_allreduce_(

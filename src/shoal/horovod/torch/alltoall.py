@@ -14,6 +14,7 @@ from shoal.horovod.common import handles
 from shoal.horovod.common.handles import Started
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.torch import submission
+from shoal.horovod.torch.rows import plan_by_rows
 from shoal.horovod.torch.synchronization import synchronize
 from shoal.job.groups import Group
 from shoal.ops import operations
@@ -31,7 +32,13 @@ def alltoall_async(
     )
 
     def plan(group: Group, host: torch.Tensor) -> Plan:
-        planned = operations.alltoall(group, host, _counts(splits), in_place=False)
+        counts = _counts(splits)
+
+        def of_rows(given: torch.Tensor) -> Plan:
+            sent = given if counts is None else _sent(given, counts, group)
+            return operations.alltoall(group, sent, counts, in_place=False)
+
+        planned = plan_by_rows("alltoall", host, of_rows)
 
         def finish(handle: _native.Handle) -> Any:
             return planned.finish(handle), [block // planned.row_bytes for block in handle.blocks()]
@@ -55,6 +62,7 @@ class HorovodAlltoall(torch.autograd.Function):
         output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
         ctx.process_set = process_set
         ctx.received = received
+        ctx.shape = tensor.shape
         if splits is None:
             return output
         ctx.mark_non_differentiable(received)
@@ -63,6 +71,9 @@ class HorovodAlltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor, *_: Any) -> Any:
         gradient, _ = alltoall(grad_output, splits=ctx.received, process_set=ctx.process_set)
+        unsent = ctx.shape[0] - len(gradient)
+        if unsent:
+            gradient = torch.cat([gradient, gradient.new_zeros((unsent, *ctx.shape[1:]))])
         return gradient, None, None, None
 
 
@@ -71,8 +82,8 @@ def alltoall(
 ) -> Any:
     """The rows, of shape (rows, ...), that the ranks have for this one, one rank after the other. Gradients flow through it.
 
-    ``splits``: how many of this rank's rows go to each rank. With it a second tensor tells how many came from each.
-    Without it each gets the same number.
+    ``splits``: how many of this rank's rows go to each rank; rows beyond their sum go to none. With it a second tensor tells
+    how many came from each. Without it each gets the same number.
     """
     return HorovodAlltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
 
@@ -85,3 +96,9 @@ def _counts(splits: Splits) -> list[int] | None:
             raise ValueError(f"splits are numbers of rows, in integers, got {splits.dtype}")
         return list(splits.tolist())
     return list(splits)
+
+
+def _sent(given: torch.Tensor, counts: list[int], group: Group) -> torch.Tensor:
+    """The rows that ``counts`` give away: the first ones. Counts that make no sense are left to the operation to refuse."""
+    sent = sum(counts)
+    return given[:sent] if len(counts) == group.size and 0 <= sent < len(given) else given

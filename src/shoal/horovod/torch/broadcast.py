@@ -26,7 +26,7 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts ``broadcast``; a handle for ``synchronize``."""
-    operation = _start(submission.anew, tensor, root_rank, name, process_set)
+    operation = _begin(submission.anew, tensor, root_rank, name, process_set)
     return handles.hand_out(Started([operation], lambda results: results[0]))
 
 
@@ -34,8 +34,13 @@ def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts ``broadcast_``; a handle for ``synchronize``, which returns the tensor. Until then it must be left alone."""
-    operation = _start(submission.in_place, tensor, root_rank, name, process_set)
+    operation = begin_(tensor, root_rank, name, process_set)
     return handles.hand_out(Started([operation], lambda _: tensor))
+
+
+def begin_(tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Pending:
+    """``broadcast_async_`` without a handle."""
+    return _begin(submission.in_place, tensor, root_rank, name, process_set)
 
 
 class HorovodBroadcast(torch.autograd.Function):
@@ -50,8 +55,11 @@ class HorovodBroadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         averaged = allreduce(grad_output, op=ReduceOp.Average, process_set=ctx.process_set)
-        gradient = averaged if basics.rank() == ctx.root_rank else torch.zeros_like(averaged)
-        return gradient, None, None, None
+        if basics.rank() == ctx.root_rank:
+            return averaged, None, None, None
+        # Not new zeros: in a second backward pass all ranks have the all-reduce to go through.
+        everywhere = torch.ones((), dtype=torch.bool, device=averaged.device)
+        return averaged.masked_fill(everywhere, 0), None, None, None
 
 
 def broadcast(
@@ -68,7 +76,7 @@ def broadcast_(
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
 
 
-def _start(
+def _begin(
     submit: Callable[..., Pending], tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Pending:
     def plan(group: Group, host: torch.Tensor, in_place: bool) -> Plan:

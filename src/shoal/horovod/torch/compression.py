@@ -3,6 +3,7 @@
 What was made smaller is made as it was by ``decompress``, which gets the dtype from ``compress``.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -66,3 +67,17 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+
+def compressed(
+    compression: Any, tensors: Sequence[torch.Tensor], operation: Callable[..., Iterable[torch.Tensor]]
+) -> list[torch.Tensor]:
+    """What ``operation``, called with what travels of each tensor, returns for each, as it was."""
+    travelling, contexts = [], []
+    for tensor in tensors:
+        smaller, context = compression.compress(tensor)
+        travelling.append(smaller)
+        contexts.append(context)
+    return [
+        compression.decompress(each, context) for each, context in zip(operation(*travelling), contexts, strict=True)
+    ]

@@ -5,10 +5,14 @@ from typing import NoReturn
 from shoal.errors import ShoalError
 
 
+class NotThereError(ShoalError, AttributeError):
+    """Of a name that this module does not have yet: ``hasattr`` is False, ``from ... import`` an ImportError."""
+
+
 def __getattr__(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(name)
-    raise ShoalError(
+    raise NotThereError(
         f"hvd.elastic.{name} is not there yet: a job has as many ranks as it was started with, and ends when one is lost. Save "
         "checkpoints, and start again from the last one"
     )

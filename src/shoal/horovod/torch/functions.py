@@ -5,16 +5,18 @@ package cloudpickle takes where it is installed.
 """
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from shoal.horovod.common import basics
+from shoal.horovod.common.handles import Started
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
+from shoal.horovod.torch import submission
 from shoal.horovod.torch.allgather import allgather
-from shoal.horovod.torch.broadcast import broadcast_, broadcast_async_
-from shoal.horovod.torch.synchronization import synchronize
+from shoal.horovod.torch.broadcast import begin_, broadcast_
+from shoal.horovod.torch.optimizer_state import Received, state_of, taken_apart, zero_gradients
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
@@ -23,14 +25,13 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     ``params``: a ``state_dict()``, ``named_parameters()`` or a list of tensors, the same names and shapes on all ranks.
     Raises ValueError for anything else, and HorovodInternalError.
     """
-    handles = [
-        broadcast_async_(tensor, root_rank, name)
-        for name, tensor in _named(params)
-        # A state_dict may hold what is no tensor.
-        if isinstance(tensor, torch.Tensor)
-    ]
-    for handle in handles:
-        synchronize(handle)
+    # A state_dict may hold what is no tensor.
+    _broadcast([(name, tensor) for name, tensor in _named(params) if isinstance(tensor, torch.Tensor)], root_rank)
+
+
+def _broadcast(named: Sequence[tuple[str | None, torch.Tensor]], root_rank: int) -> None:
+    operations = [begin_(tensor, root_rank, name, global_process_set) for name, tensor in named]
+    Started(operations, lambda _: None).wait()
 
 
 def _named(params: Any) -> list[tuple[str | None, Any]]:
@@ -46,91 +47,29 @@ def _named(params: Any) -> list[tuple[str | None, Any]]:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Gives all ranks the root's optimizer state and options, such as the learning rate.
+    """Gives all ranks the root's optimizer state and options, such as the learning rate, in place.
 
     A rank whose optimizer has no state, since it has made no step, has the root's afterwards; no step is made for it. As with
     Horovod, the dense gradients of an optimizer that had none are zero then, not None. ``model``: tells which parameters have
-    sparse ones. Raises ValueError for LBFGS, whose state is that of one rank's search, and HorovodInternalError.
+    sparse ones. Raises ValueError for LBFGS, whose state is that of one rank's search, and for an optimizer that has other groups
+    of parameters than the root's; and HorovodInternalError.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(  # noqa: TRY004
             "the state of LBFGS belongs to one rank's line search and cannot be shared: use another optimizer"
         )
     if not optimizer.state:
-        _zero_gradients(optimizer, model)
-    here = basics.rank() == root_rank
-    skeleton, tensors = _taken_apart(optimizer.state_dict()) if here else (None, [])
-    skeleton = broadcast_object(skeleton, root_rank, name="optimizer state")
-    if not here:
-        tensors = [torch.empty(place.shape, dtype=place.dtype) for place in _places(skeleton)]
-    sent = [tensor.detach().cpu().contiguous() for tensor in tensors]
-    broadcast_parameters([(f"optimizer state.{index}", tensor) for index, tensor in enumerate(sent)], root_rank)
-    if not here:
-        torch.optim.Optimizer.load_state_dict(optimizer, _put_together(skeleton, sent))
-
-
-def _zero_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        return
-    embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-    modules = (
-        [] if model is None else [each for each in model.modules() if isinstance(each, embeddings) and each.sparse]
-    )
-    sparse = {id(parameter) for module in modules for parameter in module.parameters()}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad and parameter.grad is None and id(parameter) not in sparse:
-                parameter.grad = torch.zeros_like(parameter)
-
-
-class _Place:
-    """Where a tensor was in a nested state: the ``index``-th that is sent."""
-
-    def __init__(self, index: int, shape: torch.Size, dtype: torch.dtype) -> None:
-        self.index = index
-        self.shape = shape
-        self.dtype = dtype
-
-
-def _taken_apart(state: Any) -> tuple[Any, list[torch.Tensor]]:
-    """The state with a ``_Place`` for each tensor, and the tensors."""
+        zero_gradients(optimizer, model)
+    label = "optimizer state"
     tensors: list[torch.Tensor] = []
-
-    def apart(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-            return _Place(len(tensors) - 1, value.shape, value.dtype)
-        return _mapped(apart, value)
-
-    return apart(state), tensors
-
-
-def _places(skeleton: Any) -> list[_Place]:
-    found: list[_Place] = []
-
-    def look(value: Any) -> Any:
-        if isinstance(value, _Place):
-            found.append(value)
-            return value
-        return _mapped(look, value)
-
-    look(skeleton)
-    return found
-
-
-def _put_together(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
-    def together(value: Any) -> Any:
-        return tensors[value.index] if isinstance(value, _Place) else _mapped(together, value)
-
-    return together(skeleton)
-
-
-def _mapped(change: Any, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: change(each) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(change(each) for each in value)
-    return value
+    skeleton = object_of_root(lambda: taken_apart(state_of(optimizer), tensors), root_rank, label, global_process_set)
+    if basics.rank() == root_rank:
+        _broadcast([(f"{label}.{index}", tensor.contiguous()) for index, tensor in enumerate(tensors)], root_rank)
+        return
+    with submission.failing_everywhere("broadcast", f"{label}.0", global_process_set.group):
+        received = Received(optimizer, skeleton)
+    _broadcast([(f"{label}.{index}", tensor) for index, tensor in sorted(received.tensors.items())], root_rank)
+    received.install()
 
 
 def broadcast_object(
@@ -140,9 +79,15 @@ def broadcast_object(
 
     Raises what pickle raises on the root, and HorovodInternalError.
     """
-    label = "object" if name is None else name
+    return object_of_root(lambda: obj, root_rank, "object" if name is None else name, process_set)
+
+
+def object_of_root(make: Callable[[], Any], root_rank: int, label: str, process_set: ProcessSet) -> Any:
+    """``broadcast_object`` of what ``make`` returns on the root. What goes wrong with it there is an error on all ranks."""
     if basics.rank() == root_rank:
-        content = _to_bytes(obj)
+        with submission.failing_everywhere("broadcast", f"{label}.sz", process_set.group):
+            obj = make()
+            content = _to_bytes(obj)
         broadcast_(torch.tensor([content.numel()]), root_rank, f"{label}.sz", process_set)
         broadcast_(content, root_rank, f"{label}.t", process_set)
         return obj
@@ -154,7 +99,8 @@ def broadcast_object(
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """The objects of all ranks, by rank. ``name``: for messages. Raises what pickle raises, and HorovodInternalError."""
     label = "object" if name is None else name
-    content = _to_bytes(obj)
+    with submission.failing_everywhere("allgather", f"{label}.sz", global_process_set.group):
+        content = _to_bytes(obj)
     sizes = allgather(torch.tensor([content.numel()]), name=f"{label}.sz").tolist()
     gathered = allgather(content, name=f"{label}.t")
     return [_from_bytes(each) for each in torch.split(gathered, sizes)]

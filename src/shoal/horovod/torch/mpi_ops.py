@@ -1,36 +1,8 @@
 """The operations under the module's name that scripts import them from: ``from horovod.torch.mpi_ops import synchronize``."""
 
+import shoal.horovod
+from shoal.horovod import *  # noqa: F403
 from shoal.horovod.common import basics as _basics
-from shoal.horovod.common.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
-from shoal.horovod.common.exceptions import HorovodInternalError
-from shoal.horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from shoal.horovod.common.timeline import start_timeline, stop_timeline
 from shoal.horovod.torch.allgather import (
     HorovodAllgather,
     HorovodGroupedAllgather,
@@ -68,13 +40,13 @@ from shoal.horovod.torch.reducescatter import (
     reducescatter,
     reducescatter_async,
 )
-from shoal.horovod.torch.runtime import init
+from shoal.horovod.torch.runtime import init as init
 from shoal.horovod.torch.sparse import sparse_allreduce_async
 from shoal.horovod.torch.synchronization import barrier, join, poll, synchronize
 
+# What needs no framework, with an ``init`` of PyTorch's, and the operations.
 __all__ = [
-    "Adasum",
-    "Average",
+    *shoal.horovod.__all__,
     "Compression",
     "HorovodAllgather",
     "HorovodAllreduce",
@@ -83,15 +55,8 @@ __all__ = [
     "HorovodGroupedAllgather",
     "HorovodGroupedAllreduce",
     "HorovodGroupedReducescatter",
-    "HorovodInternalError",
     "HorovodReducescatter",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
     "_basics",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -105,14 +70,6 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -121,26 +78,10 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]

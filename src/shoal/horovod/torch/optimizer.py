@@ -11,18 +11,21 @@ from typing import Any
 
 import torch
 
+from shoal.assembly.terms import rank_name
 from shoal.horovod.common import basics
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.common.util import known_operator, split_list
 from shoal.horovod.torch.adasum_optimizer import AdasumOptimizer
-from shoal.horovod.torch.allreduce import allreduce_async_, check_adasum
+from shoal.horovod.torch.allreduce import begin_, check_adasum
 from shoal.horovod.torch.compression import Compression
 from shoal.horovod.torch.parameter_hooks import HookedOptimizer, Parameter, names_of, wrap
 from shoal.horovod.torch.sparse import sparse_allreduce_async
-from shoal.horovod.torch.synchronization import synchronize
 
 Groups = int | list[list[torch.Tensor]] | None
+
+# Waits for an average and gives it to the parameter: whether the program has put something else in its gradient's place.
+Take = Callable[[], bool]
 
 
 class AveragingOptimizer(HookedOptimizer):
@@ -42,9 +45,10 @@ class AveragingOptimizer(HookedOptimizer):
         self._predivide = gradient_predivide_factor
         self._sparse_as_dense = sparse_as_dense
         self._together = _together(groups, self.param_groups)
-        self._waits: dict[Parameter, Callable[[], None]] = {}
+        self._waits: dict[Parameter, Take] = {}
         self._synchronized = False
         self._should_synchronize = True
+        self._has_warned = False
 
     def forget(self) -> None:
         super().forget()
@@ -61,20 +65,24 @@ class AveragingOptimizer(HookedOptimizer):
         """Waits until all gradients are averaged; those that backward did not reach count as zero.
 
         For what changes gradients before ``step``, such as clipping; then ``step`` is called inside ``skip_synchronize``.
-        Raises HorovodInternalError.
+        A gradient that is not the one that backward has left is lost, with a warning. Raises HorovodInternalError.
         """
         try:
             for parameter in self._required:
                 if parameter not in self._waits:
                     self._start(parameter)
-            first = None
-            for wait in self._waits.values():
+            first, replaced = None, []
+            for parameter, take in self._waits.items():
                 try:
-                    wait()
+                    if take():
+                        replaced.append(self._parameter_names[parameter])
                 except RuntimeError as error:
                     first = first or error
             if first is not None:
                 raise first
+            if replaced and not self._has_warned:
+                self._has_warned = True
+                _warn_of(replaced, self.process_set)
         finally:
             self.forget()
         self._synchronized = True
@@ -92,7 +100,7 @@ class AveragingOptimizer(HookedOptimizer):
         """The program's own step, on averaged gradients. A ``closure``'s gradients are averaged each time that it is called."""
         if not self._should_synchronize:
             self._synchronized = False
-            return super().step(closure)
+            return super().step() if closure is None else super().step(closure)
         if self._synchronized:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): gradients are "
@@ -112,37 +120,68 @@ class AveragingOptimizer(HookedOptimizer):
 
         return super().step(averaged)
 
+    # Hooks of steps run in the program's own step, on averaged gradients; PyTorch is not to run them around this one too.
+    step.hooked = True  # type: ignore[attr-defined]
+
     def _start(self, parameter: Parameter) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         gradient, name = parameter.grad, self._parameter_names[parameter]
         if gradient.is_sparse and not self._sparse_as_dense:
-            wait_for_sparse = sparse_allreduce_async(gradient, name, self._op, self.process_set)
-
-            def take_sparse() -> None:
-                parameter.grad = wait_for_sparse()
-
-            self._waits[parameter] = take_sparse
+            self._waits[parameter] = _taking_sparse(
+                parameter, gradient, sparse_allreduce_async(gradient, name, self._op, self.process_set)
+            )
             return
-        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        # Not the gradient itself, which the program may give other memory meanwhile.
+        dense = gradient.to_dense() if gradient.is_sparse else gradient.detach()
         travelling, context = self._compression.compress(dense)
-        handle = allreduce_async_(
-            travelling,
-            name=name,
-            op=self._op,
-            prescale_factor=1 / self._predivide,
-            postscale_factor=self._predivide,
-            process_set=self.process_set,
-        )
+        operation = begin_(travelling, name, self._op, self.process_set, 1 / self._predivide, self._predivide)
+        # Does not keep the optimizer, which keeps it.
+        decompress = self._compression.decompress
+        self._waits[parameter] = _taking(parameter, gradient, dense, lambda: decompress(operation.wait(), context))
 
-        def take() -> None:
-            reduced = self._compression.decompress(synchronize(handle), context)
-            if gradient.is_sparse:
-                parameter.grad = reduced.to_sparse(gradient.sparse_dim())
-            elif reduced is not gradient:
-                gradient.copy_(reduced)
 
-        self._waits[parameter] = take
+def _taking(
+    parameter: Parameter, gradient: torch.Tensor, dense: torch.Tensor, average: Callable[[], torch.Tensor]
+) -> Take:
+    """``dense``: the memory of ``gradient``, or its elements if it is sparse. ``average``: waits for it."""
+
+    def take() -> bool:
+        averaged, present = average(), parameter.grad
+        if averaged is not dense:
+            dense.copy_(averaged)
+        if present is None:
+            return False
+        if gradient.is_sparse:
+            parameter.grad = dense.to_sparse(gradient.sparse_dim())
+            return present is not gradient
+        is_replaced = present.is_sparse or present.data_ptr() != dense.data_ptr()
+        if is_replaced:
+            parameter.grad = dense
+        return is_replaced
+
+    return take
+
+
+def _taking_sparse(parameter: Parameter, gradient: torch.Tensor, average: Callable[[], torch.Tensor]) -> Take:
+    def take() -> bool:
+        averaged, present = average(), parameter.grad
+        if present is not None:
+            parameter.grad = averaged
+        return present is not None and present is not gradient
+
+    return take
+
+
+def _warn_of(replaced: list[str], process_set: ProcessSet) -> None:
+    session = process_set.group.session
+    others = f" and {len(replaced) - 3} more" if len(replaced) > 3 else ""
+    warnings.warn(
+        f"{rank_name(session.rank, session.hosts)}: the gradients of {', '.join(replaced[:3])}{others} were replaced while they were "
+        "averaged; the averages have their place now, and what was put there is lost. Between backward and step, change gradients "
+        "after optimizer.synchronize(), and call step() inside `with optimizer.skip_synchronize():`",
+        stacklevel=4,
+    )
 
 
 def DistributedOptimizer(

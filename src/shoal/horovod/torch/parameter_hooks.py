@@ -107,19 +107,19 @@ class HookedOptimizer(torch.optim.Optimizer):
         """Its gradient is complete."""
         raise NotImplementedError
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As the program's own. Raises AssertionError between backward and step, when gradients are on their way."""
         if self._reached:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() and before optimizer.step() or "
                 "optimizer.synchronize(), while gradients are on their way: call it before loss.backward()"
             )
-        super().zero_grad(set_to_none)
+        super().zero_grad(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """As the program's own. Gradients that are on their way count no more."""
         self.forget()
-        super().load_state_dict(state_dict)
+        super().load_state_dict(*args, **kwargs)
 
 
 def wrap(optimizer: torch.optim.Optimizer, kind: type[HookedOptimizer]) -> Any:

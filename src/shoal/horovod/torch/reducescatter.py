@@ -17,10 +17,13 @@ from shoal.horovod.common.util import known_operator
 from shoal.horovod.torch import submission
 from shoal.horovod.torch.allgather import allgather, grouped_allgather
 from shoal.horovod.torch.allreduce import Finish, start_group
-from shoal.horovod.torch.compression import Compression
+from shoal.horovod.torch.compression import Compression, compressed
+from shoal.horovod.torch.rows import require_rows
 from shoal.horovod.torch.scaling import factor_after, operator_for, scale_, scaled, scatterable
 from shoal.horovod.torch.synchronization import synchronize
+from shoal.job.groups import Group
 from shoal.ops import operations
+from shoal.ops.operations import Plan
 from shoal.ops.submissions import Pending
 
 
@@ -122,11 +125,13 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """``reducescatter`` of each of the tensors, all in flight at once."""
-    travelling = [compression.compress(tensor) for tensor in tensors]
-    reduced = HorovodGroupedReducescatter.apply(  # type: ignore[no-untyped-call]
-        name, op, process_set, prescale_factor, postscale_factor, *(tensor for tensor, _ in travelling)
-    )
-    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, travelling, strict=True)]
+
+    def reduced(*travelling: torch.Tensor) -> Any:
+        return HorovodGroupedReducescatter.apply(  # type: ignore[no-untyped-call]
+            name, op, process_set, prescale_factor, postscale_factor, *travelling
+        )
+
+    return compressed(compression, tensors, reduced)
 
 
 def _starter(
@@ -135,15 +140,17 @@ def _starter(
     operator = scatterable(known_operator(op))
     group = process_set.group
 
+    def plan(group: Group, host: torch.Tensor) -> Plan:
+        require_rows("reducescatter", host)
+        return operations.reducescatter(group, host, operator_for(operator, host.dtype), in_place=False)
+
     def start(tensor: torch.Tensor, name: str | None) -> tuple[Pending, Finish]:
         operation = submission.apart(
             "reducescatter",
             name,
             group,
             tensor,
-            lambda group, host: operations.reducescatter(
-                group, host, operator_for(operator, host.dtype), in_place=False
-            ),
+            plan,
             before=lambda given: scaled(given, prescale_factor),
         )
         after = factor_after(operator, tensor.dtype, group, postscale_factor)

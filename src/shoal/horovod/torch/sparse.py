@@ -6,9 +6,8 @@ import torch
 
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
-from shoal.horovod.torch.allgather import allgather_async
+from shoal.horovod.torch.allgather import begin
 from shoal.horovod.torch.scaling import scaled
-from shoal.horovod.torch.synchronization import synchronize
 
 
 def sparse_allreduce_async(
@@ -19,15 +18,15 @@ def sparse_allreduce_async(
     What is not zero on the ranks is gathered, not added up: the result, which the returned function waits for, is not
     coalesced. The number of elements may differ between ranks.
     """
-    indices = allgather_async(tensor._indices().t().contiguous(), name=f"{name}.indices", process_set=process_set)
-    values = allgather_async(tensor._values(), name=f"{name}.values", process_set=process_set)
+    indices = begin(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
+    values = begin(tensor._values(), f"{name}.values", process_set)
 
     def wait() -> torch.Tensor:
         # Both are waited for, whatever comes of one.
         try:
-            all_values = synchronize(values)
+            all_values = values.wait()
         finally:
-            all_indices = synchronize(indices)
+            all_indices = indices.wait()
         if op == ReduceOp.Average:
             all_values = scaled(all_values, 1 / process_set.group.size)
         return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.size(), check_invariants=True)

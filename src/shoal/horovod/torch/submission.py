@@ -6,6 +6,7 @@ order among those of their kind in the process set.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from shoal import _native
 from shoal.errors import ShoalError
 from shoal.horovod.common import handles
-from shoal.horovod.common.exceptions import HorovodInternalError
+from shoal.horovod.common.exceptions import HorovodInternalError, InvalidCallError, UnsupportedTensorError
 from shoal.job.groups import Group
 from shoal.job.per_job import PerJob
 from shoal.ops import collectives, submissions
@@ -116,13 +117,13 @@ def adasum(name: str | None, group: Group, tensor: torch.Tensor, before: Change,
     wire_name = _wire_name("allreduce", name)
 
     def start() -> Pending:
-        with submissions.failing_everywhere("allreduce", wire_name, group):
-            host = before(_plain(tensor)).cpu()
         call = collectives.allreduce_async_ if fills else collectives.allreduce_async
         try:
+            with submissions.failing_everywhere("allreduce", wire_name, group):
+                host = before(_plain(tensor)).cpu()
             return call(host, "adasum", wire_name, group)
-        except ShoalError as error:
-            raise HorovodInternalError(str(error)) from error
+        except (ShoalError, TypeError) as error:
+            raise _to_horovod(error) from error
 
     return start() if name is None else handles.start_named(wire_name, group, start)
 
@@ -162,8 +163,22 @@ def _start(
 def _submitted(kind: str, name: str, group: Group, plan: Callable[[Group], Plan], transfer: Transfer | None) -> Pending:
     try:
         return submissions.submit(kind, name, group, plan, None, transfer)
-    except ShoalError as error:
-        raise HorovodInternalError(str(error)) from error
+    except (ShoalError, TypeError) as error:
+        raise _to_horovod(error) from error
+    except ValueError as error:
+        # Its text has become that of a plain one.
+        if isinstance(error.__cause__, InvalidCallError):
+            raise InvalidCallError(str(error)) from error
+        raise
+
+
+def _to_horovod(error: ShoalError | TypeError) -> Exception:
+    return (HorovodInternalError if isinstance(error, ShoalError) else UnsupportedTensorError)(str(error))
+
+
+def failing_everywhere(kind: str, name: str, group: Group) -> AbstractContextManager[None]:
+    """What is raised in here is told to the other ranks, which wait for the operation of that name, too."""
+    return submissions.failing_everywhere(kind, _wire_name(kind, name), group)
 
 
 def _wire_name(kind: str, name: str | None) -> str:
@@ -173,4 +188,10 @@ def _wire_name(kind: str, name: str | None) -> str:
 def _plain(tensor: Any) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"a tensor is wanted, got {type(tensor).__name__}: pass torch.as_tensor(...) of it")
+    # Here, since a sparse tensor of a device could not be copied.
+    if tensor.layout != torch.strided:
+        raise TypeError(
+            f"a tensor of layout {tensor.layout} is not supported, only dense ones: pass tensor.to_dense(), or take "
+            "hvd.sparse_allreduce_async"
+        )
     return tensor.detach()

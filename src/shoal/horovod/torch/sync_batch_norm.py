@@ -27,6 +27,8 @@ class SyncBatchNorm(_BatchNorm):
         affine: whether it has a weight and a bias for each channel.
         track_running_stats: whether it keeps running statistics, which are used in evaluation.
 
+    Inputs may be of 16 bits, also with a weight of 32; the output is of the input's dtype. Second derivatives are a RuntimeError.
+
     Raises ValueError for an input of fewer than 2 dimensions, or one value a channel on all ranks together.
     """
 
@@ -78,15 +80,28 @@ class _Normalised(torch.autograd.Function):
         if running_mean is not None and running_var is not None:
             running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
             running_var.mul_(1 - momentum).add_(variance * (count / (count - 1)), alpha=momentum)
-        mean, variance = mean.to(input.dtype), variance.to(input.dtype)
+        wide = _computed_in(input)
+        mean, variance = mean.to(wide), variance.to(wide)
         ctx.save_for_backward(input, weight, mean, (variance + eps).rsqrt())
         ctx.count = count
-        return batch_norm(input, mean, variance, weight, bias, training=False, eps=eps)
+        ctx.dtype_of_bias = None if bias is None else bias.dtype
+        scale, shift = (None if each is None else each.to(wide) for each in (weight, bias))
+        return batch_norm(input.to(wide), mean, variance, scale, shift, training=False, eps=eps).to(input.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        with torch.no_grad():
+            gradients = _Normalised._gradients(ctx, grad_output)
+        if torch.is_grad_enabled():
+            input, weight, *_ = ctx.saved_tensors
+            gradients = _Final.apply(*gradients, input, weight, grad_output)  # type: ignore[no-untyped-call]
+        return (*gradients, None, None, None, None)
+
+    @staticmethod
+    def _gradients(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, weight, mean, inverse = ctx.saved_tensors
-        normalised = (input - _by_channel(mean, input)) * _by_channel(inverse, input)
+        grad_output = grad_output.to(mean.dtype)
+        normalised = (input.to(mean.dtype) - _by_channel(mean, input)) * _by_channel(inverse, input)
         axes = _all_but_channels(input)
         sums = torch.stack([grad_output.sum(axes), (grad_output * normalised).sum(axes)])
         of_bias, of_weight = sums.unbind()
@@ -95,11 +110,27 @@ class _Normalised(torch.autograd.Function):
             of_all = allreduce(sums, op=ReduceOp.Sum, name="sync_batch_norm") / ctx.count
             mean_gradient, mean_product = of_all.unbind()
             factor = inverse if weight is None else inverse * weight
-            of_input = _by_channel(factor, input) * (
-                grad_output - _by_channel(mean_gradient, input) - normalised * _by_channel(mean_product, input)
-            )
-        has_weight = weight is not None
-        return of_input, of_weight if has_weight else None, of_bias if has_weight else None, None, None, None, None
+            unscaled = grad_output - _by_channel(mean_gradient, input) - normalised * _by_channel(mean_product, input)
+            of_input = (_by_channel(factor, input) * unscaled).to(input.dtype)
+        return (
+            of_input,
+            None if weight is None else of_weight.to(weight.dtype),
+            None if ctx.dtype_of_bias is None else of_bias.to(ctx.dtype_of_bias),
+        )
+
+
+class _Final(torch.autograd.Function):
+    """Gradients, and after them what they depend on, which would be lost in a second derivative: so that there is none."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor | None) -> Any:
+        return tensors[:3]
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            "SyncBatchNorm has no second derivatives: take torch.nn.BatchNorm where gradients are differentiated again"
+        )
 
 
 def _of_all_ranks(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
@@ -116,6 +147,11 @@ def _of_all_ranks(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, floa
     overall = (counts * means).sum(0) / total
     spread = (counts * (variances + (means - overall) ** 2)).sum(0) / total
     return overall, spread, float(total[0])
+
+
+def _computed_in(input: torch.Tensor) -> torch.dtype:
+    """16-bit numbers would lose the sums, and go beyond the range of float16 in them."""
+    return torch.promote_types(input.dtype, torch.float32)
 
 
 def _all_but_channels(input: torch.Tensor) -> list[int]:
