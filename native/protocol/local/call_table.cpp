@@ -93,6 +93,7 @@ void CallTable::call(Submission&& submission, Time now, bool was_held) {
   operation.called = true;
   operation.group = &group;
   operation.lateness.note_moved(now);
+  const bool is_for_all = operation.internode_state.verdict() || submission.failure_code != Code::ok;
   if (operation.internode_state.verdict()) {
     problem = *operation.internode_state.verdict();
   }
@@ -105,6 +106,10 @@ void CallTable::call(Submission&& submission, Time now, bool was_held) {
   } else {
     opening.failed = true;
     opening.text = problem.message;
+    if (is_for_all) {
+      opening.code = problem.code;
+      opening.rank = problem.rank;
+    }
     registry_.add_failed(operation.record);
     operation.state = Operation::State::over;
     world_.finish(submission.handle, std::move(problem));
