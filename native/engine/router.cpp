@@ -8,6 +8,7 @@
 
 #include "protocol/collectives.h"
 #include "protocol/joining.h"
+#include "protocol/keys.h"
 
 namespace shoal::engine {
 
@@ -71,7 +72,9 @@ Router::Submitted Router::submit(Submission submission, bool passes, std::option
   if (gate) {
     returning = Returning{std::move(*gate), submission.output, submission.output_bytes, submission.dtype};
   }
-  std::shared_ptr<Operation> operation = operations_.open(group, passes, std::move(returning), submission.group);
+  // What ranks wait for each other with in a join is no call of the program's.
+  const auto number = is_of_join(submission.name) ? std::nullopt : std::optional(submission.group);
+  std::shared_ptr<Operation> operation = operations_.open(group, passes, std::move(returning), number);
   submission.handle = operation->handle();
   if (is_gather(submission.collective)) {
     operation->offer_output(std::exchange(submission.output, nullptr), std::exchange(submission.output_bytes, 0));
@@ -130,19 +133,19 @@ void Router::called(std::uint32_t group, const wire::Opening& opening) {
   }
   std::uint64_t bytes = 0;
   Submission call = call_of_joined(opening, group, *timeout, bytes);
-  std::shared_ptr<std::byte> zeros;
+  Joins::Arrays arrays;
   if (bytes > 0) {
     try {
-      zeros = joins_.zeros(bytes);
+      arrays = joins_.arrays(bytes);
     } catch (const std::bad_alloc&) {
-      fail_call_of_joined(call,
-                          "there is no memory for the " + std::to_string(bytes) + " bytes of zeros that it gives");
+      fail_call_of_joined(call, "there is no memory for the result of " + std::to_string(bytes) + " bytes");
     }
   }
-  call.input = call.output = zeros.get();
-  call.input_bytes = call.output_bytes = zeros == nullptr ? 0 : bytes;
+  call.input = arrays.zeros.get();
+  call.output = arrays.result.get();
+  call.input_bytes = call.output_bytes = arrays.result == nullptr ? 0 : bytes;
   const std::shared_ptr<shm::SharedGroup> local = groups_ == nullptr ? nullptr : groups_->of(group);
-  const auto note_end = [this, group, zeros = std::move(zeros)](const Status& status) {
+  const auto note_end = [this, group, arrays = std::move(arrays)](const Status& status) {
     if (status.code != Code::cancelled) {
       joins_.note_made(group);
     }
