@@ -85,6 +85,7 @@ void CallTable::call(Submission&& submission, Time now, bool was_held) {
   }
   wire::Opening opening;
   registry_.name_call(opening, group.id, submission);
+  world_.numbered(submission.handle, opening.occurrence);
   Status problem = registry_.problem_with(submission, registry_.open(), was_held);
   if (!problem.ok() && !registry_.has_room_for_failed()) {
     return finish_at_once(submission, std::move(problem));
