@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "base/limits.h"
@@ -67,6 +68,7 @@ struct Worker {
   bool connected = true;
   bool left = false;
   std::uint64_t next_number = 1;
+  std::set<std::size_t> joined;                                              // groups
   std::map<std::pair<std::size_t, std::size_t>, std::uint32_t> occurrences;  // by group and name
   std::map<std::uint64_t, Opened> opened;
   std::vector<std::uint64_t> admitted;
@@ -198,8 +200,12 @@ class Job final : public ServerWorld {
         break;
       case 13:
         if (input_.once_in(2)) {
-          const std::uint8_t flags = input_.once_in(2) ? wire::flag_over : std::uint8_t{0};
-          say(rank, {{.type = Type::join, .flags = flags}, wire::encode_join(groups_[input_.below(3)])});
+          const std::size_t group = input_.below(3);
+          // As a rule what can be: it joins, and joins no more.
+          const bool over = worker.joined.contains(group) != input_.once_in(8);
+          over ? static_cast<void>(worker.joined.erase(group)) : static_cast<void>(worker.joined.insert(group));
+          const std::uint8_t flags = over ? wire::flag_over : std::uint8_t{0};
+          say(rank, {{.type = Type::join, .flags = flags}, wire::encode_join(groups_[group])});
         } else {
           say(rank, {{.type = input_.once_in(4) ? Type::leave : Type::drop}, {}});
         }
