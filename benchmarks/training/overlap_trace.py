@@ -7,13 +7,13 @@ result was complete. Times are this machine's and say nothing about speed; the o
     python benchmarks/training/overlap_trace.py [docs/figures/overlap.svg]
 """
 
-import argparse
-import json
-import os
-import platform
-import tempfile
+import sys
 from pathlib import Path
-from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+
+import timeline_figure
+from timeline_figure import Event
 
 RANKS, SERVERS, STEPS, LAYERS, WIDTH = 3, 1, 4, 12, 512
 
@@ -35,7 +35,7 @@ def train() -> None:
         optimizer.step()
 
 
-def last_step(events: list[dict[str, Any]]) -> tuple[list[float], list[dict[str, float]]]:
+def last_step(events: list[Event]) -> tuple[list[float], list[dict[str, float]]]:
     """Times of rank 0's gradients, and of each buffer its three moments, in milliseconds since the step's first gradient."""
     own = [event for event in events if event["pid"] == 0]
     gradients = [event["ts"] for event in own if event["name"] == "gradient ready"][-2 * LAYERS :]
@@ -50,13 +50,7 @@ def last_step(events: list[dict[str, Any]]) -> tuple[list[float], list[dict[str,
 
 
 def draw(gradients: list[float], buffers: list[dict[str, float]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "shoal"
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4))
+    figure, axes = timeline_figure.pyplot().subplots(figsize=(8, 4))
     for row, buffer in enumerate(buffers):
         sent = buffer["first byte sent"]
         axes.barh(row, sent - buffer["submit"], left=buffer["submit"], color="#c9d6e8")
@@ -66,35 +60,17 @@ def draw(gradients: list[float], buffers: list[dict[str, float]], path: Path) ->
     axes.set_yticks([-1, *range(len(buffers))], ["gradients", *(f"buffer {row}" for row in range(len(buffers)))])
     axes.set_xlabel("ms since the first gradient of the step (dotted: the last gradient)")
     axes.set_title("One step on rank 0. Light: submitted; dark: from the first byte sent to the result", fontsize=10)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    timeline_figure.save(figure, path)
 
 
 def main(path: Path) -> None:
-    from shoal.testing import Cluster
-
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {"SHOAL_TRACE": folder, "SHOAL_JOB": "overlap", "OMP_NUM_THREADS": "1"}
-        with Cluster(RANKS, servers=SERVERS, environment=environment) as cluster:
-            outcomes = cluster.start_script(__file__, "--rank").wait(180)
-            assert all(outcome.exit_code == 0 for outcome in outcomes), [outcome.describe() for outcome in outcomes]
-        (timeline,) = Path(folder).glob("overlap-*.json")
-        gradients, buffers = last_step(json.loads(timeline.read_text())["traceEvents"])
+    events, _ = timeline_figure.recorded(__file__, RANKS, SERVERS)
+    gradients, buffers = last_step(events)
     draw(gradients, buffers, path)
     during = sum(buffer["complete"] < gradients[-1] for buffer in buffers)
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; {RANKS} ranks, {SERVERS} server"
-    )
-    print(f"{during} of {len(buffers)} buffers were complete before the last gradient was ready; figure: {path}")
+    print(f"{RANKS} ranks, {SERVERS} server")
+    print(f"{during} of {len(buffers)} buffers were complete before the last gradient was ready")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("figure", nargs="?", type=Path, default=Path("docs/figures/overlap.svg"))
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.rank:
-        train()
-    else:
-        main(asked.figure)
+    timeline_figure.main(__doc__, "docs/figures/overlap.svg", train, main)

@@ -8,16 +8,15 @@ and say nothing about speed; docs/timeline.md says how to read the picture.
     python benchmarks/training/timeline.py [docs/figures/timeline.svg]
 """
 
-import argparse
-import json
-import os
-import platform
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
-from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+
+import time
+
+import timeline_figure
+from timeline_figure import Event
 
 RANKS, SERVERS, STEPS, LAYERS, WIDTH = 4, 2, 4, 6, 512
 SLOW_RANK, SLOW_LAYER, SLEEP = 2, 3, 0.15
@@ -47,18 +46,7 @@ def train() -> None:
     shoal.torch.shutdown()
 
 
-def recorded(folder: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The events of a run, and what the file says of itself."""
-    environment = {**os.environ, "SHOAL_TRACE": folder, "SHOAL_JOB": "timeline", "OMP_NUM_THREADS": "1"}
-    shoal = Path(sys.executable).with_name("shoal")
-    command = [shoal, "run", "-n", str(RANKS), "--nodes", str(RANKS), "--servers", str(SERVERS), __file__, "--rank"]
-    subprocess.run(command, env=environment, check=True, timeout=300)
-    (timeline,) = Path(folder).glob("timeline-*.json")
-    document = json.loads(timeline.read_text())
-    return document["traceEvents"], document["metadata"]
-
-
-def last_step(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def last_step(events: list[Event]) -> list[Event]:
     """Those of the last step: from the first gradient of any rank on."""
     many = 2 * LAYERS
     ready = [
@@ -69,15 +57,8 @@ def last_step(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**event, "ts": event["ts"] - start} for event in events if event.get("ts", -1) >= start]
 
 
-def draw(events: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "shoal"
-    from matplotlib import pyplot
-    from matplotlib.patches import Patch
-
-    figure, axes = pyplot.subplots(figsize=(8, 5))
+def draw(events: list[Event], path: Path) -> None:
+    figure, axes = timeline_figure.pyplot().subplots(figsize=(8, 5))
     ticks: dict[float, str] = {}
     row = 0.0
     for rank in range(RANKS):
@@ -104,27 +85,25 @@ def draw(events: list[dict[str, Any]], path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("ms since the first gradient of the step, on rank 0's clock")
     axes.set_title(f"One step of {RANKS} nodes and {SERVERS} servers; rank {SLOW_RANK} is slow", fontsize=10)
+    from matplotlib.patches import Patch
+
     shown = [
         Patch(color=WAIT, label="NEGOTIATE_ALLREDUCE: not all ranks have called it"),
         Patch(color=TRANSFER, label="ALLREDUCE"),
     ]
     axes.legend(handles=shown, fontsize=7, loc="lower center", bbox_to_anchor=(0.5, -0.28), ncols=2, frameon=False)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    timeline_figure.save(figure, path)
 
 
-def inside(part: dict[str, Any], whole: dict[str, Any]) -> bool:
+def inside(part: Event, whole: Event) -> bool:
     """Whether a bar is one of the two below another."""
     begin, end = whole["ts"], whole["ts"] + whole["dur"]
     return part.get("cat") in ("wait", "transfer") and begin <= part["ts"] and part["ts"] + part["dur"] <= end + 0.001
 
 
 def main(path: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        events, metadata = recorded(folder)
+    events, metadata = timeline_figure.recorded(__file__, RANKS, SERVERS)
     draw(last_step(events), path)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; figure: {path}")
     for name, waited in metadata["waited for"].items():
         print(
             f"{name} was last {waited['operations']} times: {waited['seconds that the others waited, added up']:.3f} s"
@@ -132,11 +111,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("figure", nargs="?", type=Path, default=Path("docs/figures/timeline.svg"))
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.rank:
-        train()
-    else:
-        main(asked.figure)
+    timeline_figure.main(__doc__, "docs/figures/timeline.svg", train, main)

@@ -1,4 +1,4 @@
-// Engine, Handle, Completions, Status and JobConfig.
+// Engine, Handle, Course, Completions, Status and JobConfig.
 //
 // No native thread ever takes the GIL, so none may drop a Python object. The arrays of an operation are therefore kept
 // here, in a table that is only touched under the GIL, and let go when Python next has something to do with
@@ -9,6 +9,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -27,6 +28,7 @@
 #include "bindings/signals.h"
 #include "engine/at_exit.h"
 #include "engine/callers.h"
+#include "engine/course.h"
 #include "os/fork_guard.h"
 
 namespace shoal::python {
@@ -65,6 +67,26 @@ class Held {
   const nb::object output_;
   const Array* held_[2] = {};
 };
+
+// Of time.monotonic_ns.
+std::int64_t nanoseconds_at(std::chrono::steady_clock::time_point time) {
+  return std::chrono::nanoseconds(time.time_since_epoch()).count();
+}
+
+// A course that has ended.
+const engine::Course& ended(const engine::Course& course) {
+  if (!course.has_ended()) {
+    throw std::runtime_error("the operation is not done yet; wait for it first");
+  }
+  return course;
+}
+
+std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::uint64_t> moments_of(
+    const engine::Course& course) {
+  ended(course);
+  return {nanoseconds_at(course.input_ready),  nanoseconds_at(course.sent),       nanoseconds_at(course.all_called),
+          nanoseconds_at(course.first_result), nanoseconds_at(course.ended_at()), course.flush};
+}
 
 // By handle. Touched under the GIL only.
 using ArraysInFlight = std::unordered_map<std::uint64_t, Held>;
@@ -173,19 +195,11 @@ class Handle {
     return operation_->blocks();
   }
 
-  std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::uint64_t> moments() const {
-    require_done();
-    const auto at = [](Operation::Moments::Time time) {
-      return static_cast<std::int64_t>(std::chrono::nanoseconds(time.time_since_epoch()).count());
-    };
-    const Operation::Moments& moments = std::as_const(*operation_).moments();
-    return {at(moments.input_ready),       at(moments.sent), at(moments.all_called), at(moments.first_result),
-            at(operation_->finished_at()), moments.flush};
-  }
+  std::shared_ptr<engine::Course> course() const { return operation_->course(); }
 
   std::int64_t finished_at() const {
     require_done();
-    return std::chrono::nanoseconds(operation_->finished_at().time_since_epoch()).count();
+    return nanoseconds_at(operation_->finished_at());
   }
 
  private:
@@ -388,6 +402,12 @@ void bind_engine(nb::module_& module) {
                ", rank=" + std::to_string(status.rank) + ", message='" + status.message + "')";
       });
 
+  nb::class_<engine::Course>(module, "Course")
+      .def("ended", &engine::Course::has_ended)
+      .def("occurrence", &engine::Course::occurrence)
+      .def("code", [](const engine::Course& course) { return static_cast<int>(ended(course).code()); })
+      .def("moments", &moments_of);
+
   nb::class_<CompletionQueue>(module, "Completions")
       .def(nb::init<>())
       .def("next", &CompletionQueue::next, "seconds"_a)
@@ -400,7 +420,7 @@ void bind_engine(nb::module_& module) {
       .def("tell", &Handle::tell, "completions"_a, "token"_a)
       .def("output", &Handle::output)
       .def("blocks", &Handle::blocks)
-      .def("moments", &Handle::moments)
+      .def("course", &Handle::course)
       .def("finished_at", &Handle::finished_at);
 
   nb::class_<JobConfig>(module, "JobConfig")

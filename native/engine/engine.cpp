@@ -105,6 +105,9 @@ class Engine::Impl::World final : public OnLoop<WorkerWorld> {
   World(Impl& engine, Loop& loop) : OnLoop(loop), engine_(engine) {}
 
   void sum(Sum sum) override { loop_.sum(*machine_, sum); }
+  void numbered(std::uint64_t handle, std::uint32_t occurrence) override {
+    engine_.router_->numbered(handle, occurrence);
+  }
   void sending(std::uint64_t handle) override { engine_.router_->sending(handle, loop_.round()); }
   void reached(std::uint64_t handle, Milestone milestone) override {
     milestone == Milestone::all_called ? engine_.router_->all_called(handle) : engine_.router_->first_result(handle);

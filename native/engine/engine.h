@@ -69,7 +69,7 @@ class Engine {
   // what it has nothing for (protocol/joining.h). Returns what its program had called there since the last join.
   // `timeout`: of calls for others. Throws std::runtime_error if it has joined there already.
   Called join(std::uint32_t group, Time timeout);
-  // How many calls for others have ended; waits until so many have, at most `longest`.
+  // How many calls for others have ever ended; waits until so many have, at most `longest`.
   std::uint64_t calls_for_others(std::uint32_t group) const;
   bool await_calls_for_others(std::uint32_t group, std::uint64_t count, std::chrono::nanoseconds longest) const;
   void end_join(std::uint32_t group);
@@ -90,7 +90,7 @@ class Engine {
   void abort(std::string reason);
   void close();
 
-  // From now on operations note when they come to what (Operation::moments); or no more.
+  // From now on operations note when they come to what (Operation::course); or no more.
   void record(bool on);
   std::map<std::string, std::uint64_t> statistics() const;
 

@@ -16,8 +16,8 @@ std::uint64_t new_handle() {
 }  // namespace
 
 std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<shm::SharedGroup>& group, bool passes,
-                                                std::optional<Returning> returning,
-                                                std::optional<std::uint32_t> number) {
+                                                std::optional<Returning> returning, std::optional<std::uint32_t> number,
+                                                std::shared_ptr<Course> course) {
   const std::uint64_t handle = new_handle();
   const std::lock_guard lock(mutex_);
   if (passes) {
@@ -30,7 +30,8 @@ std::shared_ptr<Operation> OpenOperations::open(const std::shared_ptr<shm::Share
     called_.resize(std::max<std::size_t>(called_.size(), *number + std::size_t{1}));
     ++called_[*number];
   }
-  return open_.emplace(handle, std::make_shared<Operation>(handle, group, number)).first->second;
+  auto made = std::make_shared<Operation>(handle, group, number, Operation::FollowUp(), std::move(course));
+  return open_.emplace(handle, std::move(made)).first->second;
 }
 
 std::shared_ptr<Operation> OpenOperations::open_for_others(const std::shared_ptr<shm::SharedGroup>& group,

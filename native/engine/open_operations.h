@@ -31,9 +31,10 @@ class OpenOperations {
 
   // A new operation, with a handle that no other one of this process has. `passes`: it ends by itself before long.
   // `returning`: its gate is passed when it ends, before anybody hears that.
-  // `number`: of the group whose operation the program calls.
+  // `number`: of the group whose operation the program calls. `course`: notes what it comes to.
   std::shared_ptr<Operation> open(const std::shared_ptr<shm::SharedGroup>& group, bool passes,
-                                  std::optional<Returning> returning = {}, std::optional<std::uint32_t> number = {});
+                                  std::optional<Returning> returning = {}, std::optional<std::uint32_t> number = {},
+                                  std::shared_ptr<Course> course = nullptr);
   // One that is called for other ranks, and what follows its end.
   std::shared_ptr<Operation> open_for_others(const std::shared_ptr<shm::SharedGroup>& group,
                                              Operation::FollowUp follow_up);
@@ -41,12 +42,13 @@ class OpenOperations {
   std::shared_ptr<Operation> at(std::uint64_t handle) const;
   // Null if it is not open any more.
   std::shared_ptr<Operation> find(std::uint64_t handle) const;
-  // `notes`: called with the moments of the operation, unless it has ended.
+  // `notes`: called with the operation's course, if it has one and has not ended.
   template <class Notes>
   void note(std::uint64_t handle, Notes notes) const {
     const std::lock_guard lock(mutex_);
-    if (const auto place = open_.find(handle); place != open_.end()) {
-      notes(place->second->moments());
+    const auto place = open_.find(handle);
+    if (place != open_.end() && place->second->course() != nullptr) {
+      notes(*place->second->course());
     }
   }
   // The first call for a handle decides how the operation ended.

@@ -79,6 +79,9 @@ void Operation::finish(Status status) {
     const std::lock_guard lock(mutex_);
     status_ = std::move(status);
     finished_at_ = std::chrono::steady_clock::now();
+    if (course_ != nullptr) {
+      course_->end(status_.code, finished_at_);
+    }
     done_.store(true, std::memory_order_release);
     told.swap(told_);
   }

@@ -19,6 +19,7 @@
 #include "base/status.h"
 #include "drivers/shm/shared_group.h"
 #include "engine/completions.h"
+#include "engine/course.h"
 
 namespace shoal::engine {
 
@@ -31,16 +32,18 @@ inline Status closed_status() {
 class Operation {
  public:
   // `group`: until release(), a thread that waits for the operation takes this group's steps. `number`: of the group
-  // whose operation the program has called; none: it is called for other ranks. `follow_up`: what follows its end,
-  // once, before anybody who waits for it goes on.
+  // whose operation the program has called; none: it is called for other ranks, or by a join. `follow_up`: what
+  // follows its end, once, before anybody who waits for it goes on. `course`: notes what it comes to.
   using FollowUp = std::function<void(const Status&)>;
   explicit Operation(std::uint64_t handle, std::weak_ptr<shm::SharedGroup> group = {},
-                     std::optional<std::uint32_t> number = {}, FollowUp follow_up = {})
+                     std::optional<std::uint32_t> number = {}, FollowUp follow_up = {},
+                     std::shared_ptr<Course> course = nullptr)
       : handle_(handle),
         number_(number),
         group_(std::move(group)),
         is_local_(!group_.expired()),
-        follow_up_(std::move(follow_up)) {}
+        follow_up_(std::move(follow_up)),
+        course_(std::move(course)) {}
 
   std::uint64_t handle() const { return handle_; }
   const std::optional<std::uint32_t>& number() const { return number_; }
@@ -56,16 +59,8 @@ class Operation {
   // From now on only the loop carries it on.
   void release() { is_local_.store(false, std::memory_order_release); }
 
-  // For timelines, while somebody records one. Noted before finish(), by one thread at a time (OpenOperations::note).
-  struct Moments {
-    using Time = std::chrono::steady_clock::time_point;  // the clock's epoch: it has not come to that
-    Time input_ready;
-    Time sent;
-    Time all_called;  // when this rank heard that all members have called it
-    Time first_result;
-    std::uint64_t flush = 0;  // operations with the same one were written together; 0: it was written alone
-  };
-  Moments& moments() { return moments_; }
+  // For a timeline; null unless somebody records one.
+  const std::shared_ptr<Course>& course() const { return course_; }
   // Before it is submitted: memory for an output whose size is not known yet, to be used if the size turns out to be
   // this.
   void offer_output(std::byte* memory, std::size_t bytes) {
@@ -80,7 +75,6 @@ class Operation {
   // The following are constant once done() is true, and not to be read before.
   const Status& status() const { return status_; }
   std::chrono::steady_clock::time_point finished_at() const { return finished_at_; }
-  const Moments& moments() const { return moments_; }
   // What was allocated; null if the offered memory was used.
   std::byte* output() const { return output_.get(); }
   std::size_t output_bytes() const { return output_bytes_; }
@@ -96,7 +90,6 @@ class Operation {
   std::vector<std::pair<std::shared_ptr<Completions>, std::uint64_t>> told_;  // guarded by mutex_; who will be
   std::atomic<bool> done_{false};
   Status status_;
-  Moments moments_;
   std::chrono::steady_clock::time_point finished_at_;
   std::unique_ptr<std::byte, void (*)(void*)> output_{nullptr, std::free};
   std::size_t output_bytes_ = 0;
@@ -104,6 +97,7 @@ class Operation {
   std::size_t offered_bytes_ = 0;
   std::vector<std::uint64_t> blocks_;
   FollowUp follow_up_;
+  const std::shared_ptr<Course> course_;
 };
 
 // Operations of one group: how many were called, and those of them that are open.

@@ -8,6 +8,7 @@
 
 #include "protocol/collectives.h"
 #include "protocol/joining.h"
+#include "protocol/keys.h"
 
 namespace shoal::engine {
 
@@ -71,7 +72,11 @@ Router::Submitted Router::submit(Submission submission, bool passes, std::option
   if (gate) {
     returning = Returning{std::move(*gate), submission.output, submission.output_bytes, submission.dtype};
   }
-  std::shared_ptr<Operation> operation = operations_.open(group, passes, std::move(returning), submission.group);
+  std::shared_ptr<Course> course = records_.load(std::memory_order_relaxed) ? std::make_shared<Course>() : nullptr;
+  // What ranks wait for each other with in a join is no call of the program's.
+  const auto number = is_of_join(submission.name) ? std::nullopt : std::optional(submission.group);
+  std::shared_ptr<Operation> operation =
+      operations_.open(group, passes, std::move(returning), number, std::move(course));
   submission.handle = operation->handle();
   if (is_gather(submission.collective)) {
     operation->offer_output(std::exchange(submission.output, nullptr), std::exchange(submission.output_bytes, 0));
@@ -85,7 +90,7 @@ Router::Submitted Router::submit(Submission submission, bool passes, std::option
 }
 
 void Router::input_ready(std::uint64_t handle, std::uint32_t group, std::size_t bytes, const std::string& problem) {
-  note(handle, &Operation::Moments::input_ready);
+  note(handle, &Course::input_ready);
   const std::shared_ptr<shm::SharedGroup> local = groups_ == nullptr ? nullptr : groups_->of(group);
   if (local != nullptr) {
     return local->input_ready(handle, problem);
@@ -130,19 +135,19 @@ void Router::called(std::uint32_t group, const wire::Opening& opening) {
   }
   std::uint64_t bytes = 0;
   Submission call = call_of_joined(opening, group, *timeout, bytes);
-  std::shared_ptr<std::byte> zeros;
+  Joins::Arrays arrays;
   if (bytes > 0) {
     try {
-      zeros = joins_.zeros(bytes);
+      arrays = joins_.arrays(bytes);
     } catch (const std::bad_alloc&) {
-      fail_call_of_joined(call,
-                          "there is no memory for the " + std::to_string(bytes) + " bytes of zeros that it gives");
+      fail_call_of_joined(call, "there is no memory for the result of " + std::to_string(bytes) + " bytes");
     }
   }
-  call.input = call.output = zeros.get();
-  call.input_bytes = call.output_bytes = zeros == nullptr ? 0 : bytes;
+  call.input = arrays.zeros.get();
+  call.output = arrays.result.get();
+  call.input_bytes = call.output_bytes = arrays.result == nullptr ? 0 : bytes;
   const std::shared_ptr<shm::SharedGroup> local = groups_ == nullptr ? nullptr : groups_->of(group);
-  const auto note_end = [this, group, zeros = std::move(zeros)](const Status& status) {
+  const auto note_end = [this, group, arrays = std::move(arrays)](const Status& status) {
     if (status.code != Code::cancelled) {
       joins_.note_made(group);
     }
@@ -203,18 +208,24 @@ void Router::sending(std::uint64_t handle, std::uint64_t flush) {
   if (!records_.load(std::memory_order_relaxed)) {
     return;
   }
-  operations_.note(local::own_handle(handle), [flush](Operation::Moments& moments) {
-    moments.sent = std::chrono::steady_clock::now();
-    moments.flush = flush;
+  operations_.note(local::own_handle(handle), [flush](Course& course) {
+    course.sent = std::chrono::steady_clock::now();
+    course.flush = flush;
   });
 }
 
-void Router::note(std::uint64_t handle, Operation::Moments::Time Operation::Moments::*moment) {
+void Router::numbered(std::uint64_t handle, std::uint32_t occurrence) {
+  if (records_.load(std::memory_order_relaxed)) {
+    operations_.note(handle, [occurrence](Course& course) { course.number(occurrence); });
+  }
+}
+
+void Router::note(std::uint64_t handle, Course::Time Course::*moment) {
   if (!records_.load(std::memory_order_relaxed)) {
     return;
   }
   operations_.note(local::own_handle(handle),
-                   [moment](Operation::Moments& moments) { moments.*moment = std::chrono::steady_clock::now(); });
+                   [moment](Course& course) { course.*moment = std::chrono::steady_clock::now(); });
 }
 
 // --- What the worker says ---

@@ -62,12 +62,13 @@ class Router final : public shm::GroupUser {
   // there, has not. It is called with zeros.
   void called(std::uint32_t group, const wire::Opening& opening) override;
 
-  // Events of the worker's operations, by its thread; sending(), all_called() and allocate_output() of a local group's
-  // too. `flush`: what is sent in it is written together.
+  // Events of the worker's operations, by its thread; numbered(), sending(), all_called() and allocate_output() of a
+  // local group's too. `flush`: what is sent in it is written together.
+  void numbered(std::uint64_t handle, std::uint32_t occurrence) override;
   void sending(std::uint64_t handle) override { sending(handle, 0); }
   void sending(std::uint64_t handle, std::uint64_t flush);
-  void all_called(std::uint64_t handle) override { note(handle, &Operation::Moments::all_called); }
-  void first_result(std::uint64_t handle) { note(handle, &Operation::Moments::first_result); }
+  void all_called(std::uint64_t handle) override { note(handle, &Course::all_called); }
+  void first_result(std::uint64_t handle) { note(handle, &Course::first_result); }
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
     return operations_.at(handle)->allocate_output(block_bytes);
   }
@@ -86,7 +87,7 @@ class Router final : public shm::GroupUser {
   void close();
 
  private:
-  void note(std::uint64_t handle, Operation::Moments::Time Operation::Moments::*moment);
+  void note(std::uint64_t handle, Course::Time Course::*moment);
   bool to_worker(Submission submission);
   bool to_loop(Loop::Task task, std::size_t bytes);
   void hand_to_worker(Submission submission);

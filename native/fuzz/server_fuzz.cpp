@@ -1,13 +1,14 @@
 // One server, and workers that have proven who they are and then say what they like: openings, contributions, failures
 // and goodbyes as the protocol has them, almost so, or not at all, in any order and broken off anywhere.
 //
-// What must hold: no memory is used that is not there; what a server sends can be read; a worker never has more credit
-// than the largest window, and has all of it again when nothing is open; buffers stay within what server.h promises;
-// when all links are gone, nothing is left.
+// What must hold: no memory is used that is not there; what a server sends can be read; what waits to be written to a
+// worker does not grow however often it joins; a worker never has more credit than the largest window, and has all of
+// it again when nothing is open; buffers stay within what server.h promises; when all links are gone, nothing is left.
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "base/limits.h"
@@ -67,6 +68,7 @@ struct Worker {
   bool connected = true;
   bool left = false;
   std::uint64_t next_number = 1;
+  std::set<std::size_t> joined;                                              // groups
   std::map<std::pair<std::size_t, std::size_t>, std::uint32_t> occurrences;  // by group and name
   std::map<std::uint64_t, Opened> opened;
   std::vector<std::uint64_t> admitted;
@@ -126,12 +128,20 @@ class Job final : public ServerWorld {
       wire::Failure failure;
       require(wire::decode(owned, failure).ok(), "a FAIL that is sent can be read");
     }
+    std::optional<Hash128> told;
     if (header.type == Type::called) {
       wire::Opening called;
       require(wire::decode_called(owned, called).ok() && owned.size() <= wire::called_limit(),
               "a CALLED that is sent can be read");
+      // What a lost worker alone has opened is forgotten, and is new when another opens it.
+      const bool forgets =
+          std::any_of(workers_.begin(), workers_.end(), [](const Worker& one) { return !one.connected; });
+      require(forgets || std::none_of(on_wire_.begin(), on_wire_.end(),
+                                      [&](const OnWire& one) { return one.link == link && one.told == called.key; }),
+              "nobody is told of a call again while the first frame is on its way");
+      told = called.key;
     }
-    on_wire_.push_back({link, borrowed, token});
+    on_wire_.push_back({link, borrowed, token, told});
   }
   void detach(Token /*token*/) override { require(false, "a server's buffers are its own"); }
   void close(LinkId /*link*/) override { require(false, "a server closes no link"); }
@@ -142,6 +152,7 @@ class Job final : public ServerWorld {
     LinkId link;
     std::span<const std::byte> borrowed;
     Token token;
+    std::optional<Hash128> told;  // by CALLED
   };
 
   void command() {
@@ -189,8 +200,12 @@ class Job final : public ServerWorld {
         break;
       case 13:
         if (input_.once_in(2)) {
-          const std::uint8_t flags = input_.once_in(2) ? wire::flag_over : std::uint8_t{0};
-          say(rank, {{.type = Type::join, .flags = flags}, wire::encode_join(groups_[input_.below(3)])});
+          const std::size_t group = input_.below(3);
+          // As a rule what can be: it joins, and joins no more.
+          const bool over = worker.joined.contains(group) != input_.once_in(8);
+          over ? static_cast<void>(worker.joined.erase(group)) : static_cast<void>(worker.joined.insert(group));
+          const std::uint8_t flags = over ? wire::flag_over : std::uint8_t{0};
+          say(rank, {{.type = Type::join, .flags = flags}, wire::encode_join(groups_[group])});
         } else {
           say(rank, {{.type = input_.once_in(4) ? Type::leave : Type::drop}, {}});
         }

@@ -110,6 +110,9 @@ std::string mismatch_text(const std::vector<const wire::Opening*>& openings, con
 }
 
 Status failed_before(const wire::Opening& opening, std::uint32_t rank, const JobConfig& config) {
+  if (opening.code != Code::ok) {
+    return Status::error(opening.code, opening.text, opening.rank);
+  }
   return Status::error(
       Code::failed_on_rank,
       "'" + opening.name + "' failed on " + rank_text(rank, config) + " before it began: " + opening.text,

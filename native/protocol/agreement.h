@@ -27,7 +27,8 @@ std::string describe(const wire::Opening& opening);
 std::string mismatch_text(const std::vector<const wire::Opening*>& openings, const std::vector<std::uint32_t>& ranks,
                           const JobConfig& config);
 
-// The status that the other members get for an operation that failed on a rank before it began.
+// The status that all members get for an operation that failed on a rank before it began. An opening with a code says
+// itself which one: of a rank that heard it from another, which may have it from a third.
 Status failed_before(const wire::Opening& opening, std::uint32_t rank, const JobConfig& config);
 
 }  // namespace shoal

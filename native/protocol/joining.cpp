@@ -2,12 +2,23 @@
 
 #include <utility>
 
+#include "protocol/agreement.h"
 #include "protocol/collectives.h"
 #include "protocol/keys.h"
 
 namespace shoal {
 
-bool is_told(const wire::Opening& opening) { return opening.name != join_name; }
+bool is_told(const wire::Opening& opening) { return !is_of_join(opening.name); }
+
+wire::Opening told_of(wire::Opening opening, std::uint32_t caller, const JobConfig& config) {
+  if (opening.failed) {
+    const Status why = failed_before(opening, caller, config);
+    opening.code = why.code;
+    opening.rank = why.rank;
+    opening.text = why.message;
+  }
+  return opening;
+}
 
 Submission call_of_joined(const wire::Opening& opening, std::uint32_t group, Time timeout, std::uint64_t& zero_bytes) {
   Submission call;

@@ -15,6 +15,8 @@ std::string problem_with_name(const std::string& name) {
   return {};
 }
 
+bool is_of_join(const std::string& name) { return name == join_name || name == joined_name; }
+
 Hash128 group_id(const std::vector<std::uint32_t>& ranks, const std::string& name, std::uint64_t made) {
   Hasher hasher;
   hasher.add(name).add_number(std::uint8_t{0}).add_number(made);

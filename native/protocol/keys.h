@@ -15,8 +15,11 @@ namespace shoal {
 // The name of operations without a name. The program may not use it.
 inline constexpr const char* unnamed = "#";
 
-// The name of the operation in which the ranks of a group wait for each other once they have joined (joining.h).
+// The names of the operations in which the ranks of a group wait for each other once they have joined, and then until
+// none is joined any more (joining.h).
 inline constexpr const char* join_name = "#join";
+inline constexpr const char* joined_name = "#joined";
+bool is_of_join(const std::string& name);
 
 // Why an operation cannot have this name; empty if it can. An empty name means no name.
 std::string problem_with_name(const std::string& name);

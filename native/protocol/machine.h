@@ -109,6 +109,8 @@ class WorkerWorld : public Wire {
   // For the ring.
   virtual void sum(Sum sum) = 0;
 
+  // The operation's call has this number (wire::Opening::occurrence). For timelines.
+  virtual void numbered(std::uint64_t /*handle*/, std::uint32_t /*occurrence*/) {}
   // The first bytes of the operation's contribution have been handed to the driver. For timelines.
   virtual void sending(std::uint64_t handle) = 0;
   // For timelines too, once each: this rank hears that all members have called the operation; the first part of its

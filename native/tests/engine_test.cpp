@@ -205,17 +205,17 @@ void moments_of(Job& job, Collective collective, std::size_t count, bool leads_o
   submit(0);
   for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
     expect_well(operations[rank]);
-    const Operation::Moments& moments = std::as_const(*operations[rank]).moments();
-    CHECK(moments.sent >= before);
-    CHECK(moments.sent <= operations[rank]->finished_at());
+    const engine::Course& course = *operations[rank]->course();
+    CHECK(course.sent >= before);
+    CHECK(course.sent <= operations[rank]->finished_at());
     if (leads_only && rank % 2 != 0) {
       continue;
     }
-    CHECK(moments.all_called >= last_call);
-    CHECK(moments.all_called <= operations[rank]->finished_at());
+    CHECK(course.all_called >= last_call);
+    CHECK(course.all_called <= operations[rank]->finished_at());
     if (has_first_result) {
-      CHECK(moments.first_result >= moments.all_called);
-      CHECK(moments.first_result <= operations[rank]->finished_at());
+      CHECK(course.first_result >= course.all_called);
+      CHECK(course.first_result <= operations[rank]->finished_at());
     }
   }
 }
@@ -246,6 +246,31 @@ TEST(operations_note_when_all_had_called_and_when_results_came) {
   moments_of(nodes, Collective::all_gather, 1000, false, true);
 }
 
+// Those of the core: a call that failed on one rank, and that nobody records, counts too.
+TEST(operations_note_the_numbers_of_their_calls_which_are_equal_on_all_ranks) {
+  for (const bool is_one_node : {false, true}) {
+    Job job(2, 2, 0, 4096, is_one_node ? std::vector<std::uint32_t>{0, 0} : std::vector<std::uint32_t>());
+    std::vector<float> arrays[2] = {ramp(10, 0), ramp(10, 1)};
+    const auto submit = [&](std::uint32_t rank, const std::string& failure) {
+      Submission submission = of(Collective::all_reduce, "x", arrays[rank], &arrays[rank]);
+      submission.failure = failure;
+      return job.engines[rank]->submit(std::move(submission));
+    };
+    const std::shared_ptr<Operation> failed = submit(0, "");
+    static_cast<void>(submit(1, "no such array"));
+    CHECK(failed->wait(longest_operation) && !failed->status().ok());
+    record(job, true);
+    for (std::uint32_t number = 1; number < 3; ++number) {
+      for (const std::shared_ptr<Operation>& operation : {submit(0, ""), submit(1, "")}) {
+        expect_well(operation);
+        const engine::Course& course = *operation->course();
+        CHECK(course.has_ended() && course.code() == Code::ok && course.ended_at() == operation->finished_at());
+        CHECK_EQ(course.occurrence().value(), number);
+      }
+    }
+  }
+}
+
 TEST(operations_note_nothing_while_nobody_records) {
   Job job(2, 0, 1);
   record(job, true);
@@ -257,11 +282,7 @@ TEST(operations_note_nothing_while_nobody_records) {
   }
   for (const auto& operation : operations) {
     expect_well(operation);
-    const Operation::Moments& moments = std::as_const(*operation).moments();
-    CHECK(moments.sent == Operation::Moments::Time());
-    CHECK(moments.all_called == Operation::Moments::Time());
-    CHECK(moments.first_result == Operation::Moments::Time());
-    CHECK_EQ(moments.flush, 0U);
+    CHECK(operation->course() == nullptr);
   }
 }
 

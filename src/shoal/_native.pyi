@@ -103,14 +103,28 @@ class Handle:
     def blocks(self) -> list[int]:
         """Bytes received from each member of the group, in its order (all-gather, all-to-all)."""
 
-    def moments(self) -> tuple[int, int, int, int, int, int]:
-        """When its input was there (if a gate kept it), its first bytes were on their way, this rank heard that all members
-        had called it, the first part of the result came, and it was done: as ``finished_at``, 0 where it did not come to
-        that or nobody recorded (``Engine.record``). And its flush: operations with the same one were written together; 0:
-        alone."""
+    def course(self) -> Course | None:
+        """What becomes of it, for a timeline; None if nobody records (``Engine.record``)."""
 
     def finished_at(self) -> int:
         """When it was done, in nanoseconds of ``time.monotonic_ns``."""
+
+class Course:
+    """What became of an operation, and when. Holds none of its arrays."""
+
+    def ended(self) -> bool:
+        """Whether the operation is done."""
+
+    def occurrence(self) -> int | None:
+        """How often the group had used its name before, the same on all members. None: its call has no number (yet)."""
+
+    def code(self) -> int:
+        """Of its status, once it has ended."""
+
+    def moments(self) -> tuple[int, int, int, int, int, int]:
+        """Once it has ended: when its input was there (if a gate kept it), its first bytes were on their way, this rank heard
+        that all members had called it, the first part of the result came, and it was done: as ``Handle.finished_at``, 0 where it
+        did not come to that. And its flush: operations with the same one were written together; 0: alone."""
 
 class Completions:
     """Operations that are done, for threads that see to what follows. May be used from any thread."""
@@ -355,7 +369,7 @@ class Engine:
         Raises RuntimeError if the rank has joined there already."""
 
     def calls_for_others(self, group: int) -> int:
-        """How many calls for others have ended since ``join``."""
+        """How many calls for others have ever ended."""
 
     def await_calls_for_others(self, group: int, count: int, seconds: float) -> bool:
         """Waits until so many have, at most so long. Whether that is so."""
@@ -394,7 +408,7 @@ class Engine:
         the status. Nobody may use the engine after this."""
 
     def record(self, on: bool) -> None:
-        """Whether operations note their moments from now on (``Handle.moments``)."""
+        """Whether operations note what they come to from now on (``Handle.course``)."""
 
     def statistics(self) -> dict[str, int]:
         """Counters: bytes_sent, bytes_received, open_operations, finished_operations, links, buffer_bytes."""

@@ -1,12 +1,16 @@
 """What the ranks of test_join.py do: programs whose ranks have different numbers of batches, and join when they have no more."""
 
+import contextlib
 import os
 import time
+import unittest.mock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import shoal
+from shoal.ops import joining
 
 # Elements: what lives at one server, and what is cut into shards and segments.
 SMALL, LARGE = 5, 300_000
@@ -103,6 +107,72 @@ def other_operations() -> list[str]:
     assert shoal.allgather(np.array([rank]), name="all").tolist() == list(range(size))
     shoal.shutdown()
     return said
+
+
+def one_fails_while_another_has_joined(culprit: int) -> str:
+    """What a rank hears of an operation that has failed on one rank, and that rank 0, which has joined, calls too."""
+    shoal.init()
+    rank = shoal.rank()
+    said = ""
+    if rank == culprit:
+        with contextlib.suppress(TypeError):
+            shoal.allreduce(np.array(["no number"]), name="x")
+    elif rank > 0:
+        time.sleep(0.5)
+        try:
+            shoal.allreduce(np.ones(3), name="x")
+        except shoal.ShoalError as error:
+            said = str(error)
+    shoal.join()
+    assert shoal.allreduce(np.ones(3), op="sum", name="y").tolist() == [shoal.size()] * 3
+    shoal.shutdown()
+    return said
+
+
+class Interrupted:
+    """A handle whose first wait is interrupted, as by Ctrl-C."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._is_new = True
+
+    def done(self) -> bool:
+        return not self._is_new and self._handle.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        if self._is_new:
+            self._is_new = False
+            raise KeyboardInterrupt
+        return self._handle.wait(timeout)
+
+
+def one_is_interrupted(name: str) -> list[int]:
+    """Rank 0, when it waits for the operation with this name of its join. It joins again."""
+    shoal.init()
+    rank, size = shoal.rank(), shoal.size()
+    if rank == 0:
+        submit = joining._submit
+        with unittest.mock.patch.object(
+            joining,
+            "_submit",
+            lambda group, plan, called: (Interrupted if called == name else lambda it: it)(submit(group, plan, called)),
+        ):
+            try:
+                shoal.join()
+                raise AssertionError("nothing has interrupted it")
+            except KeyboardInterrupt:
+                time.sleep(0.5)
+    for step in range(3 if rank > 0 else 0):
+        np.testing.assert_array_equal(
+            shoal.allreduce(batch(rank, step), op="sum", name="x"),
+            sum((other + 1) * (step + 1) for other in range(1, size)),
+        )
+    last = [shoal.join()]
+    # Whoever goes on first has nobody's zeros.
+    assert shoal.allreduce(np.ones(2), op="sum", name="x").tolist() == [size] * 2
+    last.append(train(list(range(size))))
+    shoal.shutdown()
+    return last
 
 
 def adasum_beside_one_that_has_joined() -> str:

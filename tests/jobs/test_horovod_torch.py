@@ -68,16 +68,30 @@ def test_the_timeline_that_rank_0_is_asked_for_has_all_ranks(tmp_path: Path) -> 
     assert document["metadata"]["start_time_since_epoch_in_micros"] > 1.6e15
 
 
-def test_a_timeline_of_horovod_s_beside_one_of_shoal_s_is_none_and_that_is_said_once(tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
-    environment = {"SHOAL_TRACE": str(trace), "HOROVOD_TIMELINE": str(tmp_path / "timeline.json")}
-    with Cluster(2, nodes=1, environment=environment) as cluster:
-        job = cluster.start(one_step)
-        job.results(60)
-        assert [job.stderr(rank).count("HOROVOD_TIMELINE has no effect: SHOAL_TRACE=") for rank in range(2)] == [1, 0]
-    (path,) = trace.iterdir()
-    assert "allreduce.one step" in path.read_text()
-    assert list(tmp_path.glob("*.json")) == []
+def ask_for_it_again(path: str) -> None:
+    hvd.init()
+    hvd.start_timeline(path)  # which rank 0 writes already
+    hvd.allreduce(torch.ones(3), name="one step")
+    hvd.stop_timeline()
+    hvd.shutdown()
+
+
+def test_a_timeline_that_rank_0_writes_already_is_not_begun_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "timeline.json")
+    with Cluster(2, nodes=1, environment={"SHOAL_TIMEOUT": "20"}) as cluster:
+        environments = [{"HOROVOD_TIMELINE": path}, {}]
+        cluster.start(ask_for_it_again, path, environment_of=lambda rank: environments[rank]).results(60)
+    assert {event["pid"] for event in json.loads(Path(path).read_text())["traceEvents"]} == {0, 1}
+
+
+def test_beside_a_timeline_of_the_whole_job_there_is_no_other(tmp_path: Path) -> None:
+    whole, other = tmp_path / "whole", tmp_path / "other.json"
+    with Cluster(2, nodes=1, environment={"SHOAL_TRACE": str(whole), "HOROVOD_TIMELINE": str(other)}) as cluster:
+        outcomes = cluster.start(one_step).wait(60)
+    assert [end.exit_code for end in outcomes] == [0, 0], [end.describe() for end in outcomes]
+    assert not other.exists()
+    assert len(list(whole.iterdir())) == 1
+    assert [outcome.stderr.count("HOROVOD_TIMELINE is not used") for outcome in outcomes] == [1, 0]
 
 
 def late_step() -> None:

@@ -1,5 +1,6 @@
 """shoal.join: ranks with different numbers of batches, on one machine, on several nodes, with servers, and with the ring."""
 
+import re
 import signal
 import time
 
@@ -9,6 +10,8 @@ from join_scenarios import (
     calls_just_before_the_join,
     groups_of_some,
     one_dies,
+    one_fails_while_another_has_joined,
+    one_is_interrupted,
     one_never_joins,
     other_operations,
     steps_until_a_server_is_gone,
@@ -58,9 +61,29 @@ def test_other_operations_fail_and_name_the_rank_that_has_joined(ranks: int, nod
             assert f"it has joined (shoal.join), and has nothing for {operation}" in text
 
 
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "servers"), [JOBS[0], JOBS[1], pytest.param(4, 2, 1, id="two nodes of two ranks")]
+)
+@pytest.mark.parametrize("which", [1, -1])
+def test_the_others_hear_on_which_rank_it_failed_and_not_of_one_that_has_joined(
+    ranks: int, nodes: int, servers: int, which: int
+) -> None:
+    culprit = which % ranks
+    said = run_ranks(one_fails_while_another_has_joined, ranks, culprit, nodes=nodes, servers=servers, timeout=60)
+    for rank in set(range(1, ranks)) - {culprit}:
+        assert f"failed on rank {culprit} (" in said[rank], said
+
+
+@pytest.mark.parametrize("name", ["#join", "#joined"])
+@pytest.mark.parametrize(("ranks", "nodes", "servers"), JOBS[:3])
+def test_who_is_interrupted_joins_again(ranks: int, nodes: int, servers: int, name: str) -> None:
+    last = run_ranks(one_is_interrupted, ranks, name, nodes=nodes, servers=servers, timeout=60)
+    assert last == [[ranks - 1, ranks - 1]] * ranks
+
+
 def test_adasum_has_no_zeros() -> None:
     said = run_ranks(adasum_beside_one_that_has_joined, 2, timeout=60)
-    assert "a rank has joined (shoal.join), and has nothing for adasum" in said[1]
+    assert re.search(r"rank 0 \(.*\) has joined \(shoal.join\), and has nothing for adasum", said[1])
 
 
 @pytest.mark.parametrize("nodes", [1, pytest.param(3, marks=pytest.mark.slow)])

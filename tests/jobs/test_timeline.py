@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from lab_hosts import needs_lab
 from lab_job import LabJob
 
 import shoal
+from shoal.ops.timeline import control
 from shoal.testing import Cluster, Outcome, run_ranks
 from shoal.testing.lab import Lab, LinkShape
 
@@ -112,6 +114,68 @@ def test_all_ranks_are_in_one_file_which_names_the_slow_one(
     assert blamed["seconds that the others waited, added up"] > 3 * (ranks - 1) * SLOW * 0.8
     # One machine, one clock.
     assert {clock["error at most, us"] for clock in metadata["clocks"].values()} == {0}
+
+
+def calls_that_only_some_record() -> None:
+    """Rank 0 joins while rank 1 goes on; then a call fails on rank 0 alone. Afterwards rank 1 is slow."""
+    shoal.init()
+    x = np.ones(10, np.float32)
+    for _ in range(3 if shoal.rank() == 1 else 0):
+        shoal.allreduce(x, name="x")
+    shoal.join()
+    if shoal.rank() == 0:
+        with pytest.raises(TypeError):
+            shoal.allreduce(np.array(["no number"]), name="x")
+    else:
+        with pytest.raises(shoal.ShoalError, match="failed on rank 0"):
+            shoal.allreduce(x, name="x")
+    for _ in range(2):
+        if shoal.rank() == 1:
+            time.sleep(SLOW)
+        shoal.allreduce(x, name="x")
+    shoal.shutdown()
+
+
+@pytest.mark.parametrize(("nodes", "servers"), [(1, 0), (2, 1)])
+def test_nobody_else_is_blamed_after_a_join_or_a_call_that_failed_on_one_rank(
+    nodes: int, servers: int, tmp_path: Path
+) -> None:
+    run_ranks(calls_that_only_some_record, 2, nodes=nodes, servers=servers, environment={"SHOAL_TRACE": str(tmp_path)})
+    events, metadata = read(only_file(tmp_path))
+    assert [len(bars(events, "join", rank)) for rank in range(2)] == [1, 1]
+    waits = waits_of(events, "x", 0)
+    assert [wait["args"] for wait in waits] == [{"last to call": metadata["ranks"][1]}] * 2
+    assert min(wait["dur"] for wait in waits) > SLOW * 0.8e6
+    assert [bar["args"]["occurrence"] for bar in bars(events, "x", 0)] == [4, 5]
+    # Rank 0 has recorded no call of the first four.
+    assert len(bars(events, "x", 1)) == 6
+    assert [wait["args"] for wait in waits_of(events, "x", 1) if wait["args"]] == [wait["args"] for wait in waits]
+
+
+def drop_results_unheard(many: int, size: int) -> float:
+    """How much more memory this process has than before it was given results that it does not ask for."""
+    shoal.init()
+    shoal.allgather(np.zeros(size, np.uint8))
+    before = resident()
+    for _ in range(many):
+        handle = shoal.allgather_async(np.zeros(size, np.uint8), name="dropped")
+        while not handle.done():
+            time.sleep(0.001)
+    grown = resident() - before
+    shoal.shutdown()
+    return grown
+
+
+def resident() -> float:
+    return float(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_recording_keeps_no_results(tmp_path: Path) -> None:
+    many, size = 20, 4 << 20
+    for grown in run_ranks(drop_results_unheard, 2, many, size, environment={"SHOAL_TRACE": str(tmp_path)}):
+        assert grown < many * size
+    events, _ = read(only_file(tmp_path))
+    assert [len(bars(events, "dropped", rank)) for rank in range(2)] == [many] * 2
 
 
 def leave_without_goodbye() -> None:
@@ -285,6 +349,33 @@ def test_ranks_that_end_by_a_loss_have_files_of_their_own_which_say_so(tmp_path:
         assert all(metadata["missing"].values())
 
 
+def lose_rank_2_unnoticed(folder: str) -> None:
+    """Rank 1 does not know of the loss yet when it comes to stop the timeline."""
+    shoal.init()
+    shoal.start_timeline(Path(folder) / "all.json")
+    shoal.allreduce(np.ones(10, np.float32), name="all")
+    if shoal.rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(shoal.PeerLost):
+        shoal.allreduce(np.ones(10, np.float32), name="without rank 2")
+    missing = control._missing
+    unheard: list[dict[int, shoal.ShoalError]] = [{}] if shoal.rank() == 1 else []
+    began = time.monotonic()
+    with mock.patch.object(control, "_missing", lambda session: unheard.pop() if unheard else missing(session)):
+        shoal.stop_timeline()
+    assert time.monotonic() - began < 20.0
+    shoal.shutdown()
+
+
+def test_ranks_that_hear_of_a_loss_one_after_the_other_come_together(tmp_path: Path) -> None:
+    with Cluster(3, servers=1, environment={"SHOAL_COLOCATED": "never", "SHOAL_TIMEOUT": "60"}) as cluster:
+        ends = cluster.start(lose_rank_2_unnoticed, str(tmp_path)).wait()
+    assert [end.exit_code for end in ends] == [0, 0, -signal.SIGKILL], [end.describe() for end in ends]
+    events, metadata = read(only_file(tmp_path))
+    assert [name.partition(" (")[0] for name in metadata["missing"]] == ["rank 2"]
+    assert [len(bars(events, "all", rank)) for rank in range(3)] == [1, 1, 0]
+
+
 def leave_one_behind() -> None:
     shoal.init()
     shoal.allreduce(np.ones(10, np.float32), name="gradient")
@@ -352,6 +443,22 @@ def test_a_timeline_may_start_and_stop_twice_and_be_read_meanwhile(nodes: int, s
         assert wait["args"]["last to call"].startswith("rank 1 (")
         for rank in range(2):
             assert len(bars(events, "CYCLE_START", rank)) == (1 if number == 0 else 0)
+
+
+def go_elsewhere(folder: str) -> None:
+    os.chdir(folder)
+    shoal.init()
+    shoal.start_timeline("here.json" if shoal.rank() == 0 else "")
+    shoal.allreduce(1.0, name="gradient")
+    os.chdir("/")
+    shoal.stop_timeline()
+    shoal.shutdown()
+
+
+def test_a_file_stays_where_the_program_was_when_it_named_it(tmp_path: Path) -> None:
+    run_ranks(go_elsewhere, 2, str(tmp_path))
+    events, _ = read(tmp_path / "here.json")
+    assert [len(bars(events, "gradient", rank)) for rank in range(2)] == [1, 1]
 
 
 def call_wrongly(folder: str) -> None:

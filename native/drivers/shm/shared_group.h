@@ -38,11 +38,12 @@ namespace shoal::shm {
 
 class SharedGroup;
 
-// The user of one rank's groups. None of the first seven may call a group back, but called() may submit_later().
+// The user of one rank's groups. None of the first eight may call a group back, but called() may submit_later().
 class GroupUser {
  public:
   virtual ~GroupUser() = default;
 
+  virtual void numbered(std::uint64_t /*handle*/, std::uint32_t /*occurrence*/) {}
   virtual void sending(std::uint64_t handle) = 0;
   virtual void all_called(std::uint64_t /*handle*/) {}
   virtual void finish(std::uint64_t handle, Status status) = 0;
@@ -145,6 +146,7 @@ class SharedGroup final : private local::World {
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override;
   void sum(std::byte* destination, std::span<const std::byte* const> sources, std::size_t count, DType dtype,
            Operator op, double divisor) override;
+  void numbered(std::uint64_t handle, std::uint32_t occurrence) override { user_.numbered(handle, occurrence); }
   void sending(std::uint64_t handle) override { user_.sending(handle); }
   void all_called(std::uint64_t handle) override { user_.all_called(handle); }
   void finish(std::uint64_t handle, Status status) override;

@@ -92,7 +92,8 @@ void keep_a_caller(Random& random, Plan& plan, std::size_t operation) {
 OperationPlan join_in(Random& random, const Plan& plan, std::uint32_t group, Collective collective) {
   OperationPlan join;
   join.group = group;
-  join.name = std::string(join_name);  // assigning the literal makes gcc 12 warn of what cannot be
+  // Assigning a literal makes gcc 12 warn of what cannot be.
+  join.name = std::string(collective == Collective::all_gather ? join_name : joined_name);
   join.values = random.next();
   join.timeout = 1800 * second;
   MemberPlan member;

@@ -100,7 +100,7 @@ std::size_t Simulation::calls_ended(std::uint32_t rank, std::uint32_t group) {
   for (std::size_t number = 0; number < plan_.operations.size(); ++number) {
     const OperationPlan& operation = plan_.operations[number];
     const bool counts =
-        operation.group == group && operation.name != join_name && submitted_[number * plan_.config.size() + rank];
+        operation.group == group && !is_of_join(operation.name) && submitted_[number * plan_.config.size() + rank];
     ended += counts && work_of(number, rank).status ? 1 : 0;
   }
   return ended;

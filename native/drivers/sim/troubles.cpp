@@ -175,7 +175,7 @@ void call_some_late(Random& random, Plan& plan) {
     OperationPlan& operation = plan.operations[number];
     const std::vector<std::uint32_t>& members = plan.members(operation);
     const std::uint32_t late = members[random.below(members.size())];
-    if (operation.name == join_name || !is_of_one_machine(plan, operation.group) || !operation.outcomes.empty() ||
+    if (is_of_join(operation.name) || !is_of_one_machine(plan, operation.group) || !operation.outcomes.empty() ||
         !random.chance(0.3)) {
       continue;
     }

@@ -85,6 +85,7 @@ void CallTable::call(Submission&& submission, Time now, bool was_held) {
   }
   wire::Opening opening;
   registry_.name_call(opening, group.id, submission);
+  world_.numbered(submission.handle, opening.occurrence);
   Status problem = registry_.problem_with(submission, registry_.open(), was_held);
   if (!problem.ok() && !registry_.has_room_for_failed()) {
     return finish_at_once(submission, std::move(problem));
@@ -93,6 +94,7 @@ void CallTable::call(Submission&& submission, Time now, bool was_held) {
   operation.called = true;
   operation.group = &group;
   operation.lateness.note_moved(now);
+  const bool is_for_all = operation.internode_state.verdict() || submission.failure_code != Code::ok;
   if (operation.internode_state.verdict()) {
     problem = *operation.internode_state.verdict();
   }
@@ -105,6 +107,10 @@ void CallTable::call(Submission&& submission, Time now, bool was_held) {
   } else {
     opening.failed = true;
     opening.text = problem.message;
+    if (is_for_all) {
+      opening.code = problem.code;
+      opening.rank = problem.rank;
+    }
     registry_.add_failed(operation.record);
     operation.state = Operation::State::over;
     world_.finish(submission.handle, std::move(problem));

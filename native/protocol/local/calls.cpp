@@ -67,6 +67,11 @@ void Calls::hear(std::uint32_t place, const Record& record, const wire::Bytes& o
   }
 }
 
+std::uint32_t Calls::first() const {
+  const auto first = std::find_if(calls_.begin(), calls_.end(), [](const Call& call) { return call.opened; });
+  return static_cast<std::uint32_t>(first - calls_.begin());
+}
+
 std::vector<std::uint32_t> Calls::missing() const {
   std::vector<std::uint32_t> places;
   for (std::uint32_t place = 0; place < calls_.size(); ++place) {

@@ -28,6 +28,8 @@ class Calls {
   std::size_t count() const { return count_; }
   bool all() const { return count_ == calls_.size(); }
   bool opened(std::uint32_t place) const { return calls_[place].opened; }
+  // The first rank that has opened it; there is one.
+  std::uint32_t first() const;
   std::vector<std::uint32_t> missing() const;
 
   // Whether the rank's opening equals this rank's, byte for byte.

@@ -54,8 +54,10 @@ void Joined::ring(const Hash128& group) {
 void Joined::tell(const Operation& operation, Time now) {
   const std::optional<wire::Opening> opening = operation.any_opening();
   if (opening && is_told(*opening) && has({own_, opening->group})) {
+    // One that has failed: all that are known have, and it is the first of them.
+    const std::uint32_t caller = members_.rank_of(operation.calls.first());
     calls_.move_join(opening->group, now);
-    world_.called(calls_.group_of(opening->group)->number, *opening);
+    world_.called(calls_.group_of(opening->group)->number, told_of(*opening, caller, members_.config()));
   }
 }
 

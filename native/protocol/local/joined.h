@@ -14,6 +14,7 @@
 #include "base/hash.h"
 #include "protocol/local/call_table.h"
 #include "protocol/local/group_memory.h"
+#include "protocol/local/members.h"
 #include "protocol/local/operation.h"
 #include "protocol/local/outbox.h"
 #include "protocol/local/world.h"
@@ -23,8 +24,9 @@ namespace shoal::local {
 class Joined {
  public:
   // All of these must outlive it. `own`: this rank's place.
-  Joined(const GroupMemory& memory, std::uint32_t own, CallTable& calls, Outbox& outbox, World& world)
-      : memory_(memory), own_(own), calls_(calls), outbox_(outbox), world_(world) {}
+  Joined(const GroupMemory& memory, const Members& members, std::uint32_t own, CallTable& calls, Outbox& outbox,
+         World& world)
+      : memory_(memory), members_(members), own_(own), calls_(calls), outbox_(outbox), world_(world) {}
 
   // This rank has joined in the group, or has joined there no more. `is_heard`: it may still say so.
   void begin(std::uint32_t group, Time now);
@@ -46,6 +48,7 @@ class Joined {
   bool has(const Place& place) const;
 
   const GroupMemory& memory_;
+  const Members& members_;
   const std::uint32_t own_;
   CallTable& calls_;
   Outbox& outbox_;

@@ -22,7 +22,7 @@ LocalGroup::LocalGroup(const GroupMemory& memory, const JobConfig& config, std::
       execution_(memory, members_, own_, has_other_nodes, outbox_, world),
       watch_(members_, own_, has_other_nodes),
       failures_(members_, own_, has_other_nodes, calls_, watch_, outbox_, world),
-      joined_(memory, own_, calls_, outbox_, world) {
+      joined_(memory, members_, own_, calls_, outbox_, world) {
   for (std::uint32_t other = 0; other < members_.size(); ++other) {
     readers_.emplace_back(memory, own_, other, world);
   }
@@ -303,6 +303,7 @@ void LocalGroup::begin(Operation& operation) {
   if (!stays) {
     calls_.close(operation);
     operation.submission.occurrence = operation.opening.occurrence;
+    operation.submission.told = false;  // the worker counts what brings its number nowhere
     world_.hand_over(std::move(operation.submission));
   } else if (small && has_other_nodes_) {
     if (is_first()) {

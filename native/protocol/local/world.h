@@ -45,6 +45,8 @@ class World : public Bells, public Hands {
  public:
   // --- The application ---
 
+  // The call has this number (wire::Opening::occurrence). For timelines.
+  virtual void numbered(std::uint64_t /*handle*/, std::uint32_t /*occurrence*/) {}
   // The call has been written to the others. For timelines.
   virtual void sending(std::uint64_t handle) = 0;
   // All ranks of the job that are members have called it. For timelines. Of operations that stay on this machine.

@@ -16,8 +16,16 @@ namespace shoal::server {
 
 using wire::Header;
 
+namespace {
+
+// Of CALLED.
+constexpr Token called_token = 1;
+static_assert(called_token < Results::first_token);
+
+}  // namespace
+
 Lifecycle::Lifecycle(const Terms& terms, const Epochs& epochs, const Groups& groups, const Absence& absence,
-                     const Joined& joined, Links& links, Credit& credit, ServerWorld& world, BufferPool& pool)
+                     Joined& joined, Links& links, Credit& credit, ServerWorld& world, BufferPool& pool)
     : terms_(terms),
       epochs_(epochs),
       absence_(absence),
@@ -59,7 +67,11 @@ Status Lifecycle::open(const Group& group, std::size_t index, std::uint64_t numb
   operations_.open(operation, index, number, std::move(opening), std::move(inline_data), eager);
   if (operation.opened() == 1) {
     if (const std::vector<std::size_t>* const joined = joined_.members_of(group)) {
-      std::for_each(joined->begin(), joined->end(), [&](std::size_t member) { tell_called(operation, member); });
+      std::for_each(joined->begin(), joined->end(), [&](std::size_t member) {
+        if (!joined_.waits(group, group.ranks[member])) {
+          tell_called(operation, member);
+        }
+      });
     }
   }
   // What was open before there was too little room goes on.
@@ -73,6 +85,9 @@ Status Lifecycle::open(const Group& group, std::size_t index, std::uint64_t numb
 
 // In the order in which it was called here first.
 void Lifecycle::tell_what_was_called(const Group& group, std::size_t index) {
+  if (!joined_.begin_telling(group, group.ranks[index])) {
+    return;
+  }
   std::vector<std::uint64_t> serials =
       operations_.find_all([&group](const Operation& operation) { return &operation.group() == &group; });
   std::sort(serials.begin(), serials.end());
@@ -90,7 +105,11 @@ void Lifecycle::tell_called(const Operation& operation, std::size_t index) {
   const bool is_known = has_result && !called.failed;
   if (operation.is_home() && !operation.member(index).opened && !links_.has_left(rank) && !is_known &&
       is_told(called)) {
-    links_.send(rank, {.type = wire::Type::called}, wire::encode_called(called));
+    const std::uint32_t caller = operation.rank(operation.first());
+    wire::Bytes told = wire::encode_called(told_of(called, caller, terms_.config()));
+    if (links_.send(rank, {.type = wire::Type::called}, std::move(told), {}, called_token)) {
+      joined_.note_sent(rank);
+    }
   }
 }
 
@@ -258,6 +277,16 @@ void Lifecycle::begin_epoch() {
   endings_.begin_epoch();
 }
 
+void Lifecycle::written(const Links::Written& frame) {
+  if (frame.token != called_token) {
+    results_.written(frame.token);
+    return;
+  }
+  for (const Group* const group : joined_.note_written(frame.rank)) {
+    tell_what_was_called(*group, group->index_of(frame.rank).value());
+  }
+}
+
 void Lifecycle::summed(Token token) {
   if (Operation* ended = summation_.summed(token)) {
     endings_.end_flow(*ended);
@@ -276,10 +305,6 @@ void Lifecycle::opened(Operation& operation, std::size_t index, Time now) {
     } else if (operation.tells_failure()) {
       endings_.tell_failure(operation, index);
     }
-    return;
-  }
-  if (opening.code != Code::ok) {
-    endings_.fail(operation, Status::error(opening.code, opening.text, opening.rank));
     return;
   }
   if (opening.failed) {

@@ -32,8 +32,8 @@ namespace shoal::server {
 
 class Lifecycle {
  public:
-  Lifecycle(const Terms& terms, const Epochs& epochs, const Groups& groups, const Absence& absence,
-            const Joined& joined, Links& links, Credit& credit, ServerWorld& world, BufferPool& pool);
+  Lifecycle(const Terms& terms, const Epochs& epochs, const Groups& groups, const Absence& absence, Joined& joined,
+            Links& links, Credit& credit, ServerWorld& world, BufferPool& pool);
 
   // What workers say of operations, by the workers' numbers. An operation whose number is not known has ended here.
   Status open(const Group& group, std::size_t index, std::uint64_t number, wire::Opening opening,
@@ -58,7 +58,7 @@ class Lifecycle {
   void begin_epoch();
 
   void summed(Token token);
-  void written(Token token) { results_.written(token); }
+  void written(const Links::Written& frame);
   void on_time(Time now) { endings_.on_time(now); }
   Time deadline() const { return endings_.deadline(); }
 
@@ -91,7 +91,7 @@ class Lifecycle {
   const Terms& terms_;
   const Epochs& epochs_;
   const Absence& absence_;
-  const Joined& joined_;
+  Joined& joined_;
   Links& links_;
   Credit& credit_;
   OperationTable operations_;

@@ -65,9 +65,10 @@ void Links::grant(std::uint32_t rank, std::uint32_t credit) {
   }
 }
 
-Token Links::written(Token token) {
-  --workers_[token % limits::world_size].unwritten;
-  return token / limits::world_size;
+Links::Written Links::written(Token token) {
+  const Written written{static_cast<std::uint32_t>(token % limits::world_size), token / limits::world_size};
+  --workers_[written.rank].unwritten;
+  return written;
 }
 
 void Links::tell_settled(std::uint32_t rank, std::uint64_t number, bool at_once) {

@@ -40,8 +40,12 @@ class Links {
   bool send(std::uint32_t rank, wire::Header header, wire::Bytes owned = {}, std::span<const std::byte> borrowed = {},
             Token token = 0);
   void grant(std::uint32_t rank, std::uint32_t credit);
-  // The driver has written a frame. Returns the token as it was given to send().
-  Token written(Token token);
+  // The driver has written a frame, or its link is gone. To which rank it was sent, and with which token.
+  struct Written {
+    std::uint32_t rank = 0;
+    Token token = 0;
+  };
+  Written written(Token token);
   // Whether frames to the worker that were sent with a token have not been written.
   bool is_behind(std::uint32_t rank) const { return workers_[rank].unwritten > 0; }
 

@@ -11,9 +11,9 @@ namespace shoal::server {
 Operation::Operation(std::uint64_t serial, const Hash128& key, const Group& group, bool is_home)
     : serial_(serial), key_(key), group_(group), is_home_(is_home), members_(group.ranks.size()) {}
 
-const wire::Opening& Operation::attributes() const {
+std::size_t Operation::first() const {
   const auto first = std::find_if(members_.begin(), members_.end(), [](const Member& one) { return one.opened; });
-  return first->opening;
+  return static_cast<std::size_t>(first - members_.begin());
 }
 
 bool Operation::is_contributor(std::size_t index) const {

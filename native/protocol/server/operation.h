@@ -69,8 +69,9 @@ class Operation {
   std::size_t size() const { return members_.size(); }
   std::uint32_t rank(std::size_t index) const { return group_.ranks[index]; }
   std::size_t opened() const { return opened_; }
-  // The opening of the first member that has opened it; there is one.
-  const wire::Opening& attributes() const;
+  // The first member, in the group's order, that has opened it; there is one. Its opening.
+  std::size_t first() const;
+  const wire::Opening& attributes() const { return members_[first()].opening; }
   const std::string& name() const { return attributes().name; }
   bool is_contributor(std::size_t index) const;
   // The part of the result that the member gets.

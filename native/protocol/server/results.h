@@ -31,6 +31,8 @@ class Results {
   bool send_block(std::uint32_t rank, std::uint64_t number, DType dtype, Buffer buffer, std::size_t bytes);
   // The segment has no result: its members get their credit back.
   void refund(const Group& group, const Segment& segment);
+  // Tokens from this one on are of results.
+  static constexpr Token first_token = 2;
   // A frame with this token has been written, or its link is gone.
   void written(Token token);
   // Whether a root waits until its broadcast has been written to the others. `number`: the broadcast's.
@@ -64,7 +66,7 @@ class Results {
   Links& links_;
   Credit& credit_;
   Receipts& receipts_;
-  Token next_token_ = 1;
+  Token next_token_ = first_token;
   std::unordered_map<Token, InFlight> in_flight_;
   // By the root's rank, and the number of its broadcast: the segments without an answer, in order. (A link that breaks
   // ends its frames in any order.)

@@ -83,6 +83,7 @@ std::unique_ptr<Operation> Submissions::take(Submission submission, bool was_hel
   const Submission& s = operation->submission();
   wire::Opening& opening = operation->opening();
   calls_.name_call(opening, group.id, s);
+  world.numbered(s.handle, opening.occurrence);
   Status failure = calls_.problem_with(s, operations_.open_count(), was_held);
   if (failure.ok()) {
     take_arguments(opening, s);

@@ -21,6 +21,8 @@ import numpy as np
 if TYPE_CHECKING:
     from shoal import _native
 
+    _Begun = tuple[_native.Course, int, int, int, int, int]
+
 # A recording that nobody ends must not fill the memory.
 EVENT_LIMIT = 1_000_000
 # Different names, of operations and all else.
@@ -29,9 +31,12 @@ TEXT_LIMIT = 100_000
 # Of an operation whose end nobody knows yet.
 OPEN = -1
 
-# ``name``, ``group``: which of the texts. ``occurrence``: how often the group has used the name since the recording
-# began. ``status``: as of a native Status, or OPEN. ``nbytes``: of this rank's array. The rest are times, 0 where it did
-# not come to that, and the flush (``_native.Handle.moments``).
+# Of an operation that has no number: the core has not taken its call yet, or has refused it.
+UNNUMBERED = (1 << 32) - 1
+
+# ``name``, ``group``: which of the texts. ``occurrence``: how often the group had used the name before, as the core
+# counts it on all members alike, or UNNUMBERED. ``status``: as of a native Status, or OPEN. ``nbytes``: of this rank's
+# array. The rest are times, 0 where it did not come to that, and the flush (``_native.Course.moments``).
 OPERATION = np.dtype(
     [
         ("name", "<u4"),
@@ -56,6 +61,7 @@ MARK = np.dtype([("name", "<u4"), ("details", "<u4"), ("began", "<i8"), ("ended"
 _pack_operation = struct.Struct("<IIIhh8q").pack
 _pack_mark = struct.Struct("<IIqqq").pack
 _numbers = count(1)
+_NOTHING = (0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -82,10 +88,8 @@ class Recorder:
         self._operations = bytearray()
         self._marks = bytearray()
         self._events = 0
-        # By group and name.
-        self._occurrences: dict[tuple[int, int], int] = {}
-        # By number: the handle, and the fields up to ``submitted``.
-        self._open: dict[int, tuple[_native.Handle, int, int, int, int, int, int]] = {}
+        # By number: what becomes of it, which holds none of its arrays, and other fields.
+        self._open: dict[int, _Begun] = {}
 
     def operation_began(
         self,
@@ -97,20 +101,18 @@ class Recorder:
         submitted_ns: int,
     ) -> int:
         """Its number, for ``operation_ended``; 0: it is not recorded."""
+        course = native.course()
         group_text, name_text = self._text(group), self._text(name or "")
-        if group_text is None or name_text is None or not self._counts():
+        if course is None or group_text is None or name_text is None or not self._counts():
             return 0
-        key = (group_text, name_text)
-        occurrence = self._occurrences.get(key, 0)
-        self._occurrences[key] = occurrence + 1
         number = next(_numbers)
-        self._open[number] = (native, name_text, group_text, occurrence, collective, nbytes, submitted_ns)
+        self._open[number] = (course, name_text, group_text, collective, nbytes, submitted_ns)
         return number
 
-    def operation_ended(self, number: int, status: int) -> None:
+    def operation_ended(self, number: int) -> None:
         opened = self._open.pop(number, None)
         if opened is not None:
-            self._append(opened, status, opened[0].moments())
+            self._append(opened)
 
     def add_mark(self, name: str, began_ns: int, ended_ns: int, details: dict[str, Any]) -> None:
         name_text = self._text(name)
@@ -135,13 +137,8 @@ class Recorder:
         """All of it, once. Operations that nobody has waited for are in it as far as they have come."""
         for number in list(self._open):
             opened = self._open.pop(number, None)
-            if opened is None:
-                continue
-            status = opened[0].wait(0) if opened[0].done() else None
-            if status is None:
-                self._append(opened, OPEN, (0, 0, 0, 0, 0, 0))
-            else:
-                self._append(opened, status.code, opened[0].moments())
+            if opened is not None:
+                self._append(opened)
         # Another thread may be in the midst of a call, and what numpy reads cannot grow.
         operations, self._operations = self._operations, bytearray()
         marks, self._marks = self._marks, bytearray()
@@ -154,14 +151,20 @@ class Recorder:
             time.monotonic_ns(),
         )
 
-    def _append(
-        self,
-        opened: "tuple[_native.Handle, int, int, int, int, int, int]",
-        status: int,
-        moments: tuple[int, int, int, int, int, int],
-    ) -> None:
-        _, name, group, occurrence, collective, nbytes, submitted = opened
-        self._operations += _pack_operation(name, group, occurrence, collective, status, nbytes, submitted, *moments)
+    def _append(self, opened: "_Begun") -> None:
+        course, name, group, collective, nbytes, submitted = opened
+        status, moments = (course.code(), course.moments()) if course.ended() else (OPEN, _NOTHING)
+        occurrence = course.occurrence()
+        self._operations += _pack_operation(
+            name,
+            group,
+            UNNUMBERED if occurrence is None else occurrence,
+            collective,
+            status,
+            nbytes,
+            submitted,
+            *moments,
+        )
         self._tell()
 
     def _counts(self) -> bool:
@@ -242,8 +245,8 @@ def operation_began(
     return recorder.operation_began(native, collective, group, name, nbytes, submitted_ns)
 
 
-def operation_ended(number: int, status: int) -> None:
-    """The operation is done. ``status``: the code of its native Status. Nothing if the recording has ended since."""
+def operation_ended(number: int) -> None:
+    """The operation is done. Nothing if the recording has ended since."""
     recorder = _recorder
     if recorder is not None:
-        recorder.operation_ended(number, status)
+        recorder.operation_ended(number)

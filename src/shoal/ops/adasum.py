@@ -33,6 +33,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 import numpy.typing as npt
 
+from shoal.assembly.terms import rank_name
 from shoal.errors import Mismatch, ShoalError, Timeout
 from shoal.job import process_exit, runtime
 from shoal.job.groups import Group, world
@@ -68,7 +69,7 @@ def submit(x: Any, name: str | None, group: Group | None, in_place: bool) -> "Ad
         if in_place:
             operand.keep_place()
         given.append(_Arrays(operand, _widened(operand), operand if in_place else operand.empty(operand.shape)))
-        return operations.allreduce(group, _dims(operand), "max", in_place=True)
+        return operations.allreduce(group, _told(operand, group), "max", in_place=True)
 
     # Errors, ranks that disagree and the order of calls are those of an operation of the group. It costs one more.
     opening = collectives.submit("adasum", name, group, plan)
@@ -179,10 +180,11 @@ def _checked(x: Any, group: Group, in_place: bool) -> Operand:
     return operand
 
 
-def _dims(operand: Operand) -> npt.NDArray[np.int64]:
-    """The largest of these of all members, both ways, tell whether theirs are the same."""
+def _told(operand: Operand, group: Group) -> npt.NDArray[np.int64]:
+    """The largest of these of all members tell whether their arrays are the same, both ways, and who has given none."""
     sizes = [*operand.shape, operand.dtype]
-    return np.array([*sizes, *(-size for size in sizes)], np.int64)
+    is_here = [rank == group.session.rank for rank in group.ranks]
+    return np.array([*sizes, *(-size for size in sizes), *is_here], np.int64)
 
 
 @dataclass(frozen=True)
@@ -231,11 +233,14 @@ class _Run:
         """Each operation, when it has been called; to be asked for the next when it is done."""
         yield self._opening
         given, values, _ = self._arrays
-        largest, least = np.split(self._opening.wait(), 2)
-        if least[-1] == 0:  # the dtype's number of a member that has none
+        told = self._opening.wait()
+        many = len(given.shape) + 1
+        largest, least, is_here = told[:many], told[many : 2 * many], told[2 * many :]
+        if not is_here.all():
+            joined = self._inside.ranks[int(is_here.argmin())]
             raise ShoalError(
-                f"{self.handle.what}: a rank has joined (shoal.join), and has nothing for adasum; until all have joined, call "
-                "only other all-reduces and barriers in this group"
+                f"{self.handle.what}: {rank_name(joined, self._inside.session.hosts)} has joined (shoal.join), and has "
+                "nothing for adasum; until all have joined, call only other all-reduces and barriers in this group"
             )
         if (largest != -least).any():
             raise Mismatch(

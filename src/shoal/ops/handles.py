@@ -126,7 +126,7 @@ class Handle:
                 return
             code = status.code
             if self._number:
-                trace.operation_ended(self._number, code)
+                trace.operation_ended(self._number)
             if code:
                 message = f"{self._described()}: {status.message}"
                 self._error = error_from_status(code, status.rank, message, self._session.hosts)

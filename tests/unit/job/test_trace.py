@@ -12,29 +12,31 @@ from shoal import _native
 from shoal.job import trace
 
 
-class Finished:
-    """A native handle of an operation that is done."""
+class Submitted:
+    """A native handle while somebody records, and the course of its operation."""
 
-    def __init__(self, moments: tuple[int, int, int, int, int, int], status: int = 0) -> None:
+    def __init__(self, occurrence: int | None = None, moments: tuple[int, ...] | None = None, code: int = 0) -> None:
+        self._occurrence = occurrence
         self._moments = moments
-        self.code = status
+        self._code = code
 
-    def done(self) -> bool:
-        return True
-
-    def wait(self, _: float) -> "Finished":
+    def course(self) -> "Submitted":
         return self
 
-    def moments(self) -> tuple[int, int, int, int, int, int]:
+    def ended(self) -> bool:
+        return self._moments is not None
+
+    def occurrence(self) -> int | None:
+        return self._occurrence
+
+    def code(self) -> int:
+        return self._code
+
+    def moments(self) -> tuple[int, ...] | None:
         return self._moments
 
 
-class Open(Finished):
-    def done(self) -> bool:
-        return False
-
-
-def native(handle: Finished) -> _native.Handle:
+def native(handle: Submitted) -> _native.Handle:
     return cast(_native.Handle, handle)
 
 
@@ -54,24 +56,26 @@ def marks(recording: trace.Recording) -> np.ndarray[Any, Any]:
     return np.frombuffer(recording.marks, trace.MARK)
 
 
-def test_an_operation_has_its_moments_and_how_often_its_group_has_used_its_name(recorder: trace.Recorder) -> None:
-    for group, name in [("", "weight"), ("", "weight"), ("[0, 1]  0", "weight"), ("", None)]:
-        number = trace.operation_began(native(Finished((0, 2, 3, 4, 5, 6))), 1, group, name, 40, 1)
-        trace.operation_ended(number, 0)
+def test_an_operation_has_its_moments_and_the_number_of_its_call(recorder: trace.Recorder) -> None:
+    for group, name, occurrence in [("", "weight", 7), ("", "weight", 9), ("[0, 1]  0", "weight", 0), ("", None, None)]:
+        handle = Submitted(occurrence, (0, 2, 3, 4, 5, 6))
+        trace.operation_ended(trace.operation_began(native(handle), 1, group, name, 40, 1))
     recording = recorder.end()
     found = rows(recording)
     assert [recording.texts[name] for name in found["name"]] == ["weight", "weight", "weight", ""]
     assert [recording.texts[group] for group in found["group"]] == ["", "", "[0, 1]  0", ""]
-    assert found["occurrence"].tolist() == [0, 1, 0, 0]
+    assert found["occurrence"].tolist() == [7, 9, 0, trace.UNNUMBERED]
     assert found[0].tolist()[3:] == (1, 0, 40, 1, 0, 2, 3, 4, 5, 6)
 
 
 def test_operations_that_nobody_waited_for_are_there_as_far_as_they_came(recorder: trace.Recorder) -> None:
-    trace.operation_began(native(Finished((0, 2, 3, 4, 5, 6), status=3)), 1, "", "done", 0, 1)
-    trace.operation_began(native(Open((0, 0, 0, 0, 0, 0))), 1, "", "open", 0, 1)
+    handles = [Submitted(0, (0, 2, 3, 4, 5, 6), code=3), Submitted(1), Submitted()]
+    for handle in handles:
+        trace.operation_began(native(handle), 1, "", "x", 0, 1)
     found = rows(recorder.end())
-    assert found["status"].tolist() == [3, trace.OPEN]
-    assert found["done"].tolist() == [5, 0]
+    assert found["status"].tolist() == [3, trace.OPEN, trace.OPEN]
+    assert found["done"].tolist() == [5, 0, 0]
+    assert found["occurrence"].tolist() == [0, 1, trace.UNNUMBERED]
 
 
 def test_moments_and_spans_have_their_thread_and_details(recorder: trace.Recorder) -> None:
@@ -94,7 +98,7 @@ def test_nothing_is_recorded_before_start_and_after_stop() -> None:
     recorder = trace.Recorder()
     trace.instant("too early")
     assert not trace.recording()
-    assert trace.operation_began(native(Open((0, 0, 0, 0, 0, 0))), 1, "", None, 0, 1) == 0
+    assert trace.operation_began(native(Submitted()), 1, "", None, 0, 1) == 0
     trace.start(recorder)
     assert trace.recording()
     trace.stop()
@@ -109,7 +113,7 @@ def test_a_long_recording_is_cut_and_says_so(recorder: trace.Recorder, monkeypat
     monkeypatch.setattr(trace, "EVENT_LIMIT", 3)
     for _ in range(5):
         trace.instant("event")
-    assert trace.operation_began(native(Open((0, 0, 0, 0, 0, 0))), 1, "", None, 0, 1) == 0
+    assert trace.operation_began(native(Submitted()), 1, "", None, 0, 1) == 0
     recording = recorder.end()
     assert len(marks(recording)) == 3
     assert recording.dropped == 3

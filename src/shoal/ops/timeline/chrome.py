@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.job.trace import MARK, OPEN
+from shoal.job.trace import MARK, OPEN, UNNUMBERED
 from shoal.ops.timeline.clocks import Clock
 from shoal.ops.timeline.waits import Waits
 
@@ -138,7 +138,7 @@ class Rank:
                 yield self._track_name(track)
             head = f'{{"ph":"X","pid":{rank},"tid":{track},"ts":'
             at = f"{begin:.3f}"
-            details = f'{nbytes},"occurrence":{occurrence}'
+            details = f"{nbytes}" if occurrence == UNNUMBERED else f'{nbytes},"occurrence":{occurrence}'
             if ready >= 0:
                 details += f',"ns to input ready":{ready}'
             if sent >= 0:

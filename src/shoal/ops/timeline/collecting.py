@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import ShoalError
-from shoal.job.trace import Recording
+from shoal.job.trace import MARK, OPERATION, Recording
 from shoal.ops.timeline import chrome, clocks, waits
 from shoal.ops.timeline.clocks import Clock, Offset
 from shoal.ops.timeline.meeting import Meeting
 
-# Seconds that other ranks wait until rank 0 has written the file.
-_WRITING = 900.0
+# Seconds that other ranks wait until rank 0 has written the file: so many, and more for each operation and mark in it.
+_WRITING, _WRITING_EACH = 900.0, 50e-6
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ def bring_together(
                 _write(path, meeting.ranks, about, offsets, arrived, [head[2] for head in heads], metadata)
             except Exception as error:  # the others wait to hear of it
                 problem = f"{type(error).__name__}: {error}"
-    problem = meeting.objects(problem, patience=_WRITING)[0]
+    rows = sum(head[0][1] // OPERATION.itemsize + head[0][2] // MARK.itemsize for head in heads)
+    problem = meeting.objects(problem, patience=_WRITING + rows * _WRITING_EACH)[0]
     if problem:
         raise ShoalError(
             f"{about.names[0]} could not write the timeline ({problem}): give it a folder that it may write to, with room"

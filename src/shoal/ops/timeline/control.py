@@ -7,12 +7,13 @@ writes its own into a file of its own, which says why.
 import logging
 import os
 import re
+import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 from shoal.assembly.terms import rank_name
-from shoal.errors import ConfigurationError, ShoalError
+from shoal.errors import ConfigurationError, PeerLost, ShoalError
 from shoal.job import process_exit, runtime, trace, unheard
 from shoal.job.session import Session
 from shoal.ops.timeline import chrome, clocks, collecting
@@ -26,6 +27,8 @@ _log = logging.getLogger("shoal")
 # Seconds to wait for ranks that do not come: at ``shutdown``, which needs nobody otherwise, and where a program ends
 # without it, perhaps with an error that the others should hear soon.
 _PATIENCE_AT_SHUTDOWN, _PATIENCE_AT_EXIT = 120.0, 15.0
+# How long the news of a loss may take inside this process.
+_HEARING = 1.0
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ def _begin(session: Session, path: Path, marks_cycles: bool, writes_live: bool) 
         path = path / f"{label}-{stamp}.json"
     elif path == Path():
         path = Path(first_path)
+    path = path.absolute()  # the program may go to another folder meanwhile
     offsets = clocks.measure(meeting)
     recorder = trace.Recorder()
     # Rank 0's clock when it measured: nobody has recorded anything before.
@@ -150,22 +154,14 @@ def _finish(patience: float, aborted: str | None = None) -> ShoalError | None:
     if timeline is None:
         return None
     trace.stop()
-    recording = timeline.recorder.end()
     if timeline.live is not None:
         timeline.live.end()
+    recording = timeline.recorder.end()
     session = timeline.session
     try:
         session.engine.record(False)
         missing = {} if aborted is None else {rank: ShoalError(aborted) for rank in range(session.size)}
-        missing = missing or _missing(session)
-        # The end of the job leaves nobody to meet, and without rank 0 there is nobody who writes.
-        if missing and (0 in missing or len(missing) >= session.size - 1):
-            raise next(iter(missing.values()))
-        present = [rank for rank in range(session.size) if rank not in missing]
-        said = {timeline.about.names[rank]: str(why) for rank, why in missing.items()}
-        collecting.bring_together(
-            Meeting(session, present, patience), timeline.about, timeline.offsets, recording, timeline.path, said
-        )
+        _meet(timeline, recording, missing or _missing(session), patience)
     except ShoalError as error:
         _write_alone(timeline, recording, error)
         return error
@@ -174,12 +170,44 @@ def _finish(patience: float, aborted: str | None = None) -> ShoalError | None:
     return None
 
 
+def _meet(timeline: _Timeline, recording: trace.Recording, missing: dict[int, ShoalError], patience: float) -> None:
+    """Brings the events of those together who are not ``missing``. Raises what keeps them apart.
+
+    Not all ranks may know of a loss when they come to meet. Who did not meets in a group in which nothing can be done any
+    more, hears so at once, and comes to the others: in the end all meet in the group of those that are there.
+    """
+    session = timeline.session
+    while True:
+        # The end of the job leaves nobody to meet, and without rank 0 there is nobody who writes.
+        if missing and (0 in missing or len(missing) >= session.size - 1):
+            raise next(iter(missing.values()))
+        present = [rank for rank in range(session.size) if rank not in missing]
+        said = {timeline.about.names[rank]: str(why) for rank, why in missing.items()}
+        meeting = Meeting(session, present, patience)
+        try:
+            return collecting.bring_together(meeting, timeline.about, timeline.offsets, recording, timeline.path, said)
+        except PeerLost:
+            known, missing = missing, _more_missing(session, missing)
+            if missing.keys() <= known.keys():
+                raise
+
+
 def _missing(session: Session) -> dict[int, ShoalError]:
     """Who can send nothing any more, and why."""
     if not session.has_losses():
         return {}
     losses = {rank: session.loss_of(rank) for rank in range(session.size) if rank != session.rank}
     return {rank: why for rank, why in losses.items() if why is not None}
+
+
+def _more_missing(session: Session, known: dict[int, ShoalError]) -> dict[int, ShoalError]:
+    """The same, when it has more than is known. What needs a lost rank may fail a moment before this rank says who is lost."""
+    until = time.monotonic() + _HEARING
+    missing = _missing(session)
+    while missing.keys() <= known.keys() and time.monotonic() < until:
+        time.sleep(0.01)
+        missing = _missing(session)
+    return missing
 
 
 def _write_alone(timeline: _Timeline, recording: trace.Recording, why: ShoalError) -> None:

@@ -29,7 +29,8 @@ class Live:
     """Begins the file at ``path``; raises OSError. ``end`` ends it."""
 
     def __init__(self, path: Path, drawn: Rank, recorder: Recorder) -> None:
-        self._file = path.open("w", encoding="utf-8")
+        # Without a buffer, which a forked child would have too, and write once more.
+        self._file = path.open("wb", buffering=0)
         self._drawn = drawn
         self._names = [json.dumps(name) for name in drawn.names]
         self._recorder = recorder
@@ -39,8 +40,7 @@ class Live:
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="shoal-timeline", daemon=True)
         try:
-            self._file.write("[\n" + drawn.about())
-            self._file.flush()
+            self._put("[\n" + drawn.about())
             self._thread.start()
         except BaseException:
             self._file.close()
@@ -61,17 +61,17 @@ class Live:
         return find([Calls(rows, submitted, texts)], 1)[0]
 
     def _run(self) -> None:
-        with self._file:
-            try:
+        try:
+            with self._file:
                 while not self._ending:
                     self._changed.wait()
                     if not self._ending:
                         time.sleep(_PAUSE)
                     self._changed.clear()
                     self._write()
-            except OSError as error:
-                _log.warning("the timeline cannot be written while it is recorded: %s", error)
-                self._recorder.changed = None
+        except OSError as error:
+            _log.warning("the timeline cannot be written while it is recorded: %s", error)
+            self._recorder.changed = None
 
     def _write(self) -> None:
         operations, marks = self._recorder.since(self._operations, self._marks)
@@ -80,7 +80,11 @@ class Live:
         self._marks += len(marks) // MARK.itemsize
         rows = rows_of(operations)
         for lines in self._drawn.operations(rows, texts, time.monotonic_ns(), self._waits(rows, texts), self._names):
-            self._file.write(lines)
+            self._put(lines)
         for lines in self._drawn.marks(rows_of_marks(marks), texts):
-            self._file.write(lines)
-        self._file.flush()
+            self._put(lines)
+
+    def _put(self, lines: str) -> None:
+        data = memoryview(lines.encode())
+        while data:
+            data = data[self._file.write(data) :]

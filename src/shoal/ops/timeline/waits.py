@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.job.trace import OPERATION
+from shoal.job.trace import OPERATION, UNNUMBERED
 
 _Rows = NDArray[np.void]
 _Times = NDArray[np.float64]
@@ -45,10 +45,20 @@ def find(ranks: Sequence[Calls], size: int, at_a_time: int = _AT_A_TIME) -> list
     keys, members = _keys(ranks, size)
     found = [Waits(np.full(len(one.rows), np.nan), np.full(len(one.rows), -1, np.int32)) for one in ranks]
     parts = -(-sum(len(one) for one in keys) // at_a_time)
+    sorted_rows = [_sorted_by_part(one, parts) for one in keys]
     for part in range(parts):
-        chosen = [np.flatnonzero(one % parts == part) if parts > 1 else np.arange(len(one)) for one in keys]
+        chosen = [rows[bounds[part] : bounds[part + 1]] for rows, bounds in sorted_rows]
         _find(chosen, keys, members, ranks, found)
     return found
+
+
+def _sorted_by_part(keys: NDArray[np.int64], parts: int) -> tuple[NDArray[np.uint32], list[int]]:
+    """The rows, those of each part together, and where each part begins, and the end."""
+    if parts <= 1:
+        return np.arange(len(keys), dtype=np.uint32), [0, len(keys)]
+    part = (keys % parts).astype(np.uint32)
+    rows = np.argsort(part, kind="stable").astype(np.uint32)
+    return rows, np.searchsorted(part, np.arange(parts + 1), sorter=rows).tolist()
 
 
 def blamed(ranks: Sequence[Calls], found: Sequence[Waits]) -> dict[int, tuple[int, float]]:
@@ -66,7 +76,7 @@ def blamed(ranks: Sequence[Calls], found: Sequence[Waits]) -> dict[int, tuple[in
 
 
 def _find(
-    chosen: Sequence[NDArray[np.intp]],
+    chosen: Sequence[NDArray[np.uint32]],
     keys: Sequence[NDArray[np.int64]],
     members: Sequence[NDArray[np.int32]],
     ranks: Sequence[Calls],
@@ -95,7 +105,10 @@ def _find(
 
 
 def _keys(ranks: Sequence[Calls], size: int) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int32]]]:
-    """By rank and row: a number that is equal for calls of one operation, and how many members its group has."""
+    """By rank and row: a number that is equal for calls of one operation, and how many members its group has.
+
+    A call without a number is nobody else's, and lacks members. The core gives none to a call in a group of one.
+    """
     names: dict[str, int] = {}
     groups: dict[str, int] = {}
     for one in ranks:
@@ -103,16 +116,25 @@ def _keys(ranks: Sequence[Calls], size: int) -> tuple[list[NDArray[np.int64]], l
             names.setdefault(text, len(names))
         for index in np.unique(one.rows["group"]):
             groups.setdefault(one.texts[index], len(groups))
-    occurrences = 1 + max((int(one.rows["occurrence"].max()) for one in ranks if len(one.rows)), default=0)
+    unnumbered = [one.rows["occurrence"] == UNNUMBERED for one in ranks]
+    numbers = (one.rows["occurrence"][~none] for one, none in zip(ranks, unnumbered, strict=True))
+    occurrences = 1 + max((int(some.max()) for some in numbers if len(some)), default=0)
     keys, members = [], []
-    for one in ranks:
+    alone = -1
+    for one, none in zip(ranks, unnumbered, strict=True):
         name = np.array([names[text] for text in one.texts], np.int64)
         group = np.array([groups.get(text, 0) for text in one.texts], np.int64)
         sizes = np.array([members_of(text, size) if text in groups else 0 for text in one.texts], np.int32)
         rows = one.rows
         of_group = group[rows["group"]] * len(names) + name[rows["name"]]
-        keys.append(of_group * occurrences + rows["occurrence"])
-        members.append(sizes[rows["group"]])
+        key = of_group * occurrences + rows["occurrence"]
+        size_of = sizes[rows["group"]]
+        many = np.count_nonzero(none)
+        key[none] = np.arange(alone, alone - many, -1)
+        alone -= many
+        size_of[none & (size_of > 1)] = 0
+        keys.append(key)
+        members.append(size_of)
     return keys, members
 
 

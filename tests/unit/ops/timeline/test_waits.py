@@ -1,11 +1,12 @@
 """Who was last is found by group, name and occurrence, whatever order each rank has."""
 
 import random
+import time
 
 import numpy as np
 import pytest
 
-from shoal.job.trace import OPERATION
+from shoal.job.trace import OPERATION, UNNUMBERED
 from shoal.ops.timeline import waits
 from shoal.ops.timeline.waits import Calls, Waits
 
@@ -63,6 +64,31 @@ def test_where_a_members_call_is_not_there_nobody_is_blamed() -> None:
         assert one.last.tolist() == [-1]
     assert waits.blamed(ranks, waits.find(ranks, 2)) == {}
     assert [found(one) for one in waits.find([calls([]), calls([])], 2)] == [[], []]
+
+
+def test_calls_without_a_number_are_nobody_elses() -> None:
+    own = "[1]  0"
+    ranks = [
+        calls([("", "a", UNNUMBERED, 1.0), ("", "a", 4, 2.0), ("", "a", UNNUMBERED, 3.0)]),
+        calls(
+            [("", "a", UNNUMBERED, 4.0), ("", "a", 4, 5.0), (own, "a", UNNUMBERED, 6.0), (own, "a", UNNUMBERED, 7.0)]
+        ),
+    ]
+    first, second = (found(one) for one in waits.find(ranks, 2))
+    nobody = pytest.approx((np.nan, -1), nan_ok=True)
+    assert first == [nobody, (5.0, 1), nobody]
+    # Of a group of one the core counts no calls.
+    assert second == [nobody, (5.0, 1), (6.0, 1), (7.0, 1)]
+
+
+def test_parts_are_found_without_looking_at_all_rows_for_each() -> None:
+    rows = 200_000
+    ranks = [Calls(np.zeros(rows, OPERATION), np.arange(rows, dtype=np.float64), [""]) for _ in range(2)]
+    for one in ranks:
+        one.rows["occurrence"] = np.arange(rows)
+    began = time.process_time()
+    waits.find(ranks, 2, at_a_time=200)
+    assert time.process_time() - began < 2.0
 
 
 @pytest.mark.parametrize("at_a_time", [1, 7, 100, 10_000])
