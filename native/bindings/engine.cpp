@@ -102,7 +102,7 @@ class BoundEngine {
   engine::Engine& engine() { return engine_; }
   const std::shared_ptr<ArraysInFlight>& in_flight() const { return in_flight_; }
 
-  std::shared_ptr<Operation> submit(Submission submission, nb::object input, nb::object output, const Gate* gate) {
+  std::shared_ptr<Operation> submit(Submission&& submission, nb::object input, nb::object output, const Gate* gate) {
     engine::note_call();
     let_go();
     // Under the GIL throughout: the arrays are in the table before anyone can ask for what is finished.

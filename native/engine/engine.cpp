@@ -41,7 +41,7 @@ class Engine::Impl {
   void note_threads(std::uint32_t attempt, std::size_t strangers) { waits_.note_threads(attempt, strangers); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes, bool stays) { return router_->allocate(bytes, stays); }
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, std::string name);
-  std::shared_ptr<Operation> submit(Submission submission, std::optional<Gate> gate);
+  std::shared_ptr<Operation> submit(Submission&& submission, std::optional<Gate> gate);
   std::vector<std::uint64_t> take_finished() { return operations_.take_finished(); }
   Called join(std::uint32_t group, Time timeout);
   void end_join(std::uint32_t group);
@@ -192,7 +192,7 @@ std::uint32_t Engine::Impl::make_group(std::vector<std::uint32_t> ranks, std::st
   }
 }
 
-std::shared_ptr<Operation> Engine::Impl::submit(Submission submission, std::optional<Gate> gate) {
+std::shared_ptr<Operation> Engine::Impl::submit(Submission&& submission, std::optional<Gate> gate) {
   const std::uint32_t group = submission.group;
   if (is_shut_down(group)) {
     throw std::runtime_error("Shoal is shut down on rank " + std::to_string(rank_) +
@@ -432,7 +432,7 @@ std::shared_ptr<std::byte> Engine::allocate(std::size_t bytes, bool stays) { ret
 std::uint32_t Engine::make_group(std::vector<std::uint32_t> ranks, std::string name) {
   return impl_->make_group(std::move(ranks), std::move(name));
 }
-std::shared_ptr<Operation> Engine::submit(Submission submission, std::optional<Gate> gate) {
+std::shared_ptr<Operation> Engine::submit(Submission&& submission, std::optional<Gate> gate) {
   return impl_->submit(std::move(submission), std::move(gate));
 }
 Called Engine::join(std::uint32_t group, Time timeout) { return impl_->join(group, timeout); }

@@ -64,7 +64,7 @@ class Engine {
   // Chooses the submission's handle. Its arrays must live until the handle is among take_finished().
   // `gate`: the submission's input is there when it opens, and it is passed when the operation is done. Its arrays must
   // live until then, too.
-  std::shared_ptr<Operation> submit(Submission submission, std::optional<Gate> gate = {});
+  std::shared_ptr<Operation> submit(Submission&& submission, std::optional<Gate> gate = {});
   // This rank has no more data for the group: from now on it calls with zeros what the others call there, and fails
   // what it has nothing for (protocol/joining.h). Returns what its program had called there since the last join.
   // `timeout`: of calls for others. Throws std::runtime_error if it has joined there already.

@@ -66,7 +66,7 @@ std::uint32_t Router::make_group(const std::vector<std::uint32_t>& ranks, const 
 
 // --- What is submitted ---
 
-Router::Submitted Router::submit(Submission submission, bool passes, std::optional<Gate> gate) {
+Router::Submitted Router::submit(Submission&& submission, bool passes, std::optional<Gate> gate) {
   const std::shared_ptr<shm::SharedGroup> group = groups_ == nullptr ? nullptr : groups_->of(submission.group);
   std::optional<Returning> returning;
   if (gate) {
@@ -100,7 +100,7 @@ void Router::input_ready(std::uint64_t handle, std::uint32_t group, std::size_t 
 }
 
 // False if the loop has ended: nobody will work on it.
-bool Router::to_worker(Submission submission) {
+bool Router::to_worker(Submission&& submission) {
   const std::size_t bytes = submission.awaits_input ? 0 : std::max(submission.input_bytes, submission.output_bytes);
   return to_loop(
       [this, submission = std::move(submission)]() mutable { machines_.worker().submit(std::move(submission)); },

@@ -48,7 +48,7 @@ class Router final : public shm::GroupUser {
     bool by_worker = false;
     bool is_taken = false;  // false: the loop has ended
   };
-  Submitted submit(Submission submission, bool passes, std::optional<Gate> gate);
+  Submitted submit(Submission&& submission, bool passes, std::optional<Gate> gate);
   // The input of a submission that awaits it is there, or will never be and why. `bytes`: of the larger one of its
   // arrays.
   void input_ready(std::uint64_t handle, std::uint32_t group, std::size_t bytes, const std::string& problem);
@@ -88,7 +88,7 @@ class Router final : public shm::GroupUser {
 
  private:
   void note(std::uint64_t handle, Course::Time Course::*moment);
-  bool to_worker(Submission submission);
+  bool to_worker(Submission&& submission);
   bool to_loop(Loop::Task task, std::size_t bytes);
   void hand_to_worker(Submission submission);
   void add_to_local_groups(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name);

@@ -28,6 +28,10 @@ constexpr nanoseconds longest_sleep{second};
 // where ranks have a core each it is there before a sleeper would be woken (docs/decisions/local-flows.md).
 constexpr int most_yields = 20;
 
+// A program that has waited for one of several operations waits for the next one after less than this: until then the
+// attendant leaves the work to it. Both at once would wait for each other, and move the slots from core to core.
+constexpr Time until_next_wait = second / 20'000;
+
 Time now() { return std::chrono::steady_clock::now().time_since_epoch() / nanoseconds(1); }
 
 // Whether the bell has rung meanwhile.
@@ -181,7 +185,7 @@ void SharedGroup::take_network_results() {
 
 // --- Threads ---
 
-void SharedGroup::submit(Submission submission) {
+void SharedGroup::submit(Submission&& submission) {
   words_.open.fetch_add(1);
   submit_next(std::move(submission));
 }
@@ -235,6 +239,7 @@ void SharedGroup::wait(const std::function<bool()>& done, nanoseconds longest) {
              nanoseconds(std::min({deadline, wake_at_.load(), Time(time + longest_sleep.count())}) - time), waiters);
     words_.asleep.fetch_sub(1);
   }
+  waited_until_.store(now());
   words_.waiting.fetch_sub(1);
   // From here on others wake the attendant; what they did before may have been seen by nobody.
   const bool rung = words_.bell.load() != seen;
@@ -249,6 +254,9 @@ void SharedGroup::attend() {
   ::pthread_setname_np(::pthread_self(), "shoal-inside");
   while (!closing_.load()) {
     const std::uint32_t seen = words_.bell.load();
+    while (words_.waiting.load() == 0 && now() < waited_until_.load() + until_next_wait) {
+      std::this_thread::yield();
+    }
     // Two threads at once would only be in each other's way.
     run([this] { return words_.waiting.load() == 0; }, [] { return false; });
     const Time left = std::min<Time>(wake_at_.load() - now(), longest_sleep.count());

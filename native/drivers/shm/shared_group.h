@@ -86,7 +86,7 @@ class SharedGroup final : private local::World {
     return allocator_->allocate(bytes, stays);
   }
 
-  void submit(Submission submission);
+  void submit(Submission&& submission);
   // The same, left to the next thread that takes steps.
   void submit_later(Submission submission);
   // The input of a submission that awaits it is there, or will never be and why.
@@ -195,6 +195,7 @@ class SharedGroup final : private local::World {
   std::size_t ended_ = 0;    // guarded by mutex_: operations that were finished or handed over meanwhile
   bool closed_ = false;      // guarded by mutex_: the user is not called any more
 
+  std::atomic<Time> waited_until_{0};  // when a thread stopped waiting last
   std::atomic<Time> wake_at_{never};   // the group's deadline, for threads that sleep
   std::atomic<bool> can_work_{false};  // a chunk could move when the last steps had been taken
 

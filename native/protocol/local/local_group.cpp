@@ -94,7 +94,7 @@ void LocalGroup::input_ready(std::uint64_t handle, const std::string& problem) {
   open(std::move(*submission), true);
 }
 
-void LocalGroup::open(Submission submission, bool was_held) {
+void LocalGroup::open(Submission&& submission, bool was_held) {
   watch_.begin_call(submission, now_);
   calls_.call(std::move(submission), now_, was_held);
 }

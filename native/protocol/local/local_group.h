@@ -124,7 +124,7 @@ class LocalGroup {
   void check_invariants() const;
 
  private:
-  void open(Submission submission, bool was_held);
+  void open(Submission&& submission, bool was_held);
 
   // What others say.
   bool read_next();

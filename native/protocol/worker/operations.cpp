@@ -40,7 +40,7 @@ void Operations::input_ready(std::uint64_t handle, const std::string& problem) {
   }
 }
 
-void Operations::open(Submission submission, bool was_held) {
+void Operations::open(Submission&& submission, bool was_held) {
   std::unique_ptr<Operation> made = submissions_.take(std::move(submission), was_held);
   if (made == nullptr) {
     return;

@@ -85,7 +85,7 @@ class Operations {
   void check_invariants() const;
 
  private:
-  void open(Submission submission, bool was_held);
+  void open(Submission&& submission, bool was_held);
   Status receive_result(std::uint32_t server, Frame& frame);
   Status receive_admit(std::uint32_t server, const Frame& frame);
   Status receive_failure(std::uint32_t server, const Frame& frame);
