@@ -33,6 +33,7 @@ from shoal.bench.plan import Plan
 from shoal.bench.progress import Progress
 from shoal.bench.report import Report
 from shoal.bench.shoal_teams import ShoalTeams
+from shoal.bench.sizes import show_seconds
 from shoal.bench.table import notes
 from shoal.bench.teams import Troupe, start_gloo
 from shoal.bench.watch import foreign_load
@@ -271,6 +272,16 @@ def _why_no_horovod() -> str:
     if find_spec(HOROVOD) is None:
         return "not installed"
     return "only a job that its own launcher has started can have it: shoal bench allreduce"
+
+
+def times_table(report: Report) -> list[str]:
+    """Of each way: the median, the fastest and slowest turn, and processor seconds of a turn."""
+    lines = [f"{'':26}  {'median':>8}  {'fastest to slowest':>20}  {'CPU s':>6}"]
+    for result in report.results:
+        spread = f"{show_seconds(result.fastest)} to {show_seconds(result.slowest)}"
+        cpu = result.cpu_per_gb * result.size / 1e9
+        lines.append(f"{result.contestant:26}  {show_seconds(result.seconds):>8}  {spread:>20}  {cpu:6.3f}")
+    return lines
 
 
 def verdict(target: str, value: float, limit: float, *, at_least: bool) -> str:

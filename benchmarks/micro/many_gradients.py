@@ -85,14 +85,10 @@ def show(report: Report) -> list[str]:
     bound = report.network.bound(SHOAL, size)
     if bound is not None:
         lines += [f"the links alone need {show_seconds(bound)}", ""]
-    lines.append(f"{'':22}  {'median':>8}  {'fastest to slowest':>20}  {'CPU s':>6}")
-    for name, result in times.items():
-        spread = f"{show_seconds(result.fastest)} to {show_seconds(result.slowest)}"
-        cpu = result.cpu_per_gb * size / 1e9
-        lines.append(f"{name:22}  {show_seconds(result.seconds):>8}  {spread:>20}  {cpu:6.3f}")
     ratio = times[_way(SHOAL, EACH)].seconds / times[_way(SHOAL, ONE)].seconds
     return [
         *lines,
+        *replay.times_table(report),
         "",
         replay.verdict(f"at most {AT_MOST:g} times the time of one array", ratio, AT_MOST, at_least=False),
     ]

@@ -34,7 +34,6 @@ from torch import Tensor, nn
 from shoal.bench import Report
 from shoal.bench.contestants import Buffer, Contestant, FloatArray
 from shoal.bench.naming import SHOAL
-from shoal.bench.report import Result
 from shoal.bench.sizes import show_seconds
 
 HEADING = "Training steps through Horovod's door (hvd on Shoal), beside PyTorch's DistributedDataParallel on gloo"
@@ -163,19 +162,15 @@ def _way(library: str, name: str) -> str:
 
 def show(report: Report) -> list[str]:
     size = report.sizes[0]
-    results = {result.contestant: result for result in report.results}
     bound, ring = report.network.bound(SHOAL, size), report.network.bound(GLOO, size)
-    lines = [f"{report.title}, {size / 1e6:.1f} MB", ""]
-    lines.append(f"{'':26}  {'median':>8}  {'fastest to slowest':>20}  {'CPU s':>6}")
-    lines += [_row(name, result) for name, result in results.items()]
-    took = {name: result.seconds for name, result in results.items()}
+    lines = [f"{report.title}, {size / 1e6:.1f} MB", "", *replay.times_table(report)]
+    took = {result.contestant: result.seconds for result in report.results}
     lines += ["", "as fast as DistributedDataParallel on gloo: " + _gains(took)]
     if bound is None or ring is None:
         return lines
-    compute = report.facts[_COMPUTE]
+    compute = float(report.facts[_COMPUTE].split()[0])
     alone, step = took[_way(SHOAL, ALONE)], took[_way(SHOAL, STEP)]
-    predicted = float(compute.split()[0]) + bound
-    all_reduce = float(compute.split()[0]) + ring
+    predicted, all_reduce = compute + bound, compute + ring
     lines += [
         f"the links alone need {show_seconds(bound)}, for any all-reduce {show_seconds(ring)}",
         f"as fast as an all-reduce at the links' limit: averaging alone {ring / alone:.3f} times, predicted {ring / bound:.3f}; "
@@ -190,12 +185,6 @@ def show(report: Report) -> list[str]:
 
 
 _COMPUTE = "a step computes for"
-
-
-def _row(name: str, result: Result) -> str:
-    spread = f"{show_seconds(result.fastest)} to {show_seconds(result.slowest)}"
-    cpu = result.cpu_per_gb * result.size / 1e9
-    return f"{name:26}  {show_seconds(result.seconds):>8}  {spread:>20}  {cpu:6.3f}"
 
 
 def _gains(took: Mapping[str, float]) -> str:
