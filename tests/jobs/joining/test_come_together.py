@@ -9,7 +9,6 @@ import pytest
 from thread_ranks import SECRET, errors, free_address, leave_all, run_job, run_ranks, sessions, settings
 
 from local_front import keepalive_of_ends_at, running
-from shoal.config.addresses import Address
 from shoal.errors import ConfigurationError
 
 
@@ -56,9 +55,7 @@ def test_a_job_can_follow_another_at_the_same_address() -> None:
 
 
 def test_ipv6() -> None:
-    with socket.socket(socket.AF_INET6) as probe:
-        probe.bind(("::1", 0))
-        address = Address("::1", probe.getsockname()[1])
+    address = free_address("::1")
     leave_all(sessions(run_ranks([settings(rank, 2, address) for rank in range(2)])))
 
 

@@ -16,6 +16,7 @@ from shoal.errors import ShoalError
 from shoal.job.bootstrap import Session, join
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Client, Role
+from shoal.processes import free_master_port
 
 # As the default, but for what the tests wait for.
 HASTY = Deadlines(
@@ -36,10 +37,17 @@ LIMIT = 30.0
 Outcome = Session | BaseException
 
 
-def free_address() -> Address:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return Address("127.0.0.1", probe.getsockname()[1])
+_given_away: set[int] = set()
+
+
+def free_address(host: str = "127.0.0.1") -> Address:
+    """One that no earlier call gave, outside of the range from which the kernel takes ports of its own choice: a port
+    of that range can come twice, or be taken by a connection before the test listens there.
+    """
+    while (port := free_master_port(host)) in _given_away:
+        pass
+    _given_away.add(port)
+    return Address(host, port)
 
 
 def settings(rank: int, size: int, address: Address | None, **changes: Any) -> Settings:
