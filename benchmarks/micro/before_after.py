@@ -296,13 +296,15 @@ def measure(part: Operations | Training | ServerCost, python: str, quick: bool) 
 def clearer(part: Operations | Training | ServerCost, python: str, rows: list[Row]) -> list[Row]:
     """The rows that show nothing are run again."""
     unclear = [row.name for row in rows if not row.shows_something]
-    if not unclear:
-        return rows
+    return run_again(part, python, rows, unclear) if unclear else rows
+
+
+def run_again(
+    part: Operations | Training | ServerCost, python: str, rows: list[Row], unclear: Sequence[str]
+) -> list[Row]:
     for row in rows:
         print(row.name, *(f"{ratio:.3f}" for ratio in row.ratios), file=sys.stderr)
-    print(
-        f"shows nothing, once more in pairs of {STARTS_OF_UNCLEAR_PAIR} starts: {', '.join(unclear)}", file=sys.stderr
-    )
+    print(f"once more, in pairs of {STARTS_OF_UNCLEAR_PAIR} starts: {', '.join(unclear)}", file=sys.stderr)
     again = _in_starts(PAIRS_WHEN_UNCLEAR * STARTS_OF_UNCLEAR_PAIR, part, python, 1, part.turns, unclear)
     return [{row.name: _of_several_starts(row) for row in again}.get(row.name, row) for row in rows]
 
@@ -358,7 +360,9 @@ def tell(commit: str, found: Mapping[str, Any]) -> list[str]:
 @click.argument("commit")
 @click.option("--quick", is_flag=True, help="Few pairs, to try it: keeps nothing.")
 @click.option("--part", "wanted", multiple=True, type=click.Choice(list(PARTS)), help="This alone; keeps the others.")
-@click.option("--again", is_flag=True, help="Of what was kept, the rows that show nothing; keeps the others.")
+@click.option(
+    "--again", is_flag=True, help="Of what was kept, the rows that show nothing or too much; keeps the others."
+)
 def main(commit: str, quick: bool, wanted: Sequence[str], again: bool) -> None:
     python = earlier_build(commit)
     stem = results_of(__file__)
@@ -366,13 +370,14 @@ def main(commit: str, quick: bool, wanted: Sequence[str], again: bool) -> None:
     found: dict[str, Any] = json.loads(kept.read_text()) if (wanted or again) and not quick and kept.exists() else {}
     for name in wanted or PARTS:
         rows = [Row(**row) for row in found[name]["rows"]] if again and name in found else []
-        if again and all(row.shows_something for row in rows):
-            print(f"{name}: {'every row shows something' if rows else 'was not kept'}", file=sys.stderr)
+        unclear = [row.name for row in rows if not row.shows_something or row.median > AT_MOST]
+        if again and not unclear:
+            print(f"{name}: {'every row has reached its target' if rows else 'was not kept'}", file=sys.stderr)
             continue
         print(name, file=sys.stderr)
         facts = machine_facts() | {"other load, before": f"{foreign_load():.2f} processors"}
         if again:
-            rows = clearer(PARTS[name], python, rows)
+            rows = run_again(PARTS[name], python, rows, unclear)
             facts = found[name]["facts"] | {"run again": facts["date"]}
         else:
             rows = measure(PARTS[name], python, quick)
