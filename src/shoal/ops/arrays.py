@@ -114,6 +114,10 @@ class Operand:
         """The array for the caller, with everything that was written to the memory."""
         return self.memory if self.memory is self.array else self.library.finish(self)
 
+    def finished(self, _: _native.Handle) -> Any:
+        """``finish``, as what an operation gives."""
+        return self.finish()
+
     def rows(self, begin: int, end: int) -> Any:
         """Rows [begin, end) of the finished array, as a view where the library has views."""
         return self.finish()[begin:end]

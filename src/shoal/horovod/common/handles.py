@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from shoal.errors import ShoalError
@@ -20,11 +20,40 @@ from shoal.ops.handles import described
 from shoal.ops.submissions import Pending
 
 
-class Started:
-    """What one call has started: one operation, or those of a group.
+class Call(Protocol):
+    """What one call has started."""
 
-    ``operations``: in their order. ``finish``: makes what the caller gets of their results.
-    """
+    def done(self) -> bool:
+        """Whether ``wait`` would return, or raise, at once."""
+
+    def wait(self) -> Any:
+        """What the caller gets. Raises HorovodInternalError."""
+
+
+class Alone:
+    """One operation. ``finish``: makes what the caller gets of its result."""
+
+    __slots__ = ("_finish", "_operation")
+
+    def __init__(self, operation: Pending, finish: Callable[[Any], Any]) -> None:
+        self._operation = operation
+        self._finish = finish
+
+    def done(self) -> bool:
+        return self._operation.done()
+
+    def wait(self) -> Any:
+        try:
+            result = self._operation.wait()
+        except ShoalError as error:
+            _note_wait()
+            raise HorovodInternalError(str(error)) from error
+        _note_wait()
+        return self._finish(result)
+
+
+class Together:
+    """Several operations. ``finish``: makes what the caller gets of their results, in their order."""
 
     def __init__(self, operations: Sequence[Pending], finish: Callable[[list[Any]], Any]) -> None:
         self._operations = operations
@@ -35,24 +64,28 @@ class Started:
 
     def wait(self) -> Any:
         """Waits for all of them, whatever comes of one. Raises HorovodInternalError for the first that has failed."""
-        global _waits
         results, first = [], None
         for operation in self._operations:
             try:
                 results.append(operation.wait())
             except ShoalError as error:
                 first = first or error
-        _waits += 1
+        _note_wait()
         if first is not None:
             raise HorovodInternalError(str(first)) from first
         return self._finish(results)
+
+
+def _note_wait() -> None:
+    global _waits
+    _waits += 1
 
 
 class _OfJob:
     """``running``: (ranks of the process set, name) → the operation that was started last, while anybody may wait for it."""
 
     def __init__(self) -> None:
-        self.started: dict[int, Started] = {}
+        self.started: dict[int, Call] = {}
         self.running: WeakValueDictionary[tuple[tuple[int, ...], str], Named] = WeakValueDictionary()
 
 
@@ -69,7 +102,7 @@ _waits = 0
 IN_A_ROW_SECONDS = 0.001
 
 
-def hand_out(started: Started) -> int:
+def hand_out(started: Call) -> int:
     """The number under which ``wait`` finds it, once."""
     number = next(_numbers)
     _jobs.of(runtime.current()).started[number] = started
@@ -83,8 +116,7 @@ def done(handle: int) -> bool:
         raise ValueError(f"handle {handle} is not that of an operation on its way: it was waited for, or never given")
     ended = started.done()
     if ended:
-        global _waits
-        _waits += 1
+        _note_wait()
     return ended
 
 
@@ -99,7 +131,7 @@ def wait(handle: int) -> Any:
         _jobs.of(runtime.current()).started.pop(handle, None)
 
 
-def _of_present_job(handle: int) -> Started | None:
+def _of_present_job(handle: int) -> Call | None:
     return _jobs.of(runtime.current()).started.get(handle) if runtime.is_initialized() else None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from shoal.horovod.common.operators import ReduceOp
-from shoal.horovod.torch.allreduce import begin_
+from shoal.horovod.torch.allreduce import Reduction
 from shoal.horovod.torch.parameter_hooks import HookedOptimizer, Parameter
 
 
@@ -33,7 +33,7 @@ class AdasumOptimizer(HookedOptimizer):
             parameter.grad = torch.zeros_like(parameter)
         travelling, context = self._compression.compress(self._own_change(parameter))
         name = self._parameter_names[parameter]
-        started = begin_(travelling, name, ReduceOp.Adasum, self.process_set)
+        started = Reduction(ReduceOp.Adasum, 1.0, 1.0, self.process_set).begin_(travelling, name)
         # Does not keep the optimizer, which keeps it.
         decompress = self._compression.decompress
         self._waits[parameter] = lambda: decompress(started.wait(), context)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from shoal.horovod.common import handles
-from shoal.horovod.common.handles import Started
+from shoal.horovod.common.handles import Alone, Together
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.torch import submission
@@ -27,11 +27,11 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
     return handles.hand_out(begin(tensor, name, process_set))
 
 
-def begin(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Started:
+def begin(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Alone:
     """``allgather_async`` without a handle."""
     operation = _start(tensor, name, process_set)
     device = tensor.device
-    return Started([operation], lambda results: results[0].to(device))
+    return Alone(operation, lambda result: result.to(device))
 
 
 class HorovodAllgather(torch.autograd.Function):
@@ -69,7 +69,7 @@ def grouped_allgather_async(
     ]
     devices = [tensor.device for tensor in tensors]
     return handles.hand_out(
-        Started(
+        Together(
             started,
             lambda results: tuple(result.to(device) for result, device in zip(results, devices, strict=True)),
         )

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from shoal.horovod.common import handles
-from shoal.horovod.common.handles import Started
+from shoal.horovod.common.handles import Alone, Together
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.common.util import chosen_operator, num_rank_is_power_2
@@ -36,6 +36,9 @@ from shoal.ops.submissions import Pending
 # Makes the caller's tensor of what an operation has given.
 Finish = Callable[[Any], torch.Tensor]
 
+# A tensor times a factor.
+Scale = Callable[[torch.Tensor, float], torch.Tensor]
+
 
 def allreduce_async(
     tensor: torch.Tensor,
@@ -47,8 +50,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts to combine the ranks' tensors elementwise into a new one; a handle for ``synchronize``."""
-    start = _starter(chosen_operator(op, average), prescale_factor, postscale_factor, process_set)
-    return handles.hand_out(_alone(*start(tensor, name, False)))
+    reduction = Reduction(chosen_operator(op, average), prescale_factor, postscale_factor, process_set)
+    return handles.hand_out(Alone(*reduction.start(tensor, name)))
 
 
 def allreduce_async_(
@@ -61,24 +64,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts ``allreduce_``; a handle for ``synchronize``, which returns the tensor. Until then it must be left alone."""
-    operator = chosen_operator(op, average)
-    return handles.hand_out(begin_(tensor, name, operator, process_set, prescale_factor, postscale_factor))
-
-
-def begin_(
-    tensor: torch.Tensor,
-    name: str | None,
-    op: ReduceOp,
-    process_set: ProcessSet,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Started:
-    """``allreduce_async_`` without a handle."""
-    return _alone(*_starter(op, prescale_factor, postscale_factor, process_set)(tensor, name, True))
-
-
-def _alone(operation: Pending, finish: Finish) -> Started:
-    return Started([operation], lambda results: finish(results[0]))
+    reduction = Reduction(chosen_operator(op, average), prescale_factor, postscale_factor, process_set)
+    return handles.hand_out(reduction.begin_(tensor, name))
 
 
 class HorovodAllreduce(torch.autograd.Function):
@@ -151,8 +138,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts ``grouped_allreduce``; one handle for all, for which ``synchronize`` returns a tuple."""
-    start = _starter(chosen_operator(op, average), prescale_factor, postscale_factor, process_set)
-    return start_group(tensors, name, lambda tensor, its_name: start(tensor, its_name, False))
+    reduction = Reduction(chosen_operator(op, average), prescale_factor, postscale_factor, process_set)
+    return start_group(tensors, name, reduction.start)
 
 
 def grouped_allreduce_async_(
@@ -165,8 +152,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts ``grouped_allreduce_``; one handle for all, for which ``synchronize`` returns the tensors in a tuple."""
-    start = _starter(chosen_operator(op, average), prescale_factor, postscale_factor, process_set)
-    return start_group(tensors, name, lambda tensor, its_name: start(tensor, its_name, True))
+    reduction = Reduction(chosen_operator(op, average), prescale_factor, postscale_factor, process_set)
+    return start_group(tensors, name, reduction.start_)
 
 
 class HorovodGroupedAllreduce(torch.autograd.Function):
@@ -245,41 +232,73 @@ def start_group(
     def finish(results: list[Any]) -> tuple[torch.Tensor, ...]:
         return tuple(finish(result) for finish, result in zip(finishes, results, strict=True))
 
-    return handles.hand_out(Started([operation for operation, _ in started], finish))
+    return handles.hand_out(Together([operation for operation, _ in started], finish))
 
 
-def _starter(
-    op: ReduceOp, prescale_factor: float, postscale_factor: float, process_set: ProcessSet
-) -> Callable[[torch.Tensor, str | None, bool], tuple[Pending, Finish]]:
-    """What starts an all-reduce of a tensor under a name, in place or not."""
-    group = process_set.group
-    if op is ReduceOp.Adasum:
-        check_adasum(group)
+class Reduction:
+    """How tensors are combined, for one or many of them.
 
-    def plan(group: Group, host: torch.Tensor, in_place: bool) -> Plan:
-        return operations.allreduce(group, host, operator_for(op, host.dtype), in_place)
+    Raises ValueError if the process set is not of this job, NotImplementedError as ``check_adasum``.
+    """
 
-    def start(tensor: torch.Tensor, name: str | None, in_place: bool) -> tuple[Pending, Finish]:
-        def before(given: torch.Tensor) -> torch.Tensor:
-            return scale_(given, prescale_factor) if in_place else scaled(given, prescale_factor)
+    __slots__ = ("_group", "_op", "_postscale", "_prescale")
 
+    def __init__(self, op: ReduceOp, prescale_factor: float, postscale_factor: float, process_set: ProcessSet) -> None:
+        self._group = process_set.group
+        self._op = op
+        self._prescale = prescale_factor
+        self._postscale = postscale_factor
         if op is ReduceOp.Adasum:
-            operation = submission.adasum(name, group, tensor, before, in_place)
-        else:
-            submit = submission.in_place if in_place else submission.anew
-            operation = submit("allreduce", name, group, tensor, plan, before)
-        after = factor_after(op, tensor.dtype, group, postscale_factor)
+            check_adasum(self._group)
 
-        def finish(result: torch.Tensor) -> torch.Tensor:
-            if not in_place:
-                return scale_(result.to(tensor.device), after)
-            if op is ReduceOp.Adasum and not tensor.is_cpu:
-                tensor.detach().copy_(result)
-            return scale_(tensor, after)
+    def start(self, tensor: torch.Tensor, name: str | None) -> tuple[Pending, Finish]:
+        """Starts an operation whose result is a new tensor."""
+        operation = self._submitted(tensor, name, scaled, in_place=False)
+        return operation, _Reduced(tensor, self._factor_after(tensor), in_place=False)
 
-        return operation, finish
+    def start_(self, tensor: torch.Tensor, name: str | None) -> tuple[Pending, Finish]:
+        """Starts an operation that fills the tensor."""
+        operation = self._submitted(tensor, name, scale_, in_place=True)
+        copies = self._op is ReduceOp.Adasum and not tensor.is_cpu
+        return operation, _Reduced(tensor, self._factor_after(tensor), in_place=True, copies=copies)
 
-    return start
+    def begin_(self, tensor: torch.Tensor, name: str | None) -> Alone:
+        """``allreduce_async_`` without a handle."""
+        return Alone(*self.start_(tensor, name))
+
+    def _submitted(self, tensor: torch.Tensor, name: str | None, scale: Scale, in_place: bool) -> Pending:
+        factor = self._prescale
+        before = None if factor == 1.0 else lambda given: scale(given, factor)
+        if self._op is ReduceOp.Adasum:
+            return submission.adasum(name, self._group, tensor, before, in_place)
+        submit = submission.in_place if in_place else submission.anew
+        return submit("allreduce", name, self._group, tensor, self._plan, before)
+
+    def _plan(self, group: Group, host: torch.Tensor, in_place: bool) -> Plan:
+        return operations.allreduce(group, host, operator_for(self._op, host.dtype), in_place)
+
+    def _factor_after(self, tensor: torch.Tensor) -> float:
+        return factor_after(self._op, tensor.dtype, self._group, self._postscale)
+
+
+class _Reduced:
+    """The caller's tensor, once there is a result. ``factor``: what that is multiplied by. ``copies``: it is elsewhere."""
+
+    __slots__ = ("_copies", "_factor", "_in_place", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor, factor: float, in_place: bool, copies: bool = False) -> None:
+        self._tensor = tensor
+        self._factor = factor
+        self._in_place = in_place
+        self._copies = copies
+
+    def __call__(self, result: torch.Tensor) -> torch.Tensor:
+        tensor = self._tensor
+        if not self._in_place:
+            return scale_(result.to(tensor.device), self._factor)
+        if self._copies:
+            tensor.detach().copy_(result)
+        return scale_(tensor, self._factor)
 
 
 def check_adasum(group: Group) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from shoal import _native
 from shoal.horovod.common import handles
-from shoal.horovod.common.handles import Started
+from shoal.horovod.common.handles import Alone
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.torch import submission
 from shoal.horovod.torch.rows import plan_by_rows
@@ -45,13 +45,13 @@ def alltoall_async(
 
         return planned._replace(finish=finish)
 
-    def results(of_operation: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, counts = of_operation[0]
+    def results(of_operation: tuple[torch.Tensor, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, counts = of_operation
         return rows.to(device), torch.tensor(counts, dtype=of_splits[0], device=of_splits[1])
 
     operation = submission.apart("alltoall", name, process_set.group, tensor, plan)
     device = tensor.device
-    return handles.hand_out(Started([operation], results))
+    return handles.hand_out(Alone(operation, results))
 
 
 class HorovodAlltoall(torch.autograd.Function):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shoal.horovod.common import basics, handles
-from shoal.horovod.common.handles import Started
+from shoal.horovod.common.handles import Alone
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.torch import submission
@@ -27,7 +27,7 @@ def broadcast_async(
 ) -> int:
     """Starts ``broadcast``; a handle for ``synchronize``."""
     operation = _begin(submission.anew, tensor, root_rank, name, process_set)
-    return handles.hand_out(Started([operation], lambda results: results[0]))
+    return handles.hand_out(Alone(operation, lambda result: result))
 
 
 def broadcast_async_(
@@ -35,7 +35,7 @@ def broadcast_async_(
 ) -> int:
     """Starts ``broadcast_``; a handle for ``synchronize``, which returns the tensor. Until then it must be left alone."""
     operation = begin_(tensor, root_rank, name, process_set)
-    return handles.hand_out(Started([operation], lambda _: tensor))
+    return handles.hand_out(Alone(operation, lambda _: tensor))
 
 
 def begin_(tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Pending:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from shoal.horovod.common import basics
-from shoal.horovod.common.handles import Started
+from shoal.horovod.common.handles import Together
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.torch import submission
 from shoal.horovod.torch.allgather import allgather
@@ -31,7 +31,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
 def _broadcast(named: Sequence[tuple[str | None, torch.Tensor]], root_rank: int) -> None:
     operations = [begin_(tensor, root_rank, name, global_process_set) for name, tensor in named]
-    Started(operations, lambda _: None).wait()
+    Together(operations, lambda _: None).wait()
 
 
 def _named(params: Any) -> list[tuple[str | None, Any]]:

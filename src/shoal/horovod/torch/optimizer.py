@@ -17,14 +17,15 @@ from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.common.util import known_operator, split_list
 from shoal.horovod.torch.adasum_optimizer import AdasumOptimizer
-from shoal.horovod.torch.allreduce import begin_, check_adasum
+from shoal.horovod.torch.allreduce import Reduction, check_adasum
 from shoal.horovod.torch.compression import Compression
 from shoal.horovod.torch.parameter_hooks import HookedOptimizer, Parameter, names_of, wrap
 from shoal.horovod.torch.sparse import sparse_allreduce_async
 
 Groups = int | list[list[torch.Tensor]] | None
 
-# Waits for an average and gives it to the parameter: whether the program has put something else in its gradient's place.
+# What is on its way. Called, it waits for the average and gives it to the parameter: whether the program has put something
+# else in its gradient's place.
 Take = Callable[[], bool]
 
 
@@ -132,22 +133,33 @@ class AveragingOptimizer(HookedOptimizer):
                 parameter, gradient, sparse_allreduce_async(gradient, name, self._op, self.process_set)
             )
             return
+        self._waits[parameter] = _Taking(parameter, gradient, self._compression, self._reduction(), name)
+
+    def _reduction(self) -> Reduction:
+        # Each time, since the process set may be one of another job by now.
+        return Reduction(self._op, 1 / self._predivide, self._predivide, self.process_set)
+
+
+class _Taking:
+    """Of a dense gradient, or of a sparse one's elements. Does not keep the optimizer, which keeps it."""
+
+    __slots__ = ("_compression", "_context", "_dense", "_gradient", "_operation", "_parameter")
+
+    def __init__(
+        self, parameter: Parameter, gradient: torch.Tensor, compression: Any, reduction: Reduction, name: str
+    ) -> None:
+        self._parameter = parameter
+        self._gradient = gradient
         # Not the gradient itself, which the program may give other memory meanwhile.
-        dense = gradient.to_dense() if gradient.is_sparse else gradient.detach()
-        travelling, context = self._compression.compress(dense)
-        operation = begin_(travelling, name, self._op, self.process_set, 1 / self._predivide, self._predivide)
-        # Does not keep the optimizer, which keeps it.
-        decompress = self._compression.decompress
-        self._waits[parameter] = _taking(parameter, gradient, dense, lambda: decompress(operation.wait(), context))
+        self._dense = gradient.to_dense() if gradient.is_sparse else gradient.detach()
+        self._compression = compression
+        travelling, self._context = compression.compress(self._dense)
+        self._operation = reduction.begin_(travelling, name)
 
-
-def _taking(
-    parameter: Parameter, gradient: torch.Tensor, dense: torch.Tensor, average: Callable[[], torch.Tensor]
-) -> Take:
-    """``dense``: the memory of ``gradient``, or its elements if it is sparse. ``average``: waits for it."""
-
-    def take() -> bool:
-        averaged, present = average(), parameter.grad
+    def __call__(self) -> bool:
+        averaged = self._compression.decompress(self._operation.wait(), self._context)
+        parameter, gradient, dense = self._parameter, self._gradient, self._dense
+        present = parameter.grad
         if averaged is not dense:
             dense.copy_(averaged)
         if present is None:
@@ -159,8 +171,6 @@ def _taking(
         if is_replaced:
             parameter.grad = dense
         return is_replaced
-
-    return take
 
 
 def _taking_sparse(parameter: Parameter, gradient: torch.Tensor, average: Callable[[], torch.Tensor]) -> Take:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shoal.horovod.common import handles
-from shoal.horovod.common.handles import Started
+from shoal.horovod.common.handles import Alone
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.common.util import known_operator
@@ -37,7 +37,7 @@ def reducescatter_async(
 ) -> int:
     """Starts ``reducescatter``; a handle for ``synchronize``."""
     operation, finish = _starter(op, prescale_factor, postscale_factor, process_set)(tensor, name)
-    return handles.hand_out(Started([operation], lambda results: finish(results[0])))
+    return handles.hand_out(Alone(operation, finish))
 
 
 class HorovodReducescatter(torch.autograd.Function):

@@ -6,7 +6,7 @@ import shoal
 from shoal.errors import ShoalError
 from shoal.horovod.common import basics, handles
 from shoal.horovod.common.exceptions import HorovodInternalError
-from shoal.horovod.common.handles import Started
+from shoal.horovod.common.handles import Alone
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.torch import submission
 from shoal.ops import operations
@@ -40,4 +40,4 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns once every rank of the process set has called it. Raises HorovodInternalError."""
-    Started([submission.barrier(process_set.group, operations.barrier)], lambda _: None).wait()
+    Alone(submission.barrier(process_set.group, operations.barrier), lambda _: None).wait()
