@@ -119,6 +119,10 @@ class Job final : public ServerWorld {
       to.inlined.erase(header.operation);
     }
     const auto answered = to.opened.find(header.operation);
+    if (header.type == Type::admit && (header.flags & wire::flag_full) != 0) {
+      require(answered != to.opened.end() && header.flags == wire::flag_full, "what goes in full segments is open");
+      answered->second.segment = config_.window_of(0).segment;
+    }
     const bool goes_on =
         header.type == Type::result && answered != to.opened.end() && answered->second.next < answered->second.end;
     if (header.type == Type::admit || goes_on) {

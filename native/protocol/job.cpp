@@ -89,6 +89,10 @@ std::uint32_t JobConfig::segment_for(const Window& window, std::uint64_t bytes, 
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(std::max(least, wanted), window.segment));
 }
 
+bool JobConfig::fills_segments(std::uint32_t segment_bytes, std::uint64_t bytes) const {
+  return bytes > std::uint64_t{segment_bytes} * (wanted_segments - 1);
+}
+
 std::uint32_t JobConfig::inline_of(std::uint64_t shard_bytes, std::uint32_t shard_segment) const {
   const std::uint64_t first = std::min<std::uint64_t>(shard_bytes, shard_segment);
   return first <= limits::inline_bytes ? static_cast<std::uint32_t>(first) : 0;

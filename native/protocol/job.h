@@ -69,6 +69,9 @@ struct JobConfig {
   // The segment of an operation of so many bytes at a server with this window and shard. A small operation is not cut.
   std::uint32_t segment_for(const Window& window, std::uint64_t bytes, std::uint64_t shard_bytes,
                             Senders senders = Senders::nodes) const;
+  // Whether so many bytes, which follow each other at a server, are enough for segments of that size. Fewer are a short
+  // operation, whose segments are smaller.
+  bool fills_segments(std::uint32_t segment_bytes, std::uint64_t bytes) const;
   // How many bytes of a shard may travel with the opening: its first segment.
   std::uint32_t inline_of(std::uint64_t shard_bytes, std::uint32_t shard_segment) const;
   std::uint32_t most_inline() const { return std::max(segment, small); }

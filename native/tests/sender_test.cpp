@@ -62,7 +62,7 @@ struct Sending {
     return operation;
   }
   void admit(Operation& operation) {
-    sender.admit(operation, operation.part_of(0));
+    sender.admit(operation, operation.part_of(0), false);
     sender.send_on(0);
     check();
   }

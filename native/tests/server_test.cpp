@@ -2,6 +2,7 @@
 #include "protocol/server/server.h"
 
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -238,6 +239,66 @@ TEST(what_fails_before_its_first_result_is_not_admitted_any_more) {
   CHECK(job.frame(0, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
   open_everywhere(job, 2, sum_of("b", 3 * 4096), 0);
   CHECK(frames(job, 2) == (Frames{{Type::fail, 1}, {Type::admit, 2}}));
+}
+
+// Smaller segments save time for who is alone. Behind 16 full ones, or with enough before it to make 16, there is none
+// to save.
+struct JobOfShortSegments : tests::ServedJob {
+  JobOfShortSegments() : ServedJob(config_of_short_segments()) {}
+
+  static JobConfig config_of_short_segments() {
+    JobConfig config = make_config(-1, 4096, 0);
+    config.least_segment = 256;
+    return config;
+  }
+
+  // Of ADMIT, as that rank has it; none: it has none.
+  std::optional<int> flags(std::uint32_t rank, std::uint64_t number) {
+    for (const wire::Header& header : world.sent[rank]) {
+      if (header.type == Type::admit && header.operation == number) {
+        return header.flags;
+      }
+    }
+    return std::nullopt;
+  }
+  Status data(std::uint32_t rank, std::uint64_t number, std::size_t bytes) {
+    return frame(rank, {.type = Type::data, .dtype = DType::uint8, .operation = number}, Bytes(bytes));
+  }
+};
+
+TEST(a_short_operation_with_enough_before_it_goes_in_full_segments) {
+  JobOfShortSegments job;
+  for (std::uint64_t number = 1; number <= 5; ++number) {
+    open_everywhere(job, number, sum_of(std::to_string(number).c_str(), 16384), 0);
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      CHECK(job.flags(rank, number) == (number < 4 ? 0 : wire::flag_full));
+    }
+  }
+  CHECK(job.data(0, 1, 1024).ok());
+  CHECK(job.data(0, 4, 4096).ok());
+  CHECK(job.data(1, 4, 1024).code == Code::protocol);
+}
+
+TEST(what_has_begun_and_what_not_all_send_goes_in_the_segments_that_its_members_know) {
+  JobOfShortSegments job;
+  open_everywhere(job, 1, sum_of("1", 65536), 0);
+  CHECK(job.open(0, 2, sum_of("2", 16384), 1024).ok());
+  CHECK(job.open(1, 2, sum_of("2", 16384), 0).ok());
+  CHECK(job.open(2, 2, sum_of("2", 16384), 0).ok());
+  CHECK(job.flags(0, 2) == 0);
+  CHECK(job.data(1, 2, 1024).ok());
+  open_everywhere(job, 3, opening_of(Collective::broadcast, "3", 16384), 0);
+  CHECK(job.flags(0, 3) == 0);
+  CHECK(!job.flags(1, 3).has_value());
+}
+
+TEST(what_has_failed_is_before_nobody) {
+  JobOfShortSegments job;
+  open_everywhere(job, 1, sum_of("1", 65536), 0);
+  const wire::Failure failure{Status::error(Code::timeout, "'1' did not move", 0)};
+  CHECK(job.frame(0, {.type = Type::fail, .operation = 1}, wire::encode(failure)).ok());
+  open_everywhere(job, 2, sum_of("2", 16384), 0);
+  CHECK(job.flags(0, 2) == 0);
 }
 
 // --- Windows ---

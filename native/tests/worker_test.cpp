@@ -230,6 +230,44 @@ TEST(a_copy_of_a_small_input_is_not_given_back_while_a_frame_borrows_it) {
   }
 }
 
+TEST(a_short_operation_goes_in_full_segments_if_its_admit_says_so) {
+  const wire::Header full{.type = Type::admit, .flags = wire::flag_full, .operation = 1};
+  std::vector<std::byte> array(std::size_t{4} * 4096);
+  const auto sent = [&](Job& job) {
+    std::vector<std::size_t> lengths;
+    for (const World::Queued& frame : job.world.queue) {
+      if (frame.header.type == Type::data) {
+        lengths.push_back(frame.borrowed.size());
+      }
+    }
+    return lengths;
+  };
+  Job shorter(0, 256);
+  shorter.worker.submit(all_reduce(array));
+  CHECK(shorter.frame({.type = Type::admit, .operation = 1}, {}).ok());
+  CHECK(sent(shorter) == (std::vector<std::size_t>{1024, 1024}));
+
+  Job behind(0, 256);
+  behind.worker.submit(all_reduce(array));
+  CHECK(behind.frame(full, {}).ok());
+  CHECK(sent(behind) == (std::vector<std::size_t>{4096, 4096}));
+  const wire::Header result{.type = Type::result, .dtype = DType::uint8, .operation = 1};
+  CHECK(behind.frame(result, Bytes(1024)).code == Code::protocol);
+
+  // It has begun, is in full segments anyway, or goes on after a loss.
+  Job begun(4096, 256);
+  begun.worker.submit(all_reduce(array));
+  CHECK(begun.frame(full, {}).code == Code::protocol);
+  Job longer;
+  longer.worker.submit(all_reduce(array));
+  CHECK(longer.frame(full, {}).code == Code::protocol);
+  Job resumed(0, 256);
+  resumed.worker.submit(all_reduce(array));
+  wire::Header both = full;
+  both.flags |= wire::flag_resumed;
+  CHECK(resumed.frame(both, {}).code == Code::protocol);
+}
+
 TEST(a_first_result_without_admit_says_the_same) {
   Job job(4096);
   std::vector<std::byte> array(std::size_t{4} * 4096);

@@ -14,7 +14,7 @@ std::uint8_t allowed_flags(Type type) {
     case Type::sizes:
       return flag_inline;
     case Type::admit:
-      return flag_resumed;
+      return flag_resumed | flag_full;
     case Type::drop:
       return flag_well;
     case Type::epoch:

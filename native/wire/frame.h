@@ -62,6 +62,9 @@ inline constexpr std::uint8_t flag_competing = 1;
 inline constexpr std::uint8_t flag_unreachable = 1;
 inline constexpr std::uint8_t flag_over = 1;
 
+// Flag 2 of ADMIT: of an operation that is short, but goes in full segments.
+inline constexpr std::uint8_t flag_full = 2;
+
 // Payloads of DATA and RESULT, and what comes with an OPEN, may be compressed. 0: not at all.
 inline constexpr std::uint8_t last_codec = 0;
 

@@ -316,7 +316,8 @@ void Simulation::exit_if_done(std::uint32_t rank) {
   Life& life = lives_[rank];
   Cluster::WorkerHost& host = cluster_.worker(rank);
   const bool needed = rank == 0 || host.worker->serves();
-  const bool all_done = life.leaving && host.worker->left();
+  // After an abort a call may still wait for its input, which the device writes until then.
+  const bool all_done = life.leaving && host.worker->left() && life.open == 0;
   const bool may_exit = (life.aborted && life.open == 0) || (life.ended && plan_.processes_end && all_done) ||
                         (all_done && !needed && plan_.ranks[rank].exits_when_left);
   if (!may_exit || life.exiting) {

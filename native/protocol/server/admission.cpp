@@ -20,7 +20,7 @@ constexpr Time long_round = second / 1000;
 Admission::Admission(const Terms& terms, const OperationTable& operations, Links& links)
     : terms_(terms), operations_(operations), links_(links) {}
 
-void Admission::admit(const Operation& operation, bool all_inlined) {
+void Admission::admit(const Operation& operation, bool all_inlined, bool full) {
   bool owed = false;
   for (std::size_t i = 0; i < operation.size(); ++i) {
     owed |= operation.segments().owes(i);
@@ -29,7 +29,7 @@ void Admission::admit(const Operation& operation, bool all_inlined) {
     untold_.push_back(operation.serial());
   } else if (owed) {
     tell_untold();
-    tell(operation);
+    tell(operation, full ? wire::flag_full : 0);
   }
 }
 
@@ -51,16 +51,16 @@ bool Admission::first_result_tells(const Operation& operation) const {
 // Tells operations that wait for their first result before another one is admitted, so that the order is kept.
 void Admission::tell_untold() {
   for (std::uint64_t serial : std::exchange(untold_, {})) {
-    tell(operations_.at(serial));
+    tell(operations_.at(serial), 0);
   }
 }
 
-void Admission::tell(const Operation& operation) {
+void Admission::tell(const Operation& operation, std::uint8_t flags) {
   // Rotated like the results: what the members then send does not all meet at one server.
   for (std::size_t turn = 0; turn < operation.size(); ++turn) {
     const std::size_t i = (terms_.index() + turn) % operation.size();
     if (operation.segments().owes(i)) {
-      links_.send(operation.rank(i), {.type = Type::admit, .operation = operation.member(i).number});
+      links_.send(operation.rank(i), {.type = Type::admit, .flags = flags, .operation = operation.member(i).number});
     }
   }
 }

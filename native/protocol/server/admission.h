@@ -18,8 +18,8 @@ class Admission {
   Admission(const Terms& terms, const OperationTable& operations, Links& links);
 
   // The operation is next in order. A member whose whole contribution came with its opening hears nothing.
-  // `all_inlined`: every member's first segment has come.
-  void admit(const Operation& operation, bool all_inlined);
+  // `all_inlined`: every member's first segment has come. `full`: a short operation goes in full segments.
+  void admit(const Operation& operation, bool all_inlined, bool full);
   // The same of an operation of which some members have results: each member is told which of the missing ranges it
   // sends and which it receives.
   void resume(const Operation& operation, const std::vector<MissingRange>& missing);
@@ -33,7 +33,7 @@ class Admission {
  private:
   bool first_result_tells(const Operation& operation) const;
   void tell_untold();
-  void tell(const Operation& operation);
+  void tell(const Operation& operation, std::uint8_t flags);
 
   const Terms& terms_;
   const OperationTable& operations_;

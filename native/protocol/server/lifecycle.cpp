@@ -366,11 +366,21 @@ void Lifecycle::admit(Operation& operation) {
     resume(operation, shard, segment);
     return;
   }
-  operation.flow(Segments(attributes, operation.size(), shard, segment));
-  start(operation);
+  const std::uint32_t full = terms_.full_segment(operation.group().senders);
+  const bool lengthens =
+      segment < full && may_lengthen(operation) && terms_.config().fills_segments(full, queue_.bytes() + shard.size());
+  operation.flow(Segments(attributes, operation.size(), shard, lengthens ? full : segment), queue_.enter(shard.size()));
+  start(operation, lengthens);
 }
 
-void Lifecycle::start(Operation& operation) {
+// Members hear of it before they send anything; one that only receives would not hear of it.
+bool Lifecycle::may_lengthen(const Operation& operation) {
+  return traits_of(operation.attributes().collective).contributors == CollectiveTraits::Contributors::all &&
+         std::none_of(operation.members().begin(), operation.members().end(),
+                      [](const Member& member) { return member.opening.inline_bytes > 0; });
+}
+
+void Lifecycle::start(Operation& operation, bool full) {
   Segments& segments = operation.segments();
   if (segments.range(0).empty()) {
     summation_.finish(operation, 0, Segment{segments.range(0), {}, 0});
@@ -386,7 +396,7 @@ void Lifecycle::start(Operation& operation) {
       inlined.push_back(i);
     }
   }
-  admission_.admit(operation, inlined.size() == operation.size());
+  admission_.admit(operation, inlined.size() == operation.size(), full);
   bool ended = false;
   for (std::size_t i : inlined) {
     ended = summation_.contribute(operation, 0, i, operation.take_inline_data(i));
@@ -405,7 +415,7 @@ void Lifecycle::resume(Operation& operation, Range shard, std::uint32_t segment)
     return;
   }
   const std::vector<MissingRange> missing = missing_ranges(operation, shard);
-  operation.flow(Segments(operation.attributes(), operation.size(), missing, segment));
+  operation.flow(Segments(operation.attributes(), operation.size(), missing, segment), queue_.enter(shard.size()));
   operation.discard_inline_data();
   for (std::size_t i = 0; i < operation.size(); ++i) {
     credit_.answer(operation.rank(i), 0, operation.take_eager(i));

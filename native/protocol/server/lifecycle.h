@@ -22,6 +22,7 @@
 #include "protocol/server/links.h"
 #include "protocol/server/operation.h"
 #include "protocol/server/operation_table.h"
+#include "protocol/server/queue.h"
 #include "protocol/server/receipts.h"
 #include "protocol/server/results.h"
 #include "protocol/server/summation.h"
@@ -77,7 +78,10 @@ class Lifecycle {
   // There is no room for an operation: it fails on all its members.
   void refuse(Operation& operation);
   void admit(Operation& operation);
-  void start(Operation& operation);
+  // Whether its segments may become longer than its members think.
+  static bool may_lengthen(const Operation& operation);
+  // `full`: in full segments, though it is short.
+  void start(Operation& operation, bool full);
   void resume(Operation& operation, Range shard, std::uint32_t segment);
   // Nobody lacks anything of it.
   void settle(Operation& operation);
@@ -94,6 +98,7 @@ class Lifecycle {
   Joined& joined_;
   Links& links_;
   Credit& credit_;
+  Queue queue_;  // the operations' places are in it
   OperationTable operations_;
   Receipts receipts_;
   Results results_;

@@ -57,14 +57,21 @@ void Operation::discard_inline_data() {
   }
 }
 
-void Operation::flow(Segments segments) {
+void Operation::flow(Segments segments, Queue::Place place) {
   state_ = State::flowing;
   segments_ = std::move(segments);
+  place_ = std::move(place);
+}
+
+void Operation::close() {
+  state_ = State::closing;
+  const Queue::Place gone = std::exchange(place_, {});
 }
 
 void Operation::fail(Status why) {
   state_ = State::failed;
   failure_ = std::move(why);
+  const Queue::Place gone = std::exchange(place_, {});
 }
 
 void Operation::check_invariants() const {
@@ -80,6 +87,7 @@ void Operation::check_invariants() const {
   SHOAL_INVARIANT(!is(State::flowing) || opened == members_.size());
   SHOAL_INVARIANT(is(State::failed) || failure_.ok());
   SHOAL_INVARIANT(is(State::flowing) != segments_.all_answered() || is(State::failed));
+  SHOAL_INVARIANT(is(State::flowing) || queued() == 0);
   segments_.check_invariants();
 }
 

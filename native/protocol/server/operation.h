@@ -11,7 +11,8 @@
 //   opened() = members that have opened it; a member that has dropped it has opened it;
 //   a state after assembling, other than failed, is reached when every member has opened it, or those that have are
 //   complete;
-//   inline data is held only while assembling; segments are gathered and summed only while flowing.
+//   inline data is held only while assembling; segments are gathered and summed, and bytes are queued, only while
+//   flowing.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +25,7 @@
 #include "base/status.h"
 #include "protocol/job.h"
 #include "protocol/server/groups.h"
+#include "protocol/server/queue.h"
 #include "protocol/server/segments.h"
 #include "wire/opening.h"
 
@@ -97,12 +99,14 @@ class Operation {
   bool has_conflict() const { return has_conflict_; }
   void note_conflict() { has_conflict_ = true; }
 
-  void flow(Segments segments);
+  // `place`: in the server's order, until all is answered.
+  void flow(Segments segments, Queue::Place place);
   Segments& segments() { return segments_; }
   const Segments& segments() const { return segments_; }
+  std::uint64_t queued() const { return place_.bytes(); }
   // Whether data of the member's is waited for.
   bool owes(std::size_t index) const { return is(State::flowing) && segments_.owes(index); }
-  void close() { state_ = State::closing; }
+  void close();
   void transfer() { state_ = State::transferring; }
   // With `why` ok, another server says why.
   void fail(Status why);
@@ -123,6 +127,7 @@ class Operation {
   bool has_conflict_ = false;
   Status failure_;
   Segments segments_;
+  Queue::Place place_;
 };
 
 }  // namespace shoal::server

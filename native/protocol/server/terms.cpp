@@ -34,8 +34,7 @@ Range Terms::shard_of(const wire::Opening& opening) const {
 }
 
 std::uint32_t Terms::segment_of(const wire::Opening& opening, Range shard, Senders senders) const {
-  const JobConfig::Window& window = senders == Senders::nodes ? window_ : rank_window_;
-  return config_.segment_for(window, opening.bytes, shard.size(), senders);
+  return config_.segment_for(window(senders), opening.bytes, shard.size(), senders);
 }
 
 std::uint32_t Terms::inline_of(const wire::Opening& opening, Senders senders) const {

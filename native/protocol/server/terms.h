@@ -41,6 +41,8 @@ class Terms {
   // This server's shard of the operation, and its segment.
   Range shard_of(const wire::Opening& opening) const;
   std::uint32_t segment_of(const wire::Opening& opening, Range shard, Senders senders) const;
+  // That of an operation that is not short.
+  std::uint32_t full_segment(Senders senders) const { return window(senders).segment; }
   // Bytes of inline data that may come with the opening.
   std::uint32_t inline_of(const wire::Opening& opening, Senders senders) const;
   // Whether the member with this opening has everything that it gets from here. (Then it knows that all have opened
@@ -52,6 +54,8 @@ class Terms {
   void check_invariants() const;
 
  private:
+  const JobConfig::Window& window(Senders senders) const { return senders == Senders::nodes ? window_ : rank_window_; }
+
   JobConfig config_;
   std::uint32_t index_;
   JobConfig::Window window_;

@@ -130,9 +130,9 @@ void Operations::note_first_result(Operation& operation) const {
   }
 }
 
-void Operations::admit(Operation& operation, Part& part) {
+void Operations::admit(Operation& operation, Part& part, bool full) {
   note_all_called(operation);
-  sender_.admit(operation, part);
+  sender_.admit(operation, part, full);
   if (window_.measures() && !operation.is_measured() && !operation.is_finished() && !operation.is_small()) {
     operation.set_measured(true);
     window_.begin_measuring();
@@ -152,7 +152,7 @@ Status Operations::receive_result(std::uint32_t server, Frame& frame) {
   Part& part = operation.part_of(server);
   const Range segment = sender_.answered(operation, part);
   if (!part.is_admitted() && operation.needs_admission() && !part.all_sent()) {
-    admit(operation, part);  // no ADMIT has said it
+    admit(operation, part, false);  // no ADMIT has said it
   }
   if (operation.is_small()) {
     operation.keep_input(environment_.pool());
@@ -190,7 +190,11 @@ Status Operations::receive_admit(std::uint32_t server, const Frame& frame) {
   }
   Part& part = operation->part_of(server);
   operation->watch().move(environment_.now());
-  admit(*operation, part);
+  const bool full = (frame.header.flags & wire::flag_full) != 0;
+  if (full && ((frame.header.flags & wire::flag_resumed) != 0 || !sender_.may_be_full(*operation, part))) {
+    return refused("ADMIT of '" + operation->name() + "' in full segments, which it cannot have");
+  }
+  admit(*operation, part, full);
   if ((frame.header.flags & wire::flag_resumed) == 0) {
     return {};
   }

@@ -91,7 +91,7 @@ class Operations {
   Status receive_failure(std::uint32_t server, const Frame& frame);
   Status receive_sizes(std::uint32_t server, const Frame& frame);
   Status receive_have(std::uint32_t server, const Frame& frame);
-  void admit(Operation& operation, Part& part);
+  void admit(Operation& operation, Part& part, bool full);
   void note_all_called(Operation& operation) const;
   void note_first_result(Operation& operation) const;
   void end(Operation& operation, Status status);

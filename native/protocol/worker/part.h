@@ -69,6 +69,9 @@ class Part {
   // In its server's order: the server asks for this rank's contribution.
   bool is_admitted() const { return admitted_; }
   void admit() { admitted_ = true; }
+  // Its segments have so many bytes instead. Nothing has been sent.
+  void cut_into(std::uint32_t segment) { segment_ = segment; }
+  bool has_sent_nothing() const { return eager_ == 0 && sent_ == Cursor{0, shard_.begin}; }
   // Of one that was open in an epoch before: the server has said what is missing.
   bool is_resumed() const { return resumed_; }
   void resume(std::vector<wire::MissingRange> missing);

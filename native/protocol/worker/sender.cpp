@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/invariant.h"
+#include "protocol/collectives.h"
 #include "protocol/keys.h"
 #include "protocol/sharding.h"
 
@@ -118,9 +119,17 @@ Range Sender::take_inline(Operation& operation, Part& part, bool again) {
 
 // --- Segments ---
 
-void Sender::admit(Operation& operation, Part& part) {
+void Sender::admit(Operation& operation, Part& part, bool full) {
   part.admit();
+  if (full) {
+    part.cut_into(servers_[part.server()].sizes(operation.group().senders).window.segment);
+  }
   servers_[part.server()].admitted.push_back(operation.number());
+}
+
+bool Sender::may_be_full(const Operation& operation, const Part& part) const {
+  const bool by_all = traits_of(operation.opening().collective).contributors == CollectiveTraits::Contributors::all;
+  return by_all && part.has_sent_nothing() && has_smaller_segments(operation, part);
 }
 
 // While DATA is unanswered, inline bytes count against the window too, so that no more than a window is in flight.

@@ -34,7 +34,9 @@ class Sender {
   void open(Operation& operation, bool again);
 
   // The part is the next in its server's order.
-  void admit(Operation& operation, Part& part);
+  // `full`: in full segments, though it is short. may_be_full(): whether that can be.
+  void admit(Operation& operation, Part& part, bool full);
+  bool may_be_full(const Operation& operation, const Part& part) const;
   // Sends as much of the admitted operations as the server's window allows.
   void send_on(std::uint32_t server);
   // The same for the servers that follow the reference servers of this operation. They may have waited for `server`,
