@@ -1,4 +1,5 @@
-"""Many tensors submitted one by one: the 161 gradients of ResNet-50, 102 MB, beside one array of their size.
+"""Many tensors submitted one by one, beside one array of their size: the 161 gradients of ResNet-50, 102 MB, and the 398
+of BERT-large by 8, 168 MB.
 
 Horovod fuses small tensors, since there each costs a round of its own coordinator. Here calls with names need none. By
 turns in one run:
@@ -10,7 +11,7 @@ turns in one run:
 Shoal and gloo, which has no names. Target: at most 1.1 times the time of one array.
 
     sudo python benchmarks/micro/many_gradients.py [--quick] [--only PLACE]
-        root, for the lab; 5 minutes; results in benchmarks/results (.txt, .json)
+        root, for the lab; 10 minutes; results in benchmarks/results (.txt, .json)
 """
 
 import sys
@@ -29,8 +30,9 @@ from shoal.bench.contestants import Buffer, Contestant, FloatArray
 from shoal.bench.naming import SHOAL
 from shoal.bench.sizes import show_seconds
 
-HEADING = "Many tensors: the 161 gradients of ResNet-50, one operation each, beside one array of their size"
+HEADING = "Many tensors: the gradients of a model, one operation each, beside one array of their size"
 ONE, EACH = "one array", "each, at once"
+MODELS = {"ResNet-50": (replay.resnet50, 1), "BERT-large": (replay.bert_large, 8)}
 PLACES = {
     "lab": "lab nodes=4,servers=2,rate=1gbit",
     "lab without servers": "lab nodes=4,rate=1gbit",
@@ -43,7 +45,7 @@ AT_MOST = 1.1
 
 def ways(joined: Contestant, library: str, arguments: Mapping[str, Any]) -> Mapping[str, Contestant]:
     """Of one rank."""
-    variables = replay.scaled(replay.resnet50(), arguments["divisor"])[::-1]
+    variables = _gradients(arguments["model"], arguments["divisor"])[::-1]
 
     def one(content: FloatArray) -> Buffer:
         tensors, together = replay.cut(content, content.size), replay.submit_together(library)
@@ -96,13 +98,24 @@ def show(report: Report) -> list[str]:
 
 def case(place_text: str) -> Callable[[bool], list[Report]]:
     def measure(quick: bool) -> list[Report]:
-        divisor = QUICK_DIVISOR if quick else 1
-        size = replay.total_bytes(replay.scaled(replay.resnet50(), divisor))
-        title = f"{place_text}: {len(replay.resnet50())} gradients, ResNet-50's" + (f" by {divisor}" if quick else "")
-        rounds = QUICK_ROUNDS if quick else ROUNDS
-        return [replay.measure(Path(__file__), place_text, size, rounds, {"divisor": divisor}, title)]
+        return [_measure(place_text, model, quick) for model in MODELS]
 
     return measure
+
+
+def _measure(place_text: str, model: str, quick: bool) -> Report:
+    _, usual = MODELS[model]
+    divisor = usual * QUICK_DIVISOR if quick else usual
+    variables = _gradients(model, divisor)
+    title = f"{place_text}: {len(variables)} gradients, {model}'s" + (f" by {divisor}" if divisor > 1 else "")
+    arguments = {"model": model, "divisor": divisor}
+    size, rounds = replay.total_bytes(variables), QUICK_ROUNDS if quick else ROUNDS
+    return replay.measure(Path(__file__), place_text, size, rounds, arguments, title)
+
+
+def _gradients(model: str, divisor: int) -> Sequence[Variable]:
+    make, _ = MODELS[model]
+    return replay.scaled(make(), divisor)
 
 
 if __name__ == "__main__":

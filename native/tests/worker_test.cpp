@@ -268,6 +268,17 @@ TEST(a_short_operation_goes_in_full_segments_if_its_admit_says_so) {
   CHECK(resumed.frame(both, {}).code == Code::protocol);
 }
 
+TEST(a_second_smaller_segment_waits_for_no_server_that_takes_full_ones) {
+  TwoServers job(256);
+  std::vector<std::byte> array(std::size_t{8} * 4096);
+  job.worker.submit(all_reduce(array));
+  CHECK(job.arrives(server_link + 1, {.type = Type::admit, .operation = 1}, {}).ok());
+  CHECK_EQ(job.world.data_sent_to(server_link + 1), 1);
+  CHECK(job.arrives(server_link, {.type = Type::admit, .flags = wire::flag_full, .operation = 1}, {}).ok());
+  CHECK_EQ(job.world.data_sent_to(server_link), 2);
+  CHECK_EQ(job.world.data_sent_to(server_link + 1), 2);
+}
+
 TEST(a_first_result_without_admit_says_the_same) {
   Job job(4096);
   std::vector<std::byte> array(std::size_t{4} * 4096);

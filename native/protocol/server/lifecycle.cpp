@@ -1,6 +1,7 @@
 #include "protocol/server/lifecycle.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -415,7 +416,10 @@ void Lifecycle::resume(Operation& operation, Range shard, std::uint32_t segment)
     return;
   }
   const std::vector<MissingRange> missing = missing_ranges(operation, shard);
-  operation.flow(Segments(operation.attributes(), operation.size(), missing, segment), queue_.enter(shard.size()));
+  const std::uint64_t lacked =
+      std::accumulate(missing.begin(), missing.end(), std::uint64_t{0},
+                      [](std::uint64_t sum, const MissingRange& one) { return sum + one.range.size(); });
+  operation.flow(Segments(operation.attributes(), operation.size(), missing, segment), queue_.enter(lacked));
   operation.discard_inline_data();
   for (std::size_t i = 0; i < operation.size(); ++i) {
     credit_.answer(operation.rank(i), 0, operation.take_eager(i));
@@ -487,6 +491,10 @@ void Lifecycle::check_invariants() const {
   summation_.check_invariants();
   transfers_.check_invariants(epochs_.number());
   endings_.check_invariants();
+
+  std::uint64_t queued = 0;
+  operations_.for_each([&](const Operation& operation) { queued += operation.queued(); });
+  SHOAL_INVARIANT(queued == queue_.bytes());
 
   std::vector<std::uint64_t> outstanding(terms_.ranks());
   std::vector<std::uint64_t> eager(terms_.ranks());

@@ -68,7 +68,7 @@ bool Operation::is_done() const {
 std::uint64_t Operation::least_segments_sent() const {
   std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
   for (const Part& part : parts_) {
-    if (!part.all_sent()) {
+    if (!part.all_sent() && !part.is_lengthened()) {
       least = std::min(least, part.segments_sent());
     }
   }

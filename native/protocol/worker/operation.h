@@ -77,7 +77,7 @@ class Operation {
   Part& only_part() { return parts_.front(); }
   bool all_settled() const;
   bool is_done() const;
-  // The fewest segments sent to any server that is owed more.
+  // The fewest segments sent to any server that is owed more, in smaller segments.
   std::uint64_t least_segments_sent() const;
   // Lowest fraction of its shard sent to any reference server that is owed more and whose next segment is there.
   double reference_fraction() const;

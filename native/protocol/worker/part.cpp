@@ -53,6 +53,11 @@ std::uint64_t Part::segments_sent() const {
   return segments;
 }
 
+void Part::lengthen(std::uint32_t segment) {
+  segment_ = segment;
+  lengthened_ = true;
+}
+
 void Part::send(const Cursor& at, Range segment) {
   sent_ = {at.index, segment.end};
   unanswered_ += segment.size();

@@ -69,8 +69,9 @@ class Part {
   // In its server's order: the server asks for this rank's contribution.
   bool is_admitted() const { return admitted_; }
   void admit() { admitted_ = true; }
-  // Its segments have so many bytes instead. Nothing has been sent.
-  void cut_into(std::uint32_t segment) { segment_ = segment; }
+  // Its segments are full ones, of so many bytes, though the operation is short. Nothing has been sent.
+  void lengthen(std::uint32_t segment);
+  bool is_lengthened() const { return lengthened_; }
   bool has_sent_nothing() const { return eager_ == 0 && sent_ == Cursor{0, shard_.begin}; }
   // Of one that was open in an epoch before: the server has said what is missing.
   bool is_resumed() const { return resumed_; }
@@ -114,6 +115,7 @@ class Part {
   bool is_reference_ = false;
   bool follows_reference_ = false;
   std::uint32_t stagger_ = 0;
+  bool lengthened_ = false;
   bool admitted_ = false;
   bool resumed_ = false;
   bool done_ = false;

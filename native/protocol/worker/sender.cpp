@@ -121,10 +121,21 @@ Range Sender::take_inline(Operation& operation, Part& part, bool again) {
 
 void Sender::admit(Operation& operation, Part& part, bool full) {
   part.admit();
-  if (full) {
-    part.cut_into(servers_[part.server()].sizes(operation.group().senders).window.segment);
-  }
   servers_[part.server()].admitted.push_back(operation.number());
+  if (full) {
+    lengthen(operation, part);
+  }
+}
+
+// Others' second segments do not wait any longer for one here.
+void Sender::lengthen(Operation& operation, Part& part) {
+  part.lengthen(servers_[part.server()].sizes(operation.group().senders).window.segment);
+  follow_reference(operation, operation.parts());
+  for (const Part& other : operation.parts()) {
+    if (other.server() != part.server() && has_smaller_segments(operation, other)) {
+      send_on(other.server());
+    }
+  }
 }
 
 bool Sender::may_be_full(const Operation& operation, const Part& part) const {

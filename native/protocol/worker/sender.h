@@ -75,6 +75,7 @@ class Sender {
   };
 
   void follow_reference(const Operation& operation, std::vector<Part>& parts) const;
+  void lengthen(Operation& operation, Part& part);
   Range take_inline(Operation& operation, Part& part, bool again);
   bool has_smaller_segments(const Operation& operation, const Part& part) const;
   bool has_enough_on_its_way(const Operation& operation, const Part& part, std::uint64_t length) const;

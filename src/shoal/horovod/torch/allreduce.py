@@ -268,7 +268,10 @@ class Reduction:
 
     def _submitted(self, tensor: torch.Tensor, name: str | None, scale: Scale, in_place: bool) -> Pending:
         factor = self._prescale
-        before = None if factor == 1.0 else lambda given: scale(given, factor)
+
+        def before(given: torch.Tensor) -> torch.Tensor:
+            return scale(given, factor)
+
         if self._op is ReduceOp.Adasum:
             return submission.adasum(name, self._group, tensor, before, in_place)
         submit = submission.in_place if in_place else submission.anew

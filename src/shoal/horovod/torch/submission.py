@@ -109,7 +109,7 @@ def _giving(made: torch.Tensor, planned: Plan) -> Plan:
     return planned._replace(finish=finish)
 
 
-def adasum(name: str | None, group: Group, tensor: torch.Tensor, before: Change | None, fills: bool) -> Pending:
+def adasum(name: str | None, group: Group, tensor: torch.Tensor, before: Change, fills: bool) -> Pending:
     """Starts Adasum of what ``before`` makes of the tensor. Its result is on the host. ``fills``: it may be in place there.
 
     Other than an operation of the core's it waits for what a device has still to do, and for its copy.
@@ -120,8 +120,7 @@ def adasum(name: str | None, group: Group, tensor: torch.Tensor, before: Change 
         call = collectives.allreduce_async_ if fills else collectives.allreduce_async
         try:
             with submissions.failing_everywhere("allreduce", wire_name, group):
-                given = _plain(tensor)
-                host = (given if before is None else before(given)).cpu()
+                host = before(_plain(tensor)).cpu()
             return call(host, "adasum", wire_name, group)
         except (ShoalError, TypeError) as error:
             raise _to_horovod(error) from error
