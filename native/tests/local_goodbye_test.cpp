@@ -53,6 +53,14 @@ class Node {
     submission.timeout = second;
     groups_[rank]->call(std::move(submission));
   }
+  void calls_barrier(std::uint32_t rank, const std::string& name) {
+    Submission submission;
+    submission.handle = ++last_;
+    submission.collective = Collective::barrier;
+    submission.name = name;
+    submission.timeout = second;
+    groups_[rank]->call(std::move(submission));
+  }
   void leaves(std::uint32_t rank) { groups_[rank]->leave(); }
   void hears_of_the_end_of(std::uint32_t other, std::uint32_t rank) { groups_[rank]->note_gone(other); }
   bool takes_steps(std::uint32_t rank) {
@@ -116,6 +124,16 @@ TEST(a_rank_that_leaves_waits_for_nobody_who_does_not_call_what_has_failed_on_it
     CHECK(node.worlds[leaver].is_empty);
     CHECK_EQ(node.worlds[0].told.size(), 2U);
   }
+}
+
+// Who has not called yet may call something else under its name, and what other nodes wait for is that.
+TEST(other_nodes_hear_of_what_has_failed_before_all_have_called_whatever_it_is_there) {
+  Node node;
+  node.leaves(1);
+  node.take_steps();
+  node.calls_barrier(0, "x");
+  node.take_steps();
+  CHECK_EQ(node.worlds[0].told.size(), 2U);
 }
 
 TEST(a_rank_that_leaves_wakes_the_leader_and_is_woken_for_its_word) {

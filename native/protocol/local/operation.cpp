@@ -22,9 +22,9 @@ bool Operation::may_be(bool goes_up) const {
     known.push_back(opening);
   }
   std::erase_if(known, [](const wire::Opening& one) { return one.failed; });
-  return known.empty() || std::any_of(known.begin(), known.end(), [goes_up](const wire::Opening& one) {
-           return traits_of(one.collective).shares_results() == goes_up;
-         });
+  return !calls.all() || known.empty() || std::any_of(known.begin(), known.end(), [goes_up](const wire::Opening& one) {
+    return traits_of(one.collective).shares_results() == goes_up;
+  });
 }
 
 bool Operation::contributes(std::uint32_t own) const {

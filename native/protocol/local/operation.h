@@ -79,7 +79,7 @@ struct Operation {
   // The opening of a rank of this group, if any has called: this rank's own if it has.
   std::optional<wire::Opening> any_opening() const;
   // With other nodes: whether, as far as is known here, the operation is carried out in this group and goes up to the
-  // network (`goes_up`), or is left to the workers (not `goes_up`). Before any rank has called, both may be.
+  // network (`goes_up`), or is left to the workers (not `goes_up`). Before all ranks have called, both may be.
   bool may_be(bool goes_up) const;
   // Whether this rank contributes. `own`: its place.
   bool contributes(std::uint32_t own) const;
