@@ -42,7 +42,7 @@ def test_groups_that_are_no_nodes_are_refused_on_all_ranks() -> None:
         assert "give all ranks of a node the same process group" in said
 
 
-@pytest.mark.parametrize("members", [2, 4])
+@pytest.mark.parametrize("members", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_loss_of_a_rank_is_an_error_on_all_others(members: int) -> None:
     with Cluster(4, nodes=4 // members) as cluster:
         outcomes = cluster.start(hierarchy_scenarios.loses_a_rank, members).wait(60)

@@ -95,7 +95,7 @@ def kill_servers(servers: int, kills: int, program: Program, seed: int) -> float
         (3, 2, every_operation),
         (1, 1, every_operation),
         pytest.param(2, 2, training, marks=pytest.mark.slow),
-        (2, 2, training_in_16_bits),
+        pytest.param(2, 2, training_in_16_bits, marks=pytest.mark.slow),
     ],
     ids=["two of three", "the only one", "all, in training", "all, in 16 bits"],
 )

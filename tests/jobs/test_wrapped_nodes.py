@@ -126,7 +126,7 @@ def test_errors_of_one_rank_are_those_of_all_and_what_follows_goes_on(on_device:
     ("ranks", "members", "moment"),
     [
         (4, 2, "in the midst"),
-        (4, 4, "in the midst"),
+        pytest.param(4, 4, "in the midst", marks=pytest.mark.slow),
         pytest.param(4, 4, "at the end", marks=pytest.mark.slow),
         pytest.param(4, 2, "before the pass", marks=pytest.mark.slow),
         pytest.param(4, 2, "at the end", marks=pytest.mark.slow),
@@ -155,7 +155,12 @@ LOST, LATE = shoal.PeerLost("rank 7 (elsewhere) is lost", 7, "elsewhere"), shoal
 
 
 @pytest.mark.parametrize(
-    ("what", "loss"), [("layout", LOST), ("needed", LOST), pytest.param("layout", LATE, marks=pytest.mark.slow)]
+    ("what", "loss"),
+    [
+        ("layout", LOST),
+        pytest.param("needed", LOST, marks=pytest.mark.slow),
+        pytest.param("layout", LATE, marks=pytest.mark.slow),
+    ],
 )
 def test_a_rank_that_hears_of_a_loss_first_keeps_nobody_in_its_node(what: str, loss: Exception) -> None:
     with Cluster(4, nodes=2) as cluster:
