@@ -43,6 +43,8 @@ struct CollectiveTraits {
   // Whether the root alone gives. It gets nothing, so a server answers it when it has written to all others: it is not
   // ahead of members that read slowly.
   bool root_gives_alone() const { return contributors == Contributors::root; }
+  // Whether each member gives. So each sends before it receives, and hears first how long segments are.
+  bool all_give() const { return contributors == Contributors::all; }
 };
 
 const CollectiveTraits& traits_of(Collective collective);

@@ -89,7 +89,7 @@ std::uint32_t JobConfig::segment_for(const Window& window, std::uint64_t bytes, 
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(std::max(least, wanted), window.segment));
 }
 
-bool JobConfig::fills_segments(std::uint32_t segment_bytes, std::uint64_t bytes) const {
+bool JobConfig::fills_segments(std::uint32_t segment_bytes, std::uint64_t bytes) {
   return bytes > std::uint64_t{segment_bytes} * (wanted_segments - 1);
 }
 

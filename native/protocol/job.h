@@ -71,7 +71,7 @@ struct JobConfig {
                             Senders senders = Senders::nodes) const;
   // Whether so many bytes, which follow each other at a server, are enough for segments of that size. Fewer are a short
   // operation, whose segments are smaller.
-  bool fills_segments(std::uint32_t segment_bytes, std::uint64_t bytes) const;
+  static bool fills_segments(std::uint32_t segment_bytes, std::uint64_t bytes);
   // How many bytes of a shard may travel with the opening: its first segment.
   std::uint32_t inline_of(std::uint64_t shard_bytes, std::uint32_t shard_segment) const;
   std::uint32_t most_inline() const { return std::max(segment, small); }

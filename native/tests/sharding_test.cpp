@@ -71,8 +71,8 @@ TEST(a_short_operation_has_smaller_segments_as_many_as_are_wanted_or_of_the_leas
   CHECK_EQ(config.segment_for(window, 1 << 20, 16 * 16384 + 64), 16384U);
   // In proportion at a server whose segments are smaller.
   CHECK_EQ(config.segment_for({8192, 16384}, 4096, 1024), 2048U);
-  CHECK(!config.fills_segments(4096, 15 * 4096));
-  CHECK(config.fills_segments(4096, 15 * 4096 + 64));
+  CHECK(!JobConfig::fills_segments(4096, 15 * 4096));
+  CHECK(JobConfig::fills_segments(4096, 15 * 4096 + 64));
   CHECK_EQ(config.segment_for({64, 128}, 4096, 1024), 64U);
 }
 

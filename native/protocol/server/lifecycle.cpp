@@ -369,14 +369,14 @@ void Lifecycle::admit(Operation& operation) {
   }
   const std::uint32_t full = terms_.full_segment(operation.group().senders);
   const bool lengthens =
-      segment < full && may_lengthen(operation) && terms_.config().fills_segments(full, queue_.bytes() + shard.size());
+      segment < full && may_lengthen(operation) && JobConfig::fills_segments(full, queue_.bytes() + shard.size());
   operation.flow(Segments(attributes, operation.size(), shard, lengthens ? full : segment), queue_.enter(shard.size()));
   start(operation, lengthens);
 }
 
 // Members hear of it before they send anything; one that only receives would not hear of it.
 bool Lifecycle::may_lengthen(const Operation& operation) {
-  return traits_of(operation.attributes().collective).contributors == CollectiveTraits::Contributors::all &&
+  return traits_of(operation.attributes().collective).all_give() &&
          std::none_of(operation.members().begin(), operation.members().end(),
                       [](const Member& member) { return member.opening.inline_bytes > 0; });
 }

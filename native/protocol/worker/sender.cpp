@@ -139,8 +139,8 @@ void Sender::lengthen(Operation& operation, Part& part) {
 }
 
 bool Sender::may_be_full(const Operation& operation, const Part& part) const {
-  const bool by_all = traits_of(operation.opening().collective).contributors == CollectiveTraits::Contributors::all;
-  return by_all && part.has_sent_nothing() && has_smaller_segments(operation, part);
+  return traits_of(operation.opening().collective).all_give() && part.has_sent_nothing() &&
+         has_smaller_segments(operation, part);
 }
 
 // While DATA is unanswered, inline bytes count against the window too, so that no more than a window is in flight.
