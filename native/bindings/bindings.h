@@ -28,6 +28,7 @@ struct MemoryInPython {
 void bind_array(nb::module_& module);
 void bind_functions(nb::module_& module);
 void bind_cuda(nb::module_& module);
+void bind_doors(nb::module_& module);
 void bind_engine(nb::module_& module);
 void bind_server(nb::module_& module);
 void bind_tls(nb::module_& module);

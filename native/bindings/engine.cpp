@@ -26,6 +26,7 @@
 #include "bindings/array.h"
 #include "bindings/bindings.h"
 #include "bindings/signals.h"
+#include "doors/door.h"
 #include "engine/at_exit.h"
 #include "engine/callers.h"
 #include "engine/course.h"
@@ -96,6 +97,7 @@ class BoundEngine {
   BoundEngine(std::uint32_t rank, const JobConfig& config) : engine_(rank, config) {}
   ~BoundEngine() {
     const nb::gil_scoped_release released;
+    doors::forget(&engine_);
     engine_.close();
   }
 
@@ -352,6 +354,11 @@ auto without_gil(Result (engine::Engine::*method)(Arguments...)) {
   };
 }
 
+void open_door(BoundEngine& bound, std::string here, double timeout, std::uint32_t members, std::uint32_t index) {
+  const nb::gil_scoped_release released;
+  doors::open({&bound.engine(), std::move(here), nanoseconds_of(timeout).count(), {members, index}});
+}
+
 void finish_at_exit(nb::handle self, std::string reason) {
   engine::finish_at_exit(nb::cast<BoundEngine&>(self).engine(), std::move(reason));
   self.inc_ref();  // the engine outlives the interpreter
@@ -467,6 +474,7 @@ void bind_engine(nb::module_& module) {
       .def("abort", &abort, "reason"_a)
       .def("close", &close)
       .def("finish_at_exit", &finish_at_exit, "reason"_a)
+      .def("open_door", &open_door, "here"_a, "timeout"_a, "members"_a, "index"_a)
       .def(
           "record", [](BoundEngine& bound, bool on) { bound.engine().record(on); }, "on"_a)
       .def("statistics", [](BoundEngine& bound) { return bound.engine().statistics(); });

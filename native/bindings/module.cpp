@@ -11,6 +11,7 @@ NB_MODULE(_native, module) {
   shoal::python::bind_memory(module);
   shoal::python::bind_cuda(module);
   shoal::python::bind_engine(module);
+  shoal::python::bind_doors(module);
   shoal::python::bind_server(module);
   shoal::python::bind_ending(module);
 }

@@ -47,6 +47,15 @@ def note_call() -> None:
 def count_callbacks(more: int) -> None:
     """So many more callbacks, or less, are to be called whose threads are not known yet. While there are such, this process may call something."""
 
+def add_door_group(group: int, members: int, index: int, timeout: float) -> int:
+    """The door's number (native/doors/door.h) for a group of the job that it is open to. ``timeout``: in seconds."""
+
+def door_place(group: int) -> tuple[int, int]:
+    """How many members the group of this number has, and which one this rank is. Raises RuntimeError if it is not of this job."""
+
+def door_table() -> int:
+    """The address of the core's functions for frameworks' libraries (native/doors/table.h)."""
+
 class Array:
     """A CPU array of any library, held through DLPack without a copy.
 
@@ -401,6 +410,9 @@ class Engine:
 
     def close(self) -> None:
         """Stops the threads and closes every link. Open handles end with an error. May be called again."""
+
+    def open_door(self, here: str, timeout: float, members: int, index: int) -> None:
+        """From now on what frameworks call from C++ comes here. ``here``: this rank, for messages. ``timeout``: in seconds."""
 
     def finish_at_exit(self, reason: str) -> None:
         """Keeps the engine beyond the end of the interpreter. When the process then exits with status 0 it leaves and, if it

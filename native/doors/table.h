@@ -1,0 +1,64 @@
+// The core's functions for a framework's operations that are written in C++ and built apart from it: a plain C table.
+//
+// A library of such operations (native/tensorflow) is loaded by its framework and linked to neither: the module _native
+// hands it the address of this table. Both are built together and travel in one wheel, so the table has no versions; its
+// size is compared.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace shoal::doors {
+
+// One call of an operation. Memory that pointers lead to stays until `ended` has been called, everything else until
+// call() has returned.
+struct Call {
+  int collective = 0;  // the numbers of base/types.h
+  int op = 0;
+  int dtype = 0;
+  std::uint32_t root = 0;          // index in the group
+  std::int64_t group = 0;          // Table::group; 0: all ranks
+  const char* name = nullptr;      // of `name_bytes`; none: matched by the group's sequence
+  std::size_t name_bytes = 0;
+  const std::int64_t* shape = nullptr;
+  std::size_t dimensions = 0;
+  const std::int64_t* splits = nullptr;  // all-to-all: bytes for each member
+  std::size_t members = 0;               // how many splits
+  const void* input = nullptr;
+  std::size_t input_bytes = 0;
+  void* output = nullptr;  // may equal input; null: the core takes memory when the size is known
+  std::size_t output_bytes = 0;
+  const char* failure = nullptr;  // why this rank cannot take part, which the others hear; else null
+};
+
+// How it has ended. Everything in it lives until `ended` has returned.
+struct End {
+  int code = 0;                   // base/status.h; 0: well
+  const char* message = nullptr;  // whole: says operation, name, rank and host
+  void* output = nullptr;         // what the core took memory for
+  std::size_t output_bytes = 0;
+  const std::uint64_t* blocks = nullptr;  // bytes from each member: all-gather, all-to-all
+  std::size_t members = 0;
+  const void* operation = nullptr;  // Table::keep
+};
+
+// Called once: before call() returns, or later on a thread that is for this alone and may run what follows in the
+// framework, for long if need be.
+using Ended = void (*)(void* context, const End* end);
+
+struct Place {
+  std::uint32_t members = 0;
+  std::uint32_t index = 0;  // of this rank
+};
+
+struct Table {
+  std::size_t size = sizeof(Table);
+  void (*call)(const Call*, Ended ended, void* context) = nullptr;
+  // From within `ended`: the memory of `output` lives until release().
+  void* (*keep)(const End*) = nullptr;
+  void (*release)(void* kept) = nullptr;
+  // Who this rank is in the group. False: the group is not of the present job, and `message` has why, cut to its size.
+  bool (*place)(std::int64_t group, Place*, char* message, std::size_t message_size) = nullptr;
+};
+
+}  // namespace shoal::doors

@@ -1,0 +1,130 @@
+// Registers the operations when TensorFlow loads this library (tf.load_op_library), which wants that to happen within
+// dlopen. What went wrong is kept for Python to ask: nothing may be thrown from here.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "doors/table.h"
+#include "tensorflow/api.h"
+#include "tensorflow/call.h"
+#include "tensorflow/collectives.h"
+#include "tensorflow/done.h"
+#include "tensorflow/tensors.h"
+
+namespace shoal::tensorflow {
+
+namespace {
+
+std::string& problem() {
+  static auto* const the_problem = new std::string();
+  return *the_problem;
+}
+
+void* create(TF_OpKernelConstruction* construction) {
+  auto attributes = std::make_unique<Attributes>();
+  const Status status;
+  std::int32_t length = 0;
+  std::int32_t bytes = 0;
+  api().OpKernelConstruction_GetAttrSize(construction, "tensor_name", &length, &bytes, status);
+  if (status.ok()) {
+    attributes->name.resize(static_cast<std::size_t>(bytes));
+    api().OpKernelConstruction_GetAttrString(construction, "tensor_name", attributes->name.data(),
+                                             attributes->name.size(), status);
+  }
+  if (status.ok()) {
+    api().OpKernelConstruction_GetAttrInt64(construction, "group", &attributes->group, status);
+  }
+  if (!status.ok()) {
+    api().OpKernelConstruction_Failure(construction, status);
+  }
+  // Not every operation has these.
+  const Status ignored;
+  api().OpKernelConstruction_GetAttrInt64(construction, "op", &attributes->op, ignored);
+  api().OpKernelConstruction_GetAttrInt64(construction, "root", &attributes->root, ignored);
+  return attributes.release();
+}
+
+void destroy(void* kernel) { delete static_cast<Attributes*>(kernel); }
+
+void define(const Operation& operation, const Status& status) {
+  TF_OpDefinitionBuilder* const builder = api().NewOpDefinitionBuilder(operation.name);
+  std::vector<const char*> attributes{dtypes, "tensor_name: string", "group: int"};
+  attributes.insert(attributes.end(), operation.attributes.begin(), operation.attributes.end());
+  for (const char* const attribute : attributes) {
+    api().OpDefinitionBuilderAddAttr(builder, attribute);
+  }
+  for (const char* const input : operation.inputs) {
+    api().OpDefinitionBuilderAddInput(builder, input);
+  }
+  for (const char* const output : operation.outputs) {
+    api().OpDefinitionBuilderAddOutput(builder, output);
+  }
+  // Else it would be folded, merged with another one, or pruned.
+  api().OpDefinitionBuilderSetIsStateful(builder, true);
+  api().OpDefinitionBuilderSetShapeInferenceFunction(builder, operation.shape);
+  api().RegisterOpDefinition(builder, status);
+}
+
+std::string argument(const char* declaration) {
+  const std::string all = declaration;
+  return all.substr(0, all.find(':'));
+}
+
+// On a GPU, too: TensorFlow brings arrays to memory of the host and back.
+void add_kernel(const Operation& operation, const std::string& device, const Status& status) {
+  TF_KernelBuilder* const builder =
+      api().NewAsyncKernelBuilder(operation.name, device.c_str(), create, operation.compute, destroy);
+  if (device != "CPU") {
+    for (const auto* const arguments : {&operation.inputs, &operation.outputs}) {
+      for (const char* const declaration : *arguments) {
+        api().KernelBuilder_HostMemory(builder, argument(declaration).c_str());
+      }
+    }
+  }
+  api().RegisterKernelBuilder((operation.name + device).c_str(), builder, status);
+}
+
+std::string register_all() {
+  if (!api().problem.empty()) {
+    return api().problem;
+  }
+  for (const Operation& operation : collectives()) {
+    const Status status;
+    define(operation, status);
+    for (const char* const device : {"CPU", "GPU"}) {
+      if (status.ok()) {
+        add_kernel(operation, device, status);
+      }
+    }
+    if (!status.ok()) {
+      return std::string(operation.name) + " cannot be registered: " + api().Message(status);
+    }
+  }
+  return "";
+}
+
+const bool registered = [] {
+  problem() = register_all();
+  return problem().empty();
+}();
+
+}  // namespace
+
+}  // namespace shoal::tensorflow
+
+#define SHOAL_EXPORTED extern "C" __attribute__((visibility("default")))
+
+// Why the operations are not there; empty: they are.
+SHOAL_EXPORTED const char* shoal_tensorflow_problem() { return shoal::tensorflow::problem().c_str(); }
+
+// Hands over the core's functions. Returns whether they are those that this was built with.
+SHOAL_EXPORTED int shoal_tensorflow_connect(const shoal::doors::Table* table) {
+  if (table->size != sizeof(shoal::doors::Table)) {
+    return 0;
+  }
+  shoal::tensorflow::set_core(table);
+  return 1;
+}
+
+// For tests (done.h).
+SHOAL_EXPORTED void shoal_tensorflow_distrust(int on) { shoal::tensorflow::Done::distrust(on != 0); }

@@ -1,0 +1,33 @@
+"""The native operations, loaded into TensorFlow: ``operations`` has the functions that TensorFlow generates for them.
+
+Loaded once in a process, with the first import of ``shoal.tensorflow``.
+"""
+
+import ctypes
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps
+
+from shoal.ops import doors
+
+NAMES = ("ShoalAllreduce", "ShoalReducescatter", "ShoalBroadcast", "ShoalAllgather", "ShoalAlltoall")
+
+
+def _load() -> tuple[Any, ctypes.CDLL]:
+    path = doors.library("shoal.tensorflow._tensorflow")
+    loaded = tf.load_op_library(path)
+    return loaded, doors.connect(path, "shoal_tensorflow")
+
+
+def _let_them_overlap() -> None:
+    """In a function TensorFlow runs stateful operations one after the other, each when the one before is done, but for these.
+
+    Stateless ones would be folded, merged and pruned. Without this they would be right, but only one would be in flight.
+    """
+    kept = "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS"
+    setattr(auto_control_deps, kept, frozenset(getattr(auto_control_deps, kept)) | set(NAMES))
+
+
+operations, native = _load()
+_let_them_overlap()
