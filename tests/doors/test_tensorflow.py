@@ -1,17 +1,10 @@
 """TensorFlow's door with real ranks: the scenarios of tensorflow_*.py, and how jobs end."""
 
-import ctypes
-from pathlib import Path
-
-import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_collectives
 from scenarios import failures
 
-import shoal.tensorflow as shoal
-from shoal.testing import Cluster, run_ranks
-from shoal.tensorflow import library
+from shoal.testing import run_ranks
 
 RANKS = 3
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "SHOAL_TIMEOUT": "20"}
