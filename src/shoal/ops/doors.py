@@ -58,10 +58,10 @@ def number_of(group: Group) -> int:
 
 
 class Place(NamedTuple):
-    """Who this rank is in a group."""
+    """Who this rank is in a group: ``own`` is its index."""
 
     members: int
-    index: int
+    own: int
 
 
 def place(number: int) -> Place:

@@ -66,14 +66,14 @@ def _of_allgather(operation: Any, gradient: Any) -> Any:
     mean = operations.shoal_allreduce(x=gradient, op=MEAN, **made.called("gradient"))
     own = tf.shape(made.inputs[0], out_type=tf.int64)[:1]
     rows = tf.reshape(operations.shoal_allgather(x=own, **made.called("rows")), [made.place.members])
-    return tf.split(mean, rows, axis=0)[made.place.index]
+    return tf.split(mean, rows, axis=0)[made.place.own]
 
 
 @tf.RegisterGradient("ShoalBroadcast")
 def _of_broadcast(operation: Any, gradient: Any) -> Any:
     made = _Made(operation)
     mean = operations.shoal_allreduce(x=gradient, op=MEAN, **made.called("gradient"))
-    return mean if made.place.index == made.number("root") else tf.zeros_like(mean)
+    return mean if made.place.own == made.number("root") else tf.zeros_like(mean)
 
 
 @tf.RegisterGradient("ShoalAlltoall")
