@@ -45,7 +45,7 @@ GradientPlan make_plan(
     const std::vector<std::tuple<int, std::size_t>>& arenas,
     const std::vector<std::tuple<std::uint32_t, std::size_t, std::size_t, std::uint32_t, std::uint32_t>>& places,
     std::vector<std::tuple<std::string, std::uint32_t, std::size_t, std::size_t>> buffers,
-    std::vector<std::uint8_t> votes) {
+    std::vector<std::uint8_t> votes, std::string end_label) {
   GradientPlan plan;
   for (const auto& [dtype, bytes] : arenas) {
     plan.arenas.push_back({static_cast<DType>(dtype), bytes});
@@ -57,6 +57,7 @@ GradientPlan make_plan(
     plan.buffers.push_back({std::move(label), arena, begin, end});
   }
   plan.votes = std::move(votes);
+  plan.end_label = std::move(end_label);
   return plan;
 }
 
@@ -112,7 +113,7 @@ void bind_doors(nb::module_& module) {
   module.def("door_place", &place, "group"_a);
   module.def("door_table", [] { return reinterpret_cast<std::uintptr_t>(&doors::table()); });
   nb::class_<GradientPlan>(module, "GradientPlan")
-      .def(nb::new_(&make_plan), nb::kw_only(), "arenas"_a, "places"_a, "buffers"_a, "votes"_a);
+      .def(nb::new_(&make_plan), nb::kw_only(), "arenas"_a, "places"_a, "buffers"_a, "votes"_a, "end_label"_a);
   nb::class_<PassInPython>(module, "DisagreeingPass").def("explain", &explain, "how"_a);
   nb::class_<BoundAverager>(module, "GradientAverager")
       .def(nb::init<std::string, std::int64_t, int, const GradientPlan&, const CompletionQueue&, std::uint64_t>(),

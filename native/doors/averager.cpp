@@ -27,6 +27,18 @@ Averager::Averager(Pass::Terms terms, GradientPlan plan, std::shared_ptr<engine:
                    std::uint64_t token)
     : terms_(std::move(terms)), completions_(std::move(completions)), token_(token), plan_(checked(std::move(plan))) {}
 
+Averager::~Averager() {
+  const std::string gone = "what averages these gradients has gone: trace the function again";
+  for (const Begun& begun : waiting_) {
+    begun(nullptr, gone);
+  }
+  for (const Event& event : events_) {
+    if (event.pass != nullptr) {
+      event.pass->explain("the ranks do not have the same gradients");
+    }
+  }
+}
+
 void Averager::begin(Begun begun) {
   {
     const std::lock_guard lock(mutex_);
@@ -160,7 +172,6 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::map<std::int64_t, std::shared_ptr<Averager>> averagers;  // guarded by mutex
-  std::int64_t last = 0;                                        // guarded by mutex
 };
 
 Registry& registry() {
@@ -172,8 +183,9 @@ Registry& registry() {
 
 std::int64_t add_averager(std::shared_ptr<Averager> averager) {
   const std::lock_guard lock(registry().mutex);
-  registry().averagers[++registry().last] = std::move(averager);
-  return registry().last;
+  const std::int64_t number = fresh_number();
+  registry().averagers[number] = std::move(averager);
+  return number;
 }
 
 std::shared_ptr<Averager> find_averager(std::int64_t number) {

@@ -40,6 +40,11 @@ class Averager : public std::enable_shared_from_this<Averager> {
   // Python's completions, which get `token` for each event. Throws std::invalid_argument for an impossible plan.
   Averager(Pass::Terms terms, GradientPlan plan, std::shared_ptr<engine::Completions> completions, std::uint64_t token);
 
+  // Steps that wait for it fail, and those of which ranks disagree end.
+  ~Averager();
+  Averager(const Averager&) = delete;
+  Averager& operator=(const Averager&) = delete;
+
   void begin(Begun begun);
   std::optional<Event> next_event();
   // After Event::order: the plan from now on; none: the one so far, and the next step shows the order.

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <new>
 #include <optional>
+#include <random>
 #include <shared_mutex>
 #include <stdexcept>
 #include <utility>
@@ -41,7 +42,6 @@ struct Door {
   std::shared_mutex mutex;               // held, shared, while an engine is called
   std::optional<Job> job;                // guarded by mutex
   std::map<std::int64_t, Group> groups;  // of the job; guarded by mutex
-  std::int64_t last_group = 0;           // guarded by mutex
   Finishers finishers;
 
   // With mutex held. Null: `why` has the reason.
@@ -149,6 +149,14 @@ bool find_place(std::int64_t group, Place* found, char* message, std::size_t mes
 
 }  // namespace
 
+std::int64_t fresh_number() {
+  static std::mutex mutex;
+  static std::random_device numbers;
+  const std::lock_guard lock(mutex);
+  const std::uint64_t high = numbers();
+  return static_cast<std::int64_t>(((high << 32U) | numbers()) >> 1U | 1U);
+}
+
 void open(Job job) {
   Door& ours = door();
   const std::unique_lock lock(ours.mutex);
@@ -177,7 +185,7 @@ void call(std::int64_t group, Submission&& submission, std::function<void(const 
   if (operation->done()) {
     end();
   } else {
-    door().finishers.expect(*operation, std::move(end));
+    door().finishers.expect(operation, std::move(end));
   }
 }
 
@@ -213,8 +221,9 @@ void forget(const engine::Engine* engine) {
 std::int64_t add_group(std::uint32_t group, Place place, std::int64_t timeout) {
   Door& ours = door();
   const std::unique_lock lock(ours.mutex);
-  ours.groups[++ours.last_group] = {group, place, timeout};
-  return ours.last_group;
+  const std::int64_t number = fresh_number();
+  ours.groups[number] = {group, place, timeout};
+  return number;
 }
 
 Place place(std::int64_t group) {

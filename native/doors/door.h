@@ -1,7 +1,7 @@
 // The door of this process for frameworks that call operations from C++: the present job's engine, behind Table.
 //
-// Python opens it for each job, and says which groups there are. A framework's graph outlives jobs, so calls name
-// groups by numbers of the door's own, which are never used again; 0 is all ranks of the job at hand.
+// Python opens it for each job, and says which groups there are. A framework's graph outlives jobs, and may be saved.
+// So calls name groups by numbers that no other job and no other process has; 0 is all ranks of the job at hand.
 //
 // Promises:
 //   * Each call ends once, whatever becomes of the job, and nothing that goes wrong is thrown.
@@ -37,6 +37,8 @@ struct Job {
 void open(Job job);
 // The engine is about to go.
 void forget(const engine::Engine* engine);
+// For what graphs know by a number.
+std::int64_t fresh_number();
 // The door's number for a group of the present job. `group`: the engine's number. `timeout`: as in Job.
 std::int64_t add_group(std::uint32_t group, Place place, std::int64_t timeout);
 

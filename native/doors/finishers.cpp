@@ -1,20 +1,25 @@
 #include "doors/finishers.h"
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <system_error>
 #include <utility>
 
+#include "engine/callers.h"
 #include "os/thread.h"
 
 namespace shoal::doors {
 
 namespace {
 
-// Threads that wait are kept up to so many: one is at work while the next operation ends.
+// Threads that wait to be told are kept up to so many: one is at work while the next operation ends. Of those that wait
+// in groups, so many rest.
 constexpr std::size_t kept = 2;
+constexpr std::size_t kept_resting = 1;
 
 constexpr std::chrono::hours turn{1};
+constexpr std::chrono::seconds turn_in_group{1};
 
 }  // namespace
 
@@ -23,17 +28,38 @@ void Finishers::prepare() {
   start_if_none_waits();
 }
 
-void Finishers::expect(engine::Operation& operation, Follow follow) {
+void Finishers::expect(const std::shared_ptr<engine::Operation>& operation, Follow follow) {
+  if (!operation->is_local()) {
+    be_told(operation, std::move(follow));
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  local_.push_back({operation, std::move(follow)});
+  if (!is_waited_for_) {
+    wake_one_for_groups();
+  }
+}
+
+void Finishers::close() {
+  completions_->close();
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  local_came_.notify_all();
+}
+
+// --- Those that are told ---
+
+void Finishers::be_told(const std::shared_ptr<engine::Operation>& operation, Follow follow) {
   std::uint64_t token = 0;
   {
     const std::lock_guard lock(mutex_);
     token = ++last_token_;
-    expected_.emplace(token, std::move(follow));
+    told_.emplace(token, Expected{operation, std::move(follow)});
   }
-  operation.tell(completions_, token);
+  operation->tell(completions_, token);
 }
-
-void Finishers::close() { completions_->close(); }
 
 void Finishers::start_if_none_waits() {
   if (waiting_ > 0) {
@@ -56,7 +82,7 @@ Finishers::Follow Finishers::take(std::uint64_t token) {
   const std::lock_guard lock(mutex_);
   --waiting_;
   start_if_none_waits();
-  return std::move(expected_.extract(token).mapped());
+  return std::move(told_.extract(token).mapped().follow);
 }
 
 void Finishers::serve() {
@@ -74,6 +100,87 @@ void Finishers::serve() {
       return;
     }
     ++waiting_;
+  }
+}
+
+// --- Those that wait in groups of one machine ---
+
+void Finishers::wake_one_for_groups() {
+  if (resting_ > 0) {
+    local_came_.notify_one();
+    return;
+  }
+  try {
+    os::start_thread([this] { wait_in_groups(); }).detach();
+  } catch (const std::system_error&) {
+    // The system has no thread: those that are told do it.
+    std::list<Expected> all;
+    all.swap(local_);
+    for (Expected& one : all) {
+      const std::uint64_t token = ++last_token_;
+      const std::shared_ptr<engine::Operation> operation = one.operation;
+      told_.emplace(token, std::move(one));
+      operation->tell(completions_, token);
+    }
+  }
+}
+
+bool Finishers::any_has_ended() {
+  const std::lock_guard lock(mutex_);
+  return closed_ || std::any_of(local_.begin(), local_.end(), [](const Expected& one) {
+           return one.operation->done() || !one.operation->is_local();
+         });
+}
+
+// With mutex_ held: also those that are no longer the group's, or of another group than the one that was waited in.
+std::list<Finishers::Expected> Finishers::take_ended() {
+  std::list<Expected> ended;
+  for (auto next = local_.begin(); next != local_.end();) {
+    const auto one = next++;
+    if (one->operation->done() || !one->operation->is_local()) {
+      ended.splice(ended.end(), local_, one);
+    }
+  }
+  return ended;
+}
+
+void Finishers::wait_in_groups() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (local_.empty() || is_waited_for_) {
+      if (resting_ >= kept_resting) {
+        return;
+      }
+      ++resting_;
+      {
+        const engine::Resting resting;
+        local_came_.wait(lock, [this] { return closed_ || (!local_.empty() && !is_waited_for_); });
+      }
+      --resting_;
+    }
+    if (closed_) {
+      return;
+    }
+    is_waited_for_ = true;
+    const std::shared_ptr<engine::Operation> first = local_.front().operation;
+    lock.unlock();
+    first->wait_in_group([this] { return any_has_ended(); }, turn_in_group);
+    lock.lock();
+    is_waited_for_ = false;
+    std::list<Expected> ended = take_ended();
+    if (!ended.empty() && !local_.empty()) {
+      wake_one_for_groups();  // this thread is at work
+    }
+    lock.unlock();
+    for (Expected& one : ended) {
+      if (one.operation->done()) {
+        one.follow();
+      } else {
+        be_told(one.operation, std::move(one.follow));
+      }
+    }
+    ended.clear();  // without the lock
+    lock.lock();
   }
 }
 

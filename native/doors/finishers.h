@@ -1,14 +1,19 @@
 // Threads that run what follows the end of an operation in a framework.
 //
-// What follows may run any of the framework's code, so it never runs on the engine's thread. It may even wait for other
-// operations: a thread that begins to run something makes sure that another one waits for the next.
+// What follows may run any of the framework's code, so it never runs on the engine's threads. It may even wait for
+// other operations: while a thread runs something, another one waits for what else is open.
+//
+// Operations of the ranks of one machine are carried out by whoever waits for them (drivers/shm/shared_group.h). So one
+// thread waits for those as a program does that waits in Python. The others wait until they are told.
 //
 // Every method may be called by any thread. A child made by fork() has none of the threads, and waits for nothing.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -30,22 +35,38 @@ class Finishers {
   // Throws std::system_error if there is no thread and the system has none.
   void prepare();
   // After prepare(): `follow` is called when the operation is done. The program may end before.
-  void expect(engine::Operation& operation, Follow follow);
+  void expect(const std::shared_ptr<engine::Operation>& operation, Follow follow);
   // The program ends: what has not begun to follow does not.
   void close();
 
  private:
+  struct Expected {
+    std::shared_ptr<engine::Operation> operation;
+    Follow follow;
+  };
+
   void serve();
   void start_if_none_waits();
-
   Follow take(std::uint64_t token);
+  void be_told(const std::shared_ptr<engine::Operation>& operation, Follow follow);
+
+  void wait_in_groups();
+  void wake_one_for_groups();
+  bool any_has_ended();
+  std::list<Expected> take_ended();
 
   const std::shared_ptr<engine::Completions> completions_ = std::make_shared<engine::Completions>();
   std::mutex mutex_;
-  std::size_t waiting_ = 0;                             // threads; guarded by mutex_
-  bool has_any_ = false;                                // guarded by mutex_
-  std::unordered_map<std::uint64_t, Follow> expected_;  // by token; guarded by mutex_
-  std::uint64_t last_token_ = 0;                        // guarded by mutex_
+  // All guarded by mutex_.
+  std::size_t waiting_ = 0;  // threads that wait to be told
+  bool has_any_ = false;
+  std::unordered_map<std::uint64_t, Expected> told_;  // by token
+  std::uint64_t last_token_ = 0;
+  std::list<Expected> local_;   // of groups on one machine
+  bool is_waited_for_ = false;  // a thread waits for those
+  std::size_t resting_ = 0;     // threads that could
+  bool closed_ = false;
+  std::condition_variable local_came_;
 };
 
 }  // namespace shoal::doors

@@ -34,6 +34,8 @@ struct GradientPlan {
   std::vector<Arena> arenas;
   std::vector<Place> places;
   std::vector<Buffer> buffers;
+  // Not empty: other gradients follow the step. The operation of this label ends when all ranks have come to its end.
+  std::string end_label;
   // A digest of all this and its complement: the elementwise maximum over the ranks is the same if all have the same
   // (src/shoal/gradients/agreement.py).
   std::vector<std::uint8_t> votes;

@@ -22,6 +22,7 @@ Pass::Pass(Terms terms, std::shared_ptr<const GradientPlan> plan, Arenas arenas,
       votes_(plan_->votes),
       unready_(plan_->buffers.size()),
       opened_(plan_->buffers.size()),
+      is_end_opened_(plan_->end_label.empty()),
       came_(plan_->places.size()) {
   for (const GradientPlan::Place& place : plan_->places) {
     for (std::uint32_t buffer = place.first_buffer; buffer < place.end_buffer; ++buffer) {
@@ -43,23 +44,31 @@ void Pass::fail(const Terms& terms, const GradientPlan& plan, const std::string&
   for (const GradientPlan::Buffer& buffer : plan.buffers) {
     fail_one(buffer.label);
   }
+  if (!plan.end_label.empty()) {
+    fail_one(plan.end_label);
+  }
 }
 
 void Pass::begin() {
-  Submission submission;
-  submission.collective = Collective::all_reduce;
-  submission.name = terms_.prefix + "." + layout;
-  submission.op = Operator::max;
-  submission.dtype = DType::uint8;
-  submission.shape = {static_cast<std::int64_t>(votes_.size())};
-  submission.input = submission.output = reinterpret_cast<std::byte*>(votes_.data());
-  submission.input_bytes = submission.output_bytes = votes_.size();
   {
     const std::lock_guard lock(mutex_);
     ++going_on_;
   }
-  call(terms_.group, std::move(submission),
-       [self = shared_from_this()](const Outcome& outcome) { self->compared(outcome.status); });
+  submit_bytes(layout, votes_, [self = shared_from_this()](const Status& status) { self->compared(status); });
+}
+
+// The greatest of all ranks.
+void Pass::submit_bytes(const std::string& label, std::vector<std::uint8_t>& bytes,
+                        std::function<void(const Status&)> then) {
+  Submission submission;
+  submission.collective = Collective::all_reduce;
+  submission.name = terms_.prefix + "." + label;
+  submission.op = Operator::max;
+  submission.dtype = DType::uint8;
+  submission.shape = {static_cast<std::int64_t>(bytes.size())};
+  submission.input = submission.output = reinterpret_cast<std::byte*>(bytes.data());
+  submission.input_bytes = submission.output_bytes = bytes.size();
+  call(terms_.group, std::move(submission), [then = std::move(then)](const Outcome& outcome) { then(outcome.status); });
 }
 
 void Pass::compared(const Status& status) {
@@ -138,12 +147,21 @@ void Pass::submit(const std::vector<std::uint32_t>& buffers) {
 
 void Pass::finish(Finished finished) {
   bool is_whole = true;
+  bool opens_end = false;
   {
     const std::lock_guard lock(mutex_);
     for (const bool came : came_) {
       is_whole = is_whole && came;
     }
     finished_ = std::move(finished);
+    opens_end = is_whole && !is_end_opened_;
+    if (opens_end) {
+      is_end_opened_ = true;
+      ++going_on_;
+    }
+  }
+  if (opens_end) {
+    submit_bytes(plan_->end_label, end_, [self = shared_from_this()](const Status& status) { self->ended(status); });
   }
   if (!is_whole) {
     open_as_failed("a gradient has not come");
@@ -165,20 +183,24 @@ void Pass::abandon() {
 
 // Tells the other ranks that this one cannot take part in what it has not opened yet.
 void Pass::open_as_failed(const std::string& why) {
-  std::vector<std::uint32_t> unopened;
+  std::vector<std::string> unopened;
   {
     const std::lock_guard lock(mutex_);
     for (std::uint32_t buffer = 0; buffer < opened_.size(); ++buffer) {
       if (!opened_[buffer]) {
         opened_[buffer] = true;
-        ++going_on_;
-        unopened.push_back(buffer);
+        unopened.push_back(plan_->buffers[buffer].label);
       }
     }
+    if (!is_end_opened_) {
+      is_end_opened_ = true;
+      unopened.push_back(plan_->end_label);
+    }
+    going_on_ += unopened.size();
   }
-  for (const std::uint32_t buffer : unopened) {
+  for (const std::string& label : unopened) {
     Submission submission;
-    submission.name = terms_.prefix + "." + plan_->buffers[buffer].label;
+    submission.name = terms_.prefix + "." + label;
     submission.failure = why;
     call(terms_.group, std::move(submission),
          [self = shared_from_this()](const Outcome& outcome) { self->ended(outcome.status); });

@@ -72,6 +72,8 @@ class Pass : public std::enable_shared_from_this<Pass> {
  private:
   void compared(const Status& status);
   void submit(const std::vector<std::uint32_t>& buffers);
+  void submit_bytes(const std::string& label, std::vector<std::uint8_t>& bytes,
+                    std::function<void(const Status&)> then);
   void open_as_failed(const std::string& why);
   void ended(const Status& status);
   void look_for_end();
@@ -81,13 +83,15 @@ class Pass : public std::enable_shared_from_this<Pass> {
   Arenas arenas_;
   const Hooks hooks_;
   std::vector<std::uint8_t> votes_;  // of all ranks, when they have been compared
+  std::vector<std::uint8_t> end_{1};
 
   std::mutex mutex_;
   // All guarded by mutex_.
   std::vector<std::uint32_t> unready_;  // by buffer: gradients that have not come; it is opened when there are none
   std::vector<bool> opened_;            // by buffer
-  std::vector<bool> came_;              // by gradient
-  std::size_t going_on_ = 0;            // operations, and an explanation that is awaited
+  bool is_end_opened_;
+  std::vector<bool> came_;    // by gradient
+  std::size_t going_on_ = 0;  // operations, and an explanation that is awaited
   std::vector<std::int64_t> arrivals_;
   Status failure_;
   Finished finished_;

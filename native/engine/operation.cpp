@@ -32,14 +32,17 @@ bool Operation::wait(std::chrono::nanoseconds longest) {
     return true;
   }
   const auto deadline = std::chrono::steady_clock::now() + longest;
-  const auto is_local = [this] { return is_local_.load(std::memory_order_acquire); };
-  if (is_local()) {
-    if (const std::shared_ptr<shm::SharedGroup> group = group_.lock()) {
-      group->wait([&] { return done() || !is_local(); }, longest);
-    }
-  }
+  wait_in_group([this] { return done() || !is_local(); }, longest);
   std::unique_lock lock(mutex_);
   return changed_.wait_until(lock, deadline, [this] { return done(); });
+}
+
+void Operation::wait_in_group(const std::function<bool()>& enough, std::chrono::nanoseconds longest) const {
+  if (is_local()) {
+    if (const std::shared_ptr<shm::SharedGroup> group = group_.lock()) {
+      group->wait(enough, longest);
+    }
+  }
 }
 
 void Operation::tell(std::shared_ptr<Completions> completions, std::uint64_t token) {

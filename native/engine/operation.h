@@ -51,6 +51,10 @@ class Operation {
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Waits at most `longest`. Returns whether it is done.
   bool wait(std::chrono::nanoseconds longest);
+  // Whether a thread that waits for it can carry it out: it is of ranks of this machine.
+  bool is_local() const { return is_local_.load(std::memory_order_acquire); }
+  // While it is local: takes its group's steps until `enough`, which is asked after each, or at most `longest`.
+  void wait_in_group(const std::function<bool()>& enough, std::chrono::nanoseconds longest) const;
   // Adds `token` to `completions` once the operation is done, at once if it is.
   void tell(std::shared_ptr<Completions> completions, std::uint64_t token);
   // Whether tell() was called.

@@ -21,7 +21,7 @@ struct TF_AsyncOpKernelDoneCallback;
 namespace shoal::tensorflow {
 
 // Values of the interface.
-enum class Error : int { unknown = 2, invalid_argument = 3, failed_precondition = 9, aborted = 10 };
+enum class Error : int { unknown = 2, invalid_argument = 3, failed_precondition = 9 };
 using DataType = int;
 
 using ShapeFunction = void (*)(TF_ShapeInferenceContext*, TF_Status*);

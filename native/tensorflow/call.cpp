@@ -24,9 +24,8 @@ void set_core(const doors::Table* table) { the_core = table; }
 Error error_of(Code code) {
   switch (code) {
     case Code::mismatch:
-      return Error::failed_precondition;
     case Code::cancelled:
-      return Error::aborted;
+      return Error::failed_precondition;
     default:
       return Error::unknown;
   }

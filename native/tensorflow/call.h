@@ -24,7 +24,8 @@ namespace shoal::tensorflow {
 const doors::Table* core();
 void set_core(const doors::Table* table);
 
-// Which of the framework's errors it is. UNAVAILABLE is none of them: it loses its message in a graph.
+// Which of the framework's errors it is. Neither UNAVAILABLE, which loses its message in a graph, nor ABORTED: sessions
+// begin again after either, without end.
 Error error_of(Code code);
 
 // A kernel's attributes.

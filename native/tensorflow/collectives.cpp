@@ -24,7 +24,7 @@ Place place_of(const Attributes& attributes, const Status& status) {
   Place place;
   char why[256];
   if (!core()->place(attributes.group, &place, why, sizeof why)) {
-    status.set(Error::aborted, "shoal: '" + attributes.name + "': " + why);
+    status.set(Error::failed_precondition, "shoal: '" + attributes.name + "': " + why);
   }
   return place;
 }

@@ -76,7 +76,7 @@ struct Beginning {
 void begun(void* given, void* pass, const char* problem) {
   const std::unique_ptr<Beginning> beginning(static_cast<Beginning*>(given));
   if (pass == nullptr) {
-    fail(beginning->context, Error::aborted, problem);
+    fail(beginning->context, Error::failed_precondition, problem);
   } else {
     const Status status;
     const Tensor held = tensor_of(pass);
@@ -231,7 +231,7 @@ const std::vector<Operation>& gradients() {
   static const auto* const all = new std::vector<Operation>{
       {"ShoalGradientsBegin",
        {"averager: int"},
-       {},
+       {"order: resource"},
        {"step: int64"},
        unknown_shapes,
        create_begin,
@@ -248,7 +248,7 @@ const std::vector<Operation>& gradients() {
        ready,
        destroy_number},
       {"ShoalGradientsFinish",
-       {"T: list(type)", "ranks: list(int)", "dims: list(int)"},
+       {"T: list(type) >= 0", "ranks: list(int)", "dims: list(int)"},
        {"step: int64"},
        {"y: T"},
        unknown_shapes,

@@ -66,9 +66,11 @@ class GradientPlan:
         places: list[tuple[int, int, int, int, int]],
         buffers: list[tuple[str, int, int, int]],
         votes: list[int],
+        end_label: str,
     ) -> None:
         """``arenas``: dtype, size. ``places``, by gradient: arena, begin, size, the first buffer that holds bytes of it, and
-        the one after the last. ``buffers``: label, arena, begin, end. ``votes``: a digest and its complement."""
+        the one after the last. ``buffers``: label, arena, begin, end. ``votes``: a digest and its complement.
+        ``end_label``: of an operation that ends when all ranks have come to the end of the step; empty: there is none."""
 
 class DisagreeingPass:
     """A step of which the ranks have found that their plans differ."""

@@ -3,6 +3,8 @@
 import traceback
 from collections.abc import Callable
 
+import pytest
+
 Scenario = Callable[[], None]
 
 
@@ -26,7 +28,7 @@ class Scenarios:
         try:
             self._begin()
             function()
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             return traceback.format_exc()
         return ""
 

@@ -225,7 +225,7 @@ def ranks_with_other_gradients_hear_which() -> None:
     variable = tf.Variable(tf.ones([3 + (shoal.rank() == 1)]), name="unequal")
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(variable)
-    with pytest.raises(tf.errors.FailedPreconditionError, match=r"rank 0 .*unequal.*: 3 of float32.*rank 1 .*: 4 of"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"rank 0 .*unequal.*\[3\].*rank 1 .*\[4\]"):
         shoal.DistributedGradientTape(tape).gradient(loss, [variable])
 
 

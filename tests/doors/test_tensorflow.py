@@ -2,6 +2,7 @@
 
 import pytest
 import tensorflow_collectives
+import tensorflow_places
 import tensorflow_training
 from scenarios import failures
 
@@ -40,3 +41,14 @@ def training(request: pytest.FixtureRequest) -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", tensorflow_training.scenario.functions)
 def test_training(training: list[dict[str, str]], name: str) -> None:
     assert not failures(training, name), failures(training, name)
+
+
+@pytest.fixture(scope="module", params=TRAINING_PLACES)
+def places(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    ranks, nodes, servers = TRAINING_PLACES[request.param]
+    return run_ranks(tensorflow_places.run_all, ranks, nodes=nodes, servers=servers, environment=QUIET, timeout=400)
+
+
+@pytest.mark.parametrize("name", tensorflow_places.scenario.functions)
+def test_places(places: list[dict[str, str]], name: str) -> None:
+    assert not failures(places, name), failures(places, name)

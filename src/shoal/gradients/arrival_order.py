@@ -68,13 +68,13 @@ class ArrivalOrder:
         self.is_known = True
         self.restart()
 
-    def exchange(self, operations: NamedOperations, now: Arrangement, root: int) -> "SentOrder":
-        """After ``passed``, where it was due: the order of the group's member ``root`` goes to all others."""
+    def exchange(self, operations: NamedOperations, now: Arrangement, root: int, label: str = "") -> "SentOrder":
+        """After ``passed``, where it was due: the order of the group's member ``root`` goes to all others. ``label``: before the operation's."""
         wanted = self.settled_on(now.order) if operations.group.rank == root else now.order
         if self.is_known and not now.changes_buffers(wanted):
             wanted = now.order
         order = np.array(wanted, np.int64)
-        return SentOrder(operations, operations.broadcast(ORDER, order, root), order, list(now.order))
+        return SentOrder(operations, operations.broadcast(label + ORDER, order, root), order, list(now.order))
 
 
 class SentOrder(NamedTuple):

@@ -33,16 +33,20 @@ def group_of_copies(ranks: tuple[int, ...]) -> Group:
 
 
 class NamedOperations:
-    """``group``: who takes part. ``of_copy``: of a copy of a wrapper. Raises ValueError on any other rank."""
+    """``group``: who takes part. ``of_copy``: of a copy of a wrapper. ``prefix``: of names, where something other than the order
+    in which they are made says which ones are the same. Raises ValueError on any other rank."""
 
-    def __init__(self, group: Group, of_copy: bool = False) -> None:
+    def __init__(self, group: Group, of_copy: bool = False, prefix: str | None = None) -> None:
         if group.rank is None:
             raise ValueError(f"this rank is not a member of {group}: wrap the module on the group's members only")
+        self.group = group
+        if prefix is not None:
+            self._prefix = prefix
+            return
         counts = _wrapped.of(group.session)
         kind = "copy" if of_copy else "ddp"
         number = counts.get((kind, group.name, group.ranks), 0)
         counts[kind, group.name, group.ranks] = number + 1
-        self.group = group
         self._prefix = f"{kind}{number}"
 
     @property

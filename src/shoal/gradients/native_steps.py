@@ -5,17 +5,20 @@ thread of Shoal's own: after the first step the ranks agree on the order in whic
 differ, they find out how.
 """
 
+import hashlib
 import logging
 import weakref
 from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
 
 from shoal import _native
+from shoal.gradients.agreement import Statement
 from shoal.gradients.arrangement import Arrangement, Kind
 from shoal.gradients.arrival_order import ORDER, ArrivalOrder
 from shoal.gradients.averaging import LAYOUT
 from shoal.gradients.fusion_size import FusionSize
 from shoal.gradients.layout import Item
-from shoal.gradients.layout_statement import LayoutStatement
 from shoal.gradients.named_operations import NamedOperations
 from shoal.job.groups import Group
 from shoal.ops import callbacks, doors
@@ -25,16 +28,38 @@ from shoal.ops.operations import OPERATORS
 _log = logging.getLogger("shoal")
 
 
-class NativeSteps:
-    """``items``, ``dtypes``: by gradient, in the order in which they were made; they are expected to come from the last.
+class Gradient(NamedTuple):
+    """What all ranks have to have alike. ``travels``: in fusion buffers; otherwise it is only compared."""
 
-    ``number``: by which the framework's operations name it, as long as it lives.
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    itemsize: int
+    travels: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype} {list(self.shape)}" if self.travels else f"{self.name}: {self.dtype}"
+
+
+class NativeSteps:
+    """``place``: where in the program these gradients are averaged, the same on every rank: there ranks meet, whatever
+    gradients they have. ``gradients``: in the order in which they were made; they are expected to come from the last.
+
+    ``number``: by which the framework's operations name it, as long as it lives. ``name``: of these gradients at this place.
     """
 
-    def __init__(self, items: Sequence[Item], dtypes: Sequence[str], op: str, group: Group) -> None:
-        self._items = items
-        self._dtypes = dtypes
-        self._operations = NamedOperations(group)
+    def __init__(self, place: str, gradients: Sequence[Gradient], op: str, group: Group) -> None:
+        self._lines = [str(gradient) for gradient in gradients]
+        self._others_follow = any(not gradient.travels for gradient in gradients)
+        travelling = [gradient for gradient in gradients if gradient.travels]
+        self._items = items = [Item(each.name, prod(each.shape), each.itemsize) for each in travelling]
+        self._dtypes = dtypes = [each.dtype for each in travelling]
+        # Other gradients at the same place have buffers of other names.
+        digest = hashlib.sha256("\n".join([op, *self._lines]).encode()).hexdigest()[:8]
+        self._label = f"{digest}."
+        self.name = f"{place}.{digest}"
+        self._op = op
+        self._operations = NamedOperations(group, prefix=place)
         self._order = ArrivalOrder()
         kinds = [Kind(0, dtype) for dtype in dtypes]
         total = sum(item.size for item in items)
@@ -48,9 +73,8 @@ class NativeSteps:
 
         completions, token = callbacks.add_source(see_to_events)
         weakref.finalize(self, callbacks.remove_source, token).atexit = False
-        prefix = self._operations.name("")[:-1]
         self._native = _native.GradientAverager(
-            prefix, doors.number_of(group), OPERATORS[op], self._plan(), completions, token
+            place, doors.number_of(group), OPERATORS[op], self._plan(), completions, token
         )
         self.number = self._native.number
 
@@ -58,15 +82,10 @@ class NativeSteps:
         arrangement = self._arrangement
         kinds = list(arrangement.orders)
         numbers = {kind: number for number, kind in enumerate(kinds)}
-        self._statement = LayoutStatement(
-            [
-                f"{self._items[index].name}: {self._items[index].elements} of {self._dtypes[index]}"
-                for index in arrangement.order
-            ],
-            [window.extent.size for window in arrangement.windows],
-            find_unused=False,
-            order_is_known=self._order.is_known,
-        ).of_pass(not self._order.is_known)
+        sizes = [window.extent.size for window in arrangement.windows]
+        self._statement = Statement(
+            [*self._lines, f"op={self._op}", f"gradients in the order {arrangement.order}", f"buffers of {sizes} bytes"]
+        )
         places = []
         for index, (extent, dtype) in enumerate(zip(arrangement.extents, self._dtypes, strict=True)):
             touched = arrangement.touched[index]
@@ -76,10 +95,11 @@ class NativeSteps:
             arenas=[(DTYPES[kind.dtype], arrangement.layouts[kind].size) for kind in kinds],
             places=places,
             buffers=[
-                (window.label, numbers[window.kind], window.extent.begin, window.extent.end)
+                (self._label + window.label, numbers[window.kind], window.extent.begin, window.extent.end)
                 for window in arrangement.windows
             ],
             votes=self._statement.votes.tolist(),
+            end_label=f"{self._label}end" if self._others_follow else "",
         )
 
     def _see_to_events(self) -> None:
@@ -95,12 +115,12 @@ class NativeSteps:
         try:
             if well:
                 self._order.passed(arrivals)
-                received = self._order.exchange(self._operations, self._arrangement, 0).received()
+                received = self._order.exchange(self._operations, self._arrangement, 0, self._label).received()
                 self._arrangement = self._arrangement.reordered(received)
                 self._order.looked(True)
                 plan = self._plan()
             else:
-                self._operations.fail(ORDER, "the step before it has failed")
+                self._operations.fail(self._label + ORDER, "the step before it has failed")
         except RuntimeError as error:
             # As the step of another rank that has failed. The next step shows the order again.
             self._order.restart()
@@ -109,7 +129,9 @@ class NativeSteps:
             self._native.arrange(plan)
 
     def _explain(self, step: _native.DisagreeingPass) -> None:
-        labels = [window.label for window in self._arrangement.windows]
+        labels = [self._label + window.label for window in self._arrangement.windows]
+        if self._others_follow:
+            labels.append(f"{self._label}end")
         how = "the ranks do not have the same gradients"
         try:
             error, everyones = self._statement.explain(self._operations, LAYOUT, "gradients", labels)

@@ -47,7 +47,12 @@ def connect(path: str, prefix: str) -> ctypes.CDLL:
 
 
 def number_of(group: Group) -> int:
-    """The door's number for the group, by which calls name it. 0: all ranks of the job at hand."""
+    """The door's number for the group, by which calls name it. 0: all ranks of the job at hand.
+
+    Raises ShoalError if the group is of an earlier job.
+    """
+    if group.session is not runtime.current():
+        raise ShoalError(f"{group} is of an earlier job: make it again")
     numbers = _numbers.of(group.session)
     number = numbers.get(group.identity)
     if number is None:

@@ -1,32 +1,47 @@
 """Averages the gradients of a training step over all ranks.
 
 Dense gradients travel in balanced fusion buffers, in the order in which the first step produced them, while others are
-still computed (shoal.gradients.native_steps). Sparse ones, and those whose size is not known, travel each by itself.
+still computed (shoal.gradients.native_steps). Sparse ones, and those whose size is not known, follow when all are there.
+
+Each place in the program where gradients are averaged has a name (naming.py) by which ranks meet there. They compare what
+they have before anything is averaged, and what breaks off there on one rank fails on all.
 """
 
-from collections.abc import Sequence
-from math import prod
-from typing import Any, NamedTuple
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 
-from shoal.gradients.layout import Item
-from shoal.gradients.native_steps import NativeSteps
+from shoal.gradients.native_steps import Gradient, NativeSteps
 from shoal.job.groups import Group, world
 from shoal.job.per_job import PerJob
+from shoal.ops.arrays import DTYPES
+from shoal.tensorflow import naming
 from shoal.tensorflow.collectives import allreduce, refuse_xla
 from shoal.tensorflow.library import operations
 
+# Of eager calls, those of so many models are kept.
+EAGER_KEPT = 16
 
-class _Key(NamedTuple):
-    """Which gradients are averaged by the same ``NativeSteps``: the traces of one function, and its eager calls."""
-
-    group: str
-    op: str
-    gradients: tuple[tuple[str, str, int], ...]
+_Key = tuple[str, str, str, tuple[Gradient, ...]]
 
 
-_steps: PerJob[dict[_Key, NativeSteps]] = PerJob(lambda _: {})
+class _Known:
+    """The steps of a job. Those of functions live as long as their graphs."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.by_key: WeakValueDictionary[_Key, NativeSteps] = WeakValueDictionary()
+        self.of_graphs: WeakKeyDictionary[Any, list[NativeSteps]] = WeakKeyDictionary()
+        self.eager: OrderedDict[_Key, NativeSteps] = OrderedDict()
+
+
+_orders: WeakKeyDictionary[NativeSteps, Any] = WeakKeyDictionary()
+_known: PerJob[_Known] = PerJob(lambda _: _Known())
 
 
 def average(gradients: Sequence[Any], names: Sequence[str], op: str = "mean", group: Group | None = None) -> list[Any]:
@@ -34,78 +49,127 @@ def average(gradients: Sequence[Any], names: Sequence[str], op: str = "mean", gr
 
     Arguments:
         gradients: tensors, ``tf.IndexedSlices``, or None, which stays None; the same ones on every rank.
-        names: unique, in the same job, of each gradient.
+        names: of each gradient, for messages; the same on every rank.
         op: "mean" or "sum".
         group: the ranks that take part; None: all.
 
     Raises:
         TypeError, ValueError: as ``shoal.tensorflow.allreduce``.
-        tf.errors.FailedPreconditionError: ranks have different gradients; the message says which.
-        tf.errors.AbortedError, tf.errors.UnknownError: as ``shoal.tensorflow.allreduce``.
+        tf.errors.FailedPreconditionError: ranks have different gradients; the message says which. This process is in no job.
+        tf.errors.UnknownError: as ``shoal.tensorflow.allreduce``; the step has broken off on another rank.
     """
+    if op not in ("mean", "sum"):
+        raise ValueError(f"gradients are averaged by op='mean' or 'sum', got {op!r}")
     chosen = world() if group is None else group
-    results = list(gradients)
     if chosen.size == 1:
-        return results
-    together = [index for index, gradient in enumerate(gradients) if _is_dense(gradient)]
-    for index, gradient in enumerate(gradients):
-        if gradient is not None and index not in together:
-            results[index] = allreduce(gradient, op, names[index], group)
-    averaged = _average_dense(
-        [gradients[index] for index in together], [names[index] for index in together], op, chosen
+        return list(gradients)
+    graph = naming.current_graph()
+    if graph is not None:
+        refuse_xla("gradients", graph)
+    place = "eager gradients" if graph is None else naming.name_of_call("gradients", graph)
+    described = [_described(gradient, name) for gradient, name in zip(gradients, names, strict=True)]
+    steps = _steps_of(place, described, op, chosen, graph)
+    together = [index for index, each in enumerate(described) if each.travels]
+    apart = [index for index, gradient in enumerate(gradients) if gradient is not None and not described[index].travels]
+    results = list(gradients)
+    averaged, all_there = _averaged(
+        steps, [gradients[index] for index in together], [gradients[index] for index in apart]
     )
-    for index, gradient in zip(together, averaged, strict=True):
-        results[index] = gradient
+    for index, result in zip(together, _differentiable(gradients, together, averaged, names, op, chosen), strict=True):
+        results[index] = result
+    with tf.control_dependencies(all_there):
+        for index in apart:
+            results[index] = allreduce(_held(gradients[index]), op, f"{steps.name}.{index}", chosen)
     return results
 
 
-def _is_dense(gradient: Any) -> bool:
-    return (
-        gradient is not None
-        and not isinstance(gradient, tf.IndexedSlices)
-        and gradient.shape.is_fully_defined()
-        and gradient.dtype.is_floating
-    )
+def _described(gradient: Any, name: str) -> Gradient:
+    if gradient is None:
+        return Gradient(name, "none", (), 0, travels=False)
+    dtype = gradient.dtype.name
+    if isinstance(gradient, tf.IndexedSlices):
+        return Gradient(name, f"sparse {dtype}", (), 0, travels=False)
+    if not gradient.shape.is_fully_defined() or not gradient.dtype.is_floating or dtype not in DTYPES:
+        return Gradient(name, f"{dtype} of any shape", (), 0, travels=False)
+    return Gradient(name, dtype, tuple(gradient.shape.as_list()), gradient.dtype.size)
 
 
-def _average_dense(gradients: Sequence[Any], names: Sequence[str], op: str, group: Group) -> list[Any]:
-    if not gradients:
-        return []
-    if op not in ("mean", "sum"):
-        raise ValueError(f"gradients are averaged by op='mean' or 'sum', got {op!r}")
-    if not tf.executing_eagerly():
-        refuse_xla("gradients", tf.compat.v1.get_default_graph())
-    shapes = [gradient.shape.as_list() for gradient in gradients]
-    steps = _steps_of(gradients, shapes, names, op, group)
-    step = operations.shoal_gradients_begin(averager=steps.number)
+def _averaged(steps: NativeSteps, gradients: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The averages; and what others wait for: that all ranks have all of theirs."""
+    step = operations.shoal_gradients_begin(order=_order_of(steps), averager=steps.number)
     ready = [
         operations.shoal_gradient_ready(x=gradient, step=step, index=index) for index, gradient in enumerate(gradients)
     ]
-    with tf.control_dependencies([] if tf.executing_eagerly() else ready):
+    shapes = [gradient.shape.as_list() for gradient in gradients]
+    eager = tf.executing_eagerly()
+    with tf.control_dependencies([] if eager else [*ready, *(part for each in others for part in _parts(each))]):
         averaged = operations.shoal_gradients_finish(
             step=step,
             T=[gradient.dtype for gradient in gradients],
             ranks=[len(shape) for shape in shapes],
             dims=[size for shape in shapes for size in shape],
         )
-    if not tf.executing_eagerly():
-        for result, shape in zip(averaged, shapes, strict=True):
-            result.set_shape(shape)
-    return list(averaged)
+    if eager:
+        return list(averaged or ()), []
+    if not gradients:  # then it is an operation without results
+        return [], [averaged]
+    for result, shape in zip(averaged, shapes, strict=True):
+        result.set_shape(shape)
+    return list(averaged), [averaged[0].op]
 
 
-def _steps_of(
-    gradients: Sequence[Any], shapes: Sequence[list[int]], names: Sequence[str], op: str, group: Group
-) -> NativeSteps:
-    items = [
-        Item(name, prod(shape), gradient.dtype.size)
-        for name, shape, gradient in zip(names, shapes, gradients, strict=True)
-    ]
-    dtypes = [gradient.dtype.name for gradient in gradients]
-    known = _steps.of(group.session)
-    key = _Key(
-        group.identity, op, tuple((item.name, dtype, item.elements) for item, dtype in zip(items, dtypes, strict=True))
-    )
-    if key not in known:
-        known[key] = NativeSteps(items, dtypes, op, group)
-    return known[key]
+def _differentiable(
+    gradients: Sequence[Any], together: Sequence[int], averaged: list[Any], names: Sequence[str], op: str, group: Group
+) -> list[Any]:
+    """The averages; where a tape records this, too, their own gradients are averaged in the same way."""
+    given = [gradients[index] for index in together]
+    if not record.should_record_backprop(given):
+        return averaged
+
+    @tf.custom_gradient
+    def handed_on(*_: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
+        def back(*of_averages: Any) -> list[Any]:
+            return average(list(of_averages), [f"gradient of {names[index]}" for index in together], op, group)
+
+        return [tf.identity(each) for each in averaged], back
+
+    return list(handed_on(*given))
+
+
+def _order_of(steps: NativeSteps) -> Any:
+    """A resource that nobody reads. What has it runs in the program's order, also where a function is called twice."""
+    handle = _orders.get(steps)
+    if handle is None:
+        with tf.init_scope():
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=f"shoal {steps.number}")
+            if tf.executing_eagerly():
+                _orders[steps] = handle
+    return handle
+
+
+def _parts(gradient: Any) -> list[Any]:
+    return [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
+
+
+def _held(gradient: Any) -> Any:
+    """Such that the operation on it comes after the control dependencies at hand, also where it would use the value as it is."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices), gradient.dense_shape)
+    return tf.identity(gradient)
+
+
+def _steps_of(place: str, described: Sequence[Gradient], op: str, group: Group, graph: Any) -> NativeSteps:
+    known = _known.of(group.session)
+    key = (place, op, group.identity, tuple(described))
+    with known.lock:
+        steps = known.by_key.get(key)
+        if steps is None:
+            steps = known.by_key[key] = NativeSteps(place, described, op, group)
+        if graph is not None:
+            known.of_graphs.setdefault(graph, []).append(steps)
+        else:
+            known.eager[key] = steps
+            known.eager.move_to_end(key)
+            if len(known.eager) > EAGER_KEPT:
+                known.eager.popitem(last=False)
+    return steps

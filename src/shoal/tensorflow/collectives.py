@@ -4,8 +4,7 @@ They are those of ``shoal``, with the same arguments and errors, as operations o
 the same time, none of TensorFlow's threads waits for them, and gradients go through them.
 
 In a function every call has a name by which the ranks' calls are matched: the one given, or the function's name and
-which of its calls this is. So all ranks run the same functions, as often and, where a name is used in several places, in
-the same order. Eager calls without a name are matched by their order.
+which of its calls this is. So all ranks run the same functions, and as often. Eager calls without a name are matched by their order.
 """
 
 from collections.abc import Sequence
@@ -37,8 +36,7 @@ def allreduce(x: Any, op: str = "mean", name: str | None = None, group: Group | 
 
     Raises:
         TypeError, ValueError: an argument is wrong.
-        tf.errors.FailedPreconditionError: members disagree.
-        tf.errors.AbortedError: this process is in no job, or leaves it.
+        tf.errors.FailedPreconditionError: members disagree; this process is in no job, or leaves it.
         tf.errors.UnknownError: whatever else made it fail: a rank is lost, nothing has moved for the group's timeout.
     """
     if isinstance(x, tf.IndexedSlices):
@@ -141,10 +139,18 @@ def _number_of(op: str) -> int:
 
 
 def _call(function: Any, kind: str, name: str | None, group: Group | None, **arguments: Any) -> Any:
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    if graph is not None:
-        refuse_xla(kind, graph)
-    return function(tensor_name=_name(kind, name, graph), group=_group(group), **arguments)
+    graph = naming.current_graph()
+    number = _group(group)
+    given = None if name is None else _checked_name(name)
+    if graph is None:
+        return function(tensor_name=given or "", group=number, **arguments)
+    refuse_xla(kind, graph)
+    if given is None:
+        return function(tensor_name=naming.name_of_call(kind, graph), group=number, **arguments)
+    with naming.after_the_last(given, graph):
+        result = function(tensor_name=given, group=number, **arguments)
+    naming.note_last(given, graph, result)
+    return result
 
 
 def refuse_xla(what: str, graph: Any) -> None:
@@ -163,11 +169,9 @@ def _group(group: Group | None) -> int:
     return doors.number_of(group)
 
 
-def _name(kind: str, name: str | None, graph: Any) -> str:
-    if name is not None:
-        if not isinstance(name, str):
-            raise TypeError(f"name must be a text, got {name!r}")
-        if not name or name.startswith("#") or len(name.encode()) > NAME_LIMIT:
-            raise ValueError(f"name must have 1 to {NAME_LIMIT} bytes of UTF-8 and not begin with '#', got {name!r}")
-        return name
-    return "" if graph is None else naming.name_of_call(kind, graph)
+def _checked_name(name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a text, got {name!r}")
+    if not name or name.startswith("#") or len(name.encode()) > NAME_LIMIT:
+        raise ValueError(f"name must have 1 to {NAME_LIMIT} bytes of UTF-8 and not begin with '#', got {name!r}")
+    return name

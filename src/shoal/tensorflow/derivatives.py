@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from shoal.ops import doors
 from shoal.ops.operations import OPERATORS
+from shoal.tensorflow import naming
 from shoal.tensorflow.library import operations
 
 SUM, MEAN = OPERATORS["sum"], OPERATORS["mean"]
@@ -34,8 +35,10 @@ class _Made:
         return doors.place(self.group)
 
     def called(self, what: str) -> dict[str, Any]:
-        """How an operation of its gradient is called, and in which group."""
-        return {"tensor_name": f"{self._name}.{what}" if self._name else "", "group": self.group}
+        """How an operation of its gradient is called, and in which group: several losses may have gone through it."""
+        graph = naming.current_graph()
+        name = "" if graph is None else naming.name_of_call(f"{self._name}.{what}", graph)
+        return {"tensor_name": name, "group": self.group}
 
 
 def _reducer(made: _Made) -> int:

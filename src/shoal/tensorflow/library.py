@@ -11,13 +11,13 @@ from tensorflow.python.framework import auto_control_deps
 
 from shoal.ops import doors
 
+# ShoalGradientsBegin is none of them: it has a resource, by which the steps of one place begin in the program's order.
 NAMES = (
     "ShoalAllreduce",
     "ShoalReducescatter",
     "ShoalBroadcast",
     "ShoalAllgather",
     "ShoalAlltoall",
-    "ShoalGradientsBegin",
     "ShoalGradientReady",
     "ShoalGradientsFinish",
 )

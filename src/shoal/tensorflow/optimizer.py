@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from shoal.job.groups import Group
 from shoal.tensorflow.averaging import average
+from shoal.tensorflow.naming import without_counters
 from shoal.tensorflow.variables import name_of
 
 
@@ -27,7 +28,9 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
             for each, _ in pairs
         ]
         variables = [variable for _, variable in pairs]
-        names = [f"gradient {index} ({name_of(variable)})" for index, variable in enumerate(variables)]
+        names = [
+            f"gradient {index} ({without_counters(name_of(variable))})" for index, variable in enumerate(variables)
+        ]
         averaged = average(gradients, names, self._op, self._group)
         return list(zip(averaged, variables, strict=True))
 

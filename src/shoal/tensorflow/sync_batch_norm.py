@@ -7,24 +7,40 @@ import tensorflow as tf
 from shoal.job.groups import Group
 from shoal.tensorflow.collectives import allreduce
 
+IS_KERAS_3 = not tf.keras.__version__.startswith("2.")
+
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     """``tf.keras.layers.BatchNormalization`` whose mean and variance in training are those of all ranks' batches together.
 
-    A rank's batch counts by its size. Arguments as of the layer, and ``group``: the ranks that take part; None: all. Saved models load
-    without Shoal if ``custom_objects`` names the plain layer.
+    A rank's batch counts by its size. Arguments as of the layer, and ``group``: the ranks that take part; None: all. It is saved as
+    the plain layer, so models that have it load without Shoal.
+
+    Raises ValueError for what the layer of Keras 2 has and this has not: ``fused=True``, ``renorm``, ``virtual_batch_size``.
     """
 
     def __init__(self, *arguments: Any, group: Group | None = None, **options: Any) -> None:
         options.pop("synchronized", None)
+        for name in ("fused", "renorm", "virtual_batch_size"):
+            if options.get(name):
+                raise ValueError(f"SyncBatchNormalization has no {name}: leave it out")
+        if not IS_KERAS_3:
+            options["fused"] = False  # which would not ask for the mean and variance
         super().__init__(*arguments, **options)
         self._group = group
 
+    def get_config(self) -> Any:
+        if self._group is not None:
+            raise NotImplementedError("a SyncBatchNormalization with a group cannot be copied or saved")
+        config = super().get_config()
+        config.pop("fused", None)
+        return config
+
     def _moments(self, inputs: Any, *rest: Any, **options: Any) -> tuple[Any, Any]:
-        if hasattr(self, "_reduction_axes"):  # Keras 3: (inputs, mask)
+        if IS_KERAS_3:  # (inputs, mask)
             given = dict(zip(("mask",), rest, strict=False), **options)
             axes = list(self._reduction_axes)
-        else:  # Keras 2: (inputs, reduction_axes, keep_dims, mask=None)
+        else:  # (inputs, reduction_axes, keep_dims, mask=None)
             given = dict(zip(("reduction_axes", "keep_dims", "mask"), rest, strict=False), **options)
             axes = list(given["reduction_axes"])
         mask = given.get("mask")
@@ -50,3 +66,10 @@ def _broadcast_mask(mask: Any, x: Any) -> Any:
     return tf.broadcast_to(
         tf.reshape(weights, tf.concat([tf.shape(weights), [1] * (len(x.shape) - len(weights.shape))], 0)), tf.shape(x)
     )
+
+
+# What is saved names the layer by these.
+_plain = tf.keras.layers.BatchNormalization
+SyncBatchNormalization.__name__ = _plain.__name__
+SyncBatchNormalization.__qualname__ = _plain.__qualname__
+SyncBatchNormalization.__module__ = _plain.__module__

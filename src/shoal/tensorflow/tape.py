@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from shoal.job.groups import Group, world
 from shoal.tensorflow.averaging import average
+from shoal.tensorflow.naming import without_counters
 from shoal.tensorflow.variables import name_of
 
 
@@ -42,6 +43,8 @@ class DistributedGradientTape:
         return self._tape.__exit__(*error)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_tape":  # of an object that is being copied
+            raise AttributeError(name)
         return getattr(self._tape, name)
 
     def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
@@ -64,7 +67,7 @@ class DistributedGradientTape:
             tf.convert_to_tensor(each) if self._sparse_as_dense and isinstance(each, tf.IndexedSlices) else each
             for each in gradients
         ]
-        names = [f"gradient {index} ({_name(source)})" for index, source in enumerate(sources)]
+        names = [f"gradient {index} ({without_counters(_name(source))})" for index, source in enumerate(sources)]
         return average(dense, names, self._op, self._group)
 
 

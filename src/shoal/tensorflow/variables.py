@@ -5,6 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from shoal.errors import Mismatch
+from shoal.gradients.agreement import agree
+from shoal.gradients.named_operations import NamedOperations
 from shoal.job.groups import Group, world
 from shoal.ops.arrays import DTYPES
 from shoal.tensorflow.collectives import broadcast
@@ -22,20 +25,20 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0, group: Group | 
 
     Raises:
         TypeError: a variable is of a dtype that Shoal lacks (strings, complex numbers).
-        tf.errors.FailedPreconditionError: members have different variables.
-        ValueError, tf.errors.AbortedError, tf.errors.UnknownError: as ``shoal.tensorflow.broadcast``.
+        tf.errors.FailedPreconditionError: members have different variables; the message says which.
+        ValueError, tf.errors.UnknownError: as ``shoal.tensorflow.broadcast``.
+        ShoalError: executing eagerly, this process is in no job, or a rank is lost.
     """
     chosen = world() if group is None else group
     given = list(variables)
-    for variable in given:
-        if tf.as_dtype(variable.dtype).name not in DTYPES:
-            raise TypeError(
-                f"variable {name_of(variable)} is of {tf.as_dtype(variable.dtype).name}, which cannot be sent"
-            )
+    dtypes = [tf.as_dtype(variable.dtype).base_dtype.name for variable in given]
+    for variable, dtype in zip(given, dtypes, strict=True):
+        if dtype not in DTYPES:
+            raise TypeError(f"variable {name_of(variable)} is of {dtype}, which cannot be sent")
 
     def assign_all() -> list[Any]:
         return [
-            _assign(variable, broadcast(variable, root, f"variable {index} ({name_of(variable)})", chosen))
+            _assign(variable, broadcast(variable, root, f"variable {index}", chosen))
             for index, variable in enumerate(given)
         ]
 
@@ -46,6 +49,11 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0, group: Group | 
     def together() -> None:
         assign_all()
 
+    lines = [f"{dtype} {list(variable.shape)}" for variable, dtype in zip(given, dtypes, strict=True)]
+    try:
+        agree(NamedOperations(chosen, prefix="variables"), "agree", lines, "variables")
+    except Mismatch as error:
+        raise tf.errors.FailedPreconditionError(None, None, str(error)) from error
     if given:
         together()
     return None
