@@ -113,9 +113,9 @@ def _averaged(steps: NativeSteps, gradients: Sequence[Any], others: Sequence[Any
         return list(averaged or ()), []
     if not gradients:  # then it is an operation without results
         return [], [averaged]
-    for result, shape in zip(averaged, shapes, strict=True):
-        result.set_shape(shape)
-    return list(averaged), [averaged[0].op]
+    # Functions are looked at again with what operations say of their shapes; these say nothing.
+    shaped = [tf.ensure_shape(result, shape) for result, shape in zip(averaged, shapes, strict=True)]
+    return shaped, [averaged[0].op]
 
 
 def _differentiable(

@@ -76,7 +76,11 @@ def _of_allgather(operation: Any, gradient: Any) -> Any:
 def _of_broadcast(operation: Any, gradient: Any) -> Any:
     made = _Made(operation)
     mean = operations.shoal_allreduce(x=gradient, op=MEAN, **made.called("gradient"))
-    return mean if made.place.own == made.number("root") else tf.zeros_like(mean)
+    if made.place.own == made.number("root"):
+        return mean
+    # Depends on the mean: else that would be pruned in a graph of TensorFlow 1, and the root would wait for it.
+    with tf.control_dependencies([] if tf.executing_eagerly() else [mean]):
+        return tf.zeros_like(mean)
 
 
 @tf.RegisterGradient("ShoalAlltoall")
