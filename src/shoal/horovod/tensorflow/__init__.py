@@ -6,6 +6,8 @@ Operations are in a module for each, alone and in groups; ``mpi_ops`` has those 
 May import what ``shoal.horovod`` may, and the folder tensorflow.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from shoal.horovod.common.util import gpu_available
 from shoal.horovod.tensorflow import elastic, mpi_ops, util
 from shoal.horovod.tensorflow.allreduce import allreduce, grouped_allreduce
@@ -25,6 +27,9 @@ from shoal.horovod.tensorflow.reducescatter import grouped_reducescatter, reduce
 from shoal.horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from shoal.horovod.tensorflow.util import _executing_eagerly as _executing_eagerly
 
+if TYPE_CHECKING:
+    from shoal.horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
+
 __all__ = [
     "BroadcastGlobalVariablesHook",
     "Compression",
@@ -32,6 +37,7 @@ __all__ = [
     "DistributedOptimizer",
     "LocalGradientAggregationHelper",
     "PartialDistributedGradientTape",
+    "SyncBatchNormalization",
     "allgather_object",
     "allreduce",
     "broadcast_global_variables",
@@ -46,3 +52,12 @@ __all__ = [
     "util",
     *(name for name in mpi_ops.__all__ if not name.startswith("_")),
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # A layer of Keras, which takes seconds to import.
+    if name == "SyncBatchNormalization":
+        from shoal.horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+        return SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

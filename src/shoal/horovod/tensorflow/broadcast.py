@@ -39,17 +39,7 @@ def broadcast_(
     names = names_in_group(name, len(variables))
     results = []
     for variable, each in zip(variables, names, strict=True):
-        assigned = _assign(variable, broadcast(variable, root_rank, each, process_set=process_set))
+        assigned = variable.assign(broadcast(variable, root_rank, each, process_set=process_set))
         with tf.control_dependencies([] if tf.executing_eagerly() else [assigned]):
             results.append(tf.identity(variable))
     return results
-
-
-def assign_from_root(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> Any:
-    """``broadcast_`` without names and results: in a graph the operation that does it, else None when it is done."""
-    assigned = [_assign(variable, broadcast(variable, root_rank, process_set=process_set)) for variable in variables]
-    return None if tf.executing_eagerly() else tf.group(*assigned)
-
-
-def _assign(variable: Any, value: Any) -> Any:
-    return variable.assign(value)

@@ -3,25 +3,30 @@
 Objects travel from Python to Python, in graphs as eager, so ``session`` is taken and means nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from shoal.horovod.common import objects
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
-from shoal.horovod.tensorflow.broadcast import assign_from_root
+from shoal.horovod.tensorflow.calls import group_of
+from shoal.tensorflow import variables as shoals
 
 
 def broadcast_variables(
-    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
     """Gives all ranks the values that the variables have on the root; the same variables in the same order on all ranks.
 
     Returns None when it is done; in a graph an operation that does it. ``inplace`` is taken, and means nothing: a variable has
-    a second copy for as long as it is on its way. Errors are those of ``broadcast``.
+    a second copy for as long as it is on its way. Errors are those of ``broadcast``, and a TypeError for strings.
     """
-    return assign_from_root(variables, root_rank, process_set)
+    given = list(variables)
+    if not given:
+        # Also before init, as with Horovod.
+        return None if tf.executing_eagerly() else tf.no_op()
+    return shoals.broadcast_variables(given, root_rank, group_of(process_set))
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

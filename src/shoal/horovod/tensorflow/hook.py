@@ -1,13 +1,11 @@
-"""``hvd.BroadcastGlobalVariablesHook``: the same variables on all ranks when a session of version 1 begins."""
-
-from typing import Any
+"""``hvd.BroadcastGlobalVariablesHook``: the same variables on all ranks when a session of TensorFlow 1 begins."""
 
 import tensorflow as tf
 
-from shoal.horovod.tensorflow.functions import broadcast_global_variables
+from shoal.tensorflow import hook
 
 
-class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
+class BroadcastGlobalVariablesHook(hook.BroadcastGlobalVariablesHook):
     """For ``tf.compat.v1.train.MonitoredTrainingSession(hooks=[...])``: the variables of the root, also those of a checkpoint.
 
     Arguments:
@@ -16,17 +14,11 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
-        super().__init__()
+        super().__init__(root_rank)
         self.root_rank = root_rank
         self.device = device
-        self.bcast_op: Any = None
 
     def begin(self) -> None:
         """Adds the operation to the graph."""
-        if self.bcast_op is None or self.bcast_op.graph != tf.compat.v1.get_default_graph():
-            with tf.device(self.device):
-                self.bcast_op = broadcast_global_variables(self.root_rank)
-
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        """Runs it."""
-        session.run(self.bcast_op)
+        with tf.device(self.device):
+            super().begin()
