@@ -71,13 +71,13 @@ Done::Done(TF_AsyncOpKernelDoneCallback* given) {
 
 Done::~Done() {
   if (kept_.manager != nullptr) {
-    kept_.manager(kept_.words, kept_.words, destroy_functor);
+    kept_.manager(&kept_.words, &kept_.words, destroy_functor);
   }
 }
 
 void Done::operator()() {
   if (kept_.manager != nullptr) {
-    kept_.invoker(kept_.words);
+    kept_.invoker(&kept_.words);
   } else {
     wait_->end();
   }

@@ -46,12 +46,15 @@ class Done {
   static void distrust(bool on);
 
  private:
-  // std::function<void()> of libstdc++. Its functor is in `words`, or they have its address: either way it may be
+  // std::function<void()> of libstdc++. Its functor is in the words, or they have its address: either way they may be
   // moved.
+  struct Words {
+    void* of_functor[2] = {};
+  };
   struct Function {
-    void* words[2] = {};
-    bool (*manager)(void* to, const void* from, int what) = nullptr;
-    void (*invoker)(const void* words) = nullptr;
+    Words words;
+    bool (*manager)(Words* to, const Words* from, int what) = nullptr;
+    void (*invoker)(const Words* words) = nullptr;
   };
 
   class Wait {

@@ -28,23 +28,24 @@ namespace {
 constexpr std::size_t alignment = 64;
 
 struct alignas(alignment) HeldPass {
-  std::int64_t address = 0;
+  void* pass = nullptr;
 };
+static_assert(sizeof(void*) == sizeof(std::int64_t));
 
 void* pass_at(const std::byte* data) {
-  std::int64_t address = 0;
-  std::memcpy(&address, data, sizeof address);
-  return reinterpret_cast<void*>(address);
+  void* pass = nullptr;
+  std::memcpy(reinterpret_cast<std::byte*>(&pass), data, sizeof pass);
+  return pass;
 }
 
 void drop(void* data, std::size_t, void*) {
   const std::unique_ptr<HeldPass> held(static_cast<HeldPass*>(data));
-  core()->let_go_of_pass(reinterpret_cast<void*>(held->address), true);
+  core()->let_go_of_pass(held->pass, true);
 }
 
 Tensor tensor_of(void* pass) {
-  auto* const held = new HeldPass{reinterpret_cast<std::int64_t>(pass)};
-  return Tensor(api().NewTensor(int64_type, nullptr, 0, held, sizeof held->address, drop, nullptr));
+  auto* const held = new HeldPass{pass};
+  return Tensor(api().NewTensor(int64_type, nullptr, 0, held, sizeof held->pass, drop, nullptr));
 }
 
 void fail(TF_OpKernelContext* context, Error error, const std::string& why) {

@@ -14,5 +14,7 @@ def test_the_digits_are_learnt_as_by_one_process() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     accuracy = re.search(r"4 ranks: accuracy (\d+\.\d+)%", done.stdout)
     difference = re.search(r"from one process: (\S+)", done.stdout)
-    assert accuracy and float(accuracy[1]) > 90, done.stdout
-    assert difference and float(difference[1]) < 1e-5, done.stdout
+    assert accuracy, done.stdout
+    assert float(accuracy[1]) > 90, done.stdout
+    assert difference, done.stdout
+    assert float(difference[1]) < 1e-5, done.stdout

@@ -21,13 +21,13 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         self._group = group
 
     def _moments(self, inputs: Any, *rest: Any, **options: Any) -> tuple[Any, Any]:
-        # Keras 3 hands (inputs, mask), Keras 2 (inputs, axes, keep_dims, mask=None).
-        if rest and isinstance(rest[0], (list, tuple)):
-            axes, keep_dims = list(rest[0]), bool(rest[1])
-            mask = rest[2] if len(rest) > 2 else options.get("mask")
-        else:
-            axes, keep_dims = list(self._reduction_axes), False
-            mask = rest[0] if rest else options.get("mask")
+        if hasattr(self, "_reduction_axes"):  # Keras 3: (inputs, mask)
+            given = dict(zip(("mask",), rest, strict=False), **options)
+            axes = list(self._reduction_axes)
+        else:  # Keras 2: (inputs, reduction_axes, keep_dims, mask=None)
+            given = dict(zip(("reduction_axes", "keep_dims", "mask"), rest, strict=False), **options)
+            axes = list(given["reduction_axes"])
+        mask = given.get("mask")
         x = tf.cast(inputs, tf.float32) if inputs.dtype in (tf.float16, tf.bfloat16) else tf.convert_to_tensor(inputs)
         weights = tf.ones_like(x) if mask is None else _broadcast_mask(mask, x)
         shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
@@ -37,7 +37,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         # About the mean of all: a difference of two large sums would lose what a small variance is.
         distance = tf.square(x - tf.reshape(mean, shape)) * weights
         variance = tf.unstack(self._sum([tf.reduce_sum(distance, axes)]))[0] / count
-        if keep_dims:
+        if given.get("keep_dims"):
             mean, variance = tf.reshape(mean, shape), tf.reshape(variance, shape)
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
 
