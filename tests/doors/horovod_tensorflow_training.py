@@ -81,10 +81,11 @@ def a_tape_is_used_as_tensorflows() -> None:
     assert first["unused"] is None
     zero = tape.gradient(y, [unused], unconnected_gradients=tf.UnconnectedGradients.ZERO)
     assert zero[0].numpy().tolist() == [0.0]
-    # While it is recorded, too.
+    # Made while the other records, too.
     with tf.GradientTape() as recording:
+        tape = hvd.DistributedGradientTape(recording)
         z = x * (1.0 + hvd.rank())
-        assert hvd.DistributedGradientTape(recording).gradient(z, x).numpy().tolist() == [1.5]
+    assert tape.gradient(z, x).numpy().tolist() == [1.5]
 
 
 @scenario
