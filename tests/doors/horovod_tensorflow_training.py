@@ -282,6 +282,13 @@ def adasum_combines_what_optimizers_have_changed() -> None:
                 dot = changes[0] @ changes[1]
                 expected = expected + sum((1 - dot / (2 * (each @ each))) * each for each in changes)
                 assert np.allclose(session.run(x), expected), (passes, session.run(x), expected)
+    x = tf.Variable([3.0, 3.0])
+    optimizer = hvd.DistributedOptimizer(
+        v1.train.GradientDescentOptimizer(RATE), op=hvd.Adasum, backward_passes_per_step=2
+    )
+    for _ in range(6):
+        optimizer.minimize(lambda: tf.reduce_sum(tf.square(x - target)) / 2.0, var_list=[x])
+    assert np.allclose(x, expected)
 
 
 def made_model() -> Any:

@@ -13,6 +13,7 @@ from shoal.horovod.common.averages import check_adasum
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import global_process_set
 from shoal.horovod.tensorflow.allreduce import grouped_allreduce
+from shoal.horovod.tensorflow.calls import after
 
 
 class AdasumOptimizer(tf.compat.v1.train.Optimizer):
@@ -47,11 +48,11 @@ class AdasumOptimizer(tf.compat.v1.train.Optimizer):
         self._make_starts(variables)
         # What variables are before the first step, others may give them as late as that.
         noted = tf.cond(tf.equal(self._steps, 0), lambda: self._note(variables), lambda: tf.constant(False))
-        with _after([noted]):
+        with after([noted]):
             applied = self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
-        with _after([applied]):
+        with after([applied]):
             steps = self._steps.assign_add(1)
-        with _after([steps]):
+        with after([steps]):
             is_last = tf.equal(self._steps.read_value() % self._passes, 0)
             return tf.cond(is_last, lambda: self._combine(variables), lambda: tf.constant(False))
 
@@ -83,7 +84,7 @@ class AdasumOptimizer(tf.compat.v1.train.Optimizer):
                     )
 
     def _note(self, variables: list[Any]) -> Any:
-        with _after([self._starts[id(variable)].assign(variable) for variable in variables]):
+        with after([self._starts[id(variable)].assign(variable) for variable in variables]):
             return tf.constant(True)
 
     def _combine(self, variables: list[Any]) -> Any:
@@ -96,11 +97,7 @@ class AdasumOptimizer(tf.compat.v1.train.Optimizer):
         for variable, start, change in zip(variables, starts, combined, strict=True):
             value = start + change
             # Of both, after the old ones were read.
-            with _after(combined):
+            with after(combined):
                 assigned += [start.assign(value), variable.assign(value)]
-        with _after(assigned):
+        with after(assigned):
             return tf.constant(True)
-
-
-def _after(done: list[Any]) -> Any:
-    return tf.control_dependencies([] if tf.executing_eagerly() else [each for each in done if each is not None])

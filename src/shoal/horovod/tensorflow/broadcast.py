@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
-from shoal.horovod.tensorflow.calls import group_of, name_of, names_in_group
+from shoal.horovod.tensorflow.calls import after, group_of, name_of, names_in_group
 from shoal.tensorflow import collectives
 
 
@@ -40,6 +40,6 @@ def broadcast_(
     results = []
     for variable, each in zip(variables, names, strict=True):
         assigned = variable.assign(broadcast(variable, root_rank, each, process_set=process_set))
-        with tf.control_dependencies([] if tf.executing_eagerly() else [assigned]):
+        with after([assigned]):
             results.append(tf.identity(variable))
     return results

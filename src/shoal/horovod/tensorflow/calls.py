@@ -1,6 +1,7 @@
-"""What every operation needs of its arguments: the ranks that take part, and the name by which their calls are matched."""
+"""What operations have in common: the ranks that take part, the names by which their calls are matched, and their order."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -47,3 +48,8 @@ def name_of(kind: str, name: str | None) -> str | None:
 def names_in_group(name: str | None, count: int) -> list[str | None]:
     """The names of the operations of a group of this name."""
     return [None if name is None else f"{name}_{place}of{count}" for place in range(1, count + 1)]
+
+
+def after(done: Sequence[Any]) -> Any:
+    """A context: what is called inside runs after these. Eager, and in functions, the order of the program is kept anyway."""
+    return tf.control_dependencies([] if tf.executing_eagerly() else [each for each in done if each is not None])

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
+from shoal.horovod.tensorflow.calls import after
 from shoal.horovod.tensorflow.gradients import LocalVariables
 
 
@@ -66,9 +67,9 @@ class LocalGradientAggregationHelper:
         self._make_sums(places, present, variables)
         sums = [self.locally_aggregated_grads[place] for place in places]
         added = [each.assign_add(grad, read_value=False) for each, grad in zip(sums, present, strict=True)]
-        with _after(added):
+        with after(added):
             counted = self.counter.assign_add(1, read_value=False)
-        with _after([counted]):
+        with after([counted]):
             results = tf.cond(
                 tf.equal(self.counter.read_value(), self.backward_passes_per_step),
                 lambda: self._combined(sums, variables),
@@ -89,26 +90,26 @@ class LocalGradientAggregationHelper:
 
         def count_on() -> Any:
             counted = [each.assign_add(1) for each in (iterations, global_step) if each is not None]
-            with _after(counted):
+            with after(counted):
                 return tf.constant(False)
 
         def apply() -> Any:
             applied = apply_grads_closure()
-            with _after([] if applied is None else [applied]):
+            with after([] if applied is None else [applied]):
                 return tf.constant(True)
 
-        with _after(gradients):
+        with after(gradients):
             return tf.cond(tf.equal(self.counter.read_value(), 0), apply, count_on)
 
     def _combined(self, sums: list[Any], variables: list[Any]) -> list[Any]:
         totals = [each.read_value() for each in sums]
         results = self._local.combine(totals, variables, self._combine_everyones(variables))
         # What was read and has travelled may be forgotten.
-        with _after(results):
+        with after(results):
             begun = [each.assign(tf.zeros_like(each), read_value=False) for each in sums]
             begun.append(self.counter.assign(0, read_value=False))
         divisor = self.backward_passes_per_step if self.average_aggregated_gradients else 1
-        with _after(begun):
+        with after(begun):
             return [tf.identity(result) if divisor == 1 else result / divisor for result in results]
 
     def _combine_everyones(self, variables: list[Any]) -> Callable[[Sequence[Any]], list[Any]]:
@@ -141,8 +142,3 @@ def _variable(shape: Any, dtype: Any, name: str) -> Any:
         return tf.compat.v1.Variable(
             tf.zeros(shape, dtype), trainable=False, collections=collections, use_resource=True, name=name
         )
-
-
-def _after(done: Sequence[Any]) -> Any:
-    """What is called inside runs after these. Eager, and in functions, the order of the program is kept anyway."""
-    return tf.control_dependencies([] if tf.executing_eagerly() else [each for each in done if each is not None])
