@@ -34,7 +34,7 @@ PYTHON_FUZZERS := $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.py)))
 FUZZ_OPTIONS := -verbosity=0 -timeout=10 -rss_limit_mb=1024 -max_len=4096 -len_control=10 -print_final_stats=1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test doors-test tools-test sim sim-faults sanitize compat
+.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test doors-test tools-test sim sim-faults sanitize compat compat-tensorflow
 .PHONY: wheels wheel-test aarch64-test fuzz fuzz-corpus clean
 
 help:  ## this list
@@ -121,6 +121,9 @@ aarch64-test: build/wheels/.tools  ## the kernels' tests and more, built for aar
 # VERSIONS="2.15.0 2.6.0": these alone.
 compat: .venv/.installed  ## the package with each version of PyTorch, in environments of 5 GB, one after the other; docs/versions.md
 	$(BIN)/python tests/compat/run.py $(VERSIONS)
+
+compat-tensorflow: .venv/.installed  ## the same with versions of TensorFlow; docs/tensorflow.md
+	$(BIN)/python tests/compat/tensorflow.py $(VERSIONS)
 
 clean:  ## removes what was made here
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
