@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -331,12 +332,13 @@ def an_optimizer_of_keras_trains_as_one_process_does() -> None:
         assert type(tf.keras.models.load_model(path).optimizer) is tf.keras.optimizers.Adam
 
 
-def added_up(eagerly: bool) -> tuple[list[float], Any, Any]:
+IS_KERAS_3 = hasattr(tf.keras, "Variable")
+
+
+def added_up(own_optimizer: Any, eagerly: bool) -> tuple[list[float], Any, Any]:
     """What a variable is after each of 5 passes; the local one, and the optimizer."""
-    x, own = tf.keras.Variable([0.0]), tf.keras.Variable([0.0])
-    optimizer = hvd.DistributedOptimizer(
-        tf.keras.optimizers.SGD(1.0), backward_passes_per_step=2, average_aggregated_gradients=True
-    )
+    x, own = ((tf.keras.Variable if IS_KERAS_3 else tf.Variable)([0.0]) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(own_optimizer, backward_passes_per_step=2, average_aggregated_gradients=True)
     optimizer.register_local_var(own)
 
     def step(given: Any) -> None:
@@ -351,8 +353,9 @@ def added_up(eagerly: bool) -> tuple[list[float], Any, Any]:
 
 @scenario
 def an_optimizer_of_keras_adds_up_several_passes() -> None:
-    for eagerly in (False, True):
-        seen, own, optimizer = added_up(eagerly)
+    classes = [tf.keras.optimizers.SGD, *([] if IS_KERAS_3 else [tf.keras.optimizers.legacy.SGD])]
+    for optimizer_class, eagerly in product(classes, (False, True)):
+        seen, own, optimizer = added_up(optimizer_class(1.0), eagerly)
         assert seen == [0.0, -1.5, -1.5, -5.0, -5.0]
         assert np.allclose(own.numpy(), -(0.5 + 2.5 + 4.0 * hvd.rank()) / 2.0)
         assert int(optimizer.iterations) == 5
