@@ -1,6 +1,6 @@
 """Horovod's environment variables: those that mean something here become Shoal's, and the others are named once in the log.
 
-    HOROVOD_FUSION_THRESHOLD               SHOAL_FUSION_MB: the buffers of shoal.torch.DistributedDataParallel
+    HOROVOD_FUSION_THRESHOLD               SHOAL_FUSION_MB: the buffers of shoal.torch.DistributedDataParallel, and of TensorFlow's gradients
     HOROVOD_LOG_LEVEL                      SHOAL_LOG
     HOROVOD_STALL_SHUTDOWN_TIME_SECONDS    SHOAL_TIMEOUT
     HOROVOD_GLOO_IFACE                     SHOAL_INTERFACE

@@ -23,18 +23,33 @@ from shoal.horovod import aliases
 for ours, theirs in (("RANK", "HOROVOD_RANK"), ("WORLD_SIZE", "HOROVOD_SIZE")):
     os.environ[theirs] = os.environ[ours]
 
-# They want horovod.tensorflow, and use nothing of it but process sets, which are the same with any framework.
+# They want horovod.tensorflow, and use nothing of it but process sets, which are the same with any framework. Where there is no
+# TensorFlow, they get PyTorch's.
 OF_PROCESS_SETS = ("test_process_sets_static.py", "test_process_sets_multi_comm.py")
 
 # Horovod has Adasum over MPI alone, so these ask whether there is MPI. They ask for Adasum.
-OF_ADASUM = ("test_adasum_pytorch.py",)
+OF_ADASUM = ("test_adasum_pytorch.py", "test_adasum_tensorflow.py")
+
+# The class that the tests of a file are in, to run some of them.
+CLASSES = {
+    "test_torch.py": "TorchTests",
+    "test_adasum_pytorch.py": "TorchAdasumTests",
+    "test_tensorflow.py": "TensorFlowTests",
+    "test_tensorflow_process_sets.py": "TensorFlowProcessSetsTests",
+    "test_tensorflow_process_sets_dynamic.py": "TensorFlowProcessSetsDynamicTests",
+    "test_adasum_tensorflow.py": "TensorFlowAdasumTests",
+}
 
 
 class Report:
-    """A plugin of pytest's."""
+    """A plugin of pytest's.
+
+    Tests of TensorFlow's run twice, in a graph and eagerly, as subtests: one that is skipped in both is a skipped one.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)
+        self._of_subtests: list[tuple[str, str]] = []
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Horovod skips one of its tests, since it fails there now and then; it is to run here."""
@@ -43,25 +58,35 @@ class Report:
                 item.own_markers = [mark for mark in item.own_markers if mark.name != "skip"]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._of_subtests = []
         self._write(nodeid, "began", "")
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
             self._write(report.nodeid, "failed", report.longreprtext[-3000:])
+        elif hasattr(report, "context"):
+            self._of_subtests.append((report.outcome, _reason(report)))
         elif report.skipped:
-            self._write(report.nodeid, "skipped", str(report.longrepr[2]).removeprefix("Skipped: "))
+            self._write(report.nodeid, "skipped", _reason(report))
         elif report.when == "call":
-            self._write(report.nodeid, "passed", "")
+            skipped = [why for outcome, why in self._of_subtests if outcome == "skipped"]
+            is_whole = skipped and len(skipped) == len(self._of_subtests)
+            self._write(report.nodeid, "skipped" if is_whole else "passed", skipped[0] if is_whole else "")
 
     def _write(self, nodeid: str, outcome: str, why: str) -> None:
         self._file.write(json.dumps({"test": nodeid.rpartition("::")[2], "outcome": outcome, "why": why}) + "\n")
 
 
+def _reason(report: Any) -> str:
+    return str(report.longrepr[2]).removeprefix("Skipped: ") if report.skipped else ""
+
+
 def prepare(checkout: Path, file: str) -> None:
     aliases.install()
     sys.modules["mock"] = unittest.mock
-    for name in ("horovod.runner", "horovod.runner.util"):
-        sys.modules[name] = ModuleType(name)
+    for name in ("", ".util", ".common", ".common.util", ".common.util.env"):
+        sys.modules[f"horovod.runner{name}"] = ModuleType(f"horovod.runner{name}")
+    sys.modules["horovod.runner.common.util.env"].get_env_rank_and_size = rank_and_size  # type: ignore[attr-defined]
     path = checkout / "horovod" / "runner" / "util" / "threads.py"
     spec = importlib.util.spec_from_file_location("horovod.runner.util.threads", path)
     assert spec is not None
@@ -69,20 +94,57 @@ def prepare(checkout: Path, file: str) -> None:
     threads = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(threads)
     sys.modules[spec.name] = threads
-    import shoal.horovod
-    import shoal.horovod.torch as door
+    if file in OF_PROCESS_SETS and importlib.util.find_spec("tensorflow") is None:
+        import shoal.horovod
+        import shoal.horovod.torch as torchs
 
-    if file in OF_PROCESS_SETS:
-        sys.modules["horovod.tensorflow"] = shoal.horovod.tensorflow = door  # type: ignore[attr-defined]
+        sys.modules["horovod.tensorflow"] = shoal.horovod.tensorflow = torchs  # type: ignore[attr-defined]
+    if "tensorflow" in file:
+        as_of_their_time()
     if file in OF_ADASUM:
-        door.mpi_enabled = lambda: True  # type: ignore[attr-defined]
+        door: Any = importlib.import_module("shoal.horovod." + ("tensorflow" if "tensorflow" in file else "torch"))
+        door.mpi_enabled = lambda: True
+
+
+def as_of_their_time() -> None:
+    """Gives Keras what the tests of 2023 ask it for and what it has no more: none of it is what they test."""
+    import keras
+    from tensorflow.python.client import session
+
+    class Reference:
+        """A variable as a key."""
+
+        def __init__(self, variable: Any) -> None:
+            self._variable = variable
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Reference) and self._variable is other._variable
+
+        def __hash__(self) -> int:
+            return id(self._variable)
+
+    keras.Variable.ref = lambda self: Reference(self)
+    session.register_session_run_conversion_functions(
+        keras.Variable, lambda variable: ([variable.value], lambda values: values[0])
+    )
+    initialise = keras.layers.BatchNormalization.__init__
+
+    def without_fused(self: Any, *arguments: Any, fused: bool = False, **others: Any) -> None:
+        initialise(self, *arguments, **others)
+
+    keras.layers.BatchNormalization.__init__ = without_fused
+
+
+def rank_and_size() -> tuple[int, int]:
+    """As Horovod's launcher has put them into the environment."""
+    return int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
 
 
 def main() -> int:
     checkout, results, file, *tests = sys.argv[1:]
     prepare(Path(checkout), file)
     path = Path(checkout) / "test" / "parallel" / file
-    kind = {"test_torch.py": "TorchTests", "test_adasum_pytorch.py": "TorchAdasumTests"}.get(file, "")
+    kind = CLASSES.get(file, "")
     chosen = [f"{path}::{kind}::{test}" for test in tests] if tests and kind else [str(path)]
     options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(path.parent)]
     pytest.main([*options, *chosen], plugins=[Report(Path(f"{results}.{os.environ['RANK']}"))])

@@ -11,6 +11,7 @@ one failure upsets the next. Prints what came of each that did not pass, with th
 import argparse
 import concurrent.futures
 import contextlib
+import importlib.util
 import json
 import re
 import sys
@@ -35,8 +36,16 @@ FILES = (
     "test_common.py",
 )
 
+# These want TensorFlow, which has an environment of its own: in it they run by default too.
+OF_TENSORFLOW = (
+    "test_tensorflow.py",
+    "test_tensorflow_process_sets.py",
+    "test_tensorflow_process_sets_dynamic.py",
+    "test_adasum_tensorflow.py",
+)
+
 # In gloo's way the tests leave the job after each test. An operation that nobody else calls is to fail soon.
-ENVIRONMENT = {"SHOAL_TIMEOUT": "20", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"SHOAL_TIMEOUT": "20", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
 
 Outcomes = dict[str, tuple[str, str]]  # test → outcome, why
 
@@ -47,7 +56,7 @@ def main() -> int:
         sys.exit(f"{given.checkout} is no checkout of Horovod's repository: it has no folder test/parallel")
     lines, is_bad = [], False
     for ranks in given.ranks:
-        for file in given.files or FILES:
+        for file in given.files or default_files():
             outcomes = run_file(given, file, ranks)
             summary, bad = summarise(file, ranks, outcomes)
             print("\n".join(summary), flush=True)
@@ -56,6 +65,12 @@ def main() -> int:
     if given.output:
         given.output.write_text("\n".join(lines) + "\n")
     return 1 if is_bad else 0
+
+
+def default_files() -> tuple[str, ...]:
+    """Those that can run in this environment."""
+    of_torch = FILES if importlib.util.find_spec("torch") else ()
+    return of_torch + (OF_TENSORFLOW if importlib.util.find_spec("tensorflow") else ())
 
 
 def run_file(given: argparse.Namespace, file: str, ranks: int) -> Outcomes:
@@ -133,7 +148,7 @@ def _last_line(text: str) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", metavar="FILE", help=f"of {', '.join(FILES)} (all)")
+    parser.add_argument("files", nargs="*", metavar="FILE", help=f"of {', '.join(FILES + OF_TENSORFLOW)} (all)")
     parser.add_argument("--checkout", type=Path, required=True, help="a checkout of Horovod's repository")
     parser.add_argument("--ranks", nargs="+", default=["2", "3", "4"], metavar="N", help="jobs of so many (2 3 4)")
     parser.add_argument("-k", dest="only", default="", metavar="REGEX", help="tests whose name matches")

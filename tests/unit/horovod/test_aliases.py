@@ -25,7 +25,7 @@ assert gloo_built() and not mpi_built()
 assert issubclass(HorovodInternalError, RuntimeError) and HostsUpdatedInterrupt(True).skip_sync
 hvd.init()
 import torch
-for part in ("tensorflow", "tensorflow.keras", "spark", "runner.launch", "torch.elastic.state"):
+for part in ("mxnet", "mxnet.mpi_ops", "spark", "runner.launch", "torch.elastic.state"):
     try: __import__(f"horovod.{part}")
     except ModuleNotFoundError as error: print(error)
 try: hvd.elastic.run

@@ -18,7 +18,6 @@ class _Table:
     def __init__(self, size: int) -> None:
         self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
         self.groups: dict[tuple[int, ...], Group] = {self.ranks[0]: world()}
-        self._next = 1
 
     def number_of(self, ranks: tuple[int, ...]) -> int | None:
         return next((number for number, those in self.ranks.items() if those == ranks), None)
@@ -27,7 +26,8 @@ class _Table:
         """Raises ValueError for ranks that are none of the job's, or come twice."""
         if ranks not in self.groups:
             self.groups[ranks] = Group(ranks, name="process set")
-        number, self._next = self._next, self._next + 1
+        # As with Horovod the first that is free, also one of a set that was removed.
+        number = next(number for number in range(len(self.ranks) + 1) if number not in self.ranks)
         self.ranks[number] = ranks
         return number
 
@@ -101,7 +101,7 @@ class ProcessSet:
         return ranks if number == 0 or ranks == tuple(self.ranks or ()) else None
 
     def __repr__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
     __str__ = __repr__
 

@@ -26,9 +26,13 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the framework, which must be PyTorch, can use a GPU."""
-    if ext_base_name != "torch" or not extension_available(ext_base_name, verbose):
+    """Whether the framework, PyTorch or TensorFlow, can use a GPU."""
+    if ext_base_name not in ("torch", "tensorflow") or not extension_available(ext_base_name, verbose):
         return False
+    if ext_base_name == "tensorflow":
+        import tensorflow as tf
+
+        return bool(tf.config.list_physical_devices("GPU"))
     import torch
 
     return torch.cuda.is_available()

@@ -20,13 +20,14 @@ from typing import Any
 import torch
 
 from shoal.horovod.common import handles
+from shoal.horovod.common.averages import check_adasum, factor_after, operator_for
 from shoal.horovod.common.handles import Alone, Together
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
-from shoal.horovod.common.util import chosen_operator, num_rank_is_power_2
+from shoal.horovod.common.util import chosen_operator
 from shoal.horovod.torch import submission
 from shoal.horovod.torch.compression import Compression, compressed
-from shoal.horovod.torch.scaling import factor_after, operator_for, scale_, scaled
+from shoal.horovod.torch.scaling import scale_, scaled
 from shoal.horovod.torch.synchronization import synchronize
 from shoal.job.groups import Group
 from shoal.ops import operations
@@ -278,10 +279,10 @@ class Reduction:
         return submit("allreduce", name, self._group, tensor, self._plan, before)
 
     def _plan(self, group: Group, host: torch.Tensor, in_place: bool) -> Plan:
-        return operations.allreduce(group, host, operator_for(self._op, host.dtype), in_place)
+        return operations.allreduce(group, host, operator_for(self._op, host.dtype.is_floating_point), in_place)
 
     def _factor_after(self, tensor: torch.Tensor) -> float:
-        return factor_after(self._op, tensor.dtype, self._group, self._postscale)
+        return factor_after(self._op, tensor.dtype.is_floating_point, self._group, self._postscale)
 
 
 class _Reduced:
@@ -302,10 +303,3 @@ class _Reduced:
         if self._copies:
             tensor.detach().copy_(result)
         return scale_(tensor, self._factor)
-
-
-def check_adasum(group: Group) -> None:
-    """Raises NotImplementedError, as Horovod does, if the number of ranks is no power of two."""
-    ranks = group.size
-    if not num_rank_is_power_2(ranks):
-        raise NotImplementedError(f"Adasum wants 1, 2, 4, 8 ... ranks, and there are {ranks}: use op=hvd.Average")

@@ -2,17 +2,8 @@
 
 from typing import NoReturn
 
-from shoal.errors import ShoalError
-
-
-class NotThereError(ShoalError, AttributeError):
-    """Of a name that this module does not have yet: ``hasattr`` is False, ``from ... import`` an ImportError."""
+from shoal.horovod.common.elastic import refuse
 
 
 def __getattr__(name: str) -> NoReturn:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    raise NotThereError(
-        f"hvd.elastic.{name} is not there yet: a job has as many ranks as it was started with, and ends when one is lost. Save "
-        "checkpoints, and start again from the last one"
-    )
+    refuse(name)

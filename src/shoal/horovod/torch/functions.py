@@ -1,21 +1,15 @@
-"""What training scripts do before the first step: the same parameters, optimizer state and objects on all ranks.
+"""What training scripts do before the first step: the same parameters, optimizer state and objects on all ranks."""
 
-Objects travel as pickles: of a rank of the same job, which has the job's secret. What ``pickle`` refuses, such as a lambda, the
-package cloudpickle takes where it is installed.
-"""
-
-import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from shoal.horovod.common import basics
+from shoal.horovod.common import basics, objects
 from shoal.horovod.common.handles import Together
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.torch import submission
-from shoal.horovod.torch.allgather import allgather
-from shoal.horovod.torch.broadcast import begin_, broadcast_
+from shoal.horovod.torch.broadcast import begin_
 from shoal.horovod.torch.optimizer_state import Received, state_of, taken_apart, zero_gradients
 
 
@@ -62,7 +56,9 @@ def broadcast_optimizer_state(
         zero_gradients(optimizer, model)
     label = "optimizer state"
     tensors: list[torch.Tensor] = []
-    skeleton = object_of_root(lambda: taken_apart(state_of(optimizer), tensors), root_rank, label, global_process_set)
+    skeleton = objects.broadcast_object(
+        lambda: taken_apart(state_of(optimizer), tensors), root_rank, label, global_process_set
+    )
     if basics.rank() == root_rank:
         _broadcast([(f"{label}.{index}", tensor.contiguous()) for index, tensor in enumerate(tensors)], root_rank)
         return
@@ -79,46 +75,9 @@ def broadcast_object(
 
     Raises what pickle raises on the root, and HorovodInternalError.
     """
-    return object_of_root(lambda: obj, root_rank, "object" if name is None else name, process_set)
-
-
-def object_of_root(make: Callable[[], Any], root_rank: int, label: str, process_set: ProcessSet) -> Any:
-    """``broadcast_object`` of what ``make`` returns on the root. What goes wrong with it there is an error on all ranks."""
-    if basics.rank() == root_rank:
-        with submission.failing_everywhere("broadcast", f"{label}.sz", process_set.group):
-            obj = make()
-            content = _to_bytes(obj)
-        broadcast_(torch.tensor([content.numel()]), root_rank, f"{label}.sz", process_set)
-        broadcast_(content, root_rank, f"{label}.t", process_set)
-        return obj
-    size = broadcast_(torch.zeros(1, dtype=torch.int64), root_rank, f"{label}.sz", process_set)
-    content = broadcast_(torch.empty(int(size), dtype=torch.uint8), root_rank, f"{label}.t", process_set)
-    return _from_bytes(content)
+    return objects.broadcast_object(lambda: obj, root_rank, "object" if name is None else name, process_set)
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """The objects of all ranks, by rank. ``name``: for messages. Raises what pickle raises, and HorovodInternalError."""
-    label = "object" if name is None else name
-    with submission.failing_everywhere("allgather", f"{label}.sz", global_process_set.group):
-        content = _to_bytes(obj)
-    sizes = allgather(torch.tensor([content.numel()]), name=f"{label}.sz").tolist()
-    gathered = allgather(content, name=f"{label}.t")
-    return [_from_bytes(each) for each in torch.split(gathered, sizes)]
-
-
-def _to_bytes(obj: Any) -> torch.Tensor:
-    try:
-        content = pickle.dumps(obj)
-    except Exception:
-        try:
-            import cloudpickle  # type: ignore[import-untyped,unused-ignore]
-        except ImportError:
-            cloudpickle = None
-        if cloudpickle is None:
-            raise
-        content = cloudpickle.dumps(obj)
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
-
-
-def _from_bytes(content: torch.Tensor) -> Any:
-    return pickle.loads(content.numpy().tobytes())
+    return objects.allgather_object(obj, "object" if name is None else name, global_process_set)

@@ -13,11 +13,12 @@ import torch
 
 from shoal.assembly.terms import rank_name
 from shoal.horovod.common import basics
+from shoal.horovod.common.averages import check_adasum
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.common.util import known_operator, split_list
 from shoal.horovod.torch.adasum_optimizer import AdasumOptimizer
-from shoal.horovod.torch.allreduce import Reduction, check_adasum
+from shoal.horovod.torch.allreduce import Reduction
 from shoal.horovod.torch.compression import Compression
 from shoal.horovod.torch.parameter_hooks import HookedOptimizer, Parameter, names_of, wrap
 from shoal.horovod.torch.sparse import sparse_allreduce_async

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from shoal.horovod.common import handles
+from shoal.horovod.common.averages import factor_after, operator_for, scatterable
 from shoal.horovod.common.handles import Alone
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
@@ -19,7 +20,7 @@ from shoal.horovod.torch.allgather import allgather, grouped_allgather
 from shoal.horovod.torch.allreduce import Finish, start_group
 from shoal.horovod.torch.compression import Compression, compressed
 from shoal.horovod.torch.rows import require_rows
-from shoal.horovod.torch.scaling import factor_after, operator_for, scale_, scaled, scatterable
+from shoal.horovod.torch.scaling import scale_, scaled
 from shoal.horovod.torch.synchronization import synchronize
 from shoal.job.groups import Group
 from shoal.ops import operations
@@ -142,7 +143,9 @@ def _starter(
 
     def plan(group: Group, host: torch.Tensor) -> Plan:
         require_rows("reducescatter", host)
-        return operations.reducescatter(group, host, operator_for(operator, host.dtype), in_place=False)
+        return operations.reducescatter(
+            group, host, operator_for(operator, host.dtype.is_floating_point), in_place=False
+        )
 
     def start(tensor: torch.Tensor, name: str | None) -> tuple[Pending, Finish]:
         operation = submission.apart(
@@ -153,7 +156,7 @@ def _starter(
             plan,
             before=lambda given: scaled(given, prescale_factor),
         )
-        after = factor_after(operator, tensor.dtype, group, postscale_factor)
+        after = factor_after(operator, tensor.dtype.is_floating_point, group, postscale_factor)
         device = tensor.device
         return operation, lambda result: scale_(result.to(device), after)
 
