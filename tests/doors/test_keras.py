@@ -1,0 +1,34 @@
+"""Keras's door with real ranks, on each backend: the scenarios of keras_*.py, and how jobs end."""
+
+import keras_training
+import pytest
+from scenarios import failures
+
+from shoal.testing import run_ranks
+
+BACKENDS = ("tensorflow", "torch", "jax")
+# Ranks, nodes, servers.
+PLACES = {"two nodes": (2, 2, 0), "two nodes of two and a server": (4, 2, 1)}
+
+
+def environment(backend: str) -> dict[str, str]:
+    return {
+        "KERAS_BACKEND": backend,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "OMP_NUM_THREADS": "1",
+        "SHOAL_TIMEOUT": "60",
+    }
+
+
+@pytest.fixture(scope="module", params=[(backend, place) for backend in BACKENDS for place in PLACES], ids="-".join)
+def training(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    backend, place = request.param
+    ranks, nodes, servers = PLACES[place]
+    return run_ranks(
+        keras_training.run_all, ranks, nodes=nodes, servers=servers, environment=environment(backend), timeout=400
+    )
+
+
+@pytest.mark.parametrize("name", keras_training.scenario.functions)
+def test_training(training: list[dict[str, str]], name: str) -> None:
+    assert not failures(training, name), failures(training, name)
