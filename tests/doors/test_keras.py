@@ -1,5 +1,8 @@
 """Keras's door with real ranks, on each backend: the scenarios of keras_*.py, and how jobs end."""
 
+from collections.abc import Callable
+
+import keras_callbacks
 import keras_training
 import pytest
 from scenarios import failures
@@ -20,15 +23,27 @@ def environment(backend: str) -> dict[str, str]:
     }
 
 
+def run_scenarios(function: Callable[[], dict[str, str]], param: tuple[str, str]) -> list[dict[str, str]]:
+    backend, place = param
+    ranks, nodes, servers = PLACES[place]
+    return run_ranks(function, ranks, nodes=nodes, servers=servers, environment=environment(backend), timeout=500)
+
+
 @pytest.fixture(scope="module", params=[(backend, place) for backend in BACKENDS for place in PLACES], ids="-".join)
 def training(request: pytest.FixtureRequest) -> list[dict[str, str]]:
-    backend, place = request.param
-    ranks, nodes, servers = PLACES[place]
-    return run_ranks(
-        keras_training.run_all, ranks, nodes=nodes, servers=servers, environment=environment(backend), timeout=400
-    )
+    return run_scenarios(keras_training.run_all, request.param)
+
+
+@pytest.fixture(scope="module", params=[(backend, "two nodes") for backend in BACKENDS], ids="-".join)
+def callbacks(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    return run_scenarios(keras_callbacks.run_all, request.param)
 
 
 @pytest.mark.parametrize("name", keras_training.scenario.functions)
 def test_training(training: list[dict[str, str]], name: str) -> None:
     assert not failures(training, name), failures(training, name)
+
+
+@pytest.mark.parametrize("name", keras_callbacks.scenario.functions)
+def test_callbacks(callbacks: list[dict[str, str]], name: str) -> None:
+    assert not failures(callbacks, name), failures(callbacks, name)

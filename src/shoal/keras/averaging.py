@@ -4,15 +4,17 @@ Gradients are matched by the paths of their variables. What an optimizer accumul
 (``gradient_accumulation_steps``) travels once, in the step that applies it, if the optimizer lets it be had there.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 
+from shoal.job import runtime
 from shoal.job.groups import Group
+from shoal.job.per_job import PerJob
 from shoal.keras import backends
+from shoal.keras.naming import compare, members_of, names_of
 
 
 class Averaging:
@@ -23,6 +25,8 @@ class Averaging:
         self._op = op
         self._sparse_as_dense = sparse_as_dense
         self._of_backend = backends.average()
+        # Names that all ranks have had in a step, or while one was traced.
+        self._agreed: PerJob[set[tuple[str, ...]]] = PerJob(lambda _: set())
         # What runs inside must not average again.
         self._is_done = False
         # The variables of the gradients that are accumulated, while the optimizer's own part runs.
@@ -30,17 +34,26 @@ class Averaging:
         self._came = False
 
     def of_step(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The averages; None stays None."""
+        """The averages; None stays None. Raises Mismatch if the ranks do not have the same gradients."""
         if self._is_done:
             return list(gradients)
+        there = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        names = names_of(variables[index] for index in there)
+        self._agree([variables[index] for index in there], names)
         averaged = list(gradients)
-        for op, of_op in self._by_operator(gradients, variables).items():
-            names = unique(path_of(variables[index]) for index in of_op)
-            values = [self._dense(gradients[index]) for index in of_op]
-            results = self._of_backend(values, [f"gradient/{name}" for name in names], op, self._group)
-            for index, result in zip(of_op, results, strict=True):
-                averaged[index] = result
+        for op, of_op in self._by_operator(there, variables).items():
+            values = [self._dense(gradients[there[at]]) for at in of_op]
+            results = self._of_backend(values, [f"gradient/{names[at]}" for at in of_op], op, self._group)
+            for at, result in zip(of_op, results, strict=True):
+                averaged[there[at]] = result
         return averaged
+
+    def _agree(self, variables: Sequence[Any], names: Sequence[str]) -> None:
+        """In the first step with these, and while nothing of it is compiled yet."""
+        agreed = self._agreed.of(runtime.current())
+        if tuple(names) not in agreed:
+            compare(variables, names, "gradients", members_of(self._group))
+            agreed.add(tuple(names))
 
     @contextmanager
     def done(self) -> Iterator[None]:
@@ -95,33 +108,16 @@ class Averaging:
         )
         return result
 
-    def _by_operator(self, gradients: Sequence[Any], variables: Sequence[Any]) -> dict[str, list[int]]:
+    def _by_operator(self, there: Sequence[int], variables: Sequence[Any]) -> dict[str, list[int]]:
         by_operator: dict[str, list[int]] = {}
-        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if gradient is not None:
-                # Scales of 8-bit floats: where Keras has several, it takes the greatest.
-                by_operator.setdefault("max" if overwrites(variable) else self._op, []).append(index)
+        for at, index in enumerate(there):
+            # Scales of 8-bit floats: where Keras has several, it takes the greatest.
+            by_operator.setdefault("max" if overwrites(variables[index]) else self._op, []).append(at)
         return by_operator
 
     def _dense(self, gradient: Any) -> Any:
         is_sliced = hasattr(gradient, "indices") and hasattr(gradient, "dense_shape")
         return keras.ops.convert_to_tensor(gradient) if is_sliced and self._sparse_as_dense else gradient
-
-
-def path_of(variable: Any) -> str:
-    """A variable of Keras, or of TensorFlow itself."""
-    path: str = getattr(variable, "path", None) or variable.name
-    return path
-
-
-def unique(paths: Iterator[str]) -> list[str]:
-    """The paths; what comes again with a number behind it."""
-    seen: Counter[str] = Counter()
-    names = []
-    for path in paths:
-        seen[path] += 1
-        names.append(path if seen[path] == 1 else f"{path}#{seen[path]}")
-    return names
 
 
 def overwrites(variable: Any) -> bool:
@@ -135,6 +131,7 @@ def _is_last(optimizer: Any) -> Any:
 
 def _applies_now(optimizer: Any) -> bool | None:
     """Whether this step applies what is accumulated; None while it is only traced."""
-    if keras.backend.backend() == "torch":
+    try:
         return bool(_is_last(optimizer))
-    return None
+    except TypeError:
+        return None

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from shoal.job.groups import Group, world
-from shoal.keras.averaging import path_of, unique
+from shoal.job.groups import Group
+from shoal.keras.naming import compare, members_of, names_of
 from shoal.ops import collectives
 from shoal.ops.arrays import DTYPES
 
@@ -22,13 +22,15 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0, group: Group | 
         group: the ranks that take part; None: all.
 
     Raises:
-        ValueError: ``root`` is no member.
-        Mismatch, PeerLost, Timeout, ShoalError: as ``shoal.broadcast``; the message has the variable's path.
+        ValueError: this rank, or ``root``, is no member.
+        Mismatch: ranks have other variables; the message has the first that differs.
+        PeerLost, Timeout, ShoalError: as ``shoal.broadcast``.
     """
     wanted = list(variables)
-    members = world() if group is None else group
+    members = members_of(group)
+    names = names_of(wanted)
+    compare(wanted, names, "variables", members)
     arrays = [_array(variable) for variable in wanted]
-    names = unique(map(path_of, wanted))
     handles = [
         collectives.broadcast_async_(_sendable(array), root, f"variable/{name}", group)
         for array, name in zip(arrays, names, strict=True)
