@@ -116,12 +116,28 @@ def state_of_an_optimizer_that_has_made_steps_is_broadcast() -> None:
     model = models.compiled(models.dense_model(shoal.rank()), optimizers.Adam(0.01))
     if shoal.rank() == 0:
         models.fit(model, *mine(), models.ROWS)
-    DistributedOptimizer(model.optimizer)
+    # Anew, since what Keras has compiled has the optimizer as it was.
+    models.compiled(model, DistributedOptimizer(model.optimizer))
     seen = Seen()
     models.fit(model, *mine(), models.ROWS, epochs=1, callbacks=[callbacks.BroadcastVariablesCallback(), seen])
     assert all(all_have(each) for each in seen.weights)
     assert int(models.values([model.optimizer.iterations])[0]) == 3 * models.STEPS
     assert models.are_alike(model)
+
+
+@scenario
+def a_step_that_was_compiled_before_is_found_out() -> None:
+    keras.backend.clear_session()
+    model = models.compiled(models.dense_model(), optimizers.SGD(0.1))
+    models.fit(model, *mine(), models.ROWS, epochs=1)
+    DistributedOptimizer(model.optimizer)
+    order = [
+        callbacks.MetricAverageCallback() if shoal.rank() else callbacks.BroadcastVariablesCallback(0, shoal.Group([0]))
+    ]
+    if BACKEND == "torch":  # which compiles nothing
+        return
+    with pytest.raises(RuntimeError, match=r"'small' were not averaged.*model.compile again"):
+        models.fit(model, *mine(), models.ROWS, epochs=1, callbacks=order)
 
 
 @scenario

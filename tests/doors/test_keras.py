@@ -19,7 +19,7 @@ def environment(backend: str) -> dict[str, str]:
         "KERAS_BACKEND": backend,
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "OMP_NUM_THREADS": "1",
-        "SHOAL_TIMEOUT": "60",
+        "SHOAL_TIMEOUT": "40",
     }
 
 

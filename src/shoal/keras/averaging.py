@@ -27,6 +27,8 @@ class Averaging:
         self._of_backend = backends.average()
         # Names that all ranks have had in a step, or while one was traced.
         self._agreed: PerJob[set[tuple[str, ...]]] = PerJob(lambda _: set())
+        self.has_begun = False
+        """Whether a step has come here, or was traced."""
         # What runs inside must not average again.
         self._is_done = False
         # The variables of the gradients that are accumulated, while the optimizer's own part runs.
@@ -37,6 +39,7 @@ class Averaging:
         """The averages; None stays None. Raises Mismatch if the ranks do not have the same gradients."""
         if self._is_done:
             return list(gradients)
+        self.has_begun = True
         there = [index for index, gradient in enumerate(gradients) if gradient is not None]
         names = names_of(variables[index] for index in there)
         self._agree([variables[index] for index in there], names)

@@ -64,6 +64,16 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(getattr(optimizer, "_shoal_averaging", None), Averaging)
 
 
+def check_averages(model: Any) -> None:
+    """After a step. Raises RuntimeError if the model has a distributed optimizer, and its step is from before that."""
+    averaging = getattr(model.optimizer, "_shoal_averaging", None)
+    if isinstance(averaging, Averaging) and not averaging.has_begun:
+        raise RuntimeError(
+            f"the gradients of the model {model.name!r} were not averaged: Keras compiled its step before the optimizer was wrapped. "
+            "Call model.compile again after DistributedOptimizer(optimizer)"
+        )
+
+
 def _take_name(made: type, base: type) -> None:
     made.__name__, made.__qualname__, made.__doc__ = base.__name__, base.__qualname__, base.__doc__
     public = getattr(keras.optimizers, base.__name__, None)

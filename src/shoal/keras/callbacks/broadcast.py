@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from shoal.job.groups import Group
+from shoal.keras.distributed import check_averages
 from shoal.keras.variables import broadcast_variables
 
 
@@ -18,7 +19,8 @@ class BroadcastVariablesCallback(keras.callbacks.Callback):
         root: a rank of the job that is a member of the group.
         group: the ranks that train the model; None: all.
 
-    In ``on_train_begin`` raises ValueError for a model that has no weights yet, and what ``broadcast_variables`` raises.
+    In ``on_train_begin`` raises ValueError for a model that has no weights yet, and what ``broadcast_variables`` raises; after the
+    first epoch RuntimeError, if the model was compiled before its optimizer was a distributed one.
     """
 
     def __init__(self, root: int = 0, group: Group | None = None) -> None:
@@ -39,3 +41,6 @@ class BroadcastVariablesCallback(keras.callbacks.Callback):
             optimizer.build(model.trainable_variables)
         state = [] if optimizer is None else optimizer.variables
         broadcast_variables([*model.weights, *state], self._root, self._group)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        check_averages(self.model)

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from shoal.job.groups import Group
+from shoal.keras.distributed import check_averages
 from shoal.keras.logs import average_metrics
 
 
@@ -16,7 +17,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
     rank that stops alone leaves the others waiting.
 
     ``group``: the ranks that train the model; None: all. In ``on_epoch_end`` raises what ``average_metrics`` raises, Mismatch
-    where only some ranks have validation data.
+    where only some ranks have validation data, and RuntimeError if the model was compiled before its optimizer was a distributed one.
     """
 
     def __init__(self, group: Group | None = None) -> None:
@@ -24,6 +25,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self._group = group
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        check_averages(self.model)
         averaged = average_metrics(logs or {}, self._group)
         if logs is not None:
             logs.update(averaged)
