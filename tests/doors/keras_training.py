@@ -253,6 +253,24 @@ def what_cannot_be_wrapped_is_refused() -> None:
 
 
 @scenario
+def values_that_overwrite_are_the_greatest_of_all_ranks() -> None:
+    scale, weight = (keras.Variable(np.zeros(2, "float32"), name=name) for name in ("scale", "weight"))
+    scale.overwrite_with_gradient = True
+    gradients = [filled(each) * (shoal.rank() + 1) for each in (scale, weight)]
+    DistributedOptimizer(optimizers.SGD(1.0)).apply(gradients, [scale, weight])
+    assert models.values([scale])[0].tolist() == [shoal.size()] * 2
+    assert np.allclose(models.values([weight])[0], -(shoal.size() + 1) / 2)
+
+
+@scenario
+def xla_says_what_to_do() -> None:
+    if BACKEND == "tensorflow":
+        model = models.compiled(models.dense_model(), DistributedOptimizer(optimizers.SGD(0.1)), jit_compile=True)
+        with pytest.raises(NotImplementedError, match="jit_compile=False"):
+            models.fit(model, *models.problem(1), models.ROWS)
+
+
+@scenario
 def ranks_that_disagree_hear_it() -> None:
     variable = keras.Variable(np.zeros(3 + shoal.rank(), "float32"), name="odd")
     with pytest.raises(shoal.Mismatch, match=r"rank 0 .*\[odd \(3,\).*rank 1 .*\[odd \(4,\)"):
