@@ -25,6 +25,7 @@ class Averaging:
         self._op = op
         self._sparse_as_dense = sparse_as_dense
         self._of_backend = backends.average()
+        self._averages = backends.untraced(self._averages_of)
         # Names that all ranks have had in a step, or while one was traced.
         self._agreed: PerJob[set[tuple[str, ...]]] = PerJob(lambda _: set())
         self.has_begun = False
@@ -37,8 +38,9 @@ class Averaging:
 
     def of_step(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The averages; None stays None. Raises Mismatch if the ranks do not have the same gradients."""
-        if self._is_done:
-            return list(gradients)
+        return list(gradients) if self._is_done else self._averages(gradients, variables)
+
+    def _averages_of(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         self.has_begun = True
         there = [index for index, gradient in enumerate(gradients) if gradient is not None]
         names = names_of(variables[index] for index in there)

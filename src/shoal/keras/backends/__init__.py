@@ -3,13 +3,15 @@
 Each has ``average(gradients, names, op, group)``: eager, and in whatever the backend traces or compiles.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import keras
 
 from shoal.job.groups import Group
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 KNOWN = ("tensorflow", "torch", "jax")
 
@@ -32,3 +34,11 @@ def average() -> Average:
         )
     of_backend: Average = import_module(f"shoal.keras.backends.{name}").average
     return of_backend
+
+
+def untraced(function: _F) -> _F:
+    """For what torch.compile is to run as it is. The other compilers only see what it gives the backend to do."""
+    if keras.backend.backend() != "torch":
+        return function
+    run_as_it_is: _F = import_module("torch").compiler.disable(function)
+    return run_as_it_is

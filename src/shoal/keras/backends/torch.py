@@ -9,7 +9,6 @@ from shoal.job.groups import Group
 from shoal.ops import collectives
 
 
-@torch.compiler.disable
 def average(gradients: Sequence[Any], names: Sequence[str], op: str, group: Group | None) -> list[Any]:
     travelling = [_on_host(each) for each in gradients]
     handles = [
