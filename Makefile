@@ -34,7 +34,7 @@ PYTHON_FUZZERS := $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.py)))
 FUZZ_OPTIONS := -verbosity=0 -timeout=10 -rss_limit_mb=1024 -max_len=4096 -len_control=10 -print_final_stats=1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test tools-test sim sim-faults sanitize compat
+.PHONY: help demo test test-all lint lint-python lint-native format native-test slow-test doors-test tools-test sim sim-faults sanitize compat compat-tensorflow
 .PHONY: wheels wheel-test aarch64-test fuzz fuzz-corpus clean
 
 help:  ## this list
@@ -46,12 +46,15 @@ demo: .venv/.installed  ## trains a small network with 4 ranks on 4 nodes and 2 
 test: .venv/.installed native-test  ## everything that is quick: native tests, then Python's
 	$(BIN)/python -m pytest -m "not slow" --durations=25
 
-test-all: test sim sanitize fuzz wheel-test slow-test aarch64-test  ## everything
+test-all: test doors-test sim sanitize fuzz wheel-test slow-test aarch64-test  ## everything
 
 # PART=2/5: the second of five parts, of as many tests each.
 slow-test: .venv/.installed  ## the Python tests that take more than a few seconds
 	$(BIN)/python -m pytest -m slow --durations=10 $(if $(PART),--splitting-algorithm least_duration \
 	  --group $(firstword $(subst /, ,$(PART))) --splits $(lastword $(subst /, ,$(PART))))
+
+doors-test: build/doors/.installed  ## the frameworks that have an environment of their own: TensorFlow
+	build/doors/venv/bin/python -m pytest tests/doors
 
 tools-test: build/tools/.installed  ## Accelerate, DeepSpeed, Lightning, Ray Train, transformers and torchmetrics on "shoal" and on gloo
 	build/tools/venv/bin/python -m pytest tests/conformance/tools.py
@@ -119,6 +122,9 @@ aarch64-test: build/wheels/.tools  ## the kernels' tests and more, built for aar
 compat: .venv/.installed  ## the package with each version of PyTorch, in environments of 5 GB, one after the other; docs/versions.md
 	$(BIN)/python tests/compat/run.py $(VERSIONS)
 
+compat-tensorflow: .venv/.installed  ## the same with versions of TensorFlow; docs/tensorflow.md
+	$(BIN)/python tests/compat/tensorflow.py $(VERSIONS)
+
 clean:  ## removes what was made here
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
@@ -145,6 +151,18 @@ build/tools/.dependencies: constraints.txt pyproject.toml
 
 build/tools/.installed: build/tools/.dependencies $(NATIVE) $(shell find src -name '*.py')
 	build/tools/venv/bin/python $(INSTALL) --no-build-isolation \
+	  --force-reinstall --no-deps .
+	touch $@
+
+# Another one, 2 GB.
+build/doors/.dependencies: constraints.txt pyproject.toml
+	$(PYTHON) -m venv build/doors/venv
+	build/doors/venv/bin/python $(INSTALL) --upgrade pip
+	build/doors/venv/bin/python $(INSTALL) --group build --group doors
+	touch $@
+
+build/doors/.installed: build/doors/.dependencies $(NATIVE) $(shell find src -name '*.py')
+	build/doors/venv/bin/python $(INSTALL) --no-build-isolation \
 	  --force-reinstall --no-deps .
 	touch $@
 

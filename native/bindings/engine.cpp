@@ -25,6 +25,7 @@
 
 #include "bindings/array.h"
 #include "bindings/bindings.h"
+#include "bindings/completions.h"
 #include "bindings/signals.h"
 #include "doors/door.h"
 #include "engine/at_exit.h"
@@ -124,28 +125,6 @@ class BoundEngine {
  private:
   std::shared_ptr<ArraysInFlight> in_flight_ = std::make_shared<ArraysInFlight>();
   engine::Engine engine_;  // closed before the arrays go: it writes to them until then
-};
-
-// Left as it is in a forked child, where the threads that wait in it do not exist.
-class CompletionQueue {
- public:
-  // By threads that no signal comes to: in one piece.
-  std::optional<std::uint64_t> next(double seconds) {
-    const std::shared_ptr<engine::Completions> queue = shared();
-    const nb::gil_scoped_release released;
-    std::optional<std::uint64_t> token = queue->next(nanoseconds_of(seconds));
-    if (!token.has_value() && queue->closed()) {
-      throw std::runtime_error("closed: nobody is told of operations any more");
-    }
-    return token;
-  }
-  void add(std::uint64_t token) { shared()->add(token); }
-  void close() { shared()->close(); }
-  const std::shared_ptr<engine::Completions>& shared() const { return *queue_.operator->(); }
-
- private:
-  os::ForkGuard<std::shared_ptr<engine::Completions>> queue_{
-      std::make_unique<std::shared_ptr<engine::Completions>>(std::make_shared<engine::Completions>())};
 };
 
 class Handle {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <shared_mutex>
 #include <stdexcept>
@@ -14,6 +15,7 @@
 
 #include "base/types.h"
 #include "doors/finishers.h"
+#include "doors/gradient_table.h"
 #include "engine/operation.h"
 #include "os/descriptor.h"
 #include "protocol/collectives.h"
@@ -36,8 +38,8 @@ const char* const other_job = "its group is not of the job that this process is 
 // Of one process. Never destroyed: threads of the framework may call until the last moment.
 struct Door {
   const std::uint64_t generation = os::fork_generation();
-  std::shared_mutex mutex;  // held, shared, while an engine is called
-  std::optional<Job> job;   // guarded by mutex
+  std::shared_mutex mutex;               // held, shared, while an engine is called
+  std::optional<Job> job;                // guarded by mutex
   std::map<std::int64_t, Group> groups;  // of the job; guarded by mutex
   std::int64_t last_group = 0;           // guarded by mutex
   Finishers finishers;
@@ -68,46 +70,36 @@ Door& door() {
   return *found;
 }
 
-std::string described(const Call& call, const std::string& here) {
-  const std::string name = name_of(static_cast<Collective>(call.collective));
-  const std::string of_name = call.name_bytes > 0 ? " of '" + std::string(call.name, call.name_bytes) + "'" : "";
-  return name + of_name + (here.empty() ? "" : " on " + here);
+std::string described(const Submission& submission) {
+  const std::string kind = submission.failure.empty() ? name_of(submission.collective) : "operation";
+  return kind + (submission.name.empty() ? "" : " of '" + submission.name + "'");
 }
 
-void fail(const Call& call, const std::string& here, const std::string& why, Ended ended, void* context) {
-  const std::string message = described(call, here) + ": " + why;
-  End end;
-  end.code = static_cast<int>(Code::cancelled);
-  end.message = message.c_str();
-  ended(context, &end);
-}
-
-// An operation that goes on, and whom to tell.
-struct Open {
-  std::shared_ptr<Operation> operation;
-  std::string what;
-  Ended ended;
-  void* context;
-
-  void end() const {
-    const Status& status = operation->status();
-    const std::string message = status.ok() ? std::string() : what + ": " + status.message;
-    End how;
-    how.code = static_cast<int>(status.code);
-    how.message = message.c_str();
-    how.output = operation->output();
-    how.output_bytes = operation->output_bytes();
-    how.blocks = operation->blocks().data();
-    how.members = operation->blocks().size();
-    how.operation = &operation;
-    ended(context, &how);
+// The operation, or null and why there is none.
+std::shared_ptr<Operation> submit(std::int64_t group, Submission&& submission, std::string& here, std::string& why) {
+  Door& ours = door();
+  const std::shared_lock lock(ours.mutex);
+  here = ours.job.has_value() ? ours.job->here : "";
+  const char* missing = nullptr;
+  const Group* const found = ours.find(group, &missing);
+  if (found == nullptr) {
+    why = missing;
+    return nullptr;
   }
-};
+  submission.group = found->number;
+  submission.timeout = std::max<Time>(found->timeout, 1);
+  try {
+    ours.finishers.prepare();
+    return ours.job->engine->submit(std::move(submission));
+  } catch (const std::exception& error) {
+    why = error.what();
+    return nullptr;
+  }
+}
 
-Submission submission_of(const Call& call, const Group& group) {
+Submission submission_of(const Call& call) {
   Submission submission;
   submission.collective = static_cast<Collective>(call.collective);
-  submission.group = group.number;
   submission.name.assign(call.name == nullptr ? "" : call.name, call.name_bytes);
   submission.op = static_cast<Operator>(call.op);
   submission.dtype = static_cast<DType>(call.dtype);
@@ -118,45 +110,24 @@ Submission submission_of(const Call& call, const Group& group) {
   submission.input_bytes = call.input_bytes;
   submission.output = static_cast<std::byte*>(call.output);
   submission.output_bytes = call.output_bytes;
-  submission.timeout = std::max<Time>(group.timeout, 1);
   submission.failure = call.failure == nullptr ? "" : call.failure;
   return submission;
 }
 
-// The operation, or null and why there is none.
-std::shared_ptr<Operation> submit(const Call& call, std::string& here, std::string& why) {
-  Door& ours = door();
-  const std::shared_lock lock(ours.mutex);
-  here = ours.job.has_value() ? ours.job->here : "";
-  const char* missing = nullptr;
-  const Group* const group = ours.find(call.group, &missing);
-  if (group == nullptr) {
-    why = missing;
-    return nullptr;
-  }
-  try {
-    ours.finishers.prepare();
-    return ours.job->engine->submit(submission_of(call, *group));
-  } catch (const std::exception& error) {
-    why = error.what();
-    return nullptr;
-  }
-}
-
-void call_core(const Call* call, Ended ended, void* context) {
-  std::string here;
-  std::string why;
-  const std::shared_ptr<Operation> operation = submit(*call, here, why);
-  if (operation == nullptr) {
-    fail(*call, here, why, ended, context);
-    return;
-  }
-  const Open open{operation, described(*call, here), ended, context};
-  if (operation->done()) {
-    open.end();
-    return;
-  }
-  door().finishers.expect(*operation, [open] { open.end(); });
+void call_core(const Call* given, Ended ended, void* context) {
+  call(given->group, submission_of(*given), [ended, context](const Outcome& outcome) {
+    End end;
+    end.code = static_cast<int>(outcome.status.code);
+    end.message = outcome.status.message.c_str();
+    end.operation = &outcome.operation;
+    if (outcome.operation != nullptr) {
+      end.output = outcome.operation->output();
+      end.output_bytes = outcome.operation->output_bytes();
+      end.blocks = outcome.operation->blocks().data();
+      end.members = outcome.operation->blocks().size();
+    }
+    ended(context, &end);
+  });
 }
 
 void* keep(const End* end) {
@@ -184,6 +155,50 @@ void open(Job job) {
   ours.groups.clear();
   ours.groups[0] = {0, job.place, job.timeout};
   ours.job = std::move(job);
+}
+
+void call(std::int64_t group, Submission&& submission, std::function<void(const Outcome&)> ended) {
+  std::string here;
+  std::string why;
+  std::string what = described(submission);
+  const std::shared_ptr<Operation> operation = submit(group, std::move(submission), here, why);
+  what += here.empty() ? "" : " on " + here;
+  if (operation == nullptr) {
+    ended({Status::error(Code::cancelled, what + ": " + why), nullptr});
+    return;
+  }
+  auto end = [operation, what = std::move(what), ended = std::move(ended)] {
+    Status status = operation->status();
+    if (!status.ok()) {
+      status.message = what + ": " + status.message;
+    }
+    ended({std::move(status), operation});
+  };
+  if (operation->done()) {
+    end();
+  } else {
+    door().finishers.expect(*operation, std::move(end));
+  }
+}
+
+std::shared_ptr<std::byte> allocate(std::size_t bytes) {
+  constexpr std::size_t alignment = 64;
+  {
+    Door& ours = door();
+    const std::shared_lock lock(ours.mutex);
+    if (ours.job.has_value() && ours.job->place.members > 1) {
+      if (std::shared_ptr<std::byte> shared = ours.job->engine->allocate(bytes)) {
+        return shared;
+      }
+    }
+  }
+  const std::size_t rounded = std::max((bytes + alignment - 1) / alignment * alignment, alignment);
+  auto* const memory = static_cast<std::byte*>(std::aligned_alloc(alignment, rounded));
+  if (memory == nullptr) {
+    throw std::bad_alloc();
+  }
+  std::memset(memory, 0, rounded);
+  return {memory, [](std::byte* gone) { std::free(gone); }};
 }
 
 void forget(const engine::Engine* engine) {
@@ -214,7 +229,15 @@ Place place(std::int64_t group) {
 }
 
 const Table& table() {
-  static constexpr Table the_table{sizeof(Table), call_core, keep, release, find_place};
+  static const Table the_table = [] {
+    Table made;
+    made.call = call_core;
+    made.keep = keep;
+    made.release = release;
+    made.place = find_place;
+    add_gradient_functions(made);
+    return made;
+  }();
   return the_table;
 }
 

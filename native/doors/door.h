@@ -11,11 +11,17 @@
 // Every function may be called by any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 
+#include "base/status.h"
 #include "doors/table.h"
 #include "engine/engine.h"
+#include "engine/operation.h"
+#include "protocol/submission.h"
 
 namespace shoal::doors {
 
@@ -33,6 +39,21 @@ void open(Job job);
 void forget(const engine::Engine* engine);
 // The door's number for a group of the present job. `group`: the engine's number. `timeout`: as in Job.
 std::int64_t add_group(std::uint32_t group, Place place, std::int64_t timeout);
+
+// How an operation has ended. `status`: its message is whole: it says operation, name, rank and host. `operation`: null
+// if it could not be submitted.
+struct Outcome {
+  Status status;
+  std::shared_ptr<engine::Operation> operation;
+};
+
+// Submits for the group; of `submission` group and timeout are set here. `ended` is called once, before call() returns
+// or on a thread of the finishers (finishers.h). Throws nothing.
+void call(std::int64_t group, Submission&& submission, std::function<void(const Outcome&)> ended);
+
+// Memory for arrays, all zero: such that ranks of a machine share, if there is such. Throws std::system_error or
+// std::bad_alloc if there is not so much.
+std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
 // Who this rank is in the group. Throws std::runtime_error if the group is not of the present job.
 Place place(std::int64_t group);

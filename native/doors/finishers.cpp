@@ -24,8 +24,13 @@ void Finishers::prepare() {
 }
 
 void Finishers::expect(engine::Operation& operation, Follow follow) {
-  auto* const token = new Follow(std::move(follow));
-  operation.tell(completions_, reinterpret_cast<std::uint64_t>(token));
+  std::uint64_t token = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    token = ++last_token_;
+    expected_.emplace(token, std::move(follow));
+  }
+  operation.tell(completions_, token);
 }
 
 void Finishers::close() { completions_->close(); }
@@ -46,6 +51,14 @@ void Finishers::start_if_none_waits() {
   ++waiting_;
 }
 
+// From here on the thread is at work.
+Finishers::Follow Finishers::take(std::uint64_t token) {
+  const std::lock_guard lock(mutex_);
+  --waiting_;
+  start_if_none_waits();
+  return std::move(expected_.extract(token).mapped());
+}
+
 void Finishers::serve() {
   for (;;) {
     const std::optional<std::uint64_t> token = completions_->next(turn);
@@ -55,13 +68,7 @@ void Finishers::serve() {
       }
       continue;
     }
-    {
-      const std::lock_guard lock(mutex_);
-      --waiting_;
-      start_if_none_waits();
-    }
-    const std::unique_ptr<Follow> follow(reinterpret_cast<Follow*>(*token));
-    (*follow)();
+    take (*token)();
     const std::lock_guard lock(mutex_);
     if (waiting_ >= kept) {
       return;

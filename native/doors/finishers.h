@@ -7,9 +7,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 
 #include "engine/completions.h"
 #include "engine/operation.h"
@@ -36,10 +38,14 @@ class Finishers {
   void serve();
   void start_if_none_waits();
 
+  Follow take(std::uint64_t token);
+
   const std::shared_ptr<engine::Completions> completions_ = std::make_shared<engine::Completions>();
   std::mutex mutex_;
-  std::size_t waiting_ = 0;  // threads; guarded by mutex_
-  bool has_any_ = false;     // guarded by mutex_
+  std::size_t waiting_ = 0;                             // threads; guarded by mutex_
+  bool has_any_ = false;                                // guarded by mutex_
+  std::unordered_map<std::uint64_t, Follow> expected_;  // by token; guarded by mutex_
+  std::uint64_t last_token_ = 0;                        // guarded by mutex_
 };
 
 }  // namespace shoal::doors

@@ -1,8 +1,8 @@
 // The core's functions for a framework's operations that are written in C++ and built apart from it: a plain C table.
 //
 // A library of such operations (native/tensorflow) is loaded by its framework and linked to neither: the module _native
-// hands it the address of this table. Both are built together and travel in one wheel, so the table has no versions; its
-// size is compared.
+// hands it the address of this table. Both are built together and travel in one wheel, so the table has no versions;
+// its size is compared.
 #pragma once
 
 #include <cstddef>
@@ -16,9 +16,9 @@ struct Call {
   int collective = 0;  // the numbers of base/types.h
   int op = 0;
   int dtype = 0;
-  std::uint32_t root = 0;          // index in the group
-  std::int64_t group = 0;          // Table::group; 0: all ranks
-  const char* name = nullptr;      // of `name_bytes`; none: matched by the group's sequence
+  std::uint32_t root = 0;      // index in the group
+  std::int64_t group = 0;      // Table::group; 0: all ranks
+  const char* name = nullptr;  // of `name_bytes`; none: matched by the group's sequence
   std::size_t name_bytes = 0;
   const std::int64_t* shape = nullptr;
   std::size_t dimensions = 0;
@@ -51,6 +51,9 @@ struct Place {
   std::uint32_t index = 0;  // of this rank
 };
 
+// How a pass has begun: `pass` is null where it has not, and `problem` says why.
+using Begun = void (*)(void* context, void* pass, const char* problem);
+
 struct Table {
   std::size_t size = sizeof(Table);
   void (*call)(const Call*, Ended ended, void* context) = nullptr;
@@ -59,6 +62,17 @@ struct Table {
   void (*release)(void* kept) = nullptr;
   // Who this rank is in the group. False: the group is not of the present job, and `message` has why, cut to its size.
   bool (*place)(std::int64_t group, Place*, char* message, std::size_t message_size) = nullptr;
+
+  // Gradients of a step (pass.h). `begun` is called once, as `ended` is. Whoever has a pass lets go of it once; if that
+  // is before it was finished, the step has failed.
+  void (*begin_pass)(std::int64_t averager, Begun begun, void* context) = nullptr;
+  void* (*share_pass)(void* pass) = nullptr;
+  void (*let_go_of_pass)(void* pass, bool abandons) = nullptr;
+  // False: `message` has why, cut to its size.
+  bool (*gradient_ready)(void* pass, std::uint32_t gradient, const void* data, std::size_t bytes, char* message,
+                         std::size_t message_size) = nullptr;
+  void (*finish_pass)(void* pass, Ended ended, void* context) = nullptr;
+  void* (*averaged)(void* pass, std::uint32_t gradient) = nullptr;
 };
 
 }  // namespace shoal::doors

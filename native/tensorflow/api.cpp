@@ -43,12 +43,15 @@ Api load() {
   SHOAL_FIND(ShapeInferenceContextSubshape);
   SHOAL_FIND(ShapeInferenceContextConcatenateShapes);
   SHOAL_FIND(NewAsyncKernelBuilder);
+  SHOAL_FIND(NewKernelBuilder);
   SHOAL_FIND(KernelBuilder_HostMemory);
   SHOAL_FIND(RegisterKernelBuilder);
   SHOAL_FIND(RunAsyncOpKernelDoneCallback);
   SHOAL_FIND(OpKernelConstruction_GetAttrSize);
   SHOAL_FIND(OpKernelConstruction_GetAttrString);
   SHOAL_FIND(OpKernelConstruction_GetAttrInt64);
+  SHOAL_FIND(OpKernelConstruction_GetAttrInt64List);
+  SHOAL_FIND(OpKernelConstruction_GetAttrTypeList);
   SHOAL_FIND(OpKernelConstruction_Failure);
   SHOAL_FIND(GetInput);
   SHOAL_FIND(ForwardInputOrAllocateOutput);

@@ -58,6 +58,8 @@ struct Api {
 
   TF_KernelBuilder* (*NewAsyncKernelBuilder)(const char* op, const char* device, CreateFunction, ComputeFunction,
                                              DestroyFunction) = nullptr;
+  TF_KernelBuilder* (*NewKernelBuilder)(const char* op, const char* device, CreateFunction,
+                                        void (*compute)(void* kernel, TF_OpKernelContext*), DestroyFunction) = nullptr;
   void (*KernelBuilder_HostMemory)(TF_KernelBuilder*, const char* argument) = nullptr;
   void (*RegisterKernelBuilder)(const char* name, TF_KernelBuilder*, TF_Status*) = nullptr;
   void (*RunAsyncOpKernelDoneCallback)(TF_AsyncOpKernelDoneCallback*) = nullptr;
@@ -67,6 +69,10 @@ struct Api {
   void (*OpKernelConstruction_GetAttrString)(TF_OpKernelConstruction*, const char*, char*, std::size_t,
                                              TF_Status*) = nullptr;
   void (*OpKernelConstruction_GetAttrInt64)(TF_OpKernelConstruction*, const char*, std::int64_t*, TF_Status*) = nullptr;
+  void (*OpKernelConstruction_GetAttrInt64List)(TF_OpKernelConstruction*, const char*, std::int64_t*, int count,
+                                                TF_Status*) = nullptr;
+  void (*OpKernelConstruction_GetAttrTypeList)(TF_OpKernelConstruction*, const char*, DataType*, int count,
+                                               TF_Status*) = nullptr;
   void (*OpKernelConstruction_Failure)(TF_OpKernelConstruction*, TF_Status*) = nullptr;
 
   void (*GetInput)(TF_OpKernelContext*, int, TF_Tensor**, TF_Status*) = nullptr;

@@ -1,12 +1,8 @@
 #include "tensorflow/call.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <numeric>
-
-#include "base/status.h"
 
 namespace shoal::tensorflow {
 
@@ -20,38 +16,21 @@ void release(void*, std::size_t, void* kept) { core()->release(kept); }
 // Alignment that a tensor's memory needs; TensorFlow copies what has less.
 constexpr std::uintptr_t alignment = 64;
 
+}  // namespace
+
+const doors::Table* core() { return the_core; }
+void set_core(const doors::Table* table) { the_core = table; }
+
 Error error_of(Code code) {
   switch (code) {
     case Code::mismatch:
       return Error::failed_precondition;
     case Code::cancelled:
       return Error::aborted;
-    default:  // UNAVAILABLE would lose its message in a graph
+    default:
       return Error::unknown;
   }
 }
-
-// For a kernel that cannot be called back later.
-struct Wait {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool over = false;
-
-  void end() {
-    const std::lock_guard lock(mutex);  // until it is told: whoever waits destroys this
-    over = true;
-    changed.notify_all();
-  }
-  void wait() {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [this] { return over; });
-  }
-};
-
-}  // namespace
-
-const doors::Table* core() { return the_core; }
-void set_core(const doors::Table* table) { the_core = table; }
 
 void Call::run() {
   const Status status;
@@ -80,25 +59,7 @@ void Call::run() {
   call.dtype = static_cast<int>(dtype_of(type_));
   call.shape = shape_.data();
   call.dimensions = shape_.size();
-  take_part(call);
-}
-
-void Call::take_part(const doors::Call& call) {
-  if (done_.is_kept()) {
-    core()->call(&call, [](void* self, const doors::End* end) { static_cast<Call*>(self)->end(*end); }, this);
-    return;
-  }
-  struct Waiting {
-    Call* self;
-    Wait wait;
-  } waiting{this, {}};
-  const auto ended = [](void* context, const doors::End* end) {
-    auto* const it = static_cast<Waiting*>(context);
-    it->self->end(*end);
-    it->wait.end();
-  };
-  core()->call(&call, ended, &waiting);
-  waiting.wait.wait();
+  core()->call(&call, [](void* self, const doors::End* end) { static_cast<Call*>(self)->end(*end); }, this);
 }
 
 void Call::end(const doors::End& end) {
@@ -146,9 +107,8 @@ void Call::forward_input(const Status& status) {
 }
 
 void Call::allocate(const std::vector<std::int64_t>& shape, const Status& status) {
-  const std::size_t elements = std::accumulate(shape.begin(), shape.end(), std::size_t{1}, [](std::size_t a, auto b) {
-    return a * static_cast<std::size_t>(b);
-  });
+  const std::size_t elements = std::accumulate(shape.begin(), shape.end(), std::size_t{1},
+                                               [](std::size_t a, auto b) { return a * static_cast<std::size_t>(b); });
   output_ = Tensor(api().AllocateOutput(context_, 0, type_, shape.data(), static_cast<int>(shape.size()),
                                         elements * size_of(dtype_of(type_)), status));
 }

@@ -3,14 +3,16 @@
 // Promises:
 //   * It ends once, with outputs or with an error of the framework's that has the core's whole message.
 //   * Inputs and outputs are there until it has ended.
-//   * None of TensorFlow's threads waits, where done.h can keep what is called at the end.
+//   * None of TensorFlow's threads waits (done.h).
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "doors/table.h"
 #include "tensorflow/api.h"
 #include "tensorflow/done.h"
@@ -22,6 +24,9 @@ namespace shoal::tensorflow {
 const doors::Table* core();
 void set_core(const doors::Table* table);
 
+// Which of the framework's errors it is. UNAVAILABLE is none of them: it loses its message in a graph.
+Error error_of(Code code);
+
 // A kernel's attributes.
 struct Attributes {
   std::string name;  // of the operation on the wire
@@ -32,8 +37,8 @@ struct Attributes {
 
 class Call {
  public:
-  Call(const Attributes& attributes, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
-      : attributes_(attributes), context_(context), done_(done) {}
+  Call(const Attributes& attributes, TF_OpKernelContext* context, Done&& done)
+      : attributes_(attributes), context_(context), done_(std::move(done)) {}
   virtual ~Call() = default;
 
   // Of a call that was made with new: looks at the inputs, calls the core, and deletes it at the end.
@@ -66,7 +71,6 @@ class Call {
   Tensor output_;
 
  private:
-  void take_part(const doors::Call& call);
   void end(const doors::End& end);
 
   Done done_;

@@ -1,13 +1,15 @@
-#include "tensorflow/collectives.h"
+// The collective operations as TensorFlow's: a kernel and a shape for each.
 
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "base/types.h"
 #include "tensorflow/call.h"
+#include "tensorflow/operation.h"
 #include "tensorflow/tensors.h"
 
 namespace shoal::tensorflow {
@@ -161,8 +163,8 @@ class AllToAll final : public Call {
       return;
     }
     const auto members = static_cast<std::int64_t>(end.members);
-    const Tensor received(api().AllocateOutput(context_, 1, int64_type, &members, 1,
-                                               end.members * sizeof(std::int64_t), status));
+    const Tensor received(
+        api().AllocateOutput(context_, 1, int64_type, &members, 1, end.members * sizeof(std::int64_t), status));
     if (status.ok()) {
       auto* const counts = reinterpret_cast<std::int64_t*>(received.data());
       for (std::size_t index = 0; index < end.members; ++index) {
@@ -174,10 +176,38 @@ class AllToAll final : public Call {
   std::vector<std::int64_t> splits_;
 };
 
+void* create(TF_OpKernelConstruction* construction) {
+  auto attributes = std::make_unique<Attributes>();
+  const Status status;
+  std::int32_t length = 0;
+  std::int32_t bytes = 0;
+  api().OpKernelConstruction_GetAttrSize(construction, "tensor_name", &length, &bytes, status);
+  if (status.ok()) {
+    attributes->name.resize(static_cast<std::size_t>(bytes));
+    api().OpKernelConstruction_GetAttrString(construction, "tensor_name", attributes->name.data(),
+                                             attributes->name.size(), status);
+  }
+  if (status.ok()) {
+    api().OpKernelConstruction_GetAttrInt64(construction, "group", &attributes->group, status);
+  }
+  if (!status.ok()) {
+    api().OpKernelConstruction_Failure(construction, status);
+  }
+  // Not every operation has these.
+  const Status ignored;
+  api().OpKernelConstruction_GetAttrInt64(construction, "op", &attributes->op, ignored);
+  api().OpKernelConstruction_GetAttrInt64(construction, "root", &attributes->root, ignored);
+  return attributes.release();
+}
+
+void destroy(void* kernel) { delete static_cast<Attributes*>(kernel); }
+
 template <class Kind>
 void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
-  Call* const call = new Kind(*static_cast<const Attributes*>(kernel), context, done);
-  call->run();
+  Done::until_ended(done, [&](Done&& kept) {
+    Call* const call = new Kind(*static_cast<const Attributes*>(kernel), context, std::move(kept));
+    call->run();
+  });
 }
 
 // --- Shapes ---
@@ -232,20 +262,24 @@ void other_rows_and_counts(TF_ShapeInferenceContext* context, TF_Status* status)
   }
 }
 
+template <class Kind>
+Operation operation(const char* name, std::vector<const char*> attributes, ShapeFunction shape,
+                    std::vector<const char*> inputs = {"x: T"}, std::vector<const char*> outputs = {"y: T"}) {
+  attributes.insert(attributes.end(), {dtypes, "tensor_name: string", "group: int"});
+  return {name,   std::move(attributes), std::move(inputs), std::move(outputs), shape, create, compute<Kind>, nullptr,
+          destroy};
+}
+
 }  // namespace
 
 const std::vector<Operation>& collectives() {
   static const auto* const all = new std::vector<Operation>{
-      {"ShoalAllreduce", {"op: int"}, {"x: T"}, {"y: T"}, same_shape, compute<AllReduce>},
-      {"ShoalReducescatter", {"op: int"}, {"x: T"}, {"y: T"}, other_rows, compute<ReduceScatter>},
-      {"ShoalBroadcast", {"root: int"}, {"x: T"}, {"y: T"}, same_shape, compute<Broadcast>},
-      {"ShoalAllgather", {}, {"x: T"}, {"y: T"}, other_rows, compute<AllGather>},
-      {"ShoalAlltoall",
-       {},
-       {"x: T", "splits: int64"},
-       {"y: T", "received: int64"},
-       other_rows_and_counts,
-       compute<AllToAll>},
+      operation<AllReduce>("ShoalAllreduce", {"op: int"}, same_shape),
+      operation<ReduceScatter>("ShoalReducescatter", {"op: int"}, other_rows),
+      operation<Broadcast>("ShoalBroadcast", {"root: int"}, same_shape),
+      operation<AllGather>("ShoalAllgather", {}, other_rows),
+      operation<AllToAll>("ShoalAlltoall", {}, other_rows_and_counts, {"x: T", "splits: int64"},
+                          {"y: T", "received: int64"}),
   };
   return *all;
 }

@@ -47,15 +47,16 @@ bool is_known(const void* function) {
 void warn_once() {
   static std::atomic<bool> warned{false};
   if (!warned.exchange(true)) {
-    std::fprintf(stderr,
-                 "shoal: this TensorFlow hands on what an operation calls when it is done in a form that Shoal does not "
-                 "know: operations work, but each occupies one of TensorFlow's threads until it is done\n");
+    std::fprintf(
+        stderr,
+        "shoal: this TensorFlow hands on what an operation calls when it is done in a form that Shoal does not "
+        "know: operations work, but each occupies one of TensorFlow's threads until it is done\n");
   }
 }
 
 }  // namespace
 
-Done::Done(TF_AsyncOpKernelDoneCallback* given) : given_(given) {
+Done::Done(TF_AsyncOpKernelDoneCallback* given) {
   auto* const function = reinterpret_cast<Function*>(given);
   if (!distrusted && is_known(reinterpret_cast<const void*>(function->manager)) &&
       is_known(reinterpret_cast<const void*>(function->invoker))) {
@@ -64,20 +65,21 @@ Done::Done(TF_AsyncOpKernelDoneCallback* given) : given_(given) {
     function->invoker = nullptr;
   } else {
     warn_once();
+    wait_ = std::make_shared<Wait>();
   }
 }
 
 Done::~Done() {
   if (kept_.manager != nullptr) {
-    kept_.manager(kept_.words, kept_.words, destroy_functor);
+    kept_.manager(&kept_.words, &kept_.words, destroy_functor);
   }
 }
 
 void Done::operator()() {
   if (kept_.manager != nullptr) {
-    kept_.invoker(kept_.words);
+    kept_.invoker(&kept_.words);
   } else {
-    api().RunAsyncOpKernelDoneCallback(given_);
+    wait_->end();
   }
 }
 

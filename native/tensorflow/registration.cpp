@@ -7,8 +7,8 @@
 #include "doors/table.h"
 #include "tensorflow/api.h"
 #include "tensorflow/call.h"
-#include "tensorflow/collectives.h"
 #include "tensorflow/done.h"
+#include "tensorflow/operation.h"
 #include "tensorflow/tensors.h"
 
 namespace shoal::tensorflow {
@@ -20,37 +20,9 @@ std::string& problem() {
   return *the_problem;
 }
 
-void* create(TF_OpKernelConstruction* construction) {
-  auto attributes = std::make_unique<Attributes>();
-  const Status status;
-  std::int32_t length = 0;
-  std::int32_t bytes = 0;
-  api().OpKernelConstruction_GetAttrSize(construction, "tensor_name", &length, &bytes, status);
-  if (status.ok()) {
-    attributes->name.resize(static_cast<std::size_t>(bytes));
-    api().OpKernelConstruction_GetAttrString(construction, "tensor_name", attributes->name.data(),
-                                             attributes->name.size(), status);
-  }
-  if (status.ok()) {
-    api().OpKernelConstruction_GetAttrInt64(construction, "group", &attributes->group, status);
-  }
-  if (!status.ok()) {
-    api().OpKernelConstruction_Failure(construction, status);
-  }
-  // Not every operation has these.
-  const Status ignored;
-  api().OpKernelConstruction_GetAttrInt64(construction, "op", &attributes->op, ignored);
-  api().OpKernelConstruction_GetAttrInt64(construction, "root", &attributes->root, ignored);
-  return attributes.release();
-}
-
-void destroy(void* kernel) { delete static_cast<Attributes*>(kernel); }
-
 void define(const Operation& operation, const Status& status) {
   TF_OpDefinitionBuilder* const builder = api().NewOpDefinitionBuilder(operation.name);
-  std::vector<const char*> attributes{dtypes, "tensor_name: string", "group: int"};
-  attributes.insert(attributes.end(), operation.attributes.begin(), operation.attributes.end());
-  for (const char* const attribute : attributes) {
+  for (const char* const attribute : operation.attributes) {
     api().OpDefinitionBuilderAddAttr(builder, attribute);
   }
   for (const char* const input : operation.inputs) {
@@ -72,8 +44,11 @@ std::string argument(const char* declaration) {
 
 // On a GPU, too: TensorFlow brings arrays to memory of the host and back.
 void add_kernel(const Operation& operation, const std::string& device, const Status& status) {
-  TF_KernelBuilder* const builder =
-      api().NewAsyncKernelBuilder(operation.name, device.c_str(), create, operation.compute, destroy);
+  TF_KernelBuilder* const builder = operation.compute != nullptr
+                                        ? api().NewAsyncKernelBuilder(operation.name, device.c_str(), operation.create,
+                                                                      operation.compute, operation.destroy)
+                                        : api().NewKernelBuilder(operation.name, device.c_str(), operation.create,
+                                                                 operation.compute_at_once, operation.destroy);
   if (device != "CPU") {
     for (const auto* const arguments : {&operation.inputs, &operation.outputs}) {
       for (const char* const declaration : *arguments) {
@@ -88,16 +63,18 @@ std::string register_all() {
   if (!api().problem.empty()) {
     return api().problem;
   }
-  for (const Operation& operation : collectives()) {
-    const Status status;
-    define(operation, status);
-    for (const char* const device : {"CPU", "GPU"}) {
-      if (status.ok()) {
-        add_kernel(operation, device, status);
+  for (const auto* const operations : {&collectives(), &gradients()}) {
+    for (const Operation& operation : *operations) {
+      const Status status;
+      define(operation, status);
+      for (const char* const device : {"CPU", "GPU"}) {
+        if (status.ok()) {
+          add_kernel(operation, device, status);
+        }
       }
-    }
-    if (!status.ok()) {
-      return std::string(operation.name) + " cannot be registered: " + api().Message(status);
+      if (!status.ok()) {
+        return std::string(operation.name) + " cannot be registered: " + api().Message(status);
+      }
     }
   }
   return "";

@@ -56,6 +56,45 @@ def door_place(group: int) -> tuple[int, int]:
 def door_table() -> int:
     """The address of the core's functions for frameworks' libraries (native/doors/table.h)."""
 
+class GradientPlan:
+    """Where the gradients of a step lie (native/doors/gradient_plan.h). Sizes and offsets in bytes."""
+
+    def __init__(
+        self,
+        *,
+        arenas: list[tuple[int, int]],
+        places: list[tuple[int, int, int, int, int]],
+        buffers: list[tuple[str, int, int, int]],
+        votes: list[int],
+    ) -> None:
+        """``arenas``: dtype, size. ``places``, by gradient: arena, begin, size, the first buffer that holds bytes of it, and
+        the one after the last. ``buffers``: label, arena, begin, end. ``votes``: a digest and its complement."""
+
+class DisagreeingPass:
+    """A step of which the ranks have found that their plans differ."""
+
+    def explain(self, how: str) -> None:
+        """It fails with this message."""
+
+class GradientAverager:
+    """Averages gradients that a framework brings from C++ (native/doors/averager.h).
+
+    ``completions`` get ``token`` for each event. Raises ValueError for an impossible plan.
+    """
+
+    def __init__(
+        self, prefix: str, group: int, op: int, plan: GradientPlan, completions: Completions, token: int
+    ) -> None: ...
+    @property
+    def number(self) -> int:
+        """By which the framework's operations name it, as long as it lives."""
+
+    def next_event(self) -> tuple[bool, list[int]] | DisagreeingPass | None:
+        """Whether a step has ended well whose order of gradients was not known yet, and how they came; or a step whose ranks disagree."""
+
+    def arrange(self, plan: GradientPlan | None) -> None:
+        """The answer to the former: the plan from now on; None: that so far, and the next step shows the order."""
+
 class Array:
     """A CPU array of any library, held through DLPack without a copy.
 

@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", default=VERSIONS, metavar="VERSION")
     versions = parser.parse_args().versions
-    wheel = _build()
+    wheel = build()
     for version in versions:
         try:
             result = _tried(version, wheel)
@@ -108,7 +108,8 @@ def main() -> None:
         sys.exit("what failed is in build/compat/VERSION-PART.txt")
 
 
-def _build() -> Path:
+def build() -> Path:
+    """Shoal's package."""
     folder = BUILD / "wheel"
     shutil.rmtree(folder, ignore_errors=True)
     options = ["--no-deps", "--no-build-isolation", "-C", f"build-dir={ROOT / 'build' / 'editable'}", "-w", str(folder)]
@@ -132,21 +133,22 @@ def _tried(version: str, wheel: Path) -> Result:
         subprocess.run([python, HERE / "torch_names.py", "--add", version], check=True)
         too_old = tuple(map(int, version.split(".")[:2])) < OLDEST_OF_BACKEND
         doors = {**DOORS, **(REFUSAL if too_old else BACKEND)}
-        parts = {name: _run(python, version, name, tests) for name, tests in doors.items()}
+        parts = {name: run_tests(python, version, name, tests) for name, tests in doors.items()}
     finally:
         if not kept:
             shutil.rmtree(environment, ignore_errors=True)
-    commit = subprocess.run(
-        ["git", "log", "-1", "--format=%h", "--", "src", "native", "tests/jobs"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
-    return Result(commit, platform.python_version(), built_for, datetime.date.today().isoformat(), parts)
+    return Result(
+        commit_of("tests/jobs"), platform.python_version(), built_for, datetime.date.today().isoformat(), parts
+    )
 
 
-def _run(python: Path, version: str, name: str, tests: list[str]) -> Part:
+def commit_of(tests: str) -> str:
+    """The last that changed Shoal or these tests."""
+    command = ["git", "log", "-1", "--format=%h", "--", "src", "native", tests]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def run_tests(python: Path, version: str, name: str, tests: list[str]) -> Part:
     """What tests end in. What they write is in build/compat/VERSION-NAME.txt."""
     report, log = BUILD / f"{version}-{name}.xml", BUILD / f"{version}-{name}.txt"
     report.unlink(missing_ok=True)

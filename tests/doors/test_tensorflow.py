@@ -2,6 +2,7 @@
 
 import pytest
 import tensorflow_collectives
+import tensorflow_training
 from scenarios import failures
 
 from shoal.testing import run_ranks
@@ -24,3 +25,18 @@ def results(request: pytest.FixtureRequest) -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", tensorflow_collectives.scenario.functions)
 def test_collectives(results: list[dict[str, str]], name: str) -> None:
     assert not failures(results, name), failures(results, name)
+
+
+# Ranks, nodes, servers.
+TRAINING_PLACES = {"four nodes and two servers": (4, 4, 2), "one machine": (4, 1, 0)}
+
+
+@pytest.fixture(scope="module", params=TRAINING_PLACES)
+def training(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    ranks, nodes, servers = TRAINING_PLACES[request.param]
+    return run_ranks(tensorflow_training.run_all, ranks, nodes=nodes, servers=servers, environment=QUIET, timeout=400)
+
+
+@pytest.mark.parametrize("name", tensorflow_training.scenario.functions)
+def test_training(training: list[dict[str, str]], name: str) -> None:
+    assert not failures(training, name), failures(training, name)

@@ -29,10 +29,27 @@ class Statement:
         # The greatest digest and, from its complement, the least: they are one if all ranks agree.
         self._votes = np.array([*digest, *(255 - byte for byte in digest)], np.uint8)
 
+    @property
+    def votes(self) -> npt.NDArray[np.uint8]:
+        """What the ranks compare: of its maximum over them, one half is the complement of the other if all agree."""
+        copy: npt.NDArray[np.uint8] = self._votes.copy()
+        return copy
+
     def compare(self, operations: NamedOperations, label: str) -> "Comparison":
         """Starts to compare with the other ranks' statement of this label."""
-        votes = self._votes.copy()
+        votes = self.votes
         return Comparison(self, label, operations, operations.allreduce(label, votes, "max"), votes)
+
+    def explain(
+        self, operations: NamedOperations, label: str, subject: str, labels: Sequence[str]
+    ) -> tuple[Mismatch, set[str]]:
+        """Where they do not agree, on every rank: what differs, and all ranks' ``labels``."""
+        own = json.dumps({"lines": self.lines, "labels": list(labels)}) + "\n"
+        gathered = operations.allgather(f"{label}.lines", np.frombuffer(own.encode(), np.uint8))
+        everyone = [json.loads(line) for line in gathered.tobytes().decode().splitlines()]
+        difference = _first_difference(operations, [each["lines"] for each in everyone])
+        message = f"{operations.here}: the ranks do not have the same {subject}: {difference}"
+        return Mismatch(message), {label for each in everyone for label in each["labels"]}
 
 
 @dataclass(frozen=True)
@@ -52,12 +69,7 @@ class Comparison:
 
     def explain(self, subject: str, labels: Sequence[str] = ()) -> tuple[Mismatch, set[str]]:
         """After ``agreed`` was False, on every rank: what differs, and all ranks' ``labels``."""
-        own = json.dumps({"lines": self.statement.lines, "labels": list(labels)}) + "\n"
-        gathered = self.operations.allgather(f"{self.label}.lines", np.frombuffer(own.encode(), np.uint8))
-        everyone = [json.loads(line) for line in gathered.tobytes().decode().splitlines()]
-        difference = _first_difference(self.operations, [each["lines"] for each in everyone])
-        message = f"{self.operations.here}: the ranks do not have the same {subject}: {difference}"
-        return Mismatch(message), {label for each in everyone for label in each["labels"]}
+        return self.statement.explain(self.operations, self.label, subject, labels)
 
 
 def agree(operations: NamedOperations, label: str, lines: Sequence[str], subject: str) -> None:

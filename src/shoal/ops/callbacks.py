@@ -35,6 +35,7 @@ class _Threads:
     def __init__(self) -> None:
         self._completions = _native.Completions()
         self._open: dict[int, Callable[[], None]] = {}
+        self._sources: dict[int, Callable[[], None]] = {}
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._idle = 0
@@ -50,6 +51,16 @@ class _Threads:
             self._completions.add(number)
         else:
             operation.tell(self._completions, number)
+
+    def add_source(self, callback: Callable[[], None]) -> tuple[_native.Completions, int]:
+        """To be called whenever the number is added to the completions."""
+        self.prepare()
+        number = next(self._numbers)
+        self._sources[number] = callback
+        return self._completions, number
+
+    def remove_source(self, number: int) -> None:
+        self._sources.pop(number, None)
 
     def prepare(self) -> None:
         """Raises RuntimeError if no thread is here and the system has none."""
@@ -77,7 +88,9 @@ class _Threads:
             with self._lock:
                 self._idle -= 1
                 self._start_if_none_is_idle()
-            _run(self._open.pop(number))
+            callback = self._open.pop(number, None) or self._sources.get(number)
+            if callback is not None:  # else its source has gone
+                _run(callback)
             with self._lock:
                 if self._idle >= _KEPT:
                     self._threads.discard(threading.current_thread())
@@ -116,6 +129,18 @@ def prepare() -> None:
 def call_soon(callback: Callable[[], None]) -> None:
     """As ``call_when_done``, of what is done already."""
     _threads.add(None, callback)
+
+
+def add_source(callback: Callable[[], None]) -> tuple[_native.Completions, int]:
+    """Calls ``callback`` on a thread of Shoal's own whenever native code adds the number to the completions, until ``remove_source``.
+
+    Raises RuntimeError if the system has no thread for that.
+    """
+    return _threads.add_source(callback)
+
+
+def remove_source(number: int) -> None:
+    _threads.remove_source(number)
 
 
 def are_over() -> bool:

@@ -142,11 +142,17 @@ def _number_of(op: str) -> int:
 
 def _call(function: Any, kind: str, name: str | None, group: Group | None, **arguments: Any) -> Any:
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    if graph is not None and control_flow_util.GraphOrParentsInXlaContext(graph):
-        raise NotImplementedError(
-            f"{kind} cannot be compiled by XLA yet: leave out jit_compile=True (Keras: jit_compile=False)"
-        )
+    if graph is not None:
+        refuse_xla(kind, graph)
     return function(tensor_name=_name(kind, name, graph), group=_group(group), **arguments)
+
+
+def refuse_xla(what: str, graph: Any) -> None:
+    """Raises NotImplementedError if the graph is to be compiled."""
+    if control_flow_util.GraphOrParentsInXlaContext(graph):
+        raise NotImplementedError(
+            f"{what} cannot be compiled by XLA yet: leave out jit_compile=True (Keras: jit_compile=False)"
+        )
 
 
 def _group(group: Group | None) -> int:

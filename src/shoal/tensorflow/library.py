@@ -11,7 +11,16 @@ from tensorflow.python.framework import auto_control_deps
 
 from shoal.ops import doors
 
-NAMES = ("ShoalAllreduce", "ShoalReducescatter", "ShoalBroadcast", "ShoalAllgather", "ShoalAlltoall")
+NAMES = (
+    "ShoalAllreduce",
+    "ShoalReducescatter",
+    "ShoalBroadcast",
+    "ShoalAllgather",
+    "ShoalAlltoall",
+    "ShoalGradientsBegin",
+    "ShoalGradientReady",
+    "ShoalGradientsFinish",
+)
 
 
 def _load() -> tuple[Any, ctypes.CDLL]:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from shoal.errors import ShoalError
-from shoal.gradients import layout
 from shoal.gradients.agreement import agree
+from shoal.gradients.fusion_size import FusionSize
+from shoal.gradients.layout import MIB
 from shoal.gradients.named_operations import group_of_copies
 from shoal.job import groups
 from shoal.job.groups import Group
@@ -35,8 +36,6 @@ from shoal.torch.new_parameters import KnownParameters
 from shoal.torch.node_places import OFF
 from shoal.torch.reducer import Reducer
 from shoal.torch.tensor_operations import TensorOperations
-
-MIB = layout.MIB
 
 BUFFERS = "buffers"
 
@@ -184,7 +183,7 @@ class DistributedDataParallel(torch.nn.Module):
             operations,
             self.find_unused_parameters,
             self.static_graph,
-            _FusionSize(group, self._fusion_mb),
+            FusionSize(group, self._fusion_mb),
             KnownParameters(module_tensors.parameters(self.module)),
             self._wire,
             nodes,
@@ -411,20 +410,3 @@ def _fingerprint(parameters: Sequence[NamedParameter]) -> list[tuple[object, ...
 
 def _which_train(parameters: Sequence[NamedParameter]) -> list[bool]:
     return [parameter.requires_grad for _, parameter in parameters]
-
-
-class _FusionSize:
-    """The size of a buffer, in bytes, for so many bytes of gradients.
-
-    ``fusion_mb``: the same in MB of 2^20 bytes, if the program has set it.
-    """
-
-    def __init__(self, group: Group, fusion_mb: float | None) -> None:
-        session = group.session
-        self._fixed = session.settings.fusion_mb if fusion_mb is None else fusion_mb
-        self._servers = sum(weight > 0 for weight in session.weights)
-
-    def __call__(self, total: int) -> int:
-        if self._fixed is not None:
-            return max(1, round(self._fixed * MIB))
-        return layout.fusion_bytes(total, self._servers)

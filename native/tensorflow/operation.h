@@ -1,0 +1,26 @@
+// An operation as TensorFlow is told of it.
+#pragma once
+
+#include <vector>
+
+#include "tensorflow/api.h"
+
+namespace shoal::tensorflow {
+
+struct Operation {
+  const char* name;
+  std::vector<const char*> attributes;
+  std::vector<const char*> inputs;
+  std::vector<const char*> outputs;
+  ShapeFunction shape;
+  CreateFunction create;
+  ComputeFunction compute;  // asynchronous; or null, and
+  void (*compute_at_once)(void* kernel, TF_OpKernelContext*);
+  DestroyFunction destroy;
+};
+
+// collectives.cpp, gradients.cpp
+const std::vector<Operation>& collectives();
+const std::vector<Operation>& gradients();
+
+}  // namespace shoal::tensorflow

@@ -1,0 +1,234 @@
+// The door for frameworks that call from C++, and steps of gradients through it: rank 0 of a job of two calls through
+// the door, rank 1's engine is called as it is.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "doors/averager.h"
+#include "doors/door.h"
+#include "doors/pass.h"
+#include "tests/engine_job.h"
+
+namespace shoal::tests {
+namespace {
+
+using doors::Averager;
+using doors::GradientPlan;
+using doors::Pass;
+
+// Two gradients of float32, 48 and 100 elements, and buffers of 128 bytes: the first gradient touches buffers 0 and 1.
+constexpr std::size_t first_elements = 48;
+constexpr std::size_t second_elements = 100;
+constexpr std::size_t second_begin = 192;
+constexpr std::size_t arena_bytes = 640;
+
+GradientPlan plan_of(std::uint8_t digest = 7) {
+  GradientPlan plan;
+  plan.arenas = {{DType::float32, arena_bytes}};
+  plan.buffers = {{"buffer0", 0, 0, 128}, {"buffer1", 0, 128, arena_bytes}};
+  plan.places = {{0, 0, first_elements * 4, 0, 2}, {0, second_begin, second_elements * 4, 1, 2}};
+  plan.votes = {digest, static_cast<std::uint8_t>(255 - digest)};
+  return plan;
+}
+
+// A job whose rank 0 has the door.
+struct Doors {
+  Doors() {
+    doors::open({job.engines[0].get(), "rank 0 (a)", 30 * second, {2, 0}});
+    completions = std::make_shared<engine::Completions>();
+    averager = std::make_shared<Averager>(Pass::Terms{"model0", 0, Operator::mean}, plan_of(), completions, 42);
+  }
+  ~Doors() { doors::forget(job.engines[0].get()); }
+
+  std::shared_ptr<Pass> begin() {
+    auto begun = std::make_shared<std::promise<std::shared_ptr<Pass>>>();
+    averager->begin([begun](std::shared_ptr<Pass> pass, const std::string&) { begun->set_value(std::move(pass)); });
+    return begun->get_future().get();
+  }
+
+  std::shared_ptr<Operation> other(const std::string& label, std::size_t elements, float value) {
+    arrays.push_back(std::make_unique<std::vector<float>>(elements, value));
+    Submission submission = of(Collective::all_reduce, "model0." + label, *arrays.back(), arrays.back().get());
+    submission.op = Operator::mean;
+    return job.engines[1]->submit(std::move(submission));
+  }
+
+  std::shared_ptr<Operation> others_layout(std::uint8_t digest = 7) {
+    votes = {digest, static_cast<std::uint8_t>(255 - digest)};
+    Submission submission;
+    submission.collective = Collective::all_reduce;
+    submission.name = "model0.layout";
+    submission.op = Operator::max;
+    submission.dtype = DType::uint8;
+    submission.shape = {2};
+    submission.input = submission.output = reinterpret_cast<std::byte*>(votes.data());
+    submission.input_bytes = submission.output_bytes = 2;
+    submission.timeout = 30 * second;
+    return job.engines[1]->submit(std::move(submission));
+  }
+
+  Job job{2, 0, 1};
+  std::shared_ptr<engine::Completions> completions;
+  std::shared_ptr<Averager> averager;
+  std::vector<std::unique_ptr<std::vector<float>>> arrays;
+  std::vector<std::uint8_t> votes;
+};
+
+Status finished(const std::shared_ptr<Pass>& pass) {
+  auto ended = std::make_shared<std::promise<Status>>();
+  pass->finish([ended](const Status& status) { ended->set_value(status); });
+  return ended->get_future().get();
+}
+
+void bring(const std::shared_ptr<Pass>& pass, std::uint32_t gradient, std::size_t elements, float value) {
+  const std::vector<float> array(elements, value);
+  CHECK_EQ(pass->ready(gradient, array.data(), elements * 4).message, "");
+}
+
+bool holds(const Pass& pass, std::uint32_t gradient, std::size_t elements, float value) {
+  const auto* const begin = reinterpret_cast<const float*>(pass.slot(gradient));
+  return std::all_of(begin, begin + elements, [value](float element) { return element == value; });
+}
+
+TEST(a_step_averages_gradients_that_come_in_any_order_and_tells_how_they_came) {
+  Doors doors;
+  const std::shared_ptr<Pass> pass = doors.begin();
+  bring(pass, 1, second_elements, 4.0F);
+  bring(pass, 0, first_elements, 2.0F);
+  const auto layout = doors.others_layout();
+  const auto buffer0 = doors.other("buffer0", 32, 4.0F);
+  const auto buffer1 = doors.other("buffer1", 128, 6.0F);
+  CHECK_EQ(finished(pass).message, "");
+  CHECK(holds(*pass, 1, second_elements, 5.0F));
+  CHECK(!holds(*pass, 0, first_elements, 3.0F));  // its last elements are in buffer 1
+  CHECK(holds(*pass, 0, 32, 3.0F));
+  for (const auto& operation : {layout, buffer0, buffer1}) {
+    expect_well(operation);
+  }
+  CHECK(doors.completions->next(std::chrono::seconds(10)) == 42U);
+  const std::optional<Averager::Event> event = doors.averager->next_event();
+  CHECK(event.has_value() && event->kind == Averager::Event::Kind::order && event->well);
+  CHECK(event->arrivals == (std::vector<std::int64_t>{1, 0}));
+}
+
+TEST(the_next_step_begins_when_the_order_is_known_and_has_the_memory_of_one_that_has_gone) {
+  Doors doors;
+  const auto call_others = [&doors] {
+    for (const auto& operation :
+         {doors.others_layout(), doors.other("buffer0", 32, 0), doors.other("buffer1", 128, 0)}) {
+      outcome(operation);
+    }
+  };
+  doors.begin()->abandon();
+  call_others();
+  CHECK(doors.completions->next(std::chrono::seconds(10)) == 42U);
+  CHECK(!doors.averager->next_event()->well);
+  auto begun = std::make_shared<std::promise<std::shared_ptr<Pass>>>();
+  doors.averager->begin([begun](std::shared_ptr<Pass> pass, const std::string&) { begun->set_value(std::move(pass)); });
+  std::future<std::shared_ptr<Pass>> next = begun->get_future();
+  CHECK(next.wait_for(std::chrono::milliseconds(20)) == std::future_status::timeout);
+  doors.averager->arrange(plan_of());
+  std::shared_ptr<Pass> pass = next.get();
+  const std::byte* const place = pass->slot(0);
+  pass->abandon();
+  call_others();
+  const std::weak_ptr<Pass> gone = pass;
+  pass.reset();
+  while (!gone.expired()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK(doors.begin()->slot(0) == place);
+}
+
+TEST(a_step_that_breaks_off_is_heard_by_the_other_rank) {
+  Doors doors;
+  const std::shared_ptr<Pass> pass = doors.begin();
+  bring(pass, 0, first_elements, 2.0F);
+  const auto layout = doors.others_layout();
+  const auto buffer0 = doors.other("buffer0", 32, 4.0F);
+  const auto buffer1 = doors.other("buffer1", 128, 6.0F);
+  pass->abandon();
+  expect_well(layout);
+  expect_well(buffer0);
+  CHECK(outcome(buffer1).message.find("broke off before all gradients were there") != std::string::npos);
+  CHECK(!pass->ready(1, nullptr, second_elements * 4).ok());
+}
+
+TEST(ranks_with_other_plans_hear_it_when_somebody_has_said_how_they_differ) {
+  Doors doors;
+  const std::shared_ptr<Pass> pass = doors.begin();
+  bring(pass, 0, first_elements, 2.0F);
+  bring(pass, 1, second_elements, 2.0F);
+  expect_well(doors.others_layout(9));
+  const auto buffer0 = doors.other("buffer0", 32, 4.0F);
+  const auto buffer1 = doors.other("buffer1", 128, 6.0F);
+  auto ended = std::async(std::launch::async, [&] { return finished(pass); });
+  CHECK(doors.completions->next(std::chrono::seconds(10)) == 42U);
+  const std::optional<Averager::Event> event = doors.averager->next_event();
+  CHECK(event.has_value() && event->kind == Averager::Event::Kind::disagreed);
+  CHECK(ended.wait_for(std::chrono::milliseconds(20)) == std::future_status::timeout);
+  event->pass->explain("rank 0 has a, rank 1 has b");
+  const Status status = ended.get();
+  CHECK(status.code == Code::mismatch);
+  CHECK_EQ(status.message, "rank 0 has a, rank 1 has b");
+}
+
+TEST(what_cannot_be_of_the_step_is_refused) {
+  Doors doors;
+  const std::shared_ptr<Pass> pass = doors.begin();
+  const std::vector<float> array(first_elements);
+  CHECK(pass->ready(2, array.data(), 4).message.find("not of this step") != std::string::npos);
+  CHECK(pass->ready(0, array.data(), 4).message.find("has 4 bytes, and had 192") != std::string::npos);
+  CHECK(pass->ready(0, array.data(), first_elements * 4).ok());
+  CHECK(pass->ready(0, array.data(), first_elements * 4).message.find("twice") != std::string::npos);
+  const auto buffer0 = doors.other("buffer0", 32, 0);
+  const auto buffer1 = doors.other("buffer1", 128, 0);
+  expect_well(doors.others_layout());
+  CHECK(finished(pass).message.find("a gradient has not come") != std::string::npos);
+}
+
+TEST(a_call_ends_once_with_a_reason_where_there_is_no_job_or_no_such_group) {
+  std::vector<float> array(4, 1.0F);
+  const auto reason = [&array](std::int64_t group) {
+    std::promise<std::string> ended;
+    doors::call(group, of(Collective::all_reduce, "x", array, &array),
+                [&ended](const doors::Outcome& outcome) { ended.set_value(outcome.status.message); });
+    return ended.get_future().get();
+  };
+  CHECK_EQ(reason(0), "allreduce of 'x': this process has not joined a job: call shoal.init() first");
+  std::int64_t old_group = 0;
+  {
+    Doors doors;
+    old_group = doors::add_group(0, {2, 0}, second);
+    CHECK_EQ(doors::place(old_group).members, 2U);
+    CHECK(reason(999).find("its group is not of the job") != std::string::npos);
+  }
+  Doors another;
+  CHECK(reason(old_group).find("its group is not of the job") != std::string::npos);
+}
+
+TEST(a_plan_that_does_not_fit_is_refused) {
+  const auto problem = [](auto change) {
+    GradientPlan plan = plan_of();
+    change(plan);
+    return doors::problem_with(plan);
+  };
+  CHECK_EQ(problem([](GradientPlan&) {}), "");
+  CHECK(!problem([](GradientPlan& plan) { plan.votes = {1}; }).empty());
+  CHECK(!problem([](GradientPlan& plan) { plan.arenas[0].bytes = 639; }).empty());
+  CHECK(!problem([](GradientPlan& plan) { plan.buffers[1].end = 641; }).empty());
+  CHECK(!problem([](GradientPlan& plan) { plan.places[1].begin = 500; }).empty());
+  CHECK(!problem([](GradientPlan& plan) { plan.places[0].end_buffer = 3; }).empty());
+}
+
+}  // namespace
+}  // namespace shoal::tests
+
+RUN_TESTS()
