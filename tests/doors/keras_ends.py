@@ -43,5 +43,5 @@ def train_other_shapes() -> None:
     variable = keras.Variable(keras.ops.zeros(4), name="weights")
     optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1))
     optimizer.apply([keras.ops.ones(4)], [variable])
-    optimizer.apply([keras.ops.ones(4 if shoal.rank() == 0 else (1, 4))], [variable])
+    optimizer.apply([keras.ops.ones(4 if shoal.rank() == 0 else 5)], [variable])
     models.values([variable])

@@ -14,7 +14,7 @@ from shoal.job import runtime
 from shoal.job.groups import Group
 from shoal.job.per_job import PerJob
 from shoal.keras import backends
-from shoal.keras.naming import compare, members_of, names_of
+from shoal.keras.naming import check_shape, compare, members_of, names_of
 
 
 class Averaging:
@@ -37,7 +37,10 @@ class Averaging:
         self._came = False
 
     def of_step(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The averages; None stays None. Raises Mismatch if the ranks do not have the same gradients."""
+        """The averages; None stays None.
+
+        Raises Mismatch if the ranks do not have the same variables, ValueError for a gradient that is not of its variable's shape.
+        """
         return list(gradients) if self._is_done else self._averages(gradients, variables)
 
     def _averages_of(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -45,6 +48,8 @@ class Averaging:
         there = [index for index, gradient in enumerate(gradients) if gradient is not None]
         names = names_of(variables[index] for index in there)
         self._agree([variables[index] for index in there], names)
+        for index, name in zip(there, names, strict=True):
+            check_shape(gradients[index], variables[index], name)
         averaged = list(gradients)
         for op, of_op in self._by_operator(there, variables).items():
             values = [self._dense(gradients[there[at]]) for at in of_op]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from shoal.assembly.terms import rank_name
 from shoal.gradients.agreement import agree
 from shoal.gradients.named_operations import NamedOperations
 from shoal.job.groups import Group, world
@@ -35,6 +36,18 @@ def compare(variables: Iterable[Any], names: Sequence[str], subject: str, group:
     """Raises Mismatch on every rank, which names two of them, if they do not have the same variables in the same order."""
     lines = [f"{name} {tuple(each.shape)} {_dtype(each)}" for each, name in zip(variables, names, strict=True)]
     agree(_Operations(group), subject, lines, f"{subject} (build the same models in the same order, or name layers)")
+
+
+def check_shape(gradient: Any, variable: Any, name: str) -> None:
+    """Raises ValueError if it is not the variable's, as far as it is known: what ranks have agreed on are their variables."""
+    if hasattr(gradient, "dense_shape") or getattr(gradient.shape, "rank", 0) is None:
+        return
+    shape, expected = tuple(gradient.shape), tuple(variable.shape)
+    if len(shape) != len(expected) or any(one not in (None, two) for one, two in zip(shape, expected, strict=True)):
+        session = world().session
+        raise ValueError(
+            f"{rank_name(session.rank, session.hosts)}: the gradient of {name!r} has shape {shape}, and its variable {expected}"
+        )
 
 
 class _Operations(NamedOperations):
