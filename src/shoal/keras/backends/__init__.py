@@ -1,0 +1,44 @@
+"""The mean of gradients over the ranks, by Keras's backend: a module for each, of which the backend's alone is imported.
+
+Each has ``average(gradients, names, op, group)``: eager, and in whatever the backend traces or compiles.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Protocol, TypeVar
+
+import keras
+
+from shoal.job.groups import Group
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+KNOWN = ("tensorflow", "torch", "jax")
+
+
+class Average(Protocol):
+    def __call__(self, gradients: Sequence[Any], names: Sequence[str], op: str, group: Group | None) -> list[Any]:
+        """Each gradient combined with those of its name on the other ranks.
+
+        ``gradients``: the backend's tensors, which may be overwritten. ``names``: unique, and the same ones on every rank.
+        ``op``: of ``shoal.allreduce``.
+        """
+
+
+def average() -> Average:
+    """That of Keras's backend. Raises NotImplementedError for one that has none."""
+    name = keras.backend.backend()
+    if name not in KNOWN:
+        raise NotImplementedError(
+            f"Keras's backend {name!r} does not train, or Shoal does not know it: set KERAS_BACKEND to one of {', '.join(KNOWN)}"
+        )
+    of_backend: Average = import_module(f"shoal.keras.backends.{name}").average
+    return of_backend
+
+
+def untraced(function: _F) -> _F:
+    """For what torch.compile is to run as it is. The other compilers only see what it gives the backend to do."""
+    if keras.backend.backend() != "torch":
+        return function
+    run_as_it_is: _F = import_module("torch").compiler.disable(function)
+    return run_as_it_is
