@@ -19,7 +19,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
 NAMED_DEFAULTS = {id(hvd.global_process_set): "global_process_set", id(hvd.Compression.none): "Compression.none"}
 
 # Frameworks that have an environment of their own: tests/doors looks at these.
-ELSEWHERE = {"tensorflow"}
+ELSEWHERE = {"keras", "tensorflow"}
 
 # Of the attributes without an underscore, those that are for Shoal's own modules.
 OF_THE_PACKAGE = {"Group.number", "Group.session"}

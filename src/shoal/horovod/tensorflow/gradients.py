@@ -76,8 +76,8 @@ class Combiner:
         op = "mean" if how.op is ReduceOp.Average else SHOALS_NAMES[ReduceOp.Sum]
         combined = average(travelling, self._names(len(given)), op, group_of(how.process_set))
         return [
-            self._restored(_of_shape(gradient if factor == 1.0 else _times(gradient, factor), like), context)
-            for gradient, like, context in zip(combined, travelling, contexts, strict=True)
+            self._restored(gradient if factor == 1.0 else _times(gradient, factor), context)
+            for gradient, context in zip(combined, contexts, strict=True)
         ]
 
     def _combined_each(self, gradients: list[Any]) -> list[Any]:
@@ -158,10 +158,3 @@ def _times(gradient: Any, factor: float) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(scaled(gradient.values, factor), gradient.indices, gradient.dense_shape)
     return None if gradient is None else scaled(tf.convert_to_tensor(gradient), factor)
-
-
-def _of_shape(gradient: Any, like: Any) -> Any:
-    """The same in a graph, where it is known of the averaged gradient that it has the shape of the one that was given."""
-    if tf.executing_eagerly() or gradient is None or isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    return tf.ensure_shape(gradient, like.shape)
