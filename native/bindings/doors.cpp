@@ -91,6 +91,8 @@ class BoundAverager {
     return nb::cast(std::pair(event->well, std::move(event->arrivals)));
   }
 
+  void let_memory_go() { averager_->let_memory_go(); }
+
   void arrange(const std::optional<GradientPlan>& plan) {
     const nb::gil_scoped_release released;
     averager_->arrange(plan);
@@ -120,7 +122,8 @@ void bind_doors(nb::module_& module) {
            "prefix"_a, "group"_a, "op"_a, "plan"_a, "completions"_a, "token"_a)
       .def_prop_ro("number", &BoundAverager::number)
       .def("next_event", &BoundAverager::next_event)
-      .def("arrange", &BoundAverager::arrange, "plan"_a.none());
+      .def("arrange", &BoundAverager::arrange, "plan"_a.none())
+      .def("let_memory_go", &BoundAverager::let_memory_go);
 }
 
 }  // namespace shoal::python

@@ -142,6 +142,12 @@ void Averager::arrange(std::optional<GradientPlan> plan) {
   }
 }
 
+void Averager::let_memory_go() {
+  std::vector<Arenas> gone;  // after the lock
+  const std::lock_guard lock(mutex_);
+  gone.swap(free_);
+}
+
 void Averager::take_back(const std::shared_ptr<const GradientPlan>& plan, Arenas arenas) {
   const std::lock_guard lock(mutex_);
   if (plan == plan_ && free_.size() < kept_arenas) {

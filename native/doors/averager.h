@@ -49,6 +49,8 @@ class Averager : public std::enable_shared_from_this<Averager> {
   std::optional<Event> next_event();
   // After Event::order: the plan from now on; none: the one so far, and the next step shows the order.
   void arrange(std::optional<GradientPlan> plan);
+  // Gives back the memory that is kept for the next steps.
+  void let_memory_go();
 
  private:
   void start(const Begun& begun);

@@ -97,6 +97,9 @@ class GradientAverager:
     def arrange(self, plan: GradientPlan | None) -> None:
         """The answer to the former: the plan from now on; None: that so far, and the next step shows the order."""
 
+    def let_memory_go(self) -> None:
+        """Gives back the memory that is kept for the next steps."""
+
 class Array:
     """A CPU array of any library, held through DLPack without a copy.
 

@@ -78,6 +78,10 @@ class NativeSteps:
         )
         self.number = self._native.number
 
+    def let_memory_go(self) -> None:
+        """Whoever used it may have gone; the next step takes memory again."""
+        self._native.let_memory_go()
+
     def _plan(self) -> _native.GradientPlan:
         arrangement = self._arrangement
         kinds = list(arrangement.orders)

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import tensorflow as tf
 from tensorflow.python.eager import record
@@ -24,20 +24,20 @@ from shoal.tensorflow import naming
 from shoal.tensorflow.collectives import allreduce, refuse_xla
 from shoal.tensorflow.library import operations
 
-# Of eager calls, those of so many models are kept.
-EAGER_KEPT = 16
+# Those of so many places are kept in a job. They must not go with the graphs that use them: ranks collect garbage at
+# different times, and one that had forgotten the order of gradients would have another one than the rest.
+KEPT = 64
 
 _Key = tuple[str, str, str, tuple[Gradient, ...]]
 
 
 class _Known:
-    """The steps of a job. Those of functions live as long as their graphs."""
+    """The steps of a job, and of each graph those that it uses."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.by_key: WeakValueDictionary[_Key, NativeSteps] = WeakValueDictionary()
-        self.of_graphs: WeakKeyDictionary[Any, list[NativeSteps]] = WeakKeyDictionary()
-        self.eager: OrderedDict[_Key, NativeSteps] = OrderedDict()
+        self.by_key: OrderedDict[_Key, NativeSteps] = OrderedDict()
+        self.of_graphs: WeakKeyDictionary[Any, set[NativeSteps]] = WeakKeyDictionary()
 
 
 _orders: WeakKeyDictionary[NativeSteps, Any] = WeakKeyDictionary()
@@ -165,11 +165,10 @@ def _steps_of(place: str, described: Sequence[Gradient], op: str, group: Group, 
         steps = known.by_key.get(key)
         if steps is None:
             steps = known.by_key[key] = NativeSteps(place, described, op, group)
-        if graph is not None:
-            known.of_graphs.setdefault(graph, []).append(steps)
-        else:
-            known.eager[key] = steps
-            known.eager.move_to_end(key)
-            if len(known.eager) > EAGER_KEPT:
-                known.eager.popitem(last=False)
+        known.by_key.move_to_end(key)
+        if len(known.by_key) > KEPT:
+            known.by_key.popitem(last=False)
+        if graph is not None and steps not in known.of_graphs.setdefault(graph, set()):
+            known.of_graphs[graph].add(steps)
+            finalize(graph, steps.let_memory_go).atexit = False
     return steps
