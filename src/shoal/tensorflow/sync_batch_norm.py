@@ -7,7 +7,7 @@ import tensorflow as tf
 from shoal.job.groups import Group
 from shoal.tensorflow.collectives import allreduce
 
-IS_KERAS_3 = not tf.keras.__version__.startswith("2.")
+IS_KERAS_3 = hasattr(tf.keras, "ops")
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
