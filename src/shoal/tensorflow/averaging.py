@@ -23,6 +23,7 @@ from shoal.ops.arrays import DTYPES
 from shoal.tensorflow import naming
 from shoal.tensorflow.collectives import allreduce, refuse_xla
 from shoal.tensorflow.library import operations
+from shoal.tensorflow.variables import name_of
 
 # Those of so many places are kept in a job. They must not go with the graphs that use them: ranks collect garbage at
 # different times, and one that had forgotten the order of gradients would have another one than the rest.
@@ -81,6 +82,22 @@ def average(gradients: Sequence[Any], names: Sequence[str], op: str = "mean", gr
         for index in apart:
             results[index] = allreduce(_held(gradients[index]), op, f"{steps.name}.{index}", chosen)
     return results
+
+
+def average_of_sources(
+    gradients: Sequence[Any], sources: Sequence[Any], op: str, group: Group | None, sparse_as_dense: bool
+) -> list[Any]:
+    """``average`` of the gradients with respect to these variables or tensors, which give them their names."""
+    dense = [
+        tf.convert_to_tensor(each) if sparse_as_dense and isinstance(each, tf.IndexedSlices) else each
+        for each in gradients
+    ]
+    names = [f"gradient {index} ({_name(source)})" for index, source in enumerate(sources)]
+    return average(dense, names, op, group)
+
+
+def _name(source: Any) -> str:
+    return naming.without_counters(name_of(source)) if hasattr(source, "assign") else "a tensor"
 
 
 def _described(gradient: Any, name: str) -> Gradient:

@@ -5,9 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from shoal.job.groups import Group
-from shoal.tensorflow.averaging import average
-from shoal.tensorflow.naming import without_counters
-from shoal.tensorflow.variables import name_of
+from shoal.tensorflow.averaging import average_of_sources
 
 
 class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
@@ -23,15 +21,8 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
     def compute_gradients(self, *arguments: Any, **options: Any) -> Any:
         """As the optimizer's own, averaged over the ranks."""
         pairs = self._optimizer.compute_gradients(*arguments, **options)
-        gradients = [
-            tf.convert_to_tensor(each) if self._sparse_as_dense and isinstance(each, tf.IndexedSlices) else each
-            for each, _ in pairs
-        ]
-        variables = [variable for _, variable in pairs]
-        names = [
-            f"gradient {index} ({without_counters(name_of(variable))})" for index, variable in enumerate(variables)
-        ]
-        averaged = average(gradients, names, self._op, self._group)
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        averaged = average_of_sources(gradients, variables, self._op, self._group, self._sparse_as_dense)
         return list(zip(averaged, variables, strict=True))
 
     def apply_gradients(self, *arguments: Any, **options: Any) -> Any:

@@ -6,9 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from shoal.job.groups import Group, world
-from shoal.tensorflow.averaging import average
-from shoal.tensorflow.naming import without_counters
-from shoal.tensorflow.variables import name_of
+from shoal.tensorflow.averaging import average_of_sources
 
 
 class DistributedGradientTape:
@@ -63,12 +61,7 @@ class DistributedGradientTape:
         return tf.nest.pack_sequence_as(sources, results)
 
     def _average(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
-        dense = [
-            tf.convert_to_tensor(each) if self._sparse_as_dense and isinstance(each, tf.IndexedSlices) else each
-            for each in gradients
-        ]
-        names = [f"gradient {index} ({without_counters(_name(source))})" for index, source in enumerate(sources)]
-        return average(dense, names, self._op, self._group)
+        return average_of_sources(gradients, sources, self._op, self._group, self._sparse_as_dense)
 
 
 class PartialDistributedGradientTape(DistributedGradientTape):
@@ -112,10 +105,6 @@ class PartialDistributedGradientTape(DistributedGradientTape):
 def _variables_of(given: Any) -> list[Any]:
     variables = getattr(given, "trainable_variables", None)
     return [given] if variables is None else list(variables)
-
-
-def _name(source: Any) -> str:
-    return name_of(source) if hasattr(source, "assign") else "a tensor"
 
 
 def _divided(gradient: Any, by: int) -> Any:
