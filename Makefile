@@ -123,7 +123,7 @@ compat: .venv/.installed  ## the package with each version of PyTorch, in enviro
 	$(BIN)/python tests/compat/run.py $(VERSIONS)
 
 compat-tensorflow: .venv/.installed  ## the same with versions of TensorFlow; docs/tensorflow.md
-	$(BIN)/python tests/compat/tensorflow.py $(VERSIONS)
+	$(BIN)/python tests/compat/run_tensorflow.py $(VERSIONS)
 
 clean:  ## removes what was made here
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

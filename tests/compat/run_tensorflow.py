@@ -1,6 +1,6 @@
 """Shoal's package, built once, with several versions of TensorFlow, and the table in docs/tensorflow.md that says what came of it.
 
-    python tests/compat/tensorflow.py [VERSION ...]
+    python tests/compat/run_tensorflow.py [VERSION ...]
 
 For each version an environment of its own in build/compat, with all tests of TensorFlow's door. It is deleted after use unless it was
 there before. What is known of other versions stays in the table.
@@ -18,7 +18,7 @@ from run import BUILD, ROOT, Part, build, commit_of, run_tests
 
 VERSIONS = ["2.21.0", "2.16.2", "2.15.1"]
 PAGE = ROOT / "docs" / "tensorflow.md"
-TESTS = [f"tests/doors/test_tensorflow{part}.py" for part in ("", "_ends", "_example")]
+TESTS = [f"tests/doors/test_tensorflow{part}.py" for part in ("", "_ends", "_horovod", "_example")]
 PACKAGES = ["pytest", "scikit-learn"]
 HEAD = "| TensorFlow | Python | date | Shoal | tests |"
 
