@@ -88,14 +88,18 @@ class _Threads:
             with self._lock:
                 self._idle -= 1
                 self._start_if_none_is_idle()
-            callback = self._open.pop(number, None) or self._sources.get(number)
-            if callback is not None:  # else its source has gone
-                _run(callback)
+            self._call(number)
             with self._lock:
                 if self._idle >= _KEPT:
                     self._threads.discard(threading.current_thread())
                     return
                 self._idle += 1
+
+    def _call(self, number: int) -> None:
+        # Not in _serve, which would keep the callback, and the memory that it knows, until the next operation is done.
+        callback = self._open.pop(number, None) or self._sources.get(number)
+        if callback is not None:  # else its source has gone
+            _run(callback)
 
     def _start_if_none_is_idle(self) -> None:
         if self._idle == 0:
