@@ -35,7 +35,7 @@ void Finishers::expect(const std::shared_ptr<engine::Operation>& operation, Foll
   }
   const std::lock_guard lock(mutex_);
   local_.push_back({operation, std::move(follow)});
-  if (!is_waited_for_) {
+  if (next_to_wait_for() != nullptr) {
     wake_one_for_groups();
   }
 }
@@ -125,19 +125,28 @@ void Finishers::wake_one_for_groups() {
   }
 }
 
-bool Finishers::any_has_ended() {
+// With mutex_ held: the oldest operation of a group in which nobody waits; null if there is none.
+std::shared_ptr<engine::Operation> Finishers::next_to_wait_for() const {
+  const auto next = std::find_if(local_.begin(), local_.end(), [this](const Expected& one) {
+    return std::none_of(waited_for_.begin(), waited_for_.end(),
+                        [&one](const auto& waited_for) { return waited_for->shares_group_with(*one.operation); });
+  });
+  return next == local_.end() ? nullptr : next->operation;
+}
+
+bool Finishers::any_has_ended(const engine::Operation& of_group) {
   const std::lock_guard lock(mutex_);
-  return closed_ || std::any_of(local_.begin(), local_.end(), [](const Expected& one) {
-           return one.operation->done() || !one.operation->is_local();
+  return closed_ || std::any_of(local_.begin(), local_.end(), [&of_group](const Expected& one) {
+           return one.operation->shares_group_with(of_group) && (one.operation->done() || !one.operation->is_local());
          });
 }
 
-// With mutex_ held: also those that are no longer the group's, or of another group than the one that was waited in.
-std::list<Finishers::Expected> Finishers::take_ended() {
+// With mutex_ held: also those that are no longer the group's.
+std::list<Finishers::Expected> Finishers::take_ended(const engine::Operation& of_group) {
   std::list<Expected> ended;
   for (auto next = local_.begin(); next != local_.end();) {
     const auto one = next++;
-    if (one->operation->done() || !one->operation->is_local()) {
+    if (one->operation->shares_group_with(of_group) && (one->operation->done() || !one->operation->is_local())) {
       ended.splice(ended.end(), local_, one);
     }
   }
@@ -147,28 +156,31 @@ std::list<Finishers::Expected> Finishers::take_ended() {
 void Finishers::wait_in_groups() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    if (local_.empty() || is_waited_for_) {
+    std::shared_ptr<engine::Operation> operation = next_to_wait_for();
+    if (operation == nullptr && !closed_) {
       if (resting_ >= kept_resting) {
         return;
       }
       ++resting_;
       {
         const engine::Resting resting;
-        local_came_.wait(lock, [this] { return closed_ || (!local_.empty() && !is_waited_for_); });
+        local_came_.wait(lock, [&] { return closed_ || (operation = next_to_wait_for()) != nullptr; });
       }
       --resting_;
     }
     if (closed_) {
       return;
     }
-    is_waited_for_ = true;
-    const std::shared_ptr<engine::Operation> first = local_.front().operation;
+    waited_for_.push_back(operation);
+    if (next_to_wait_for() != nullptr) {
+      wake_one_for_groups();
+    }
     lock.unlock();
-    first->wait_in_group([this] { return any_has_ended(); }, turn_in_group);
+    operation->wait_in_group([&] { return any_has_ended(*operation); }, turn_in_group);
     lock.lock();
-    is_waited_for_ = false;
-    std::list<Expected> ended = take_ended();
-    if (!ended.empty() && !local_.empty()) {
+    waited_for_.erase(std::find(waited_for_.begin(), waited_for_.end(), operation));
+    std::list<Expected> ended = take_ended(*operation);
+    if (!ended.empty() && next_to_wait_for() != nullptr) {
       wake_one_for_groups();  // this thread is at work
     }
     lock.unlock();

@@ -3,8 +3,8 @@
 // What follows may run any of the framework's code, so it never runs on the engine's threads. It may even wait for
 // other operations: while a thread runs something, another one waits for what else is open.
 //
-// Operations of the ranks of one machine are carried out by whoever waits for them (drivers/shm/shared_group.h). So one
-// thread waits for those as a program does that waits in Python. The others wait until they are told.
+// Operations of the ranks of one machine are carried out by whoever waits for them (drivers/shm/shared_group.h). So a
+// thread waits for those of each group as a program does that waits in Python. The others wait until they are told.
 //
 // Every method may be called by any thread. A child made by fork() has none of the threads, and waits for nothing.
 #pragma once
@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "engine/completions.h"
 #include "engine/operation.h"
@@ -52,8 +53,9 @@ class Finishers {
 
   void wait_in_groups();
   void wake_one_for_groups();
-  bool any_has_ended();
-  std::list<Expected> take_ended();
+  std::shared_ptr<engine::Operation> next_to_wait_for() const;
+  bool any_has_ended(const engine::Operation& of_group);
+  std::list<Expected> take_ended(const engine::Operation& of_group);
 
   const std::shared_ptr<engine::Completions> completions_ = std::make_shared<engine::Completions>();
   std::mutex mutex_;
@@ -62,9 +64,10 @@ class Finishers {
   bool has_any_ = false;
   std::unordered_map<std::uint64_t, Expected> told_;  // by token
   std::uint64_t last_token_ = 0;
-  std::list<Expected> local_;   // of groups on one machine
-  bool is_waited_for_ = false;  // a thread waits for those
-  std::size_t resting_ = 0;     // threads that could
+  std::list<Expected> local_;  // of groups on one machine
+  // A thread waits in the group of each.
+  std::vector<std::shared_ptr<engine::Operation>> waited_for_;
+  std::size_t resting_ = 0;  // threads that could
   bool closed_ = false;
   std::condition_variable local_came_;
 };

@@ -53,6 +53,10 @@ class Operation {
   bool wait(std::chrono::nanoseconds longest);
   // Whether a thread that waits for it can carry it out: it is of ranks of this machine.
   bool is_local() const { return is_local_.load(std::memory_order_acquire); }
+  // Whether a thread that takes the other one's group's steps takes its own.
+  bool shares_group_with(const Operation& other) const {
+    return !group_.owner_before(other.group_) && !other.group_.owner_before(group_);
+  }
   // While it is local: takes its group's steps until `enough`, which is asked after each, or at most `longest`.
   void wait_in_group(const std::function<bool()>& enough, std::chrono::nanoseconds longest) const;
   // Adds `token` to `completions` once the operation is done, at once if it is.

@@ -214,6 +214,49 @@ TEST(a_call_ends_once_with_a_reason_where_there_is_no_job_or_no_such_group) {
   CHECK(reason(old_group).find("its group is not of the job") != std::string::npos);
 }
 
+// On one machine an operation is carried on by whoever waits in its group.
+TEST(an_operation_ends_while_another_one_of_another_group_is_open) {
+  constexpr int chain = 20;  // of which none may take the second after which a thread looks up from its group
+  Job job{3, 0, 1, 4096, {0, 0, 0}};
+  doors::open({job.engines[0].get(), "rank 0 (a)", 30 * second, {3, 0}});
+  const std::uint32_t open_group = job.engines[0]->make_group({0, 1}, "open");
+  const std::uint32_t chain_group = job.engines[0]->make_group({0, 2}, "chain");
+  const auto call = [](std::int64_t number, const std::string& name, std::vector<float>& array) {
+    auto ended = std::make_shared<std::promise<Status>>();
+    Submission submission = of(Collective::all_reduce, name, array, &array);
+    submission.op = Operator::sum;
+    doors::call(number, std::move(submission),
+                [ended](const doors::Outcome& outcome) { ended->set_value(outcome.status); });
+    return ended->get_future();
+  };
+  const auto other = [&job](std::size_t rank, std::uint32_t group, const std::string& name, std::vector<float>& array) {
+    Submission submission = of(Collective::all_reduce, name, array, &array);
+    submission.op = Operator::sum;
+    submission.group = group;
+    return job.engines[rank]->submit(std::move(submission));
+  };
+  const std::int64_t open_number = doors::add_group(open_group, {2, 0}, 30 * second);
+  const std::int64_t chain_number = doors::add_group(chain_group, {2, 0}, 30 * second);
+  std::vector<float> mine(4, 1.0F);
+  std::vector<float> others(4, 1.0F);
+  std::future<Status> open = call(open_number, "open", mine);
+  const auto began = std::chrono::steady_clock::now();
+  const std::uint32_t seen_by_other = job.engines[2]->make_group({0, 2}, "chain");
+  for (int number = 0; number < chain; ++number) {
+    std::vector<float> here(4, 1.0F);
+    std::vector<float> there(4, 2.0F);
+    std::future<Status> ended = call(chain_number, "chain" + std::to_string(number), here);
+    expect_well(other(2, seen_by_other, "chain" + std::to_string(number), there));
+    CHECK_EQ(ended.get().message, "");
+    CHECK(here == std::vector<float>(4, 3.0F));
+  }
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(chain / 2));
+  CHECK(open.wait_for(std::chrono::seconds(0)) == std::future_status::timeout);
+  expect_well(other(1, job.engines[1]->make_group({0, 1}, "open"), "open", others));
+  CHECK_EQ(open.get().message, "");
+  doors::forget(job.engines[0].get());
+}
+
 TEST(a_plan_that_does_not_fit_is_refused) {
   const auto problem = [](auto change) {
     GradientPlan plan = plan_of();
