@@ -1,13 +1,13 @@
 """Horovod's door: the API of Horovod on Shoal, so that a script of Horovod's runs when its import is changed.
 
-import shoal.horovod.torch as hvd    # or shoal.horovod.tensorflow
+import shoal.horovod.torch as hvd    # or shoal.horovod.tensorflow, shoal.horovod.keras
 
 ``python -m shoal.horovod train.py`` runs a script that still says ``import horovod`` (aliases.py). What is here and in
-``common`` needs no framework; each framework has a folder of its own, and none of them imports another's.
-docs/horovod.md tells what differs.
+``common`` needs no framework; each framework has a folder of its own, and none of them imports another's: but Keras's names,
+``shoal.horovod.keras`` and ``shoal.horovod.tensorflow.keras``, are for Keras on TensorFlow. docs/horovod.md tells what differs.
 
 May import errors, the names of ``shoal``, and the folders from config to gradients; ``shoal.horovod.torch`` that of PyTorch
-too, ``shoal.horovod.tensorflow`` that of TensorFlow.
+too, ``shoal.horovod.tensorflow`` that of TensorFlow, and in it ``keras`` that of Keras.
 """
 
 from shoal.horovod.common.basics import (

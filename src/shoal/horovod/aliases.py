@@ -80,4 +80,4 @@ def _missing(name: str) -> str:
         )
     if _exists(f"{HERE}.{part}"):
         return f"{name} has no counterpart in {HERE}: docs/horovod.md tells what is there"
-    return f"{name}: Shoal has no door for it yet; shoal.horovod.torch and shoal.horovod.tensorflow are there"
+    return f"{name}: Shoal has no door for it yet; shoal.horovod.torch, .tensorflow and .keras are there"

@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 from shoal.assembly.terms import rank_name
 from shoal.errors import Mismatch
 from shoal.job.groups import Group, world
+from shoal.keras.arrays import to_numpy
 from shoal.ops import collectives
 
 
@@ -45,7 +45,7 @@ def _number(value: Any) -> float | None:
     if isinstance(value, str | bytes) or value is None:
         return None
     try:
-        array = np.asarray(keras.ops.convert_to_numpy(value))
+        array = to_numpy(value)
     except (TypeError, ValueError):
         return None
     return float(array) if array.size == 1 and array.dtype.kind in "fiub" else None

@@ -20,7 +20,8 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 _PARTS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 
 _lock = threading.Lock()
-_calls: "WeakKeyDictionary[Any, Counter[str]]" = WeakKeyDictionary()
+# What has been named in a graph, and how often.
+_calls: "WeakKeyDictionary[Any, Counter[tuple[str, str]]]" = WeakKeyDictionary()
 _last: "WeakKeyDictionary[Any, dict[str, Any]]" = WeakKeyDictionary()
 
 
@@ -33,12 +34,15 @@ def name_of_call(kind: str, graph: Any) -> str:
     """The function's name, and which of its calls of this kind it is. The parts of loops and branches are their function's."""
     while isinstance(graph, _PARTS):
         graph = graph.outer_graph
-    with _lock:
-        calls = _calls.setdefault(graph, Counter())
-        number = calls[kind]
-        calls[kind] += 1
+    number = _count(graph, ("kind", kind))
     function = re.sub(r"_\d+", "", getattr(graph, "name", None) or "graph")
     return f"{function}.{kind}{number}"
+
+
+def numbered(name: str, graph: Any) -> str:
+    """A name that the program has given, with a number behind it where the graph has it already."""
+    number = _count(graph, ("name", name))
+    return f"{name}_{number}" if number else name
 
 
 def after_the_last(name: str, graph: Any) -> Any:
@@ -56,3 +60,11 @@ def note_last(name: str, graph: Any, result: Any) -> None:
 def without_counters(name: str) -> str:
     """A variable's name, as every rank has it that has made the same model, whatever it has made before."""
     return re.sub(r"_\d+\b", "", name)
+
+
+def _count(graph: Any, key: tuple[str, str]) -> int:
+    """How often it was called before."""
+    with _lock:
+        calls = _calls.setdefault(graph, Counter())
+        calls[key] += 1
+        return calls[key] - 1

@@ -14,9 +14,10 @@ from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import global_process_set
 from shoal.horovod.tensorflow.allreduce import grouped_allreduce
 from shoal.horovod.tensorflow.calls import after
+from shoal.horovod.tensorflow.version_1 import Wrapper
 
 
-class AdasumOptimizer(tf.compat.v1.train.Optimizer):
+class AdasumOptimizer(Wrapper):
     """Wraps an optimizer of version 1.
 
     Raises NotImplementedError if the number of ranks is no power of two, ValueError for less than one pass a step.
@@ -28,8 +29,7 @@ class AdasumOptimizer(tf.compat.v1.train.Optimizer):
         check_adasum(global_process_set.group)
         if backward_passes_per_step <= 0:
             raise ValueError(f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}")
-        super().__init__(name=name or f"DistributedDelta{type(optimizer).__name__}", use_locking=use_locking)
-        self._optimizer = optimizer
+        super().__init__(optimizer, name or f"DistributedDelta{type(optimizer).__name__}", use_locking)
         self._compression = compression
         self._passes = backward_passes_per_step
         self._steps: Any = None
@@ -55,18 +55,6 @@ class AdasumOptimizer(tf.compat.v1.train.Optimizer):
         with after([steps]):
             is_last = tf.equal(self._steps.read_value() % self._passes, 0)
             return tf.cond(is_last, lambda: self._combine(variables), lambda: tf.constant(False))
-
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the wrapped optimizer."""
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """Those of the wrapped optimizer."""
-        return self._optimizer.get_slot_names(*args, **kwargs)
-
-    def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """Those of the wrapped optimizer."""
-        return self._optimizer.variables(*args, **kwargs)
 
     def _make_starts(self, variables: list[Any]) -> None:
         with tf.init_scope():

@@ -1,18 +1,14 @@
 """What operations have in common: the ranks that take part, the names by which their calls are matched, and their order."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
 from shoal.horovod.common.process_sets import ProcessSet
 from shoal.job import runtime
 from shoal.job.groups import Group
-
-# How often a name was used in a graph.
-_used: "WeakKeyDictionary[Any, Counter[str]]" = WeakKeyDictionary()
+from shoal.tensorflow import naming
 
 
 def group_of(process_set: ProcessSet) -> Group:
@@ -38,11 +34,8 @@ def name_of(kind: str, name: str | None) -> str | None:
     if name is None:
         return None
     full = f"{kind}.{name}"
-    if tf.executing_eagerly():
-        return full
-    uses = _used.setdefault(tf.compat.v1.get_default_graph(), Counter())
-    uses[full] += 1
-    return full if uses[full] == 1 else f"{full}_{uses[full] - 1}"
+    graph = naming.current_graph()
+    return full if graph is None else naming.numbered(full, graph)
 
 
 def names_in_group(name: str | None, count: int) -> list[str | None]:

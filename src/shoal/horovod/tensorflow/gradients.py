@@ -154,6 +154,16 @@ class LocalVariables:
         return _times(gradient, 1.0 / size) if self._scales and size else gradient
 
 
+def weights_of(local_layers: Any) -> list[Any]:
+    """The trainable weights of a layer or several, or of None. Raises ValueError for what is no layer of Keras'."""
+    layers = [] if local_layers is None else local_layers
+    layers = [layers] if isinstance(layers, tf.keras.layers.Layer) else list(layers)
+    strangers = [layer for layer in layers if not isinstance(layer, tf.keras.layers.Layer)]
+    if strangers:
+        raise ValueError(f"local_layers are layers of Keras', and {strangers[0]!r} is a {type(strangers[0]).__name__}")
+    return [weight for layer in layers for weight in layer.trainable_weights]
+
+
 def _times(gradient: Any, factor: float) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(scaled(gradient.values, factor), gradient.indices, gradient.dense_shape)

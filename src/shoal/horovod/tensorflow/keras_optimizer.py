@@ -2,17 +2,23 @@
 
 The optimizer stays the same object, with its state. Its class becomes one that is derived from it and has its name and
 module: so what is saved with it loads without Shoal.
+
+Gradients are combined where the optimizer computes them (``compute_gradients``, ``get_gradients``, ``minimize``), or else
+where it applies them. What was combined is known by the tensors themselves, and is not combined again.
 """
 
 from collections.abc import Callable, Sequence
 from types import new_class
 from typing import Any
+from weakref import WeakValueDictionary
 
 import tensorflow as tf
 
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from shoal.horovod.tensorflow.gradients import Combiner, HowCombined, LocalVariables
+
+Pairs = list[tuple[Any, Any]]
 
 
 class _Distributed:
@@ -21,6 +27,12 @@ class _Distributed:
     _shoal_combiner: Combiner
     _shoal_local: LocalVariables
     _shoal_aggregation: LocalGradientAggregationHelper | None
+    # Combined gradients, as long as they live.
+    _shoal_combined: "WeakValueDictionary[int, Any]"
+
+    @property
+    def _agg_helper(self) -> LocalGradientAggregationHelper | None:
+        return self._shoal_aggregation
 
     def register_local_var(self, var: Any) -> None:
         """From now on the gradient of ``var`` is this rank's own: divided by the number of ranks, or as it is."""
@@ -28,18 +40,62 @@ class _Distributed:
             self._shoal_aggregation.register_local_var(var)
         self._shoal_local.register(var)
 
-    def _shoal_apply(self, gradients: list[Any], variables: list[Any], apply: Callable[[Sequence[Any]], Any]) -> Any:
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Pairs:
+        """Pairs of the gradients of all ranks and the variables, for ``apply_gradients``.
+
+        ``loss``: a function without arguments; or a tensor, and ``tape`` has recorded how it was computed. Raises ValueError
+        for a tensor without a tape, and as ``hvd.allreduce``.
+        """
+        return self._compute_gradients(loss, var_list, None, tape)
+
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Pairs:
+        own: Any = super()
+        if hasattr(own, "_compute_gradients"):
+            pairs = own._compute_gradients(loss, var_list, grad_loss, tape=tape)
+        elif hasattr(own, "compute_gradients") and grad_loss is None:
+            pairs = own.compute_gradients(loss, var_list, tape=tape)
+        else:
+            pairs = _pairs_of(loss, var_list, grad_loss, tape)
+        gradients, variables = (list(each) for each in zip(*pairs, strict=True))
+        return list(zip(self._allreduce(gradients, variables), variables, strict=True))
+
+    def get_gradients(self, loss: Any, params: Any) -> list[Any]:
+        """The gradients of all ranks, of an optimizer whose class has a ``get_gradients``: older ones of Keras 2, in graphs.
+
+        Raises NotImplementedError for others, and as ``hvd.allreduce``.
+        """
+        own: Any = super()
+        if not hasattr(own, "get_gradients"):
+            raise NotImplementedError(
+                f"{type(self).__name__} has no get_gradients, which was for graphs of TensorFlow 1: use compute_gradients"
+            )
+        return self._allreduce(own.get_gradients(loss, params), params)
+
+    def _allreduce(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
+        """The gradients of all ranks. With several passes a step those of the pass, but in the last one."""
+        if self._shoal_aggregation is not None:
+            combined = list(self._shoal_aggregation.compute_gradients(list(grads), list(vars)))
+        else:
+            combined = self._shoal_local.combine(list(grads), list(vars), self._shoal_combiner)
+        self._shoal_combined.update((id(each), each) for each in combined if each is not None)
+        return combined
+
+    def _shoal_apply(
+        self, gradients: list[Any], variables: list[Any], is_combined: bool, apply: Callable[[Sequence[Any]], Any]
+    ) -> Any:
         """What ``apply`` returns for the gradients of all ranks. With several passes a step, None."""
         aggregation = self._shoal_aggregation
-        if aggregation is None:
-            return apply(self._shoal_local.combine(gradients, variables, self._shoal_combiner))
         # Here, since variables cannot be made in a branch.
-        if hasattr(self, "build") and not getattr(self, "built", False):
+        if aggregation is not None and hasattr(self, "build") and not getattr(self, "built", False):
             with tf.init_scope():
                 self.build(variables)
             if hasattr(self, "built"):
                 self.built = True
-        combined = aggregation.compute_gradients(gradients, variables)
+        present = [each for each in gradients if each is not None]
+        is_known = bool(present) and all(self._shoal_combined.get(id(each)) is each for each in present)
+        combined = gradients if is_combined or is_known else self._allreduce(gradients, variables)
+        if aggregation is None:
+            return apply(combined)
 
         def apply_in_branch() -> None:
             apply(combined)
@@ -49,24 +105,60 @@ class _Distributed:
 
 
 class _OfKeras3(_Distributed):
+    @property
+    def variables(self) -> Any:
+        """As Keras' own; may be called, as programs for older versions do."""
+        return _CallableList(super().variables)  # type: ignore[misc]
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """As Keras' own, with the gradients of all ranks. Raises as ``hvd.allreduce``."""
         given = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
-        variables = list(given)
+        self._apply_of_all(list(grads), list(given), False)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: Any,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+        skip_gradients_aggregation: bool = False,
+    ) -> Any:
+        """``apply``. ``skip_gradients_aggregation``: gradients are those of all ranks already; also if the other is False."""
+        gradients, variables = (list(each) for each in zip(*grads_and_vars, strict=True))
+        self._apply_of_all(gradients, variables, skip_gradients_aggregation or not experimental_aggregate_gradients)
+        return self.iterations  # type: ignore[attr-defined]
+
+    def _apply_of_all(self, gradients: list[Any], variables: list[Any], is_combined: bool) -> None:
         apply = super().apply  # type: ignore[misc]
-        self._shoal_apply(list(grads), variables, lambda combined: apply(combined, variables))
+        self._shoal_apply(gradients, variables, is_combined, lambda combined: apply(combined, variables))
 
 
 class _OfKeras2(_Distributed):
     def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
-        """As Keras' own, with the gradients of all ranks. Raises as ``hvd.allreduce``."""
+        """As Keras' own, with the gradients of all ranks. Raises as ``hvd.allreduce``.
+
+        With ``skip_gradients_aggregation=True`` or, in older versions, ``experimental_aggregate_gradients=False`` they are
+        those already.
+        """
         gradients, variables = (list(each) for each in zip(*grads_and_vars, strict=True))
         apply = super().apply_gradients  # type: ignore[misc]
+        is_combined = options.get("skip_gradients_aggregation", False) or not options.get(
+            "experimental_aggregate_gradients", True
+        )
 
         def apply_combined(combined: Sequence[Any]) -> Any:
             return apply(list(zip(combined, variables, strict=True)), *arguments, **options)
 
-        return self._shoal_apply(gradients, variables, apply_combined)
+        return self._shoal_apply(gradients, variables, is_combined, apply_combined)
+
+
+class _CallableList(list[Any]):
+    def __call__(self) -> list[Any]:
+        return self
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether it is one that ``wrap_keras_optimizer`` has made."""
+    return isinstance(optimizer, _Distributed)
 
 
 def wrap_keras_optimizer(
@@ -82,10 +174,8 @@ def wrap_keras_optimizer(
         raise TypeError(
             f"DistributedOptimizer takes an optimizer of tf.keras.optimizers or tf.compat.v1.train, got {own_class.__name__}"
         )
-    if isinstance(optimizer, _Distributed):
-        raise ValueError(  # noqa: TRY004
-            f"this {own_class.__name__} is a DistributedOptimizer already"
-        )
+    if is_distributed(optimizer):
+        raise ValueError(f"this {own_class.__name__} is a DistributedOptimizer already")
     if how.op is ReduceOp.Adasum:
         raise ValueError("op=hvd.Adasum is for optimizers of tf.compat.v1.train: with Keras use op=hvd.Average")
     is_of_keras_3 = hasattr(own_class, "stateless_apply")
@@ -98,6 +188,21 @@ def wrap_keras_optimizer(
     optimizer.__class__ = new_class(own_class.__name__, (mixed_in, own_class), {}, lambda body: body.update(names))
     # Keras tracks what it holds in attributes; these are nothing that it should save.
     vars(optimizer).update(
-        _shoal_combiner=Combiner("DistributedOptimizer", how), _shoal_local=local, _shoal_aggregation=aggregation
+        _shoal_combiner=Combiner("DistributedOptimizer", how),
+        _shoal_local=local,
+        _shoal_aggregation=aggregation,
+        _shoal_combined=WeakValueDictionary(),
     )
     return optimizer
+
+
+def _pairs_of(loss: Any, variables: Any, grad_loss: Any, tape: Any) -> Pairs:
+    """As optimizers of Keras 2 compute them."""
+    if callable(loss):
+        tape = tf.GradientTape() if tape is None else tape
+        with tape:
+            loss = loss()
+    elif tape is None:
+        raise ValueError("a loss that is a tensor has gradients with the tape that has recorded it alone: pass tape")
+    given = variables() if callable(variables) else variables
+    return list(zip(tape.gradient(loss, given, grad_loss), given, strict=True))

@@ -16,9 +16,10 @@ from shoal.horovod.tensorflow.compression import Compression
 from shoal.horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from shoal.horovod.tensorflow.gradients import Combiner, HowCombined, LocalVariables, checked
 from shoal.horovod.tensorflow.keras_optimizer import wrap_keras_optimizer
+from shoal.horovod.tensorflow.version_1 import Wrapper
 
 
-class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
+class _DistributedOptimizer(Wrapper):
     """An optimizer of version 1 that combines the gradients of all ranks where they are computed."""
 
     def __init__(
@@ -30,8 +31,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
         local: LocalVariables,
         aggregation: LocalGradientAggregationHelper | None,
     ) -> None:
-        super().__init__(name=name, use_locking=use_locking)
-        self._optimizer = optimizer
+        super().__init__(optimizer, name, use_locking)
         self._combiner = Combiner("DistributedOptimizer", how)
         self._local = local
         self._agg_helper = aggregation
@@ -63,18 +63,6 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
         if self._agg_helper is None:
             return apply()
         return self._agg_helper.apply_gradients(apply, self._optimizer, pairs, global_step=global_step, name=name)
-
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the wrapped optimizer."""
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """Those of the wrapped optimizer."""
-        return self._optimizer.get_slot_names(*args, **kwargs)
-
-    def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """Those of the wrapped optimizer."""
-        return self._optimizer.variables(*args, **kwargs)
 
 
 def DistributedOptimizer(

@@ -10,11 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from shoal.horovod.common.averages import factor_after, operator_for, scatterable
+from shoal.horovod.common.compression import compressed
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.common.util import known_operator
 from shoal.horovod.tensorflow.calls import group_of, name_of
-from shoal.horovod.tensorflow.compression import Compression, compressed
+from shoal.horovod.tensorflow.compression import Compression
 from shoal.horovod.tensorflow.rows import as_rows_of, carried
 from shoal.horovod.tensorflow.scaling import scaled
 from shoal.tensorflow import collectives

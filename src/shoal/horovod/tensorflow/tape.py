@@ -1,6 +1,6 @@
 """``hvd.DistributedGradientTape``: a tape whose gradients are those of all ranks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -8,7 +8,7 @@ import tensorflow as tf
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.tensorflow.compression import Compression
-from shoal.horovod.tensorflow.gradients import Combiner, HowCombined, LocalVariables, checked
+from shoal.horovod.tensorflow.gradients import Combiner, HowCombined, LocalVariables, checked, weights_of
 
 
 class _Distributed:
@@ -110,11 +110,7 @@ def PartialDistributedGradientTape(
 
     Raises ValueError for what is no layer of Keras'.
     """
-    layers: Iterable[Any] = [] if local_layers is None else local_layers
-    layers = [layers] if isinstance(layers, tf.keras.layers.Layer) else list(layers)
-    strangers = [layer for layer in layers if not isinstance(layer, tf.keras.layers.Layer)]
-    if strangers:
-        raise ValueError(f"local_layers are layers of Keras', and {strangers[0]!r} is a {type(strangers[0]).__name__}")
+    weights = weights_of(local_layers)
     tape = DistributedGradientTape(
         gradtape,
         device_dense,
@@ -128,7 +124,6 @@ def PartialDistributedGradientTape(
         process_set,
         scale_local_gradients,
     )
-    for layer in layers:
-        for variable in layer.trainable_weights:
-            tape.register_local_source(variable)
+    for weight in weights:
+        tape.register_local_source(weight)
     return tape

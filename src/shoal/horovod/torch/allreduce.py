@@ -21,12 +21,13 @@ import torch
 
 from shoal.horovod.common import handles
 from shoal.horovod.common.averages import check_adasum, factor_after, operator_for
+from shoal.horovod.common.compression import compressed
 from shoal.horovod.common.handles import Alone, Together
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.common.util import chosen_operator
 from shoal.horovod.torch import submission
-from shoal.horovod.torch.compression import Compression, compressed
+from shoal.horovod.torch.compression import Compression
 from shoal.horovod.torch.scaling import scale_, scaled
 from shoal.horovod.torch.synchronization import synchronize
 from shoal.job.groups import Group
@@ -195,7 +196,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """``allreduce`` of each of the tensors, all in flight at once. The ranks' lists have the same shapes and dtypes."""
 
-    def reduced(*travelling: torch.Tensor) -> Any:
+    def reduced(travelling: list[torch.Tensor]) -> Any:
         return HorovodGroupedAllreduce.apply(  # type: ignore[no-untyped-call]
             average, name, op, prescale_factor, postscale_factor, process_set, *travelling
         )

@@ -3,36 +3,11 @@
 What was made smaller is made as it was by ``decompress``, which gets the dtype from ``compress``.
 """
 
-from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-
-class Compressor:
-    """How tensors are made smaller before they travel. Programs may bring their own."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """What travels of the tensor, and what ``decompress`` is to be given."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The tensor as it was, of what has travelled."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Tensors travel as they are."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor
+from shoal.horovod.common.compression import Compressor, NoneCompressor
 
 
 class _In16Bits(Compressor):
@@ -67,17 +42,3 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
-
-
-def compressed(
-    compression: Any, tensors: Sequence[torch.Tensor], operation: Callable[..., Iterable[torch.Tensor]]
-) -> list[torch.Tensor]:
-    """What ``operation``, called with what travels of each tensor, returns for each, as it was."""
-    travelling, contexts = [], []
-    for tensor in tensors:
-        smaller, context = compression.compress(tensor)
-        travelling.append(smaller)
-        contexts.append(context)
-    return [
-        compression.decompress(each, context) for each, context in zip(operation(*travelling), contexts, strict=True)
-    ]

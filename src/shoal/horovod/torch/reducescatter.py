@@ -11,6 +11,7 @@ import torch
 
 from shoal.horovod.common import handles
 from shoal.horovod.common.averages import factor_after, operator_for, scatterable
+from shoal.horovod.common.compression import compressed
 from shoal.horovod.common.handles import Alone
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
@@ -18,7 +19,7 @@ from shoal.horovod.common.util import known_operator
 from shoal.horovod.torch import submission
 from shoal.horovod.torch.allgather import allgather, grouped_allgather
 from shoal.horovod.torch.allreduce import Finish, start_group
-from shoal.horovod.torch.compression import Compression, compressed
+from shoal.horovod.torch.compression import Compression
 from shoal.horovod.torch.rows import require_rows
 from shoal.horovod.torch.scaling import scale_, scaled
 from shoal.horovod.torch.synchronization import synchronize
@@ -127,7 +128,7 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """``reducescatter`` of each of the tensors, all in flight at once."""
 
-    def reduced(*travelling: torch.Tensor) -> Any:
+    def reduced(travelling: list[torch.Tensor]) -> Any:
         return HorovodGroupedReducescatter.apply(  # type: ignore[no-untyped-call]
             name, op, process_set, prescale_factor, postscale_factor, *travelling
         )

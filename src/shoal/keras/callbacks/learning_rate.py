@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from shoal.job.groups import Group, world
+from shoal.keras.arrays import to_numpy
 from shoal.keras.callbacks import momentum
 
 
@@ -49,8 +50,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         rate = getattr(self.model.optimizer, "learning_rate", None)
-        if not isinstance(rate, keras.Variable):
-            raise ValueError(  # noqa: TRY004
+        if not hasattr(rate, "assign"):
+            raise ValueError(
                 f"the learning rate of this {type(self.model.optimizer).__name__} cannot be set: make the optimizer with a number, "
                 "not with a schedule or a function (and no MultiOptimizer), or leave this callback out"
             )
@@ -85,10 +86,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         before = self._rate()
         self.model.optimizer.learning_rate = self._initial * self._multiplier(epoch)
         if self._corrects:
-            momentum.correct(self.model.optimizer, before, self._rate())
+            momentum.correct(self._velocities(), before, self._rate())
+
+    def _velocities(self) -> list[Any]:
+        return momentum.velocities(self.model.optimizer)
 
     def _rate(self) -> float:
-        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        return float(to_numpy(self.model.optimizer.learning_rate))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):

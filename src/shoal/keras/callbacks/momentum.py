@@ -5,6 +5,7 @@ multiply the momentum of the first step after it by the new rate over the old on
 reaches steps that are compiled.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -15,20 +16,20 @@ def velocities(optimizer: Any) -> list[Any]:
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         return velocities(inner)
-    if not optimizer.built or not getattr(optimizer, "momentum", None):
+    if not getattr(optimizer, "momentum", None):
         return []
     if isinstance(optimizer, keras.optimizers.SGD):
-        found = optimizer.momentums
+        found = getattr(optimizer, "momentums", [])
     elif isinstance(optimizer, keras.optimizers.RMSprop):
-        found = optimizer._momentums
+        found = getattr(optimizer, "_momentums", [])
     else:
         return []
     return [variable for variable in found if variable is not None]
 
 
-def correct(optimizer: Any, before: float, after: float) -> None:
-    """The learning rate changes from ``before`` to ``after``."""
+def correct(variables: Iterable[Any], before: float, after: float) -> None:
+    """The learning rate changes from ``before`` to ``after``, which is part of these velocities."""
     if before == after or before == 0.0:
         return
-    for variable in velocities(optimizer):
-        variable.assign(variable * keras.ops.cast(after / before, variable.dtype))
+    for variable in variables:
+        variable.assign(variable * (after / before))
