@@ -3,14 +3,16 @@
     python rank.py CHECKOUT RESULTS FILE [TEST ...]
 
 Appends a line of JSON to RESULTS.<rank> before and after each test. Of the checkout only the test and two helpers of the tests
-are used; ``mock``, which those want, is Python's own.
+are used; of two packages which those want, ``mock`` is Python's own, and ``parameterized`` a few lines here.
 """
 
+import functools
 import importlib.util
 import json
 import os
 import sys
 import unittest.mock
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +40,10 @@ CLASSES = {
     "test_tensorflow_process_sets.py": "TensorFlowProcessSetsTests",
     "test_tensorflow_process_sets_dynamic.py": "TensorFlowProcessSetsDynamicTests",
     "test_adasum_tensorflow.py": "TensorFlowAdasumTests",
+    "test_tensorflow2_keras.py": "Tf2KerasTests",
+    "test_tensorflow2_keras_process_sets.py": "Tf2KerasProcessSetsTests",
+    "test_tensorflow_keras.py": "TfKerasTests",
+    "test_keras.py": "KerasTests",
 }
 
 
@@ -81,9 +87,30 @@ def _reason(report: Any) -> str:
     return str(report.longrepr[2]).removeprefix("Skipped: ") if report.skipped else ""
 
 
+class Parameterized:
+    """The package's decorator, as far as the tests use it: a test runs once with each list of arguments, as subtests."""
+
+    @staticmethod
+    def expand(cases: list[list[Any]]) -> Callable[[Callable[..., None]], Callable[[Any], None]]:
+        def of_test(function: Callable[..., None]) -> Callable[[Any], None]:
+            @functools.wraps(function)
+            def run_each(self: Any) -> None:
+                for case in cases:
+                    with self.subTest(case=case):
+                        function(self, *case)
+
+            # What pytest asks for arguments is this function, not that one.
+            del run_each.__wrapped__  # type: ignore[attr-defined]
+            return run_each
+
+        return of_test
+
+
 def prepare(checkout: Path, file: str) -> None:
     aliases.install()
     sys.modules["mock"] = unittest.mock
+    sys.modules["parameterized"] = ModuleType("parameterized")
+    sys.modules["parameterized"].parameterized = Parameterized  # type: ignore[attr-defined]
     for name in ("", ".util", ".common", ".common.util", ".common.util.env"):
         sys.modules[f"horovod.runner{name}"] = ModuleType(f"horovod.runner{name}")
     sys.modules["horovod.runner.common.util.env"].get_env_rank_and_size = rank_and_size  # type: ignore[attr-defined]
@@ -99,7 +126,7 @@ def prepare(checkout: Path, file: str) -> None:
         import shoal.horovod.torch as torchs
 
         sys.modules["horovod.tensorflow"] = shoal.horovod.tensorflow = torchs  # type: ignore[attr-defined]
-    if "tensorflow" in file:
+    if "tensorflow" in file or "keras" in file:
         as_of_their_time()
     if file in OF_ADASUM:
         door: Any = importlib.import_module("shoal.horovod." + ("tensorflow" if "tensorflow" in file else "torch"))
@@ -109,7 +136,11 @@ def prepare(checkout: Path, file: str) -> None:
 def as_of_their_time() -> None:
     """Gives Keras what the tests of 2023 ask it for and what it has no more: none of it is what they test."""
     import keras
+    import tensorflow as tf
     from tensorflow.python.client import session
+
+    if not hasattr(keras, "Variable"):  # Keras 2 is of their time
+        return
 
     class Reference:
         """A variable as a key."""
@@ -127,12 +158,36 @@ def as_of_their_time() -> None:
     session.register_session_run_conversion_functions(
         keras.Variable, lambda variable: ([variable.value], lambda values: values[0])
     )
-    initialise = keras.layers.BatchNormalization.__init__
+    without(keras.layers.BatchNormalization, "__init__", {"fused": None})
 
-    def without_fused(self: Any, *arguments: Any, fused: bool = False, **others: Any) -> None:
-        initialise(self, *arguments, **others)
+    class ThresholdedReLU(keras.layers.Layer):
+        def __init__(self, theta: float) -> None:
+            super().__init__()
+            self._theta = theta
 
-    keras.layers.BatchNormalization.__init__ = without_fused
+        def call(self, inputs: Any) -> Any:
+            return inputs * keras.ops.cast(inputs > self._theta, inputs.dtype)
+
+    tf.keras.layers.ThresholdedReLU = ThresholdedReLU
+    tf.keras.losses.mean_squared_error = tf.keras.losses.MSE
+    without(keras.Model, "compile", {"experimental_run_tf_function": None})
+    for optimizer in (keras.optimizers.Adam, keras.optimizers.RMSprop, keras.optimizers.SGD):
+        without(optimizer, "__init__", {"lr": "learning_rate"})
+    keras.optimizers.Optimizer.lr = property(lambda self: self.learning_rate)
+
+
+def without(kind: type, method: str, renamed: dict[str, str | None]) -> None:
+    """A method of a class takes these arguments under their new names, or drops them."""
+    own = getattr(kind, method)
+
+    def called(self: Any, *arguments: Any, **options: Any) -> Any:
+        for before, now in renamed.items():
+            value = options.pop(before, None)
+            if value is not None and now is not None:
+                options[now] = value
+        return own(self, *arguments, **options)
+
+    setattr(kind, method, functools.wraps(own)(called))
 
 
 def rank_and_size() -> tuple[int, int]:

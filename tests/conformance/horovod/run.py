@@ -11,6 +11,7 @@ one failure upsets the next. Prints what came of each that did not pass, with th
 import argparse
 import concurrent.futures
 import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -25,7 +26,7 @@ from shoal.testing.cluster import TimeLimitReached
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from expected import EXPECTED, EXPECTED_WITH  # noqa: E402
+from expected import EXPECTED, EXPECTED_WITH, EXPECTED_WITH_KERAS_3  # noqa: E402
 
 FILES = (
     "test_torch.py",
@@ -42,6 +43,10 @@ OF_TENSORFLOW = (
     "test_tensorflow_process_sets.py",
     "test_tensorflow_process_sets_dynamic.py",
     "test_adasum_tensorflow.py",
+    "test_tensorflow2_keras.py",
+    "test_tensorflow2_keras_process_sets.py",
+    "test_tensorflow_keras.py",
+    "test_keras.py",
 )
 
 # In gloo's way the tests leave the job after each test. An operation that nobody else calls is to fail soon.
@@ -119,6 +124,8 @@ def _read(path: Path) -> Outcomes:
 def summarise(file: str, ranks: int, outcomes: Outcomes) -> tuple[list[str], bool]:
     """Lines for a person, and whether a test has not passed that should have."""
     expected = {**EXPECTED.get(file, {}), **EXPECTED_WITH.get(ranks, {}).get(file, {})}
+    if importlib.util.find_spec("keras") and not importlib.metadata.version("keras").startswith("2."):
+        expected |= EXPECTED_WITH_KERAS_3.get(file, {})
     counts = Counter(outcome for outcome, _ in outcomes.values())
     told = ", ".join(
         f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "hung", "skipped") if counts[outcome]

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -95,6 +96,14 @@ def known_operator(op: int) -> ReduceOp:
 def num_rank_is_power_2(num_rank: int) -> bool:
     """Whether a number of ranks is a power of two, which Adasum wants."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether version ``ver`` is ``target``, of three numbers, or a later one. Raises ValueError for another ``target``."""
+    if not re.fullmatch(r"\d+\.\d+\.\d+", target):
+        raise ValueError(f"target is a version of three numbers, such as 2.6.0, got {target!r}")
+    numbers = [int(number) for number in re.findall(r"\d+", ver)[:3]]
+    return numbers >= [int(number) for number in target.split(".")]
 
 
 def split_list(l: Sequence[_T], n: int) -> list[Sequence[_T]]:  # noqa: E741
