@@ -71,8 +71,7 @@ Door& door() {
 }
 
 std::string described(const Submission& submission) {
-  const std::string kind = submission.failure.empty() ? name_of(submission.collective) : "operation";
-  return kind + (submission.name.empty() ? "" : " of '" + submission.name + "'");
+  return std::string(name_of(submission.collective)) + (submission.name.empty() ? "" : " of '" + submission.name + "'");
 }
 
 // The operation, or null and why there is none.
@@ -163,6 +162,12 @@ void open(Job job) {
   ours.groups.clear();
   ours.groups[0] = {0, job.place, job.timeout};
   ours.job = std::move(job);
+}
+
+std::string here() {
+  Door& ours = door();
+  const std::shared_lock lock(ours.mutex);
+  return ours.job.has_value() ? ours.job->here : "";
 }
 
 void call(std::int64_t group, Submission&& submission, std::function<void(const Outcome&)> ended) {

@@ -37,6 +37,8 @@ struct Job {
 void open(Job job);
 // The engine is about to go.
 void forget(const engine::Engine* engine);
+// This rank, for messages; empty without a job.
+std::string here();
 // For what graphs know by a number.
 std::int64_t fresh_number();
 // The door's number for a group of the present job. `group`: the engine's number. `timeout`: as in Job.

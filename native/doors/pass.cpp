@@ -94,7 +94,9 @@ void Pass::explain(std::string how) {
 }
 
 Status Pass::ready(std::uint32_t gradient, const void* data, std::size_t bytes) {
-  const auto named = [gradient] { return "gradient " + std::to_string(gradient); };
+  const auto named = [&] {
+    return "gradient " + std::to_string(gradient) + " of '" + terms_.prefix + "' on " + here();
+  };
   if (gradient >= plan_->places.size()) {
     return Status::error(Code::limit, named() + " is not of this step");
   }

@@ -49,7 +49,11 @@ void Call::run() {
     // The others hear of it.
     problem_code_ = api().GetCode(status);
     problem_ = api().Message(status);
-    call = {.group = call.group, .name = call.name, .name_bytes = call.name_bytes, .failure = problem_.c_str()};
+    call = {.collective = call.collective,
+            .group = call.group,
+            .name = call.name,
+            .name_bytes = call.name_bytes,
+            .failure = problem_.c_str()};
   }
   if (core() == nullptr) {
     end({});
@@ -65,7 +69,8 @@ void Call::end(const doors::End& end) {
   const std::unique_ptr<Call> self(this);
   const Status status;
   if (problem_code_ != 0) {
-    status.set(static_cast<Error>(problem_code_), problem_);
+    // The core's message says where that was.
+    status.set(static_cast<Error>(problem_code_), end.message != nullptr ? end.message : problem_);
   } else if (end.code != 0) {
     status.set(error_of(static_cast<Code>(end.code)), end.message);
   } else {
@@ -129,9 +134,8 @@ void Call::adopt(const doors::End& end, const Status& status) {
 
 std::size_t Call::row_bytes(const Status& status) const {
   if (shape_.empty()) {
-    status.set(Error::invalid_argument, "shoal: '" + attributes_.name +
-                                            "' needs a tensor of at least one dimension, which is cut into rows: pass "
-                                            "tf.reshape(x, [1])");
+    status.set(Error::invalid_argument,
+               "the tensor must have at least one dimension, by which it is cut into rows: pass tf.reshape(x, [1])");
     return 0;
   }
   std::size_t bytes = size_of(dtype_of(type_));
@@ -139,8 +143,7 @@ std::size_t Call::row_bytes(const Status& status) const {
     bytes *= static_cast<std::size_t>(shape_[index]);
   }
   if (bytes == 0) {
-    status.set(Error::invalid_argument,
-               "shoal: '" + attributes_.name + "' has rows without elements, which cannot be told apart");
+    status.set(Error::invalid_argument, "the tensor's rows have no elements, so they cannot be counted");
   }
   return bytes;
 }

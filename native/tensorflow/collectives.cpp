@@ -24,7 +24,7 @@ Place place_of(const Attributes& attributes, const Status& status) {
   Place place;
   char why[256];
   if (!core()->place(attributes.group, &place, why, sizeof why)) {
-    status.set(Error::failed_precondition, "shoal: '" + attributes.name + "': " + why);
+    status.set(Error::failed_precondition, why);
   }
   return place;
 }
@@ -135,9 +135,9 @@ class AllToAll final : public Call {
     if (splits_.empty() && rows % place.members == 0) {
       splits_.assign(place.members, rows / place.members);
     } else if (splits_.empty()) {
-      status.set(Error::invalid_argument, "shoal: alltoall of '" + attributes_.name + "': the first dimension, " +
-                                              std::to_string(rows) + ", is not a multiple of the group's " +
-                                              std::to_string(place.members) + " members: say splits=");
+      status.set(Error::invalid_argument, "the first dimension, " + std::to_string(rows) +
+                                              ", is not a multiple of the group's " + std::to_string(place.members) +
+                                              " members: say splits=");
       return false;
     }
     std::int64_t left = rows;
@@ -147,11 +147,10 @@ class AllToAll final : public Call {
       left -= fits ? split : 0;
     }
     if (!fits || left != 0) {
-      status.set(Error::invalid_argument, "shoal: alltoall of '" + attributes_.name + "': splits must be " +
-                                              std::to_string(place.members) +
-                                              " numbers of rows, one for each member, that add up to the first "
-                                              "dimension, " +
-                                              std::to_string(rows));
+      status.set(Error::invalid_argument,
+                 "splits must be " + std::to_string(place.members) +
+                     " numbers of rows, one for each member, that add up to the first dimension, " +
+                     std::to_string(rows));
       return false;
     }
     return true;
@@ -266,6 +265,8 @@ template <class Kind>
 Operation operation(const char* name, std::vector<const char*> attributes, ShapeFunction shape,
                     std::vector<const char*> inputs = {"x: T"}, std::vector<const char*> outputs = {"y: T"}) {
   attributes.insert(attributes.end(), {dtypes, "tensor_name: string", "group: int"});
+  // Read by nobody: calls of the same name share it, so TensorFlow makes them in the program's order.
+  inputs.emplace_back("order: resource");
   return {name,   std::move(attributes), std::move(inputs), std::move(outputs), shape, create, compute<Kind>, nullptr,
           destroy};
 }

@@ -174,7 +174,10 @@ struct Finishing {
 
 void release(void*, std::size_t, void* pass) { core()->let_go_of_pass(pass, false); }
 
-// Each output has the pass, and with it the memory that its average is in.
+// What is smaller is copied: a program that keeps it does not keep the memory of all gradients.
+constexpr std::size_t least_lent = std::size_t{64} * 1024;
+
+// A large output has the pass, and with it the memory that its average is in.
 void give(const Finishing& finishing, std::size_t index, const Status& status) {
   const DataType type = finishing.outputs.types[index];
   const std::vector<std::int64_t>& shape = finishing.outputs.shapes[index];
@@ -184,8 +187,11 @@ void give(const Finishing& finishing, std::size_t index, const Status& status) {
   }
   const int number = static_cast<int>(index);
   const int rank = static_cast<int>(shape.size());
-  if (bytes == 0) {
-    const Tensor empty(api().AllocateOutput(finishing.context, number, type, shape.data(), rank, 0, status));
+  if (bytes < least_lent) {
+    const Tensor copy(api().AllocateOutput(finishing.context, number, type, shape.data(), rank, bytes, status));
+    if (status.ok() && bytes > 0) {
+      std::memcpy(copy.data(), core()->averaged(finishing.pass, static_cast<std::uint32_t>(index)), bytes);
+    }
     return;
   }
   const Tensor average(api().NewTensor(type, shape.data(), rank,

@@ -2,6 +2,7 @@
 
 import pytest
 import tensorflow_collectives
+import tensorflow_order
 import tensorflow_places
 import tensorflow_training
 from scenarios import failures
@@ -52,3 +53,13 @@ def places(request: pytest.FixtureRequest) -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", tensorflow_places.scenario.functions)
 def test_places(places: list[dict[str, str]], name: str) -> None:
     assert not failures(places, name), failures(places, name)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one machine", "two nodes"])
+def order(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    return run_ranks(tensorflow_order.run_all, 2, nodes=request.param, environment=QUIET, timeout=300)
+
+
+@pytest.mark.parametrize("name", tensorflow_order.scenario.functions)
+def test_order(order: list[dict[str, str]], name: str) -> None:
+    assert not failures(order, name), failures(order, name)

@@ -19,29 +19,30 @@ from tensorflow.python.eager import record
 from shoal.gradients.native_steps import Gradient, NativeSteps
 from shoal.job.groups import Group, world
 from shoal.job.per_job import PerJob
+from shoal.ops import doors
 from shoal.ops.arrays import DTYPES
 from shoal.tensorflow import naming
 from shoal.tensorflow.collectives import allreduce, refuse_xla
 from shoal.tensorflow.library import operations
 from shoal.tensorflow.variables import name_of
 
-# Those of so many places are kept in a job. They must not go with the graphs that use them: ranks collect garbage at
-# different times, and one that had forgotten the order of gradients would have another one than the rest.
-KEPT = 64
+# The eager steps that were made last keep their memory, so many of them; those of functions as long as their functions live.
+KEEP_MEMORY = 8
 
 _Key = tuple[str, str, str, tuple[Gradient, ...]]
 
 
 class _Known:
-    """The steps of a job, and of each graph those that it uses."""
+    """The steps of a job, and of each graph those that it uses. None is forgotten: what a rank knows of a place, such as the order
+    of its gradients, all ranks must know."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.by_key: OrderedDict[_Key, NativeSteps] = OrderedDict()
+        self.by_key: dict[_Key, NativeSteps] = {}
         self.of_graphs: WeakKeyDictionary[Any, set[NativeSteps]] = WeakKeyDictionary()
+        self.eager: OrderedDict[NativeSteps, None] = OrderedDict()
 
 
-_orders: WeakKeyDictionary[NativeSteps, Any] = WeakKeyDictionary()
 _known: PerJob[_Known] = PerJob(lambda _: _Known())
 
 
@@ -73,8 +74,9 @@ def average(gradients: Sequence[Any], names: Sequence[str], op: str = "mean", gr
     together = [index for index, each in enumerate(described) if each.travels]
     apart = [index for index, gradient in enumerate(gradients) if gradient is not None and not described[index].travels]
     results = list(gradients)
+    order = naming.order_of(place, doors.number_of(chosen), graph)
     averaged, all_there = _averaged(
-        steps, [gradients[index] for index in together], [gradients[index] for index in apart]
+        steps, order, [gradients[index] for index in together], [gradients[index] for index in apart]
     )
     for index, result in zip(together, _differentiable(gradients, together, averaged, names, op, chosen), strict=True):
         results[index] = result
@@ -111,9 +113,11 @@ def _described(gradient: Any, name: str) -> Gradient:
     return Gradient(name, dtype, tuple(gradient.shape.as_list()), gradient.dtype.size)
 
 
-def _averaged(steps: NativeSteps, gradients: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The averages; and what others wait for: that all ranks have all of theirs."""
-    step = operations.shoal_gradients_begin(order=_order_of(steps), averager=steps.number)
+def _averaged(
+    steps: NativeSteps, order: Any, gradients: Sequence[Any], others: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The averages; and what others wait for: that all ranks have all of theirs. ``order``: of the steps at this place."""
+    step = operations.shoal_gradients_begin(order=order, averager=steps.number)
     ready = [
         operations.shoal_gradient_ready(x=gradient, step=step, index=index) for index, gradient in enumerate(gradients)
     ]
@@ -153,17 +157,6 @@ def _differentiable(
     return list(handed_on(*given))
 
 
-def _order_of(steps: NativeSteps) -> Any:
-    """A resource that nobody reads. What has it runs in the program's order, also where a function is called twice."""
-    handle = _orders.get(steps)
-    if handle is None:
-        with tf.init_scope():
-            handle = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=f"shoal {steps.number}")
-            if tf.executing_eagerly():
-                _orders[steps] = handle
-    return handle
-
-
 def _parts(gradient: Any) -> list[Any]:
     return [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
 
@@ -182,9 +175,11 @@ def _steps_of(place: str, described: Sequence[Gradient], op: str, group: Group, 
         steps = known.by_key.get(key)
         if steps is None:
             steps = known.by_key[key] = NativeSteps(place, described, op, group)
-        known.by_key.move_to_end(key)
-        if len(known.by_key) > KEPT:
-            known.by_key.popitem(last=False)
+        if graph is None:
+            known.eager[steps] = None
+            known.eager.move_to_end(steps)
+            if len(known.eager) > KEEP_MEMORY:
+                known.eager.popitem(last=False)[0].let_memory_go()
         if graph is not None and steps not in known.of_graphs.setdefault(graph, set()):
             known.of_graphs[graph].add(steps)
             finalize(graph, steps.let_memory_go).atexit = False

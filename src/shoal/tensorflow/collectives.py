@@ -141,16 +141,15 @@ def _number_of(op: str) -> int:
 def _call(function: Any, kind: str, name: str | None, group: Group | None, **arguments: Any) -> Any:
     graph = naming.current_graph()
     number = _group(group)
-    given = None if name is None else _checked_name(name)
-    if graph is None:
-        return function(tensor_name=given or "", group=number, **arguments)
-    refuse_xla(kind, graph)
-    if given is None:
-        return function(tensor_name=naming.name_of_call(kind, graph), group=number, **arguments)
-    with naming.after_the_last(given, graph):
-        result = function(tensor_name=given, group=number, **arguments)
-    naming.note_last(given, graph, result)
-    return result
+    called = "" if name is None else _checked_name(name)
+    if graph is not None:
+        refuse_xla(kind, graph)
+        if name is None:
+            called = naming.name_of_call(kind, graph)
+        elif not graph.building_function:
+            called = naming.numbered(called, graph)  # such a graph orders nothing
+    order = naming.order_of(called, number, graph)
+    return function(tensor_name=called, group=number, order=order, **arguments)
 
 
 def refuse_xla(what: str, graph: Any) -> None:

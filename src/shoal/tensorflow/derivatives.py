@@ -38,7 +38,7 @@ class _Made:
         """How an operation of its gradient is called, and in which group: several losses may have gone through it."""
         graph = naming.current_graph()
         name = "" if graph is None else naming.name_of_call(f"{self._name}.{what}", graph)
-        return {"tensor_name": name, "group": self.group}
+        return {"tensor_name": name, "group": self.group, "order": naming.order_of(name, self.group, graph)}
 
 
 def _reducer(made: _Made) -> int:
@@ -52,7 +52,7 @@ def _reducer(made: _Made) -> int:
 @tf.RegisterGradient("ShoalAllreduce")
 def _of_allreduce(operation: Any, gradient: Any) -> Any:
     made = _Made(operation)
-    return operations.shoal_allreduce(x=gradient, op=_reducer(made), **made.called("gradient"))
+    return operations.shoal_allreduce(x=gradient, op=_reducer(made), **made.called("gradient")), None
 
 
 @tf.RegisterGradient("ShoalReducescatter")
@@ -60,7 +60,7 @@ def _of_reducescatter(operation: Any, gradient: Any) -> Any:
     made = _Made(operation)
     if _reducer(made) == SUM:
         gradient = gradient * tf.cast(made.place.members, gradient.dtype)
-    return operations.shoal_allgather(x=gradient, **made.called("gradient"))
+    return operations.shoal_allgather(x=gradient, **made.called("gradient")), None
 
 
 @tf.RegisterGradient("ShoalAllgather")
@@ -69,7 +69,7 @@ def _of_allgather(operation: Any, gradient: Any) -> Any:
     mean = operations.shoal_allreduce(x=gradient, op=MEAN, **made.called("gradient"))
     own = tf.shape(made.inputs[0], out_type=tf.int64)[:1]
     rows = tf.reshape(operations.shoal_allgather(x=own, **made.called("rows")), [made.place.members])
-    return tf.split(mean, rows, axis=0)[made.place.own]
+    return tf.split(mean, rows, axis=0)[made.place.own], None
 
 
 @tf.RegisterGradient("ShoalBroadcast")
@@ -77,14 +77,14 @@ def _of_broadcast(operation: Any, gradient: Any) -> Any:
     made = _Made(operation)
     mean = operations.shoal_allreduce(x=gradient, op=MEAN, **made.called("gradient"))
     if made.place.own == made.number("root"):
-        return mean
+        return mean, None
     # Depends on the mean: else that would be pruned in a graph of TensorFlow 1, and the root would wait for it.
     with tf.control_dependencies([] if tf.executing_eagerly() else [mean]):
-        return tf.zeros_like(mean)
+        return tf.zeros_like(mean), None
 
 
 @tf.RegisterGradient("ShoalAlltoall")
 def _of_alltoall(operation: Any, gradient: Any, _: Any) -> Any:
     made = _Made(operation)
     back, _ = operations.shoal_alltoall(x=gradient, splits=made.outputs[1], **made.called("gradient"))
-    return back, None
+    return back, None, None

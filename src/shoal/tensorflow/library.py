@@ -11,16 +11,8 @@ from tensorflow.python.framework import auto_control_deps
 
 from shoal.ops import doors
 
-# ShoalGradientsBegin is none of them: it has a resource, by which the steps of one place begin in the program's order.
-NAMES = (
-    "ShoalAllreduce",
-    "ShoalReducescatter",
-    "ShoalBroadcast",
-    "ShoalAllgather",
-    "ShoalAlltoall",
-    "ShoalGradientReady",
-    "ShoalGradientsFinish",
-)
+# The others have a resource, which orders the calls of one name and nothing else (naming.py).
+WITHOUT_ORDER = ("ShoalGradientReady", "ShoalGradientsFinish")
 
 
 def _load() -> tuple[Any, ctypes.CDLL]:
@@ -30,12 +22,13 @@ def _load() -> tuple[Any, ctypes.CDLL]:
 
 
 def _let_them_overlap() -> None:
-    """In a function TensorFlow runs stateful operations one after the other, each when the one before is done, but for these.
+    """In a function TensorFlow runs stateful operations without a resource one after the other, each when the one before is done,
+    but for these.
 
     Stateless ones would be folded, merged and pruned. Without this they would be right, but only one would be in flight.
     """
     kept = "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS"
-    setattr(auto_control_deps, kept, frozenset(getattr(auto_control_deps, kept)) | set(NAMES))
+    setattr(auto_control_deps, kept, frozenset(getattr(auto_control_deps, kept)) | set(WITHOUT_ORDER))
 
 
 operations, native = _load()

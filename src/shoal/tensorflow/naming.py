@@ -1,14 +1,16 @@
-"""Names of calls in functions: the same on all ranks that trace the same functions, each as often as it likes.
+"""Names of calls in functions, and the order of calls that have the same: alike on all ranks that trace the same functions,
+each as often as it likes.
 
 TensorFlow's own names have numbers in them that count all that a process has traced. Two calls in a function never have the
-same name, so that they cannot be taken for each other where one rank comes to the second one first.
+same name. But a function may be called several times in another one, and two functions may be called alike: calls of the
+same name run in the program's order, since they share a resource, which TensorFlow takes for something that they change.
 """
 
 import re
 import threading
 from collections import Counter
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
@@ -22,7 +24,8 @@ _PARTS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 _lock = threading.Lock()
 # What has been named in a graph, and how often.
 _calls: "WeakKeyDictionary[Any, Counter[tuple[str, str]]]" = WeakKeyDictionary()
-_last: "WeakKeyDictionary[Any, dict[str, Any]]" = WeakKeyDictionary()
+# As long as a function uses them.
+_orders: "WeakValueDictionary[str, Any]" = WeakValueDictionary()
 
 
 def current_graph() -> Any:
@@ -45,16 +48,28 @@ def numbered(name: str, graph: Any) -> str:
     return f"{name}_{number}" if number else name
 
 
-def after_the_last(name: str, graph: Any) -> Any:
-    """A context in which the graph's next call of this name, which the program has given, comes after the one before."""
-    last = _last.get(graph, {}).get(name)
-    return graph.control_dependencies([] if last is None else [last])
+def order_of(name: str, group: int, graph: Any) -> Any:
+    """The resource that calls of this name share in this group, by the door's number. Nobody reads it.
+
+    Eager calls, for which ``graph`` is None, run in the program's order anyway.
+    """
+    key = "shoal" if graph is None else f"shoal {group} {name}"
+    with _lock, tf.init_scope():
+        if not tf.executing_eagerly():
+            # A graph of TensorFlow 1. What it has must not be kept elsewhere, since it has the graph.
+            kept = tf.compat.v1.get_default_graph().get_collection_ref(key)
+            if not kept:
+                kept.append(_resource(key))
+            return kept[0]
+        order = _orders.get(key)
+        if order is None:
+            order = _orders[key] = _resource(key)
+        return order
 
 
-def note_last(name: str, graph: Any, result: Any) -> None:
-    tensor = result if hasattr(result, "op") else result[0]
-    with _lock:
-        _last.setdefault(graph, {})[name] = tensor.op
+def _resource(name: str) -> Any:
+    with tf.device("CPU:0"):
+        return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=name)
 
 
 def without_counters(name: str) -> str:

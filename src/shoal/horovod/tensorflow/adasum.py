@@ -7,7 +7,6 @@ them; those of a group are on their way together.
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -18,8 +17,8 @@ from shoal.horovod.common.averages import check_adasum
 from shoal.job.groups import Group
 from shoal.tensorflow import naming
 
-# The last call in a graph that does not order calls itself.
-_last: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
+# In a graph that does not order calls itself, its collection of this name has the last call.
+_LAST = "shoal adasum"
 
 
 def adasum(tensors: Sequence[Any], name: str | None, group: Group) -> list[Any]:
@@ -76,12 +75,11 @@ def _combined(tensors: Sequence[Any], label: str, group: Group) -> list[Any]:
 
 
 def _after_the_last() -> Any:
-    graph = tf.compat.v1.get_default_graph()
-    return tf.control_dependencies([_last[graph]] if graph in _last else [])
+    return tf.control_dependencies(tf.compat.v1.get_default_graph().get_collection(_LAST))
 
 
 def _remember(result: Any) -> None:
     graph = tf.compat.v1.get_default_graph()
     # Functions order their calls themselves. An operation in a loop of version 1 cannot be waited for from outside.
     if not graph.building_function and graph._get_control_flow_context() is None:
-        _last[graph] = result.op
+        graph.get_collection_ref(_LAST)[:] = [result.op]
