@@ -117,7 +117,7 @@ def _averaged(
     steps: NativeSteps, order: Any, gradients: Sequence[Any], others: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
     """The averages; and what others wait for: that all ranks have all of theirs. ``order``: of the steps at this place."""
-    step = operations.shoal_gradients_begin(order=order, averager=steps.number)
+    step = naming.made(operations.shoal_gradients_begin(order=order, averager=steps.number), naming.current_graph())
     ready = [
         operations.shoal_gradient_ready(x=gradient, step=step, index=index) for index, gradient in enumerate(gradients)
     ]

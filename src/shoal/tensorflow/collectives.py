@@ -149,7 +149,7 @@ def _call(function: Any, kind: str, name: str | None, group: Group | None, **arg
         elif not graph.building_function:
             called = naming.numbered(called, graph)  # such a graph orders nothing
     order = naming.order_of(called, number, graph)
-    return function(tensor_name=called, group=number, order=order, **arguments)
+    return naming.made(function(tensor_name=called, group=number, order=order, **arguments), graph)
 
 
 def refuse_xla(what: str, graph: Any) -> None:

@@ -34,11 +34,12 @@ class _Made:
     def place(self) -> doors.Place:
         return doors.place(self.group)
 
-    def called(self, what: str) -> dict[str, Any]:
-        """How an operation of its gradient is called, and in which group: several losses may have gone through it."""
+    def call(self, function: Any, what: str, **arguments: Any) -> Any:
+        """An operation of its gradient, in its group. Its name says what it is, and which: several losses may have gone through it."""
         graph = naming.current_graph()
         name = "" if graph is None else naming.name_of_call(f"{self._name}.{what}", graph)
-        return {"tensor_name": name, "group": self.group, "order": naming.order_of(name, self.group, graph)}
+        order = naming.order_of(name, self.group, graph)
+        return naming.made(function(tensor_name=name, group=self.group, order=order, **arguments), graph)
 
 
 def _reducer(made: _Made) -> int:
@@ -52,7 +53,7 @@ def _reducer(made: _Made) -> int:
 @tf.RegisterGradient("ShoalAllreduce")
 def _of_allreduce(operation: Any, gradient: Any) -> Any:
     made = _Made(operation)
-    return operations.shoal_allreduce(x=gradient, op=_reducer(made), **made.called("gradient")), None
+    return made.call(operations.shoal_allreduce, "gradient", x=gradient, op=_reducer(made)), None
 
 
 @tf.RegisterGradient("ShoalReducescatter")
@@ -60,22 +61,22 @@ def _of_reducescatter(operation: Any, gradient: Any) -> Any:
     made = _Made(operation)
     if _reducer(made) == SUM:
         gradient = gradient * tf.cast(made.place.members, gradient.dtype)
-    return operations.shoal_allgather(x=gradient, **made.called("gradient")), None
+    return made.call(operations.shoal_allgather, "gradient", x=gradient), None
 
 
 @tf.RegisterGradient("ShoalAllgather")
 def _of_allgather(operation: Any, gradient: Any) -> Any:
     made = _Made(operation)
-    mean = operations.shoal_allreduce(x=gradient, op=MEAN, **made.called("gradient"))
+    mean = made.call(operations.shoal_allreduce, "gradient", x=gradient, op=MEAN)
     own = tf.shape(made.inputs[0], out_type=tf.int64)[:1]
-    rows = tf.reshape(operations.shoal_allgather(x=own, **made.called("rows")), [made.place.members])
+    rows = tf.reshape(made.call(operations.shoal_allgather, "rows", x=own), [made.place.members])
     return tf.split(mean, rows, axis=0)[made.place.own], None
 
 
 @tf.RegisterGradient("ShoalBroadcast")
 def _of_broadcast(operation: Any, gradient: Any) -> Any:
     made = _Made(operation)
-    mean = operations.shoal_allreduce(x=gradient, op=MEAN, **made.called("gradient"))
+    mean = made.call(operations.shoal_allreduce, "gradient", x=gradient, op=MEAN)
     if made.place.own == made.number("root"):
         return mean, None
     # Depends on the mean: else that would be pruned in a graph of TensorFlow 1, and the root would wait for it.
@@ -86,5 +87,5 @@ def _of_broadcast(operation: Any, gradient: Any) -> Any:
 @tf.RegisterGradient("ShoalAlltoall")
 def _of_alltoall(operation: Any, gradient: Any, _: Any) -> Any:
     made = _Made(operation)
-    back, _ = operations.shoal_alltoall(x=gradient, splits=made.outputs[1], **made.called("gradient"))
+    back, _ = made.call(operations.shoal_alltoall, "gradient", x=gradient, splits=made.outputs[1])
     return back, None, None

@@ -67,6 +67,17 @@ def order_of(name: str, group: int, graph: Any) -> Any:
         return order
 
 
+def made(result: Any, graph: Any) -> Any:
+    """What an operation with such a resource gives. To be called for each.
+
+    What builds functions' gradients orders nothing in them; so the end of such a function must be said to be after the operation.
+    """
+    if graph is not None and graph.building_function and not graph._add_control_dependencies:
+        tensor = result if hasattr(result, "op") else result[0]
+        graph.control_outputs.append(tensor.op)
+    return result
+
+
 def _resource(name: str) -> Any:
     with tf.device("CPU:0"):
         return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=name)
