@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from shoal.job.groups import Group, world
 from shoal.ops import doors
 from shoal.ops.collectives import NAME_LIMIT
 from shoal.ops.operations import OPERATORS
-from shoal.tensorflow import naming
+from shoal.tensorflow import naming, xla
 from shoal.tensorflow.library import operations
 
 # Where the gradient of an operation is one that carries its name, and this.
@@ -144,21 +143,16 @@ def _call(function: Any, kind: str, name: str | None, group: Group | None, **arg
     given = None if name is None else _checked_name(name)
     if graph is None:
         return function(tensor_name=given or "", group=number, **arguments)
-    refuse_xla(kind, graph)
+    if xla.is_compiled(graph):
+        from shoal.tensorflow import compiled
+
+        return compiled.call(kind, given, number, graph, **arguments)
     if given is None:
         return function(tensor_name=naming.name_of_call(kind, graph), group=number, **arguments)
     with naming.after_the_last(given, graph):
         result = function(tensor_name=given, group=number, **arguments)
     naming.note_last(given, graph, result)
     return result
-
-
-def refuse_xla(what: str, graph: Any) -> None:
-    """Raises NotImplementedError if the graph is to be compiled."""
-    if control_flow_util.GraphOrParentsInXlaContext(graph):
-        raise NotImplementedError(
-            f"{what} cannot be compiled by XLA yet: leave out jit_compile=True (Keras: jit_compile=False)"
-        )
 
 
 def _group(group: Group | None) -> int:

@@ -17,7 +17,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileCondFuncGraph,
 )
 
-_PARTS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
+PARTS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 
 _lock = threading.Lock()
 _calls: "WeakKeyDictionary[Any, Counter[str]]" = WeakKeyDictionary()
@@ -31,7 +31,7 @@ def current_graph() -> Any:
 
 def name_of_call(kind: str, graph: Any) -> str:
     """The function's name, and which of its calls of this kind it is. The parts of loops and branches are their function's."""
-    while isinstance(graph, _PARTS):
+    while isinstance(graph, PARTS):
         graph = graph.outer_graph
     with _lock:
         calls = _calls.setdefault(graph, Counter())
