@@ -58,13 +58,14 @@ def call(kind: str, given: str | None, group: int, graph: Any, x: Any, **argumen
     xla.array_of(x, kind)
     name = naming.name_of_call(kind, graph) if given is None else given
     made = Call(kind, name, group, xla.Turns(name, given is not None or xla.may_repeat(graph)))
-    return {
+    functions: dict[str, Callable[..., Any]] = {
         "allreduce": allreduce,
         "reducescatter": _reducescatter,
         "broadcast": _broadcast,
         "allgather": allgather,
         "alltoall": _alltoall,
-    }[kind](made, x, **arguments)
+    }
+    return functions[kind](made, x, **arguments)
 
 
 def allreduce(made: Call, x: Any, op: int) -> Any:
