@@ -61,9 +61,6 @@ def is_compiled(graph: Any) -> bool:
 def require(what: str) -> None:
     """Raises NotImplementedError if this TensorFlow's XLA cannot call Shoal."""
     why = problem()
-    with tf.init_scope():
-        if not why and not tf.executing_eagerly():
-            why = "this is a graph of TensorFlow 1"
     if why:
         raise NotImplementedError(f"{what} cannot be compiled by XLA: {why}: {WITHOUT}")
 
@@ -112,6 +109,11 @@ _turns: dict[str, Any] = {}
 
 def _turn_of(name: str) -> Any:
     with _lock, tf.init_scope():
+        if not tf.executing_eagerly():
+            raise NotImplementedError(
+                f"'{name}' may come several times in a program that XLA compiles, which graphs of TensorFlow 1 cannot "
+                f"order: give it no name, call it in one function alone, or {WITHOUT}"
+            )
         if name not in _turns:
             _turns[name] = tf.Variable(0, trainable=False, name="shoal_turn")
         return _turns[name]

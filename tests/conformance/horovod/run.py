@@ -42,6 +42,7 @@ OF_TENSORFLOW = (
     "test_tensorflow_process_sets.py",
     "test_tensorflow_process_sets_dynamic.py",
     "test_adasum_tensorflow.py",
+    "test_xla.py",
 )
 
 # In gloo's way the tests leave the job after each test. An operation that nobody else calls is to fail soon.
