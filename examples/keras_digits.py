@@ -81,7 +81,7 @@ def make_optimizer(steps: int, rate: float) -> Any:
 
 
 def compiled(model: Any, optimizer: Any) -> Any:
-    # On TensorFlow, XLA cannot compile what goes to other ranks yet.
+    # On TensorFlow, "auto" is XLA on GPUs, which cannot compile what goes to other ranks.
     jit_compile = False if keras.backend.backend() == "tensorflow" else "auto"
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=jit_compile)

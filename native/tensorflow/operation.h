@@ -23,4 +23,7 @@ struct Operation {
 const std::vector<Operation>& collectives();
 const std::vector<Operation>& gradients();
 
+// xla.cpp: for programs that XLA compiles. Why there is none of it; empty: there is.
+const char* enable_xla();
+
 }  // namespace shoal::tensorflow

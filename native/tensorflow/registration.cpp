@@ -10,6 +10,7 @@
 #include "tensorflow/done.h"
 #include "tensorflow/operation.h"
 #include "tensorflow/tensors.h"
+#include "xla/execution.h"
 
 namespace shoal::tensorflow {
 
@@ -100,8 +101,15 @@ SHOAL_EXPORTED int shoal_tensorflow_connect(const shoal::doors::Table* table) {
     return 0;
   }
   shoal::tensorflow::set_core(table);
+  shoal::xla::set_core(table);
   return 1;
 }
+
+// Why compiled programs cannot call the operations; empty: they can, from now on.
+SHOAL_EXPORTED const char* shoal_tensorflow_enable_xla() { return shoal::tensorflow::enable_xla(); }
+
+// For tests (xla/execution.h).
+SHOAL_EXPORTED void shoal_tensorflow_distrust_xla(int on) { shoal::xla::Execution::distrust(on != 0); }
 
 // For tests (done.h).
 SHOAL_EXPORTED void shoal_tensorflow_distrust(int on) { shoal::tensorflow::Done::distrust(on != 0); }

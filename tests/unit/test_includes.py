@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 # What stands on the core, from the lowest.
-ABOVE_THE_CORE = ["drivers/sim", "drivers/sim/packet_level", "bindings", "tensorflow", "fuzz", "tests"]
+ABOVE_THE_CORE = ["drivers/sim", "drivers/sim/packet_level", "bindings", "xla", "tensorflow", "fuzz", "tests"]
 # Shared by its siblings.
 COMMON = "drivers/common"
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)

@@ -57,6 +57,7 @@ class NativeSteps:
         # Other gradients at the same place have buffers of other names.
         digest = hashlib.sha256("\n".join([op, *self._lines]).encode()).hexdigest()[:8]
         self._label = f"{digest}."
+        self.place = place
         self.name = f"{place}.{digest}"
         self._op = op
         self._operations = NamedOperations(group, prefix=place)

@@ -17,7 +17,7 @@ def DistributedOptimizer(
     It keeps its class's name, options and variables; a saved model loads without Shoal, and ``shoal.keras.load_model``
     makes its optimizer a distributed one again. Gradients are matched by their variables' paths: every rank makes the same
     layers in the same order, or names them. Works in ``fit``, ``train_on_batch`` and with ``apply`` or ``stateless_apply`` in
-    a loop of the program's own, eager and compiled (but not by XLA on TensorFlow: ``jit_compile=False``).
+    a loop of the program's own, eager and compiled; by XLA on TensorFlow where that can (docs/tensorflow.md).
 
     Arguments:
         optimizer: of ``keras.optimizers``, or a class of the program's own. It must be the outermost one: around a

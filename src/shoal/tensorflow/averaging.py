@@ -21,8 +21,8 @@ from shoal.job.groups import Group, world
 from shoal.job.per_job import PerJob
 from shoal.ops import doors
 from shoal.ops.arrays import DTYPES
-from shoal.tensorflow import naming
-from shoal.tensorflow.collectives import allreduce, refuse_xla
+from shoal.tensorflow import naming, xla
+from shoal.tensorflow.collectives import allreduce
 from shoal.tensorflow.library import operations
 from shoal.tensorflow.variables import name_of
 
@@ -66,23 +66,29 @@ def average(gradients: Sequence[Any], names: Sequence[str], op: str = "mean", gr
     if chosen.size == 1:
         return list(gradients)
     graph = naming.current_graph()
-    if graph is not None:
-        refuse_xla("gradients", graph)
+    return _average(gradients, names, op, chosen, graph is not None and xla.is_compiled(graph))
+
+
+def _average(gradients: Sequence[Any], names: Sequence[str], op: str, chosen: Group, compiled: bool) -> list[Any]:
+    graph = naming.current_graph()
     place = "eager gradients" if graph is None else naming.name_of_call("gradients", graph)
     described = [_described(gradient, name) for gradient, name in zip(gradients, names, strict=True)]
     steps = _steps_of(place, described, op, chosen, graph)
     together = [index for index, each in enumerate(described) if each.travels]
     apart = [index for index, gradient in enumerate(gradients) if gradient is not None and not described[index].travels]
     results = list(gradients)
-    order = naming.order_of(place, doors.number_of(chosen), graph)
-    averaged, all_there = _averaged(
-        steps, order, [gradients[index] for index in together], [gradients[index] for index in apart]
-    )
-    for index, result in zip(together, _differentiable(gradients, together, averaged, names, op, chosen), strict=True):
+    dense, others = [gradients[index] for index in together], {index: gradients[index] for index in apart}
+    if compiled:
+        from shoal.tensorflow import compiled_gradients
+
+        averaged, averages_apart = compiled_gradients.averaged(steps, dense, others, names, op, chosen)
+    else:
+        order = naming.order_of(place, doors.number_of(chosen), graph)
+        averaged, all_there = _averaged(steps, order, dense, list(others.values()))
+        averages_apart = _averaged_apart(steps, others, all_there, op, chosen)
+    handed_on = _differentiable(dense, averaged, [names[index] for index in together], op, chosen, compiled)
+    for index, result in [*zip(together, handed_on, strict=True), *averages_apart.items()]:
         results[index] = result
-    with tf.control_dependencies(all_there):
-        for index in apart:
-            results[index] = allreduce(_held(gradients[index]), op, f"{steps.name}.{index}", chosen)
     return results
 
 
@@ -139,22 +145,31 @@ def _averaged(
     return shaped, [averaged[0].op]
 
 
+def _averaged_apart(
+    steps: NativeSteps, gradients: dict[int, Any], all_there: Sequence[Any], op: str, group: Group
+) -> dict[int, Any]:
+    with tf.control_dependencies(all_there):
+        return {
+            index: allreduce(_held(gradient), op, f"{steps.name}.{index}", group)
+            for index, gradient in gradients.items()
+        }
+
+
 def _differentiable(
-    gradients: Sequence[Any], together: Sequence[int], averaged: list[Any], names: Sequence[str], op: str, group: Group
+    gradients: Sequence[Any], averaged: list[Any], names: Sequence[str], op: str, group: Group, compiled: bool
 ) -> list[Any]:
     """The averages; where a tape records this, too, their own gradients are averaged in the same way."""
-    given = [gradients[index] for index in together]
-    if not record.should_record_backprop(given):
+    if not record.should_record_backprop(gradients):
         return averaged
 
     @tf.custom_gradient
     def handed_on(*_: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
         def back(*of_averages: Any) -> list[Any]:
-            return average(list(of_averages), [f"gradient of {names[index]}" for index in together], op, group)
+            return _average(list(of_averages), [f"gradient of {name}" for name in names], op, group, compiled)
 
         return [tf.identity(each) for each in averaged], back
 
-    return list(handed_on(*given))
+    return list(handed_on(*gradients))
 
 
 def _parts(gradient: Any) -> list[Any]:

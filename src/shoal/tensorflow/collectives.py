@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from shoal.job.groups import Group, world
 from shoal.ops import doors
 from shoal.ops.collectives import NAME_LIMIT
 from shoal.ops.operations import OPERATORS
-from shoal.tensorflow import naming
+from shoal.tensorflow import naming, xla
 from shoal.tensorflow.library import operations
 
 # Where the gradient of an operation is one that carries its name, and this.
@@ -141,23 +140,18 @@ def _number_of(op: str) -> int:
 def _call(function: Any, kind: str, name: str | None, group: Group | None, **arguments: Any) -> Any:
     graph = naming.current_graph()
     number = _group(group)
-    called = "" if name is None else _checked_name(name)
-    if graph is not None:
-        refuse_xla(kind, graph)
-        if name is None:
-            called = naming.name_of_call(kind, graph)
-        elif not graph.building_function:
-            called = naming.numbered(called, graph)  # such a graph orders nothing
+    given = None if name is None else _checked_name(name)
+    if graph is not None and xla.is_compiled(graph):
+        from shoal.tensorflow import compiled
+
+        return compiled.call(kind, given, number, graph, **arguments)
+    called = given or ""
+    if graph is not None and given is None:
+        called = naming.name_of_call(kind, graph)
+    elif graph is not None and not graph.building_function:
+        called = naming.numbered(called, graph)  # such a graph orders nothing
     order = naming.order_of(called, number, graph)
     return naming.made(function(tensor_name=called, group=number, order=order, **arguments), graph)
-
-
-def refuse_xla(what: str, graph: Any) -> None:
-    """Raises NotImplementedError if the graph is to be compiled."""
-    if control_flow_util.GraphOrParentsInXlaContext(graph):
-        raise NotImplementedError(
-            f"{what} cannot be compiled by XLA yet: leave out jit_compile=True (Keras: jit_compile=False)"
-        )
 
 
 def _group(group: Group | None) -> int:

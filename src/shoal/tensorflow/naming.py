@@ -19,7 +19,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileCondFuncGraph,
 )
 
-_PARTS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
+PARTS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 
 _lock = threading.Lock()
 # What has been named in a graph, and how often.
@@ -35,7 +35,7 @@ def current_graph() -> Any:
 
 def name_of_call(kind: str, graph: Any) -> str:
     """The function's name, and which of its calls of this kind it is. The parts of loops and branches are their function's."""
-    while isinstance(graph, _PARTS):
+    while isinstance(graph, PARTS):
         graph = graph.outer_graph
     number = _count(graph, ("kind", kind))
     function = re.sub(r"_\d+", "", getattr(graph, "name", None) or "graph")

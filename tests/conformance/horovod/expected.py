@@ -35,6 +35,11 @@ EXPECTED: dict[str, dict[str, str]] = {
         "test_orthogonal": _GPU,
         "test_parallel": _GPU,
     },
+    "test_xla.py": {
+        "test_horovod_allreduce_gpu": _GPU,
+        "test_horovod_allreduce_grad_gpu": _GPU,
+        "test_horovod_allreduce_average_grad_gpu": _GPU,
+    },
     "test_tensorflow.py": {
         "test_gpu_required": _GPU,
         "test_horovod_allreduce_indexed_slices_gpu": _GPU,

@@ -47,6 +47,7 @@ OF_TENSORFLOW = (
     "test_tensorflow2_keras_process_sets.py",
     "test_tensorflow_keras.py",
     "test_keras.py",
+    "test_xla.py",
 )
 
 # In gloo's way the tests leave the job after each test. An operation that nobody else calls is to fail soon.

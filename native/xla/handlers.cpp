@@ -1,0 +1,34 @@
+#include "xla/handlers.h"
+
+#include <cstring>
+
+namespace shoal::xla {
+
+namespace {
+
+struct Named {
+  const char* name;
+  Handler* handler;
+};
+
+constexpr Named handlers[] = {
+    {"shoal.allreduce", all_reduce}, {"shoal.reducescatter", reduce_scatter}, {"shoal.broadcast", broadcast},
+    {"shoal.allgather", all_gather}, {"shoal.alltoall", all_to_all},          {"shoal.average", average},
+};
+
+}  // namespace
+
+std::string register_handlers(const Api& api) {
+  for (const Named& each : handlers) {
+    RegisterArguments arguments{sizeof arguments, nullptr,      {each.name, std::strlen(each.name)},
+                                {"Host", 4},      nullptr,      nullptr,
+                                nullptr,          each.handler, 0};
+    if (api.register_handler(&arguments) != nullptr) {
+      return std::string("XLA ") + std::to_string(api.version.major) + "." + std::to_string(api.version.minor) +
+             " refuses " + each.name;
+    }
+  }
+  return "";
+}
+
+}  // namespace shoal::xla
