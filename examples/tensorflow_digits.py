@@ -8,7 +8,6 @@ packages tensorflow and scikit-learn.
 """
 
 import argparse
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,10 +15,9 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-import shoal.tensorflow as shoal
+import shoal.tensorflow as stf
 
 TEST_IMAGES = 360
-WIDTHS = (64, 128, 64, 10)
 
 
 class Digits:
@@ -40,27 +38,22 @@ class Digits:
             yield tf.constant(self._images[part]), tf.constant(self._labels[part])
 
 
-class Network(tf.Module):
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        numbers = np.random.default_rng(seed)
-        self.layers = [
-            (
-                tf.Variable(numbers.normal(0, width**-0.5, (width, next_width)).astype(np.float32)),
-                tf.Variable(tf.zeros(next_width)),
-            )
-            for width, next_width in itertools.pairwise(WIDTHS)
+def make_network(seed: int) -> Any:
+    tf.keras.utils.set_random_seed(seed)
+    layers = tf.keras.layers
+    return tf.keras.Sequential(
+        [
+            layers.Input((64,)),
+            layers.Dense(128, activation="tanh"),
+            layers.Dense(64, activation="tanh"),
+            layers.Dense(10),
         ]
-
-    def __call__(self, x: Any) -> Any:
-        for weights, bias in self.layers[:-1]:
-            x = tf.tanh(x @ weights + bias)
-        weights, bias = self.layers[-1]
-        return x @ weights + bias
+    )
 
 
-def make_step(network: Network, rate: float, wrap: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    velocities = [tf.Variable(tf.zeros_like(variable)) for variable in network.trainable_variables]
+def make_step(network: Any, rate: float, wrap: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    optimizer = tf.keras.optimizers.SGD(rate, momentum=0.9)
+    optimizer.build(network.trainable_variables)
 
     @tf.function
     def step(x: Any, y: Any) -> Any:
@@ -68,23 +61,28 @@ def make_step(network: Network, rate: float, wrap: Callable[[Any], Any]) -> Call
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=network(x))
             loss = tf.reduce_mean(losses)
         gradients = wrap(tape).gradient(loss, network.trainable_variables)
-        for gradient, velocity, variable in zip(gradients, velocities, network.trainable_variables, strict=False):
-            velocity.assign(0.9 * velocity + gradient)
-            variable.assign_sub(rate * velocity)
+        optimizer.apply_gradients(zip(gradients, network.trainable_variables, strict=True))
         return loss
 
     return step
 
 
-def train(
-    network: Network, digits: Digits, options: argparse.Namespace, wrap: Callable[[Any], Any], rank: int, ranks: int
-) -> None:
-    step = make_step(network, options.rate, wrap)
+def train_together(network: Any, digits: Digits, options: argparse.Namespace) -> None:
+    step = make_step(network, options.rate, stf.DistributedGradientTape)
     for epoch in range(options.epochs):
-        for x, y in digits.batches(epoch, options.batch, rank, ranks):
+        for x, y in digits.batches(epoch, options.batch, stf.rank(), stf.size()):
             loss = step(x, y)
-        if rank == 0:
-            print(f"epoch {epoch + 1}: loss {float(loss):.3f}", flush=True)
+        mean = stf.allreduce(loss)  # over the ranks, of the last batch
+        if stf.rank() == 0:
+            print(f"epoch {epoch + 1}: loss {float(mean):.3f}", flush=True)
+
+
+def train_alone(network: Any, digits: Digits, options: argparse.Namespace) -> None:
+    step = make_step(network, options.rate, lambda tape: tape)
+    for epoch in range(options.epochs):
+        for x, y in digits.batches(epoch, options.batch, 0, 1):
+            loss = step(x, y)
+        print(f"epoch {epoch + 1}: loss {float(loss):.3f}", flush=True)
 
 
 def main() -> None:
@@ -93,18 +91,23 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=48, help="images in a global batch")
     parser.add_argument("--rate", type=float, default=0.1)
     options = parser.parse_args()
-    shoal.init()
-    digits, network = Digits(), Network(seed=shoal.rank())
-    shoal.broadcast_variables(network.variables, root=0)
-    train(network, digits, options, shoal.DistributedGradientTape, shoal.rank(), shoal.size())
-    if shoal.rank() == 0:
+    stf.init()
+    if options.batch % stf.size():
+        raise SystemExit(f"--batch {options.batch} cannot be cut into {stf.size()} equal parts")
+    # A seed of its own on each rank: all begin with rank 0's weights.
+    digits, network = Digits(), make_network(seed=stf.rank())
+    stf.broadcast_variables(network.variables, root=0)
+    train_together(network, digits, options)
+    if stf.rank() == 0:
         right = np.mean(np.argmax(network(digits.test_images), 1) == digits.test_labels)
-        print(f"{shoal.size()} ranks: accuracy {right:.1%} on {TEST_IMAGES} images that it has not seen")
-        alone = Network(seed=0)
-        train(alone, digits, options, lambda tape: tape, 0, 1)
-        difference = max(float(np.max(np.abs(a - b))) for a, b in zip(network.variables, alone.variables, strict=False))
+        print(f"{stf.size()} ranks: accuracy {right:.1%} on {TEST_IMAGES} images that it has not seen")
+        print("the same, one process:", flush=True)
+        alone = make_network(seed=0)
+        train_alone(alone, digits, options)
+        pairs = zip(network.get_weights(), alone.get_weights(), strict=True)
+        difference = max(float(np.max(np.abs(a - b))) for a, b in pairs)
         print(f"largest difference of a weight from one process: {difference:.1e}")
-    shoal.shutdown()
+    stf.shutdown()
 
 
 if __name__ == "__main__":

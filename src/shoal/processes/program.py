@@ -158,6 +158,11 @@ def _refuse_standard_input(name: str, arguments: Sequence[str]) -> None:
 
 
 def _launches(name: str) -> str:
+    if name == "horovodrun":
+        return (
+            "horovodrun starts ranks of its own, and so does shoal run, which takes its place: "
+            "shoal run -np 2 -H host1:1,host2:1 python train.py"
+        )
     return (
         f"{name} starts ranks of its own, and so does shoal run: each rank would become a job. Use one of them: shoal run -n N "
         f"train.py on this machine, or {name} without shoal run (Shoal reads who the ranks are from its variables)"

@@ -1,8 +1,10 @@
 """Shoal for TensorFlow: gradients averaged over all ranks, and collective operations, eager and in ``tf.function``.
 
+import shoal.tensorflow as stf
+
 with tf.GradientTape() as tape:
     loss = ...
-tape = shoal.DistributedGradientTape(tape)
+tape = stf.DistributedGradientTape(tape)
 
 Models that Keras trains go through ``shoal.keras``, sessions of TensorFlow 1 through ``DistributedOptimizer`` here.
 

@@ -14,7 +14,7 @@ class DistributedGradientTape:
 
     with tf.GradientTape() as tape:
         loss = ...
-    tape = shoal.DistributedGradientTape(tape)
+    tape = stf.DistributedGradientTape(tape)  # import shoal.tensorflow as stf
     optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
 
     Arguments:

@@ -111,6 +111,12 @@ def test_what_starts_ranks_of_its_own_is_refused(words: list[str]) -> None:
         program_of(words[0], words[1:])
 
 
+def test_in_the_place_of_horovodrun_which_shoal_refuses_stands_shoal_run() -> None:
+    with pytest.raises(ValueError, match=r"takes its place.*: shoal run -np 2 ") as refused:
+        program_of("horovodrun", ["-np", "2", "python", "train.py"])
+    assert "without shoal run" not in str(refused.value)
+
+
 @pytest.mark.parametrize("words", [["-"], ["-u", "-W", "ignore", "-", "a"], ["/dev/stdin"]])
 def test_a_program_from_standard_input_which_one_rank_has_is_refused(words: list[str]) -> None:
     with pytest.raises(ValueError, match=r"from standard input, which rank 0 alone has"):
