@@ -18,6 +18,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileBodyFuncGraph,
     WhileCondFuncGraph,
 )
+from tensorflow.python.saved_model import save_context
 
 PARTS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 
@@ -54,6 +55,8 @@ def order_of(name: str, group: int, graph: Any) -> Any:
     Eager calls, for which ``graph`` is None, run in the program's order anyway.
     """
     key = "shoal" if graph is None else f"shoal {group} {name}"
+    if graph is not None and save_context.in_save_context():
+        return _resource(key)  # what is saved must not have one of this process
     with _lock, tf.init_scope():
         if not tf.executing_eagerly():
             # A graph of TensorFlow 1. What it has must not be kept elsewhere, since it has the graph.
