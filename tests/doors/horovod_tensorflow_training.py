@@ -1,6 +1,7 @@
 """What Horovod's tapes and optimizers for TensorFlow promise, for 2 ranks. test_tensorflow_horovod.py runs them."""
 
 import tempfile
+import time
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -90,6 +91,21 @@ def a_tape_is_used_as_tensorflows() -> None:
 
 
 @scenario
+def a_gradient_that_is_none_on_one_rank_alone_is_an_error_on_all() -> None:
+    x, y = tf.Variable([1.0]), tf.Variable([1.0])
+    for op in (hvd.Average, hvd.Sum, hvd.Max, hvd.Adasum):
+        for sources in (x, [x], {"x": x}, [x, y]):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(x if hvd.rank() == 0 else y)
+            begun = time.monotonic()
+            with pytest.raises(
+                tf.errors.FailedPreconditionError, match=r"rank 0 .*none.*rank 1 |rank 0 .*rank 1 .*none"
+            ):
+                hvd.DistributedGradientTape(tape, op=op).gradient(loss, sources)
+            assert time.monotonic() - begun < 10
+
+
+@scenario
 def sparse_gradients_stay_sparse_unless_told_otherwise() -> None:
     table = tf.Variable(tf.ones([4, 2]))
 
@@ -158,6 +174,11 @@ def layers_may_be_local() -> None:
     mixed = partial.gradient(y, model.trainable_variables)
     assert np.allclose(mixed[0], own[0] / 2.0)
     assert np.allclose(mixed[2], own[2] * (2.0 / (1.0 + 2.0 * hvd.rank())))
+    # A layer that gets its weights while the tape records.
+    late = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    with hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[late]) as entered:
+        y = tf.reduce_sum(late(tf.ones([1, 1]))) * (1.0 + 2.0 * hvd.rank())
+    assert np.allclose(entered.gradient(y, late.trainable_variables)[0], (1.0 + 2.0 * hvd.rank()) / 2.0)
     with pytest.raises(ValueError, match="local_layers are layers of Keras'"):
         hvd.PartialDistributedGradientTape(tape, local_layers=["dense"])
 

@@ -55,6 +55,10 @@ class LocalGradientAggregationHelper:
         """From now on the gradient of ``var`` is this rank's own."""
         self._local.register(var)
 
+    def register_local_layer(self, layer: Any) -> None:
+        """From now on the gradients of the layer's weights are this rank's own, also of those that it does not have yet."""
+        self._local.register_layer(layer)
+
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """Adds up one pass. In the last of a step the combined sums of all, in the others ``grads``.
 
