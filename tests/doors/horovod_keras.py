@@ -194,28 +194,35 @@ def the_model_is_that_of_one_process() -> None:
 @scenario
 def a_loss_scale_belongs_inside() -> None:
     """Else each rank would skip steps by its own gradients."""
-    if not IS_KERAS_3:
-        return
-    make = keras.optimizers.LossScaleOptimizer
-    with pytest.raises(ValueError, match=r"outermost.*DistributedOptimizer\(keras.optimizers.LossScaleOptimizer"):
-        make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    make = (keras.optimizers if IS_KERAS_3 else keras.mixed_precision).LossScaleOptimizer
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback
+    refused = pytest.raises(ValueError, match=r"outermost.*DistributedOptimizer\(keras.optimizers.LossScaleOptimizer")
+    if IS_KERAS_3:
+        with refused:
+            make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    # Made distributed when it was inside already.
+    late = make(keras.optimizers.SGD(0.01))
+    hvd.DistributedOptimizer(late.inner_optimizer)
+    with refused:
+        fitted(made_model(1), late, [callback(0)])
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
-        with pytest.raises(ValueError, match="outermost"):
-            made_model(1).compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), keras.losses.MeanSquaredError())
-        model = made_model(1)
+        # Keras puts one around it.
+        with refused:
+            fitted(made_model(1), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), [callback(0)])
+        model = made_model(hvd.rank())
         optimizer = hvd.DistributedOptimizer(make(keras.optimizers.SGD(0.01), initial_scale=64.0))
-        fitted(model, optimizer, epochs=1)
+        fitted(model, optimizer, [callback(0)], epochs=1)
         assert model.optimizer is optimizer
+        before = values_of(model.trainable_variables)
+        # Infinite on one rank alone.
+        model.fit(np.full((8, 3), np.inf if hvd.rank() == 1 else 1.0), np.ones((8, 1)), batch_size=8, verbose=0)
     finally:
         keras.mixed_precision.set_global_policy("float32")
-    assert all_have(values_of(model.weights))
-    before = values_of(model.trainable_variables)
-    # Infinite on one rank alone.
-    size = np.inf if hvd.rank() == 1 else 1.0
-    optimizer.apply([tf.fill(each.shape, size) for each in model.trainable_variables], model.trainable_variables)
-    assert float(optimizer.dynamic_scale.numpy()) == 32.0
+    assert all_have(before)
     assert all(np.array_equal(*pair) for pair in zip(values_of(model.trainable_variables), before, strict=True))
+    scale = optimizer.dynamic_scale if IS_KERAS_3 else optimizer.loss_scale
+    assert float(scale.numpy()) == 32.0
 
 
 @scenario

@@ -81,6 +81,10 @@ def a_tape_is_used_as_tensorflows() -> None:
     first = tape.gradient(y, {"x": x, "unused": unused}, tf.constant([2.0]))
     assert first["x"].numpy().tolist() == [3.0]
     assert first["unused"] is None
+    greatest = taped(lambda some: scaled_by_rank(some[1:]), [unused, x], op=hvd.Max)
+    assert greatest[0] is None
+    assert greatest[1].numpy().tolist() == [3.0]
+    assert taped(lambda _: scaled_by_rank([x]), unused, op=hvd.Max) is None
     zero = tape.gradient(y, [unused], unconnected_gradients=tf.UnconnectedGradients.ZERO)
     assert zero[0].numpy().tolist() == [0.0]
     # Made while the other records, too.

@@ -142,6 +142,15 @@ def a_step_that_was_compiled_before_is_found_out() -> None:
 
 
 @scenario
+def an_optimizer_that_was_made_distributed_inside_another_is_found_out() -> None:
+    keras.backend.clear_session()
+    model = models.compiled(models.dense_model(), optimizers.LossScaleOptimizer(optimizers.SGD(0.1)))
+    DistributedOptimizer(model.optimizer.inner_optimizer)
+    with pytest.raises(ValueError, match="must be the outermost optimizer"):
+        models.fit(model, *mine(), models.ROWS, callbacks=[callbacks.BroadcastVariablesCallback()])
+
+
+@scenario
 def a_model_without_weights_is_refused_or_built() -> None:
     keras.backend.clear_session()
     model = models.compiled(

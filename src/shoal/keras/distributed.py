@@ -87,6 +87,16 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(getattr(optimizer, "_shoal_averaging", None), Averaging)
 
 
+def check_outermost(model: Any) -> None:
+    """Before the first step. Raises ValueError if another optimizer has taken a distributed one, of ``shoal.horovod`` too.
+
+    Most are refused by ``refuse_inside``, but not those of Keras 2, and one that was made distributed later.
+    """
+    inner = getattr(model.optimizer, "inner_optimizer", None)
+    if hasattr(inner, "_shoal_has_begun"):
+        raise ValueError(_INNER)
+
+
 def check_averages(model: Any) -> None:
     """After a step. Raises RuntimeError if the model has a distributed optimizer, and its step is from before that.
 

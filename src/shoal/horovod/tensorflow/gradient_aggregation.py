@@ -117,7 +117,7 @@ class LocalGradientAggregationHelper:
             return [tf.identity(result) if divisor == 1 else result / divisor for result in results]
 
     def _combine_everyones(self, variables: list[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-        everyones = [variable for variable in variables if not self._local.has(variable)]
+        everyones = [variables[place] for place in self._local.everyones(variables)]
         return lambda gradients: list(self._combine(list(gradients), everyones))
 
     def _dense(self, grad: Any) -> Any:

@@ -144,13 +144,17 @@ class LocalVariables:
 
     def has(self, variable: Any) -> bool:
         """Whether it was registered, by itself or with its layer."""
-        return id(variable) in self._variables or any(
-            weight is variable for layer in self._layers for weight in layer.trainable_weights
-        )
+        return not self.everyones([variable])
+
+    def everyones(self, variables: Sequence[Any]) -> list[int]:
+        """The places of those that are not local."""
+        # Only now: a layer has no weights before it is called, which may be while a tape records.
+        local = {*self._variables, *(id(weight) for layer in self._layers for weight in layer.trainable_weights)}
+        return [place for place, variable in enumerate(variables) if id(variable) not in local]
 
     def combine(self, gradients: Sequence[Any], variables: Sequence[Any], combine: Combine) -> list[Any]:
         """The gradients of the variables: those of local ones divided, the others combined."""
-        everyones = [place for place, variable in enumerate(variables) if not self.has(variable)]
+        everyones = self.everyones(variables)
         others = set(everyones)
         results = [None if place in others else self._scaled(gradient) for place, gradient in enumerate(gradients)]
         combined = combine([gradients[place] for place in everyones])

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from shoal.job.groups import Group, world
-from shoal.keras.distributed import check_averages
+from shoal.keras.distributed import check_averages, check_outermost
 from shoal.keras.variables import broadcast_variables
 
 
@@ -21,7 +21,8 @@ class BroadcastVariablesCallback(keras.callbacks.Callback):
         root: a rank of the job that is a member of the group.
         group: the ranks that train the model; None: all.
 
-    In ``on_train_begin`` raises ValueError for a model that has no weights yet, and what ``broadcast_variables`` raises; after the
+    In ``on_train_begin`` raises ValueError for a model that has no weights yet, and one whose distributed optimizer is inside another
+    one, and what ``broadcast_variables`` raises; after the
     first epoch RuntimeError, if the model was compiled before its optimizer was a distributed one, or if a layer got its weights
     after the broadcast.
     """
@@ -34,6 +35,7 @@ class BroadcastVariablesCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         model = self.model
+        check_outermost(model)
         self._not_built = [layer for layer in model._flatten_layers(include_self=False) if not layer.built]
         if not model.built or (self._not_built and not model.weights):
             raise ValueError(

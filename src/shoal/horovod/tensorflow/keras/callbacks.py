@@ -14,7 +14,7 @@ from shoal.horovod.tensorflow.functions import broadcast_global_variables, broad
 from shoal.horovod.tensorflow.keras.keras_2 import build, variables_of, velocities
 from shoal.horovod.tensorflow.keras.values import session
 from shoal.keras import callbacks as shoals
-from shoal.keras.distributed import check_averages
+from shoal.keras.distributed import check_averages, check_outermost
 from shoal.ops import collectives
 
 
@@ -29,7 +29,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         device: see above.
         local_variables: a variable or several that stay each rank's own. Raises ValueError for what is no variable.
 
-    In training raises what ``hvd.broadcast_variables`` raises; after the first epoch RuntimeError, if the model was compiled before
+    In ``on_train_begin`` raises ValueError for a model whose distributed optimizer is inside another one, such as a
+    LossScaleOptimizer. In training raises what ``hvd.broadcast_variables`` raises; after the first epoch RuntimeError, if the model was compiled before
     its optimizer was a distributed one.
     """
 
@@ -50,6 +51,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         self._local[id(var)] = var
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        check_outermost(self.model)
         if self.broadcast_done or not tf.executing_eagerly():
             return
         is_made = all(layer.built for layer in (self.model, *self.model._flatten_layers()))
