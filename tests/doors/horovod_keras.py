@@ -192,6 +192,60 @@ def the_model_is_that_of_one_process() -> None:
 
 
 @scenario
+def a_loss_scale_belongs_inside() -> None:
+    """Else each rank would skip steps by its own gradients."""
+    make = (keras.optimizers if IS_KERAS_3 else keras.mixed_precision).LossScaleOptimizer
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback
+    refused = pytest.raises(ValueError, match=r"outermost.*DistributedOptimizer\(keras.optimizers.LossScaleOptimizer")
+    if IS_KERAS_3:
+        with refused:
+            make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    # Made distributed when it was inside already.
+    late = make(keras.optimizers.SGD(0.01))
+    hvd.DistributedOptimizer(late.inner_optimizer)
+    with refused:
+        fitted(made_model(1), late, [callback(0)])
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        # Keras puts one around it.
+        with refused:
+            fitted(made_model(1), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), [callback(0)])
+        model = made_model(hvd.rank())
+        optimizer = hvd.DistributedOptimizer(make(keras.optimizers.SGD(0.01), initial_scale=64.0))
+        fitted(model, optimizer, [callback(0)], epochs=1)
+        assert model.optimizer is optimizer
+        before = values_of(model.trainable_variables)
+        # Infinite on one rank alone.
+        model.fit(np.full((8, 3), np.inf if hvd.rank() == 1 else 1.0), np.ones((8, 1)), batch_size=8, verbose=0)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert all_have(before)
+    assert all(np.array_equal(*pair) for pair in zip(values_of(model.trainable_variables), before, strict=True))
+    scale = optimizer.dynamic_scale if IS_KERAS_3 else optimizer.loss_scale
+    assert float(scale.numpy()) == 32.0
+
+
+@scenario
+def a_step_that_was_compiled_before_is_found_out() -> None:
+    for callback in (hvd.callbacks.MetricAverageCallback(), hvd.callbacks.BroadcastGlobalVariablesCallback(0)):
+        model = made_model(1)
+        fitted(model, keras.optimizers.SGD(0.1), epochs=1)
+        model.optimizer = hvd.DistributedOptimizer(model.optimizer)
+        with pytest.raises(RuntimeError, match=r"were not averaged.*model.compile again"):
+            model.fit(*mine(), batch_size=8, verbose=0, callbacks=[callback])
+        fitted(model, model.optimizer, [callback], epochs=1)
+
+
+@scenario
+def one_gradient_for_each_variable() -> None:
+    if IS_KERAS_3:
+        x, y = keras.Variable([0.0]), keras.Variable([0.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        with pytest.raises(ValueError, match="given 1 gradients for 2 variables"):
+            optimizer.apply([tf.constant([1.0])], [x, y])
+
+
+@scenario
 def several_passes_are_added_up() -> None:
     for average, rate in ((True, 1.0), (False, 0.5)):
         optimizer = hvd.DistributedOptimizer(
@@ -229,6 +283,21 @@ def layers_may_be_local() -> None:
             divided = own[index] / 2.0 if scales else own[index]
             assert np.allclose(gradient, divided if index < 2 else hvd.allreduce(own[index]), atol=1e-6)
         assert not all_have([gradient for gradient, _ in pairs[:2]])
+    for passes in (1, 2):
+        x, y = mine()
+        model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+        local, _ = model.layers
+        optimizer = hvd.PartialDistributedOptimizer(
+            keras.optimizers.SGD(0.1), backward_passes_per_step=passes, local_layers=local
+        )
+        # Only now have the layers weights.
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        own = tape.gradient(loss, model.trainable_variables)
+        for _ in range(passes):
+            pairs = optimizer.compute_gradients(loss, model.trainable_variables, tape=tape)
+        assert np.allclose(pairs[0][0], passes * own[0] / 2.0, atol=1e-6)
+        assert np.allclose(pairs[2][0], passes * hvd.allreduce(own[2]), atol=1e-6)
     with pytest.raises(ValueError, match="are layers of Keras"):
         hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[3])
 

@@ -1,6 +1,7 @@
 """What Horovod's tapes and optimizers for TensorFlow promise, for 2 ranks. test_tensorflow_horovod.py runs them."""
 
 import tempfile
+import time
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -80,6 +81,10 @@ def a_tape_is_used_as_tensorflows() -> None:
     first = tape.gradient(y, {"x": x, "unused": unused}, tf.constant([2.0]))
     assert first["x"].numpy().tolist() == [3.0]
     assert first["unused"] is None
+    greatest = taped(lambda some: scaled_by_rank(some[1:]), [unused, x], op=hvd.Max)
+    assert greatest[0] is None
+    assert greatest[1].numpy().tolist() == [3.0]
+    assert taped(lambda _: scaled_by_rank([x]), unused, op=hvd.Max) is None
     zero = tape.gradient(y, [unused], unconnected_gradients=tf.UnconnectedGradients.ZERO)
     assert zero[0].numpy().tolist() == [0.0]
     # Made while the other records, too.
@@ -87,6 +92,21 @@ def a_tape_is_used_as_tensorflows() -> None:
         tape = hvd.DistributedGradientTape(recording)
         z = x * (1.0 + hvd.rank())
     assert tape.gradient(z, x).numpy().tolist() == [1.5]
+
+
+@scenario
+def a_gradient_that_is_none_on_one_rank_alone_is_an_error_on_all() -> None:
+    x, y = tf.Variable([1.0]), tf.Variable([1.0])
+    for op in (hvd.Average, hvd.Sum, hvd.Max, hvd.Adasum):
+        for sources in (x, [x], {"x": x}, [x, y]):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(x if hvd.rank() == 0 else y)
+            begun = time.monotonic()
+            with pytest.raises(
+                tf.errors.FailedPreconditionError, match=r"rank 0 .*none.*rank 1 |rank 0 .*rank 1 .*none"
+            ):
+                hvd.DistributedGradientTape(tape, op=op).gradient(loss, sources)
+            assert time.monotonic() - begun < 10
 
 
 @scenario
@@ -158,6 +178,11 @@ def layers_may_be_local() -> None:
     mixed = partial.gradient(y, model.trainable_variables)
     assert np.allclose(mixed[0], own[0] / 2.0)
     assert np.allclose(mixed[2], own[2] * (2.0 / (1.0 + 2.0 * hvd.rank())))
+    # A layer that gets its weights while the tape records.
+    late = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    with hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[late]) as entered:
+        y = tf.reduce_sum(late(tf.ones([1, 1]))) * (1.0 + 2.0 * hvd.rank())
+    assert np.allclose(entered.gradient(y, late.trainable_variables)[0], (1.0 + 2.0 * hvd.rank()) / 2.0)
     with pytest.raises(ValueError, match="local_layers are layers of Keras'"):
         hvd.PartialDistributedGradientTape(tape, local_layers=["dense"])
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -141,6 +142,15 @@ def a_step_that_was_compiled_before_is_found_out() -> None:
 
 
 @scenario
+def an_optimizer_that_was_made_distributed_inside_another_is_found_out() -> None:
+    keras.backend.clear_session()
+    model = models.compiled(models.dense_model(), optimizers.LossScaleOptimizer(optimizers.SGD(0.1)))
+    DistributedOptimizer(model.optimizer.inner_optimizer)
+    with pytest.raises(ValueError, match="must be the outermost optimizer"):
+        models.fit(model, *mine(), models.ROWS, callbacks=[callbacks.BroadcastVariablesCallback()])
+
+
+@scenario
 def a_model_without_weights_is_refused_or_built() -> None:
     keras.backend.clear_session()
     model = models.compiled(
@@ -153,6 +163,50 @@ def a_model_without_weights_is_refused_or_built() -> None:
     else:
         models.fit(model, *mine(), models.ROWS, **options)
         assert models.are_alike(model)
+
+
+class WithMore(keras.Model):  # type: ignore[misc]
+    """A model that does not use a layer of it, or only in training."""
+
+    def __init__(self, uses: bool) -> None:
+        super().__init__(name="more")
+        self.first = keras.layers.Dense(models.CLASSES, name="first")
+        self.other = keras.layers.Dense(models.CLASSES, name="other")
+        self.uses = uses
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.first(x) + (self.other(x) if self.uses and training else 0.0)
+
+
+@scenario
+def a_layer_that_is_never_used_is_told_of() -> None:
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(shoal.rank())
+    model = WithMore(uses=False)
+    model(np.zeros((1, models.FEATURES), "float32"))
+    models.compiled(model, DistributedOptimizer(optimizers.SGD(0.1)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        models.fit(model, *mine(), models.ROWS, epochs=1, callbacks=[callbacks.BroadcastVariablesCallback()])
+    texts = [str(each.message) for each in told if "had no weights that could be broadcast" in str(each.message)]
+    assert len(texts) == (shoal.rank() == 0)
+    assert all("the layer 'other' of the model 'more'" in text for text in texts)
+    assert models.are_alike(model)
+
+
+@scenario
+def a_layer_that_gets_weights_after_the_broadcast_is_an_error() -> None:
+    if BACKEND != "tensorflow":  # where Keras makes them before training begins
+        return
+    keras.backend.clear_session()
+    model = WithMore(uses=True)
+    model(np.zeros((1, models.FEATURES), "float32"))
+    # Else Keras would refuse weights that its optimizer does not know.
+    model.other.trainable = False
+    models.compiled(model, DistributedOptimizer(optimizers.SGD(0.1)), run_eagerly=True)
+    expected = pytest.raises(RuntimeError, match=r"the layer 'other' of .* after the broadcast")
+    with warnings.catch_warnings(action="ignore"), expected:
+        models.fit(model, *mine(), models.ROWS, epochs=1, callbacks=[callbacks.BroadcastVariablesCallback()])
 
 
 @scenario
@@ -211,6 +265,34 @@ def the_learning_rate_warms_up_by_even_steps() -> None:
         0.1,
     ]
     assert models.are_alike(model)
+
+
+@scenario
+def a_warm_up_ends_at_its_rate_also_with_several_steps_in_one_call() -> None:
+    """So does a schedule, at that of the last batch; and where an epoch is shorter than it was said to be."""
+    steps = models.STEPS
+    calls = (1,) if BACKEND == "torch" else (1, 4, steps)
+    for steps_per_execution, said in ((each, None) for each in calls):
+        for callback, last in (
+            (callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, steps_per_epoch=said), 0.1),
+            (
+                callbacks.LearningRateScheduleCallback(
+                    0.1, lambda epoch: 1 + epoch, end_epoch=2, staircase=False, steps_per_epoch=said
+                ),
+                0.1 * (3 - 1 / steps),
+            ),
+        ):
+            keras.backend.clear_session()
+            optimizer = DistributedOptimizer(optimizers.SGD(0.5, momentum=0.9))
+            model = models.compiled(models.dense_model(), optimizer, steps_per_execution=steps_per_execution)
+            history = models.fit(model, *mine(), models.ROWS, epochs=3, callbacks=[callback]).history
+            assert np.allclose(history["learning_rate"][1:], last, rtol=1e-6), (steps_per_execution, history)
+            assert models.are_alike(model)
+    keras.backend.clear_session()
+    model = models.compiled(models.dense_model(), DistributedOptimizer(optimizers.SGD(0.5)))
+    longer = callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, steps_per_epoch=2 * steps)
+    models.fit(model, *mine(), models.ROWS, epochs=2, callbacks=[longer])
+    assert np.isclose(models.values([model.optimizer.learning_rate])[0], 0.1)
 
 
 @scenario
@@ -280,9 +362,20 @@ def the_best_model_is_written_once_and_known_to_all() -> None:
         assert all_have(best.best)
         assert (folder / f"best-{1 + int(np.argmin(means))}.keras").exists()
         shoal.barrier()
-        wrong = callbacks.BestModelCheckpoint(folder / "x.keras", monitor="speed", mode="max")
-        with pytest.raises(ValueError, match="no metric 'speed'"):
-            models.fit(model, *mine(), models.ROWS, epochs=1, callbacks=[wrong])
+        # In every second epoch there is nothing to tell it by.
+        best = callbacks.BestModelCheckpoint(folder / "second-{epoch}-{val_loss:.2f}.keras")
+        options = {"validation_data": mine(), "validation_freq": 2}
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            models.fit(model, *mine(), models.ROWS, epochs=3, callbacks=[best], **options)
+        texts = [str(each.message) for each in told if "no metric 'val_loss'" in str(each.message)]
+        assert [text.split(",")[0][:13] for text in texts] == (
+            ["after epoch 1", "after epoch 3"] if shoal.rank() == 0 else []
+        )
+        assert [path.name.split("-")[1] for path in folder.glob("second-*")] == ["2"]
+        assert best.best is not None
+        assert all_have(best.best)
+        shoal.barrier()
         (folder / "file").touch()
         shoal.barrier()
         unwritable = callbacks.BestModelCheckpoint(folder / "file" / "x.keras", monitor="loss")

@@ -2,6 +2,7 @@
 
 import hashlib
 import warnings
+from itertools import product
 from typing import Any
 
 import keras
@@ -78,6 +79,64 @@ def gradients_given_to_apply() -> None:
     summing.apply(gradients, model.trainable_variables)
     for now, then in zip(models.values(model.trainable_variables), before, strict=True):
         assert np.allclose(now, then - mean - shoal.size(), atol=1e-6)
+
+
+@scenario
+def gradients_that_share_memory_are_averaged_once_each() -> None:
+    """PyTorch alone gives such: the same one for two variables, views of one another, and one number for all elements."""
+    if BACKEND != "torch":
+        return
+    import torch
+
+    rank, mean = shoal.rank(), shoal.size()  # Of 1, 3, 5 ...
+    first, second = (keras.Variable(np.zeros(4, "float32"), name=name) for name in ("first", "second"))
+    optimizer = DistributedOptimizer(optimizers.SGD(1.0))
+    optimizer.build([first, second])
+    loss = ((first.value + second.value) * torch.full([4], 1.0 + 2.0 * rank)).sum()
+    same = torch.autograd.grad(loss, [first.value, second.value])
+    assert same[0].data_ptr() == same[1].data_ptr()
+    number = torch.autograd.grad(first.value.sum() * (1.0 + 2.0 * rank), [first.value])[0]
+    assert number.stride() == (0,)
+    both = torch.arange(8.0) * (1.0 + 2.0 * rank)
+    cases = (
+        (same, np.ones(4), np.ones(4)),
+        ((number, both[4:]), np.ones(4), np.arange(4, 8)),
+        ((both[:4], both[2:6]), np.arange(4), np.arange(2, 6)),
+    )
+    for gradients, of_first, of_second in cases:
+        for variable in (first, second):
+            variable.assign(np.zeros(4, "float32"))
+        optimizer.apply(list(gradients))
+        assert np.allclose(models.values([first])[0], -mean * of_first), models.values([first])
+        assert np.allclose(models.values([second])[0], -mean * of_second), models.values([second])
+    square = keras.Variable(np.zeros((3, 4), "float32"), name="square")
+    factor = torch.arange(12.0).reshape(4, 3) * (1.0 + 2.0 * rank)
+    windows = (torch.arange(6.0) * (1.0 + 2.0 * rank)).as_strided([3, 4], [1, 1])
+    for gradient, expected in (
+        (torch.autograd.grad((square.value.T * factor).sum(), [square.value])[0], np.arange(12.0).reshape(4, 3).T),
+        (windows, np.arange(3)[:, None] + np.arange(4)),
+    ):
+        square.assign(np.zeros((3, 4), "float32"))
+        DistributedOptimizer(optimizers.SGD(1.0)).apply([gradient], [square])
+        assert np.allclose(models.values([square])[0], -mean * expected)
+
+
+@scenario
+def one_gradient_for_each_variable() -> None:
+    first, second = (keras.Variable(np.zeros(2, "float32"), name=name) for name in ("first", "second"))
+    for options in ({}, {"gradient_accumulation_steps": 2}):
+        optimizer = DistributedOptimizer(optimizers.SGD(1.0, **options))
+        with pytest.raises(ValueError, match="given 1 gradients for 2 variables"):
+            optimizer.apply([filled(first)], [first, second])
+        optimizer.build([first, second])
+        with pytest.raises(ValueError, match=r"1 gradients"):
+            optimizer.apply([filled(first)])
+        if BACKEND == "jax":
+            state, weights = ([each.value for each in part] for part in (optimizer.variables, (first, second)))
+            with pytest.raises(ValueError, match="given 1 gradients for 2 variables"):
+                optimizer.stateless_apply(state, [filled(first)], weights)
+        optimizer.apply([])
+    assert models.values([first])[0].tolist() == [0.0] * 2
 
 
 @scenario
@@ -188,6 +247,21 @@ def optimizers_of_several() -> None:
         models.check(make)
 
 
+class AdamOfDense(optimizers.Adam):
+    """Keras's own, for which slices of one row are not the same as their sum."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        super().apply([dense(each) for each in grads], trainable_variables)
+
+
+def dense(gradient: Any) -> Any:
+    if not hasattr(gradient, "dense_shape"):
+        return gradient
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(gradient)
+
+
 @scenario
 def embeddings_of_all_ranks_come_together() -> None:
     rank, size = shoal.rank(), shoal.size()
@@ -200,14 +274,41 @@ def embeddings_of_all_ranks_come_together() -> None:
         layers = [keras.layers.Input((4,), dtype="int32"), keras.layers.Embedding(20, 6), keras.layers.Flatten()]
         return keras.Sequential([*layers, keras.layers.Dense(models.CLASSES)], name="words")
 
-    for optimizer in (lambda: optimizers.SGD(0.1), lambda: optimizers.Adam(0.01)):
-        alone = models.compiled(make(), optimizer())
+    for own, alones, sparse_as_dense in (
+        (optimizers.SGD(0.1), optimizers.SGD(0.1), False),
+        (optimizers.SGD(0.1), optimizers.SGD(0.1), True),
+        (optimizers.Adam(0.01), optimizers.Adam(0.01), False),
+        (optimizers.Adam(0.01), AdamOfDense(0.01), True),
+    ):
+        alone = models.compiled(make(), alones)
         models.fit(alone, x, y, size * models.ROWS)
-        for sparse_as_dense in (False, True):
-            together = models.compiled(make(), DistributedOptimizer(optimizer(), sparse_as_dense=sparse_as_dense))
-            models.fit(together, models.part(x, rank, size), models.part(y, rank, size), models.ROWS)
-            assert models.are_alike(together)
-            assert models.difference(together, alone) < 1e-5
+        together = models.compiled(make(), DistributedOptimizer(own, sparse_as_dense=sparse_as_dense))
+        models.fit(together, models.part(x, rank, size), models.part(y, rank, size), models.ROWS)
+        assert models.are_alike(together)
+        assert models.difference(together, alone) < 1e-5
+
+
+class SeesGradients(optimizers.SGD):
+    def update_step(self, gradient: Any, *rest: Any) -> None:
+        self.__dict__.setdefault("seen", []).append(type(gradient).__name__)
+        super().update_step(gradient, *rest)
+
+
+@scenario
+def sparse_gradients_are_made_dense_if_the_program_says_so() -> None:
+    if BACKEND != "tensorflow":  # where none are sparse
+        return
+    import tensorflow as tf
+
+    for sparse_as_dense, eagerly in product((False, True), (False, True)):
+        keras.utils.set_random_seed(2)
+        layers = [keras.layers.Input((4,), dtype="int32"), keras.layers.Embedding(9, 6), keras.layers.Flatten()]
+        model = keras.Sequential([*layers, keras.layers.Dense(models.CLASSES)], name="sparse")
+        optimizer = DistributedOptimizer(SeesGradients(0.1), sparse_as_dense=sparse_as_dense)
+        models.compiled(model, optimizer, run_eagerly=eagerly)
+        model.train_on_batch(np.full((2, 4), shoal.rank()), np.zeros(2, "int32"))
+        assert (tf.IndexedSlices.__name__ in optimizer.seen) is not sparse_as_dense, optimizer.seen
+        assert models.are_alike(model)
 
 
 @scenario

@@ -169,6 +169,16 @@ def local_gradients_stay_and_are_scaled() -> None:
 
 
 @scenario
+def a_local_layer_may_get_its_variables_while_the_tape_records() -> None:
+    layer, other = (tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in range(2))
+    with shoal.PartialDistributedGradientTape(tf.GradientTape(), [layer]) as tape:
+        loss = tf.reduce_sum(layer(tf.ones([1, 1])) + other(tf.ones([1, 1]))) * float(shoal.rank())
+    own, averaged = tape.gradient(loss, [*layer.trainable_variables, *other.trainable_variables])
+    assert own.numpy().tolist() == [[shoal.rank() / shoal.size()]]
+    assert averaged.numpy().tolist() == [[(shoal.size() - 1) / 2]]
+
+
+@scenario
 def gradients_come_in_the_form_of_the_sources() -> None:
     weight, other = tf.Variable([1.0, 2.0]), tf.Variable(3.0)
     with tf.GradientTape(persistent=True) as tape:

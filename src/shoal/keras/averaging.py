@@ -52,8 +52,9 @@ class Averaging:
             check_shape(gradients[index], variables[index], name)
         averaged = list(gradients)
         for op, of_op in self._by_operator(there, variables).items():
-            values = [self._dense(gradients[there[at]]) for at in of_op]
-            results = self._of_backend(values, [f"gradient/{names[at]}" for at in of_op], op, self._group)
+            values = [gradients[there[at]] for at in of_op]
+            of_these = [f"gradient/{names[at]}" for at in of_op]
+            results = self._of_backend(values, of_these, op, self._group, self._sparse_as_dense)
             for at, result in zip(of_op, results, strict=True):
                 averaged[there[at]] = result
         return averaged
@@ -124,10 +125,6 @@ class Averaging:
             # Scales of 8-bit floats: where Keras has several, it takes the greatest.
             by_operator.setdefault("max" if overwrites(variables[index]) else self._op, []).append(at)
         return by_operator
-
-    def _dense(self, gradient: Any) -> Any:
-        is_sliced = hasattr(gradient, "indices") and hasattr(gradient, "dense_shape")
-        return keras.ops.convert_to_tensor(gradient) if is_sliced and self._sparse_as_dense else gradient
 
 
 def overwrites(variable: Any) -> bool:

@@ -68,7 +68,7 @@ class PartialDistributedGradientTape(DistributedGradientTape):
     """As ``DistributedGradientTape``, but the gradients of some layers stay what they are on this rank.
 
     Arguments:
-        local_layers: layers or variables whose gradients are not averaged.
+        local_layers: layers or variables whose gradients are not averaged. Layers may get their variables later.
         scale_local_gradients: those are divided by the number of ranks where the others are averaged, as though the other ranks had
             none. So a rank's own layers learn as fast as they would in one process with all batches.
         tape, op, group, sparse_as_dense: as for ``DistributedGradientTape``.
@@ -85,14 +85,16 @@ class PartialDistributedGradientTape(DistributedGradientTape):
     ) -> None:
         super().__init__(tape, op, group, sparse_as_dense)
         self._scale = scale_local_gradients
-        self._local = {id(each) for given in local_layers for each in _variables_of(given)}
+        self._local = list(local_layers)
 
     def register_local_source(self, source: Any) -> None:
         """The gradient of this variable stays what it is on this rank."""
-        self._local.add(id(source))
+        self._local.append(source)
 
     def _average(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
-        own = {index for index, source in enumerate(sources) if id(source) in self._local}
+        # Only now: a layer has no variables before it is called, which may be while the tape records.
+        local = {id(each) for given in self._local for each in _variables_of(given)}
+        own = {index for index, source in enumerate(sources) if id(source) in local}
         results = super()._average([None if index in own else each for index, each in enumerate(gradients)], sources)
         members = (world() if self._group is None else self._group).size
         for index in own:

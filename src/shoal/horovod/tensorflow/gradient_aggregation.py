@@ -55,6 +55,10 @@ class LocalGradientAggregationHelper:
         """From now on the gradient of ``var`` is this rank's own."""
         self._local.register(var)
 
+    def register_local_layer(self, layer: Any) -> None:
+        """From now on the gradients of the layer's weights are this rank's own, also of those that it does not have yet."""
+        self._local.register_layer(layer)
+
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """Adds up one pass. In the last of a step the combined sums of all, in the others ``grads``.
 
@@ -113,7 +117,7 @@ class LocalGradientAggregationHelper:
             return [tf.identity(result) if divisor == 1 else result / divisor for result in results]
 
     def _combine_everyones(self, variables: list[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-        everyones = [variable for variable in variables if not self._local.has(variable)]
+        everyones = [variables[place] for place in self._local.everyones(variables)]
         return lambda gradients: list(self._combine(list(gradients), everyones))
 
     def _dense(self, grad: Any) -> Any:

@@ -83,13 +83,17 @@ class Combiner:
     def _combined_each(self, gradients: list[Any]) -> list[Any]:
         places = [place for place, gradient in enumerate(gradients) if gradient is not None]
         how = self._how
-        combined = grouped_allreduce(
-            [gradients[place] for place in places],
-            compression=how.compression,
-            op=how.op,
-            process_set=how.process_set,
-            name=self._prefix(),
-        )
+        # As an average, which compares what ranks have: else one that lacks a gradient would go on, or combine it with another.
+        given = [None if gradient is None else tf.zeros([1]) for gradient in gradients]
+        compared = average(given, self._names(len(given)), "sum", group_of(how.process_set))
+        with tf.control_dependencies([compared[place] for place in places]):
+            combined = grouped_allreduce(
+                [gradients[place] for place in places],
+                compression=how.compression,
+                op=how.op,
+                process_set=how.process_set,
+                name=self._prefix(),
+            )
         results: list[Any] = [None] * len(gradients)
         for place, gradient in zip(places, combined, strict=True):
             results[place] = gradient
@@ -128,22 +132,31 @@ class LocalVariables:
         self._process_set = process_set
         self._scales = scales
         self._variables: dict[int, Any] = {}
+        self._layers: list[Any] = []
 
     def register(self, variable: Any) -> None:
         """From now on this variable is local."""
         self._variables[id(variable)] = variable
 
+    def register_layer(self, layer: Any) -> None:
+        """From now on the layer's trainable weights are local, also those that it does not have yet."""
+        self._layers.append(layer)
+
     def has(self, variable: Any) -> bool:
-        """Whether it was registered."""
-        return id(variable) in self._variables
+        """Whether it was registered, by itself or with its layer."""
+        return not self.everyones([variable])
+
+    def everyones(self, variables: Sequence[Any]) -> list[int]:
+        """The places of those that are not local."""
+        # Only now: a layer has no weights before it is called, which may be while a tape records.
+        local = {*self._variables, *(id(weight) for layer in self._layers for weight in layer.trainable_weights)}
+        return [place for place, variable in enumerate(variables) if id(variable) not in local]
 
     def combine(self, gradients: Sequence[Any], variables: Sequence[Any], combine: Combine) -> list[Any]:
         """The gradients of the variables: those of local ones divided, the others combined."""
-        everyones = [place for place, variable in enumerate(variables) if not self.has(variable)]
-        results = [
-            self._scaled(gradient) if self.has(variable) else None
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]
+        everyones = self.everyones(variables)
+        others = set(everyones)
+        results = [None if place in others else self._scaled(gradient) for place, gradient in enumerate(gradients)]
         combined = combine([gradients[place] for place in everyones])
         for place, gradient in zip(everyones, combined, strict=True):
             results[place] = gradient
@@ -154,14 +167,14 @@ class LocalVariables:
         return _times(gradient, 1.0 / size) if self._scales and size else gradient
 
 
-def weights_of(local_layers: Any) -> list[Any]:
-    """The trainable weights of a layer or several, or of None. Raises ValueError for what is no layer of Keras'."""
+def layers_of(local_layers: Any) -> list[Any]:
+    """A layer or several, or None, as a list. Raises ValueError for what is no layer of Keras'."""
     layers = [] if local_layers is None else local_layers
     layers = [layers] if isinstance(layers, tf.keras.layers.Layer) else list(layers)
     strangers = [layer for layer in layers if not isinstance(layer, tf.keras.layers.Layer)]
     if strangers:
         raise ValueError(f"local_layers are layers of Keras', and {strangers[0]!r} is a {type(strangers[0]).__name__}")
-    return [weight for layer in layers for weight in layer.trainable_weights]
+    return layers
 
 
 def _times(gradient: Any, factor: float) -> Any:

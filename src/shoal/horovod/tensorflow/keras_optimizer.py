@@ -27,6 +27,8 @@ class _Distributed:
     _shoal_combiner: Combiner
     _shoal_local: LocalVariables
     _shoal_aggregation: LocalGradientAggregationHelper | None
+    # Whether a step has come here, or was traced.
+    _shoal_has_begun: bool
     # Combined gradients, as long as they live.
     _shoal_combined: "WeakValueDictionary[int, Any]"
 
@@ -39,6 +41,11 @@ class _Distributed:
         if self._shoal_aggregation is not None:
             self._shoal_aggregation.register_local_var(var)
         self._shoal_local.register(var)
+
+    def _shoal_register_local_layer(self, layer: Any) -> None:
+        if self._shoal_aggregation is not None:
+            self._shoal_aggregation.register_local_layer(layer)
+        self._shoal_local.register_layer(layer)
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Pairs:
         """Pairs of the gradients of all ranks and the variables, for ``apply_gradients``.
@@ -73,6 +80,7 @@ class _Distributed:
 
     def _allreduce(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """The gradients of all ranks. With several passes a step those of the pass, but in the last one."""
+        self.__dict__["_shoal_has_begun"] = True
         if self._shoal_aggregation is not None:
             combined = list(self._shoal_aggregation.compute_gradients(list(grads), list(vars)))
         else:
@@ -84,6 +92,7 @@ class _Distributed:
         self, gradients: list[Any], variables: list[Any], is_combined: bool, apply: Callable[[Sequence[Any]], Any]
     ) -> Any:
         """What ``apply`` returns for the gradients of all ranks. With several passes a step, None."""
+        self.__dict__["_shoal_has_begun"] = True
         aggregation = self._shoal_aggregation
         # Here, since variables cannot be made in a branch.
         if aggregation is not None and hasattr(self, "build") and not getattr(self, "built", False):
@@ -113,7 +122,13 @@ class _OfKeras3(_Distributed):
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """As Keras' own, with the gradients of all ranks. Raises as ``hvd.allreduce``."""
         given = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
-        self._apply_of_all(list(grads), list(given), False)
+        gradients, variables = list(grads), list(given)
+        if len(gradients) != len(variables):
+            raise ValueError(
+                f"a DistributedOptimizer was given {len(gradients)} gradients for {len(variables)} variables: give it one for "
+                "each, in the same order, and None for a variable that has none"
+            )
+        self._apply_of_all(gradients, variables, False)
 
     def apply_gradients(
         self,
@@ -126,6 +141,14 @@ class _OfKeras3(_Distributed):
         gradients, variables = (list(each) for each in zip(*grads_and_vars, strict=True))
         self._apply_of_all(gradients, variables, skip_gradients_aggregation or not experimental_aggregate_gradients)
         return self.iterations  # type: ignore[attr-defined]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "loss_scale_factor":
+            # Here, since Keras 3 alone has it.
+            from shoal.keras.distributed import refuse_inside
+
+            refuse_inside(self, name, value)
+        super().__setattr__(name, value)
 
     def _apply_of_all(self, gradients: list[Any], variables: list[Any], is_combined: bool) -> None:
         apply = super().apply  # type: ignore[misc]
@@ -192,6 +215,7 @@ def wrap_keras_optimizer(
         _shoal_local=local,
         _shoal_aggregation=aggregation,
         _shoal_combined=WeakValueDictionary(),
+        _shoal_has_begun=False,
     )
     return optimizer
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.tensorflow.compression import Compression
-from shoal.horovod.tensorflow.gradients import Combiner, HowCombined, LocalVariables, checked, weights_of
+from shoal.horovod.tensorflow.gradients import Combiner, HowCombined, LocalVariables, checked, layers_of
 
 
 class _Distributed:
@@ -35,8 +35,6 @@ class _Distributed:
         ``hvd.allreduce``.
         """
         own = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
-        if own is None:
-            return None
         flat_sources = tf.nest.flatten(sources)
         combined = self._local.combine(tf.nest.flatten(own), flat_sources, self._combiner)
         return tf.nest.pack_sequence_as(sources, combined)
@@ -108,9 +106,9 @@ def PartialDistributedGradientTape(
 ) -> Any:
     """``DistributedGradientTape`` to which the weights of some layers are local: ``local_layers``, a layer or several.
 
-    Raises ValueError for what is no layer of Keras'.
+    The layers may get their weights later. Raises ValueError for what is no layer of Keras'.
     """
-    weights = weights_of(local_layers)
+    layers = layers_of(local_layers)
     tape = DistributedGradientTape(
         gradtape,
         device_dense,
@@ -124,6 +122,6 @@ def PartialDistributedGradientTape(
         process_set,
         scale_local_gradients,
     )
-    for weight in weights:
-        tape.register_local_source(weight)
+    for layer in layers:
+        tape._local.register_layer(layer)
     return tape

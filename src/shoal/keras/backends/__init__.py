@@ -1,6 +1,6 @@
 """The mean of gradients over the ranks, by Keras's backend: a module for each, of which the backend's alone is imported.
 
-Each has ``average(gradients, names, op, group)``: eager, and in whatever the backend traces or compiles.
+Each has ``average(gradients, names, op, group, sparse_as_dense)``: eager, and in whatever the backend traces or compiles.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,13 @@ KNOWN = ("tensorflow", "torch", "jax")
 
 
 class Average(Protocol):
-    def __call__(self, gradients: Sequence[Any], names: Sequence[str], op: str, group: Group | None) -> list[Any]:
+    def __call__(
+        self, gradients: Sequence[Any], names: Sequence[str], op: str, group: Group | None, sparse_as_dense: bool
+    ) -> list[Any]:
         """Each gradient combined with those of its name on the other ranks.
 
         ``gradients``: the backend's tensors, which may be overwritten. ``names``: unique, and the same ones on every rank.
-        ``op``: of ``shoal.allreduce``.
+        ``op``: of ``shoal.allreduce``. ``sparse_as_dense``: sparse ones are made dense first, which PyTorch's are in any case.
         """
 
 

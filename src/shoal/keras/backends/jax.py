@@ -15,7 +15,9 @@ from shoal.job.groups import Group
 from shoal.ops import collectives
 
 
-def average(gradients: Sequence[Any], names: Sequence[str], op: str, group: Group | None) -> list[Any]:
+def average(
+    gradients: Sequence[Any], names: Sequence[str], op: str, group: Group | None, sparse_as_dense: bool = False
+) -> list[Any]:
     if keras.distribution.distribution() is not None:
         raise NotImplementedError(
             "a DistributedOptimizer averages one gradient a rank: leave out keras.distribution, and start a rank for each device"

@@ -9,11 +9,19 @@ from shoal.job.groups import Group
 from shoal.tensorflow import averaging, collectives
 
 
-def average(gradients: Sequence[Any], names: Sequence[str], op: str, group: Group | None) -> list[Any]:
+def average(
+    gradients: Sequence[Any], names: Sequence[str], op: str, group: Group | None, sparse_as_dense: bool = False
+) -> list[Any]:
     if tf.distribute.has_strategy():
         raise NotImplementedError(
             "a DistributedOptimizer averages one gradient a rank: leave out tf.distribute, and start a rank for each device"
         )
+    given = [_dense(each) for each in gradients] if sparse_as_dense else gradients
     if op in ("mean", "sum"):
-        return averaging.average(gradients, names, op, group)
-    return [collectives.allreduce(each, op, name, group) for each, name in zip(gradients, names, strict=True)]
+        return averaging.average(given, names, op, group)
+    return [collectives.allreduce(each, op, name, group) for each, name in zip(given, names, strict=True)]
+
+
+def _dense(gradient: Any) -> Any:
+    # Keras's own conversion leaves them sparse.
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient

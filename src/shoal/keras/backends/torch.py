@@ -1,5 +1,10 @@
-"""On PyTorch: all gradients are in flight together, in their own memory; those of an accelerator go through the host's."""
+"""On PyTorch: all gradients are in flight together, in their own memory; those of an accelerator go through the host's.
 
+PyTorch gives some gradients the same memory, such as those of the terms of a sum, and elements of one gradient too: these are
+copied, as each would be averaged in it while another is.
+"""
+
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +14,10 @@ from shoal.job.groups import Group
 from shoal.ops import collectives
 
 
-def average(gradients: Sequence[Any], names: Sequence[str], op: str, group: Group | None) -> list[Any]:
-    travelling = [_on_host(each) for each in gradients]
+def average(
+    gradients: Sequence[Any], names: Sequence[str], op: str, group: Group | None, sparse_as_dense: bool = False
+) -> list[Any]:
+    travelling = _apart([_on_host(each) for each in gradients])
     handles = [
         collectives.allreduce_async_(each, op, name, group) for each, name in zip(travelling, names, strict=True)
     ]
@@ -27,3 +34,24 @@ def _on_host(gradient: torch.Tensor) -> torch.Tensor:
     if dense.is_sparse:
         dense = dense.to_dense()
     return dense if dense.device.type == "cpu" else dense.cpu()
+
+
+def _apart(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Each in memory that it shares with no other, and no element of it with another one."""
+    storages = [each.untyped_storage().data_ptr() for each in gradients]
+    users = Counter(storages)
+    return [
+        each.clone(memory_format=torch.contiguous_format) if users[storage] > 1 or _overlaps_itself(each) else each
+        for each, storage in zip(gradients, storages, strict=True)
+    ]
+
+
+def _overlaps_itself(gradient: torch.Tensor) -> bool:
+    """Whether two elements may have one address, as where it is expanded."""
+    beyond = 1  # From one element of the inner dimensions on, the addresses that they do not reach.
+    for stride, size in sorted(zip(gradient.stride(), gradient.shape, strict=True)):
+        if size > 1:
+            if stride < beyond:
+                return True
+            beyond += (size - 1) * stride
+    return False

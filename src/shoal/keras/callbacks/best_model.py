@@ -1,6 +1,7 @@
 """A file with the model of the best epoch, written by one rank."""
 
 import os
+import warnings
 from typing import Any
 
 import keras
@@ -16,6 +17,7 @@ class BestModelCheckpoint(keras.callbacks.Callback):
 
     Rank ``root`` decides and writes, as ``keras.callbacks.ModelCheckpoint(save_best_only=True)``; the others wait until the file is
     there, so all may read it afterwards, and have the same ``best``. If it cannot be written, that is an error on all ranks.
+    After an epoch without the metric, such as one without validation, it warns and saves nothing.
 
     Arguments:
         filepath: as for ModelCheckpoint; may have ``{epoch}`` and metrics in it, as their means.
@@ -71,10 +73,14 @@ class BestModelCheckpoint(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         averaged = average_metrics(logs or {}, self._group)
         if self._writer.monitor not in averaged:
-            raise ValueError(
-                f"there is no metric {self._writer.monitor!r} to tell the best model by, only {', '.join(sorted(averaged)) or 'none'}: "
-                "pass another monitor, or validation data"
-            )
+            # On no rank, as all have the same ones.
+            if self._group.session.rank == self._root:
+                warnings.warn(
+                    f"after epoch {epoch + 1} there is no metric {self._writer.monitor!r} to tell the best model by, only "
+                    f"{', '.join(sorted(averaged)) or 'none'}, so nothing was saved: pass another monitor, or validation data",
+                    stacklevel=2,
+                )
+            return
         outcome = self._write(epoch, averaged) if self._group.session.rank == self._root else None
         outcome = exchange(outcome, "best model", self._group)[self._group.ranks.index(self._root)]
         if outcome["error"] is not None:

@@ -13,14 +13,15 @@ from shoal.keras.callbacks import momentum
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Sets the learning rate to ``initial_lr`` times ``multiplier`` in the epochs from ``start_epoch`` to before ``end_epoch``.
 
-    Several callbacks may follow each other. Reports ``learning_rate`` among an epoch's metrics.
+    Several callbacks may follow each other. Reports ``learning_rate`` among an epoch's metrics. Afterwards the rate is that of the
+    last batch before ``end_epoch``.
 
     Arguments:
         initial_lr: what is multiplied.
         multiplier: a number, or a function of the epoch.
         start_epoch, end_epoch: counted from 0; None: to the end.
         staircase: whether it is set when an epoch begins, and ``multiplier`` is called with a whole number; else before each
-            batch, with the epoch and the part of it that is done.
+            batch, or what ``steps_per_execution`` makes one call of, with the epoch and the part of it that is done.
         momentum_correction: whether the velocities of SGD and RMSprop change with the learning rate.
         steps_per_epoch: only where Keras does not know how many steps an epoch has, as with a generator.
 
@@ -65,11 +66,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if not self._staircase and self._is_on():
-            steps = self._steps_of_epoch()
-            assert steps is not None, "on_train_begin has seen to it"
-            self._set(self._epoch + batch / steps)
+            self._set(self._epoch + batch / self._known_steps())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        # The last batch had no rate of its own if Keras made several steps in one call, or if the epoch was cut short.
+        if not self._staircase and self._is_on() and self._end is not None and epoch + 1 >= self._end:
+            steps = self._known_steps()
+            self._set(epoch + (steps - 1) / steps)
         if logs is not None:
             logs["learning_rate"] = self._rate()
 
@@ -78,6 +81,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def _steps_of_epoch(self) -> int | None:
         return self._steps or (self.params or {}).get("steps")
+
+    def _known_steps(self) -> int:
+        steps = self._steps_of_epoch()
+        assert steps is not None, "on_train_begin has seen to it"
+        return steps
 
     def _set(self, epoch: float) -> None:
         # On JAX, variables have their values between epochs only, unless they are asked for.
@@ -123,10 +131,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         members = world() if group is None else group
 
         def multiplier(epoch: float) -> float:
-            steps = self._steps_of_epoch()
-            assert steps is not None, "on_train_begin has seen to it"
             # The last batch has all of it.
-            done = min(1.0, (epoch + 1 / steps) / warmup_epochs)
+            done = min(1.0, (epoch + 1 / self._known_steps()) / warmup_epochs)
             return (1 + done * (members.size - 1)) / members.size
 
         super().__init__(

@@ -14,6 +14,7 @@ from shoal.horovod.tensorflow.functions import broadcast_global_variables, broad
 from shoal.horovod.tensorflow.keras.keras_2 import build, variables_of, velocities
 from shoal.horovod.tensorflow.keras.values import session
 from shoal.keras import callbacks as shoals
+from shoal.keras.distributed import check_averages, check_outermost
 from shoal.ops import collectives
 
 
@@ -28,7 +29,9 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         device: see above.
         local_variables: a variable or several that stay each rank's own. Raises ValueError for what is no variable.
 
-    In training raises what ``hvd.broadcast_variables`` raises.
+    In ``on_train_begin`` raises ValueError for a model whose distributed optimizer is inside another one, such as a
+    LossScaleOptimizer. In training raises what ``hvd.broadcast_variables`` raises; after the first epoch RuntimeError, if the model was compiled before
+    its optimizer was a distributed one.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -48,6 +51,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
         self._local[id(var)] = var
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        check_outermost(self.model)
         if self.broadcast_done or not tf.executing_eagerly():
             return
         is_made = all(layer.built for layer in (self.model, *self.model._flatten_layers()))
@@ -58,6 +62,9 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
     def on_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if not self.broadcast_done:
             self._broadcast()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        check_averages(self.model)
 
     def _broadcast(self) -> None:
         with tf.device(self.device):
@@ -75,7 +82,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 class MetricAverageCallback(shoals.MetricAverageCallback, tf.keras.callbacks.Callback):
     """At the end of an epoch, puts the mean over the ranks in the place of each metric, for the callbacks after it.
 
-    Raises Mismatch on every rank if they do not have the same metrics.
+    Raises Mismatch on every rank if they do not have the same metrics, and RuntimeError if the model was compiled before its
+    optimizer was a distributed one.
     """
 
     def __init__(self, device: str = "") -> None:

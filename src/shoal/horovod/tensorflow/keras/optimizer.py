@@ -9,7 +9,7 @@ from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.common.util import known_operator
 from shoal.horovod.tensorflow import optimizer as of_tensorflow
 from shoal.horovod.tensorflow.compression import Compression
-from shoal.horovod.tensorflow.gradients import weights_of
+from shoal.horovod.tensorflow.gradients import layers_of
 
 
 def DistributedOptimizer(
@@ -94,9 +94,9 @@ def PartialDistributedOptimizer(
 ) -> Any:
     """``DistributedOptimizer`` to which the weights of some layers are local: ``local_layers``, a layer or several.
 
-    The layers have their weights already. Raises ValueError for what is no layer of Keras, and as ``DistributedOptimizer``.
+    The layers may get their weights later. Raises ValueError for what is no layer of Keras, and as ``DistributedOptimizer``.
     """
-    weights = weights_of(local_layers)
+    layers = layers_of(local_layers)
     distributed = DistributedOptimizer(
         optimizer,
         name,
@@ -112,6 +112,6 @@ def PartialDistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    for weight in weights:
-        distributed.register_local_var(weight)
+    for layer in layers:
+        distributed._shoal_register_local_layer(layer)
     return distributed
