@@ -29,15 +29,18 @@ void Finishers::prepare() {
 }
 
 void Finishers::expect(const std::shared_ptr<engine::Operation>& operation, Follow follow) {
-  if (!operation->is_local()) {
-    be_told(operation, std::move(follow));
-    return;
+  {
+    const std::lock_guard lock(mutex_);
+    // If it ends after this, who waits in its group sees it here.
+    if (operation->is_local() && !operation->done()) {
+      local_.push_back({operation, std::move(follow)});
+      if (next_to_wait_for() != nullptr) {
+        wake_one_for_groups();
+      }
+      return;
+    }
   }
-  const std::lock_guard lock(mutex_);
-  local_.push_back({operation, std::move(follow)});
-  if (next_to_wait_for() != nullptr) {
-    wake_one_for_groups();
-  }
+  be_told(operation, std::move(follow));
 }
 
 void Finishers::close() {
@@ -178,6 +181,9 @@ void Finishers::wait_in_groups() {
     lock.unlock();
     operation->wait_in_group([&] { return any_has_ended(*operation); }, turn_in_group);
     lock.lock();
+    if (closed_) {
+      return;
+    }
     waited_for_.erase(std::find(waited_for_.begin(), waited_for_.end(), operation));
     std::list<Expected> ended = take_ended(*operation);
     if (!ended.empty() && next_to_wait_for() != nullptr) {

@@ -1,5 +1,6 @@
 // Registers the operations when TensorFlow loads this library (tf.load_op_library), which wants that to happen within
 // dlopen. What went wrong is kept for Python to ask: nothing may be thrown from here.
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -110,6 +111,7 @@ SHOAL_EXPORTED const char* shoal_tensorflow_enable_xla() { return shoal::tensorf
 
 // For tests (xla/execution.h).
 SHOAL_EXPORTED void shoal_tensorflow_distrust_xla(int on) { shoal::xla::Execution::distrust(on != 0); }
+SHOAL_EXPORTED std::int64_t shoal_tensorflow_xla_futures() { return shoal::xla::Execution::futures_made(); }
 
 // For tests (done.h).
 SHOAL_EXPORTED void shoal_tensorflow_distrust(int on) { shoal::tensorflow::Done::distrust(on != 0); }

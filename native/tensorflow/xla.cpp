@@ -19,7 +19,8 @@ std::string register_all() {
   if (found == nullptr) {
     return "the XLA of this TensorFlow has no interface for calls from compiled programs";
   }
-  return xla::register_handlers(*reinterpret_cast<const xla::Api* (*)()>(found)());
+  const xla::Api* const api = reinterpret_cast<const xla::Api* (*)()>(found)();
+  return api == nullptr ? "the XLA of this TensorFlow gives no interface" : xla::register_handlers(*api);
 }
 
 }  // namespace

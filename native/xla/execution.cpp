@@ -13,6 +13,7 @@ namespace {
 
 std::atomic<const doors::Table*> the_core{nullptr};
 std::atomic<bool> distrusted{false};
+std::atomic<std::int64_t> futures{0};
 
 // XLA takes those versions of the interface that it knows; this one has all that is used here but for futures.
 constexpr int major_version = 0;
@@ -154,11 +155,13 @@ Error* Execution::error(const Api& api, Problem problem, const std::string& mess
 
 // The program goes on when the future is complete, or, where there is none, when the handler returns.
 std::shared_ptr<Execution::Wait> Execution::promise(Frame* frame) {
-  const bool has_futures = api_->size >= sizeof(Api) && frame->size >= sizeof(Frame);
+  // The frame's size says nothing: XLA gives it without the future, whether it has one or not.
+  const bool has_futures = api_->size >= sizeof(Api);
   if (has_futures && !distrusted) {
     FutureArguments arguments{sizeof arguments, nullptr, nullptr};
     if (Error* const problem = api_->make_future(&arguments); problem == nullptr) {
       future_ = frame->future = arguments.future;
+      ++futures;
       return nullptr;
     }
   }
@@ -183,5 +186,6 @@ void Execution::end(Error* error) {
 }
 
 void Execution::distrust(bool on) { distrusted = on; }
+std::int64_t Execution::futures_made() { return futures; }
 
 }  // namespace shoal::xla

@@ -74,6 +74,8 @@ class Execution {
 
   // For tests: as if XLA had no futures.
   static void distrust(bool on);
+  // For tests: how many calls have ended, or will, by a future.
+  static std::int64_t futures_made();
 
  protected:
   ~Execution() = default;

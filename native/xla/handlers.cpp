@@ -6,6 +6,9 @@ namespace shoal::xla {
 
 namespace {
 
+// Another one may have other functions at the same places.
+constexpr int known_major_version = 0;
+
 struct Named {
   const char* name;
   Handler* handler;
@@ -19,6 +22,10 @@ constexpr Named handlers[] = {
 }  // namespace
 
 std::string register_handlers(const Api& api) {
+  if (api.version.major != known_major_version) {
+    return "XLA's interface is of version " + std::to_string(api.version.major) + ", and Shoal knows " +
+           std::to_string(known_major_version);
+  }
   for (const Named& each : handlers) {
     RegisterArguments arguments{sizeof arguments, nullptr,      {each.name, std::strlen(each.name)},
                                 {"Host", 4},      nullptr,      nullptr,

@@ -1,5 +1,6 @@
 """What the collective operations promise in what XLA compiles, for 3 ranks. test_tensorflow_xla.py runs them."""
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,26 @@ from shoal.tensorflow import library
 
 scenario = Scenarios(lambda: shoal.init())
 
+_without_futures = False
+
 
 def run_all() -> dict[str, str]:
     return scenario.run_each()
 
 
+@scenario
+def calls_end_by_futures_where_xla_has_them() -> None:
+    futures = library.native.shoal_tensorflow_xla_futures
+    futures.restype = ctypes.c_int64
+    before = futures()
+    compiled(shoal.allreduce)(tf.ones([2]))
+    assert futures() - before == (0 if _without_futures else 1)
+
+
 def run_without_futures() -> dict[str, str]:
     """As where XLA has none: each call waits in the thread that made it."""
+    global _without_futures
+    _without_futures = True
     shoal.init()
     library.native.shoal_tensorflow_distrust_xla(1)
     return scenario.run_each()

@@ -121,7 +121,12 @@ def _alltoall(made: Call, x: Any, splits: Any) -> Any:
     members = made.place.members
     rows = _rows(array.shape, "alltoall")
     known = tf.get_static_value(splits)
-    if known is None or rows % members or any(each != rows // members for each in known):
+    if (
+        known is None
+        or len(known) not in (0, members)
+        or rows % members
+        or any(each != rows // members for each in known)
+    ):
         raise NotImplementedError(
             f"alltoall of {'splits that are not known' if known is None else f'{rows} rows to {members} members'} cannot "
             f"be compiled by XLA, which has to know all sizes: give every member as many rows, or {xla.WITHOUT}"

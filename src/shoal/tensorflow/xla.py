@@ -115,7 +115,8 @@ def _turn_of(name: str, may_repeat: bool) -> Any:
     with _lock, tf.init_scope():
         if tf.executing_eagerly():
             if name not in _turns:
-                _turns[name] = tf.Variable(0, trainable=False, name="shoal_turn")
+                with tf.device("CPU:0"):
+                    _turns[name] = tf.Variable(0, trainable=False, name="shoal_turn")
             return _turns[name]
         if may_repeat:
             raise NotImplementedError(
