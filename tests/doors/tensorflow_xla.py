@@ -24,6 +24,19 @@ def run_all() -> dict[str, str]:
 
 
 @scenario
+def calls_of_a_program_are_on_their_way_together() -> None:
+    count, x = 8, tf.ones([400])  # XLA makes calls of smaller ones in turn
+    if _without_futures:
+        return
+    if shoal.rank() == 0:
+        together = compiled(lambda: [shoal.allreduce(x + float(i), name=f"together {i}") for i in range(count)])
+        assert [float(each[0]) for each in together()] == [1.0 + i for i in range(count)]
+    else:
+        for i in reversed(range(count)):
+            shoal.allreduce(x + float(i), name=f"together {i}")
+
+
+@scenario
 def calls_end_by_futures_where_xla_has_them() -> None:
     futures = library.native.shoal_tensorflow_xla_futures
     futures.restype = ctypes.c_int64

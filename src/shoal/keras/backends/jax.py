@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from shoal.job.groups import Group
-from shoal.ops import collectives
+from shoal.ops import collectives, submissions
 
 
 def average(
@@ -30,6 +30,10 @@ def average(
             collectives.allreduce_async(np.asarray(each), op, name, group)
             for each, name in zip(arrays, names, strict=True)
         ]
+        # All of them, whatever becomes of one: JAX takes the arrays back when this returns.
+        failure = submissions.first_failure(handles)
+        if failure is not None:
+            raise failure
         return tuple(handle.wait() for handle in handles)
 
     shapes = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in gradients)
