@@ -15,10 +15,6 @@ std::atomic<const doors::Table*> the_core{nullptr};
 std::atomic<bool> distrusted{false};
 std::atomic<std::int64_t> futures{0};
 
-// XLA takes those versions of the interface that it knows; this one has all that is used here but for futures.
-constexpr int major_version = 0;
-constexpr int minor_version = 1;
-
 constexpr int scalar_type = 3;
 constexpr int text_type = 4;
 

@@ -84,6 +84,11 @@ struct RegisterArguments {
   std::uint32_t traits;
 };
 
+// XLA takes those versions of the interface that it knows; this one has all that is used here but for futures. Of
+// another major version the functions may lie at other places.
+inline constexpr int major_version = 0;
+inline constexpr int minor_version = 1;
+
 struct Api {
   std::size_t size;  // of what there is in this version
   Extension* extensions;

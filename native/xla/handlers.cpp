@@ -6,9 +6,6 @@ namespace shoal::xla {
 
 namespace {
 
-// Another one may have other functions at the same places.
-constexpr int known_major_version = 0;
-
 struct Named {
   const char* name;
   Handler* handler;
@@ -22,9 +19,9 @@ constexpr Named handlers[] = {
 }  // namespace
 
 std::string register_handlers(const Api& api) {
-  if (api.version.major != known_major_version) {
+  if (api.version.major != major_version) {
     return "XLA's interface is of version " + std::to_string(api.version.major) + ", and Shoal knows " +
-           std::to_string(known_major_version);
+           std::to_string(major_version);
   }
   for (const Named& each : handlers) {
     RegisterArguments arguments{sizeof arguments, nullptr,      {each.name, std::strlen(each.name)},
