@@ -17,6 +17,7 @@
 #include "base/types.h"
 #include "doors/finishers.h"
 #include "doors/gradient_table.h"
+#include "doors/short_waits.h"
 #include "engine/operation.h"
 #include "os/descriptor.h"
 #include "protocol/collectives.h"
@@ -43,6 +44,7 @@ struct Door {
   std::optional<Job> job;                // guarded by mutex
   std::map<std::int64_t, Group> groups;  // of the job; guarded by mutex
   Finishers finishers;
+  ShortWaits short_waits;
 
   // With mutex held. Null: `why` has the reason.
   const Group* find(std::int64_t group, const char** why) const {
@@ -171,26 +173,33 @@ std::string here() {
 }
 
 void call(std::int64_t group, Submission&& submission, std::function<void(const Outcome&)> ended) {
+  Door& ours = door();
   std::string here;
   std::string why;
   std::string what = described(submission);
+  const bool waits = ours.short_waits.begin(submission.input_bytes);
   const std::shared_ptr<Operation> operation = submit(group, std::move(submission), here, why);
   what += here.empty() ? "" : " on " + here;
   if (operation == nullptr) {
+    ours.short_waits.end();
     ended({Status::error(Code::cancelled, what + ": " + why), nullptr});
     return;
   }
-  auto end = [operation, what = std::move(what), ended = std::move(ended)] {
+  auto end = [&ours, operation, what = std::move(what), ended = std::move(ended)] {
+    ours.short_waits.end();
     Status status = operation->status();
     if (!status.ok()) {
       status.message = what + ": " + status.message;
     }
     ended({std::move(status), operation});
   };
+  if (waits && !operation->wait(ShortWaits::longest)) {
+    ours.short_waits.waited_in_vain();
+  }
   if (operation->done()) {
     end();
   } else {
-    door().finishers.expect(operation, std::move(end));
+    ours.finishers.expect(operation, std::move(end));
   }
 }
 

@@ -51,8 +51,8 @@ struct Outcome {
   std::shared_ptr<engine::Operation> operation;
 };
 
-// Submits for the group; of `submission` group and timeout are set here. `ended` is called once, before call() returns
-// or on a thread of the finishers (finishers.h). Throws nothing.
+// Submits for the group; of `submission` group and timeout are set here. `ended` is called once: before call() returns,
+// which may wait for short operations (short_waits.h), or on a thread of the finishers (finishers.h). Throws nothing.
 void call(std::int64_t group, Submission&& submission, std::function<void(const Outcome&)> ended);
 
 // Memory for arrays, all zero: such that ranks of a machine share, if there is such. Throws std::system_error or

@@ -34,9 +34,7 @@ void Finishers::expect(const std::shared_ptr<engine::Operation>& operation, Foll
     // If it ends after this, who waits in its group sees it here.
     if (operation->is_local() && !operation->done()) {
       local_.push_back({operation, std::move(follow)});
-      if (next_to_wait_for() != nullptr) {
-        wake_one_for_groups();
-      }
+      call_one_if_needed();
       return;
     }
   }
@@ -108,13 +106,19 @@ void Finishers::serve() {
 
 // --- Those that wait in groups of one machine ---
 
-void Finishers::wake_one_for_groups() {
+// With mutex_ held: sees to it that a thread comes, if there is anything for one. It will call the next one.
+void Finishers::call_one_if_needed() {
+  if (called_ > 0 || !has_any_for_groups()) {
+    return;
+  }
   if (resting_ > 0) {
+    ++called_;
     local_came_.notify_one();
     return;
   }
   try {
     os::start_thread([this] { wait_in_groups(); }).detach();
+    ++called_;
   } catch (const std::system_error&) {
     // The system has no thread: those that are told do it.
     std::list<Expected> all;
@@ -127,6 +131,12 @@ void Finishers::wake_one_for_groups() {
     }
   }
 }
+
+// With mutex_ held.
+bool Finishers::has_any_for_groups() const { return !ended_.empty() || next_to_wait_for() != nullptr; }
+
+// With mutex_ held, by a thread that was called.
+void Finishers::come() { called_ -= std::min<std::size_t>(called_, 1); }
 
 // With mutex_ held: the oldest operation of a group in which nobody waits; null if there is none.
 std::shared_ptr<engine::Operation> Finishers::next_to_wait_for() const {
@@ -145,61 +155,68 @@ bool Finishers::any_has_ended(const engine::Operation& of_group) {
 }
 
 // With mutex_ held: also those that are no longer the group's.
-std::list<Finishers::Expected> Finishers::take_ended(const engine::Operation& of_group) {
-  std::list<Expected> ended;
+void Finishers::take_ended(const engine::Operation& of_group) {
   for (auto next = local_.begin(); next != local_.end();) {
     const auto one = next++;
     if (one->operation->shares_group_with(of_group) && (one->operation->done() || !one->operation->is_local())) {
-      ended.splice(ended.end(), local_, one);
+      ended_.splice(ended_.end(), local_, one);
     }
   }
-  return ended;
 }
 
 void Finishers::wait_in_groups() {
   std::unique_lock lock(mutex_);
-  for (;;) {
-    std::shared_ptr<engine::Operation> operation = next_to_wait_for();
-    if (operation == nullptr && !closed_) {
-      if (resting_ >= kept_resting) {
-        return;
-      }
-      ++resting_;
-      {
-        const engine::Resting resting;
-        local_came_.wait(lock, [&] { return closed_ || (operation = next_to_wait_for()) != nullptr; });
-      }
-      --resting_;
-    }
-    if (closed_) {
+  come();
+  while (!closed_) {
+    if (!ended_.empty()) {
+      follow_first(lock);
+    } else if (std::shared_ptr<engine::Operation> operation = next_to_wait_for()) {
+      wait_in_group(operation, lock);
+    } else if (resting_ < kept_resting) {
+      rest(lock);
+    } else {
       return;
     }
-    waited_for_.push_back(operation);
-    if (next_to_wait_for() != nullptr) {
-      wake_one_for_groups();
-    }
-    lock.unlock();
-    operation->wait_in_group([&] { return any_has_ended(*operation); }, turn_in_group);
-    lock.lock();
-    if (closed_) {
-      return;
-    }
-    waited_for_.erase(std::find(waited_for_.begin(), waited_for_.end(), operation));
-    std::list<Expected> ended = take_ended(*operation);
-    if (!ended.empty() && next_to_wait_for() != nullptr) {
-      wake_one_for_groups();  // this thread is at work
-    }
-    lock.unlock();
-    for (Expected& one : ended) {
-      if (one.operation->done()) {
-        one.follow();
-      } else {
-        be_told(one.operation, std::move(one.follow));
-      }
-    }
-    ended.clear();  // without the lock
-    lock.lock();
   }
+}
+
+// What follows may wait for whatever else has ended or is open: another thread sees to that meanwhile.
+void Finishers::follow_first(std::unique_lock<std::mutex>& lock) {
+  {
+    std::list<Expected> first;
+    first.splice(first.end(), ended_, ended_.begin());
+    call_one_if_needed();
+    lock.unlock();
+    Expected& one = first.front();
+    if (one.operation->done()) {
+      one.follow();
+    } else {
+      be_told(one.operation, std::move(one.follow));
+    }
+  }  // it goes without the lock
+  lock.lock();
+}
+
+void Finishers::wait_in_group(const std::shared_ptr<engine::Operation>& operation, std::unique_lock<std::mutex>& lock) {
+  waited_for_.push_back(operation);
+  call_one_if_needed();
+  lock.unlock();
+  operation->wait_in_group([&] { return any_has_ended(*operation); }, turn_in_group);
+  lock.lock();
+  waited_for_.erase(std::find(waited_for_.begin(), waited_for_.end(), operation));
+  take_ended(*operation);
+}
+
+void Finishers::rest(std::unique_lock<std::mutex>& lock) {
+  ++resting_;
+  {
+    const engine::Resting resting;
+    while (!closed_ && !has_any_for_groups()) {
+      local_came_.wait(lock);
+      come();
+    }
+  }
+  --resting_;
 }
 
 }  // namespace shoal::doors

@@ -52,10 +52,15 @@ class Finishers {
   void be_told(const std::shared_ptr<engine::Operation>& operation, Follow follow);
 
   void wait_in_groups();
-  void wake_one_for_groups();
+  void follow_first(std::unique_lock<std::mutex>& lock);
+  void wait_in_group(const std::shared_ptr<engine::Operation>& operation, std::unique_lock<std::mutex>& lock);
+  void rest(std::unique_lock<std::mutex>& lock);
+  void call_one_if_needed();
+  void come();
+  bool has_any_for_groups() const;
   std::shared_ptr<engine::Operation> next_to_wait_for() const;
   bool any_has_ended(const engine::Operation& of_group);
-  std::list<Expected> take_ended(const engine::Operation& of_group);
+  void take_ended(const engine::Operation& of_group);
 
   const std::shared_ptr<engine::Completions> completions_ = std::make_shared<engine::Completions>();
   std::mutex mutex_;
@@ -67,7 +72,9 @@ class Finishers {
   std::list<Expected> local_;  // of groups on one machine
   // A thread waits in the group of each.
   std::vector<std::shared_ptr<engine::Operation>> waited_for_;
-  std::size_t resting_ = 0;  // threads that could
+  std::list<Expected> ended_;  // to be followed, one at a time
+  std::size_t resting_ = 0;    // threads that could
+  std::size_t called_ = 0;     // threads that are on their way
   bool closed_ = false;
   std::condition_variable local_came_;
 };

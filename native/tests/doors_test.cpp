@@ -14,6 +14,7 @@
 #include "doors/averager.h"
 #include "doors/door.h"
 #include "doors/pass.h"
+#include "doors/short_waits.h"
 #include "tests/engine_job.h"
 
 namespace shoal::tests {
@@ -255,6 +256,71 @@ TEST(an_operation_ends_while_another_one_of_another_group_is_open) {
   expect_well(other(1, job.engines[1]->make_group({0, 1}, "open"), "open", others));
   CHECK_EQ(open.get().message, "");
   doors::forget(job.engines[0].get());
+}
+
+// What follows an operation may wait for what follows another one that has ended at the same time.
+TEST(what_follows_an_operation_does_not_keep_back_what_follows_others) {
+  constexpr int rounds = 200;  // in some of which both have ended when a thread looks
+  Job job{2, 0, 1, 4096, {0, 0}};
+  doors::open({job.engines[0].get(), "rank 0 (a)", 30 * second, {2, 0}});
+  for (int round = 0; round < rounds; ++round) {
+    const auto in_round = [round](const char* which) { return which + std::to_string(round); };
+    const auto sum = [](const std::string& name, std::vector<float>& array) {
+      Submission submission = of(Collective::all_reduce, name, array, &array);
+      submission.op = Operator::sum;
+      return submission;
+    };
+    std::vector<std::vector<float>> mine(2, std::vector<float>(4, 1.0F));
+    std::vector<std::vector<float>> others(2, std::vector<float>(4, 2.0F));
+    std::promise<void> second_has_followed;
+    std::future<void> followed = second_has_followed.get_future();
+    std::promise<bool> first_has_followed;
+    std::future<bool> well = first_has_followed.get_future();
+    doors::call(0, sum(in_round("first"), mine[0]), [&](const doors::Outcome& outcome) {
+      first_has_followed.set_value(outcome.status.ok() &&
+                                   followed.wait_for(std::chrono::seconds(10)) == std::future_status::ready);
+    });
+    doors::call(0, sum(in_round("second"), mine[1]), [&](const doors::Outcome&) { second_has_followed.set_value(); });
+    const std::shared_ptr<Operation> other_first = job.engines[1]->submit(sum(in_round("first"), others[0]));
+    const std::shared_ptr<Operation> other_second = job.engines[1]->submit(sum(in_round("second"), others[1]));
+    expect_well(other_first);
+    expect_well(other_second);
+    CHECK(well.get());
+  }
+  doors::forget(job.engines[0].get());
+}
+
+// How many threads have waited of those that called so many operations, each when the one before had ended.
+int waits_in_a_row(doors::ShortWaits& waits, int calls) {
+  int waited = 0;
+  for (int call = 0; call < calls; ++call) {
+    waited += waits.begin(1024) ? 1 : 0;
+    waits.end();
+  }
+  return waited;
+}
+
+TEST(threads_wait_for_short_operations_that_are_called_one_after_another) {
+  doors::ShortWaits waits;
+  CHECK_EQ(waits_in_a_row(waits, 7), 0);
+  CHECK_EQ(waits_in_a_row(waits, 100), 99);  // but for the 64th
+  CHECK(!waits.begin(doors::ShortWaits::many_bytes));
+  waits.end();
+}
+
+TEST(no_thread_waits_where_operations_are_called_together_or_have_taken_long) {
+  doors::ShortWaits waits;
+  waits_in_a_row(waits, 20);
+  CHECK(waits.begin(1024));
+  CHECK(!waits.begin(1024));  // while the other is open
+  waits.end();
+  waits.end();
+  CHECK_EQ(waits_in_a_row(waits, 7), 0);
+  CHECK(waits.begin(1024));
+  waits.waited_in_vain();
+  waits.end();
+  CHECK_EQ(waits_in_a_row(waits, 1000), 0);
+  CHECK(waits_in_a_row(waits, 100) > 0);
 }
 
 TEST(a_plan_that_does_not_fit_is_refused) {
