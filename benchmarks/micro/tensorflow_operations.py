@@ -1,6 +1,6 @@
 """What one operation costs in TensorFlow: a chain of 256 all-reduces of 1 KiB, each of what the one before has given.
 
-By turns in one run, 2 ranks:
+By turns in one run, 2 ranks, each with one thread for TensorFlow's operations, since there are 2 cores:
 
     core         the core's operations, each planned before and submitted and waited for by two calls from Python
     array API    shoal.allreduce_ of a NumPy array
@@ -42,7 +42,12 @@ _OPS = ["sum"] + ["mean"] * (OPERATIONS - 1)
 
 def ways(joined: Contestant, library: str, arguments: Mapping[str, Any]) -> Mapping[str, Contestant]:
     """Of one rank."""
-    makers = {CORE: _core, ARRAYS: _arrays, TENSORFLOW: _tensorflow, FUNCTION: _function}
+    makers = {
+        CORE: _core,
+        ARRAYS: _arrays,
+        TENSORFLOW: _Function(_tensorflow),
+        FUNCTION: _Function(_numpy_function),
+    }
     return {f"{library} {name}": Way(joined, make) for name, make in makers.items()}
 
 
@@ -88,47 +93,46 @@ def _arrays(content: FloatArray) -> Buffer:
     return Pieces(content, chain)
 
 
-class _InFunction:
-    """A buffer whose all-reduce is one call of a function of TensorFlow's."""
+class _Function:
+    """Makes buffers whose all-reduce is one call of a function of TensorFlow's, the same one for all of them."""
 
-    def __init__(self, content: FloatArray, operation: Callable[[Any, str, str], Any]) -> None:
+    def __init__(self, operation: Callable[[Any, str, str], Any]) -> None:
+        self._operation = operation
+        self._traced: Any = None
+
+    def __call__(self, content: FloatArray) -> Buffer:
         import tensorflow as tf
 
-        self._content = content
+        if self._traced is None:
+            signature = tf.TensorSpec(content.shape, tf.float32)
+            self._traced = tf.function(self._chain).get_concrete_function(signature)
+        traced = self._traced
 
-        @tf.function
-        def chain(x: Any) -> Any:
-            for index, op in enumerate(_OPS):
-                x = operation(x, op, f"{operation.__name__} {index}")
-            return x
+        def chain() -> None:
+            content[:] = traced(tf.convert_to_tensor(content)).numpy()
 
-        self._chain = chain.get_concrete_function(tf.TensorSpec(content.shape, tf.float32))
-        self._convert = tf.convert_to_tensor
+        return Pieces(content, chain)
 
-    def allreduce(self) -> None:
-        self._content[:] = self._chain(self._convert(self._content)).numpy()
-
-    def fetch(self) -> FloatArray:
-        return self._content
+    def _chain(self, x: Any) -> Any:
+        for index, op in enumerate(_OPS):
+            x = self._operation(x, op, f"{self._operation.__name__} {index}")
+        return x
 
 
-def _tensorflow(content: FloatArray) -> Buffer:
+def _tensorflow(x: Any, op: str, name: str) -> Any:
     import shoal.tensorflow
 
-    return _InFunction(content, shoal.tensorflow.allreduce)
+    return shoal.tensorflow.allreduce(x, op, name)
 
 
-def _function(content: FloatArray) -> Buffer:
+def _numpy_function(x: Any, op: str, name: str) -> Any:
     import tensorflow as tf
 
     import shoal
 
-    def numpy_function(x: Any, op: str, name: str) -> Any:
-        result = tf.numpy_function(lambda array: shoal.allreduce(array, op, name), [x], tf.float32)
-        result.set_shape(x.shape)
-        return result
-
-    return _InFunction(content, numpy_function)
+    result = tf.numpy_function(lambda array: shoal.allreduce(array, op, name), [x], tf.float32)
+    result.set_shape(x.shape)
+    return result
 
 
 def show(report: Report) -> list[str]:
@@ -146,7 +150,8 @@ def case(name: str, place_text: str) -> Callable[[bool], list[Report]]:
     def measure(quick: bool) -> list[Report]:
         rounds = QUICK_ROUNDS if quick else ROUNDS
         title = f"{name}, 2 ranks: {OPERATIONS} all-reduces of {BYTES} bytes, one after the other"
-        return [replay.measure(Path(__file__), place_text, BYTES, rounds, {}, title, libraries=[SHOAL])]
+        environment = {"TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        return [replay.measure(Path(__file__), place_text, BYTES, rounds, {}, title, environment, [SHOAL])]
 
     return measure
 

@@ -1,7 +1,8 @@
 """Training steps through Horovod's door: hvd.DistributedOptimizer on Shoal, beside PyTorch's DistributedDataParallel on gloo.
 
 The parameters are those of ResNet-50 (102 MB) and of BERT-large by 8 (168 MB). Forward sleeps, as a processor does that
-waits for its GPU; backward hands out gradients at once; the optimizer changes nothing. So the network alone is measured.
+waits for its GPU; backward hands out gradients at once, layer by layer; the optimizer changes nothing. So the network
+alone is measured.
 By turns in one run:
 
     averaging alone    a step that computes nothing
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -55,40 +57,48 @@ COMPUTE_ON_ONE_MACHINE = 0.1
 AT_MOST, WITHIN = 1.05, 0.05
 
 
-class _Gradient(torch.autograd.Function):
-    """Hands ``x`` on, and in the backward pass gives the parameter its gradient."""
+class _Layer(torch.autograd.Function):
+    """Hands ``x`` on, and in the backward pass gives the layer's parameters their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, parameter: Tensor, gradient: Callable[[], Tensor]) -> Tensor:
-        ctx.gradient = gradient
+    def forward(ctx: Any, x: Tensor, gradients: Callable[[], list[Tensor]], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *of_output: Tensor) -> tuple[Tensor, Tensor, None]:
-        return of_output[0], ctx.gradient(), None
+    def backward(ctx: Any, *of_output: Tensor) -> tuple[Tensor | None, ...]:
+        return of_output[0], None, *ctx.gradients()
 
 
 class Model(nn.Module):
-    """Parameters of these sizes, which nobody reads; ``gradients``: an array of all their gradients."""
+    """Parameters of these sizes, which nobody reads; ``gradients``: an array of all their gradients.
+
+    A layer is what has the same first name, so that PyTorch's own work for it is about that of a real one.
+    """
 
     def __init__(self, variables: Sequence[Variable]) -> None:
         super().__init__()
-        ends = np.cumsum([variable.elements for variable in reversed(variables)]).tolist()
-        # Gradients lie in the order in which the backward pass makes them.
-        self._ranges = [slice(*place) for place in zip([0, *ends], ends, strict=False)][::-1]
-        for variable in variables:
-            parameter = nn.Parameter(torch.zeros(variable.elements))
-            self.register_parameter(variable.name.replace(".", "_"), parameter)
         self.gradients = torch.empty(0)
+        # Gradients lie in the order in which the backward pass makes them: the last layer's first.
+        self.layers: list[tuple[list[nn.Parameter], int]] = []
+        end = sum(variable.elements for variable in variables)
+        for _, layer in groupby(variables, lambda variable: variable.name.partition(".")[0]):
+            parameters = []
+            for variable in layer:
+                parameters.append(nn.Parameter(torch.zeros(variable.elements)))
+                self.register_parameter(variable.name.replace(".", "_"), parameters[-1])
+            end -= sum(parameter.numel() for parameter in parameters)
+            self.layers.append((parameters, end))
 
     def forward(self, x: Tensor, compute: float) -> Tensor:
         time.sleep(compute)
-        for parameter, place in zip(self.parameters(), self._ranges, strict=True):
-            x = _Gradient.apply(x, parameter, partial(self._gradient, place))  # type: ignore[no-untyped-call]
+        for parameters, begin in self.layers:
+            x = _Layer.apply(x, partial(self._gradients, parameters, begin), *parameters)  # type: ignore[no-untyped-call]
         return x
 
-    def _gradient(self, place: slice) -> Tensor:
-        return self.gradients[place]
+    def _gradients(self, parameters: Sequence[nn.Parameter], begin: int) -> list[Tensor]:
+        sizes = [parameter.numel() for parameter in parameters]
+        return list(self.gradients[begin : begin + sum(sizes)].split(sizes))
 
 
 class Unchanged(torch.optim.Optimizer):
@@ -123,8 +133,8 @@ class Training:
 
     def sums(self) -> FloatArray:
         """What the gradients' means say of their sums, in the order of the array."""
-        means = [parameter.grad for parameter in self._model.parameters()]
-        sums: FloatArray = np.concatenate([mean.numpy() for mean in means[::-1] if mean is not None])
+        means = [parameter.grad for parameters, _ in reversed(self._model.layers) for parameter in parameters]
+        sums: FloatArray = np.concatenate([mean.numpy() for mean in means if mean is not None])
         sums *= np.float32(self._ranks)
         return sums
 
