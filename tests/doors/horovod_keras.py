@@ -1,7 +1,6 @@
 """What Horovod's API for Keras promises, for 2 ranks. test_keras_horovod.py runs it."""
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,47 +111,6 @@ def a_graph_of_version_1_gives_arrays() -> None:
         hvd.broadcast_global_variables(1)
         assert session.run(x).tolist() == [2.0]
         assert hvd.allreduce(hvd.rank() + 1.0, op=hvd.Sum) == 3.0
-
-
-@scenario
-def what_was_computed_by_the_optimizer_is_combined_once() -> None:
-    """Sums show it: a second one would be twice as much."""
-
-    def stepped(step: Callable[[Any, Any], Any], eagerly: bool) -> float:
-        x = tf.Variable([0.0])
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
-        run = step if eagerly else tf.function(step)
-        for _ in range(2):
-            run(optimizer, x)
-        return float(x.numpy()[0])
-
-    def loss(x: Any) -> Any:
-        return x * (1.0 + hvd.rank())
-
-    def by_itself(optimizer: Any, x: Any) -> None:
-        optimizer.apply_gradients(optimizer.compute_gradients(lambda: loss(x), [x]))
-
-    def of_a_tape(optimizer: Any, x: Any) -> None:
-        with tf.GradientTape() as tape:
-            value = loss(x)
-        optimizer.apply_gradients(optimizer.compute_gradients(value, [x], tape=tape))
-
-    def given(optimizer: Any, x: Any) -> None:
-        with tf.GradientTape() as tape:
-            value = loss(x)
-        optimizer.apply_gradients([(tape.gradient(value, x), x)])
-
-    def changed_between(optimizer: Any, x: Any) -> None:
-        ((gradient, _),) = optimizer.compute_gradients(lambda: loss(x), [x])
-        optimizer.apply_gradients([(gradient * 1.0, x)], skip_gradients_aggregation=True)
-
-    for step in (by_itself, of_a_tape, given, changed_between):
-        assert [stepped(step, eagerly) for eagerly in (True, False)] == [-6.0, -6.0], step.__name__
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
-    with pytest.raises(ValueError, match="tape"):
-        optimizer.compute_gradients(tf.constant(1.0), [tf.Variable(1.0)])
-    with pytest.raises(NotImplementedError, match="use compute_gradients"):
-        optimizer.get_gradients(tf.constant(1.0), [tf.Variable(1.0)])
 
 
 @scenario
@@ -431,7 +389,7 @@ def a_loaded_model_trains_on_with_its_state() -> None:
             model.save(path)
             loaded = hvd.load_model(path, compression=hvd.Compression.fp16, **arguments)
             assert type(loaded.optimizer).__name__ == name
-            assert loaded.optimizer._shoal_combiner._how.op == op
+            assert loaded.optimizer._shoal_gradients.how.op == op
             pairs = zip(optimizer.variables, loaded.optimizer.variables, strict=True)
             assert all(np.array_equal(ours.numpy(), theirs.numpy()) for ours, theirs in pairs)
             loaded.fit(*mine(), batch_size=8, verbose=0)

@@ -1,10 +1,11 @@
-"""Horovod's API for Keras with real ranks: the scenarios of horovod_keras.py, and scripts that say ``import horovod``."""
+"""Horovod's API for Keras with real ranks: the scenarios of horovod_keras*.py, and scripts that say ``import horovod``."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import horovod_keras
+import horovod_keras_steps
 import pytest
 from scenarios import failures
 
@@ -21,6 +22,16 @@ def results() -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", horovod_keras.scenario.functions)
 def test_keras(results: list[dict[str, str]], name: str) -> None:
     assert not failures(results, name), failures(results, name)
+
+
+@pytest.fixture(scope="module")
+def steps() -> list[dict[str, str]]:
+    return run_ranks(horovod_keras_steps.run_all, 2, environment=QUIET, timeout=400)
+
+
+@pytest.mark.parametrize("name", horovod_keras_steps.scenario.functions)
+def test_gradients_are_combined_once(steps: list[dict[str, str]], name: str) -> None:
+    assert not failures(steps, name), failures(steps, name)
 
 
 SCRIPT = """

@@ -4,19 +4,20 @@ The optimizer stays the same object, with its state. Its class becomes one that 
 module: so what is saved with it loads without Shoal.
 
 Gradients are combined where the optimizer computes them (``compute_gradients``, ``get_gradients``, ``minimize``), or else
-where it applies them. What was combined is known by the tensors themselves, and is not combined again.
+where it applies them. What was combined is not combined again, also where the program has clipped or scaled it in between.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from types import new_class
 from typing import Any
-from weakref import WeakValueDictionary
 
 import tensorflow as tf
 
 from shoal.horovod.common.operators import ReduceOp
+from shoal.horovod.tensorflow.combined import CombinedGradients
 from shoal.horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from shoal.horovod.tensorflow.gradients import Combiner, HowCombined, LocalVariables
+from shoal.horovod.tensorflow.step_gradients import StepGradients
 
 Pairs = list[tuple[Any, Any]]
 
@@ -24,31 +25,22 @@ Pairs = list[tuple[Any, Any]]
 class _Distributed:
     """What the derived class has beside its own."""
 
-    _shoal_combiner: Combiner
-    _shoal_local: LocalVariables
-    _shoal_aggregation: LocalGradientAggregationHelper | None
+    _shoal_gradients: StepGradients
+    _shoal_combined: CombinedGradients
     # Whether a step has come here, or was traced.
     _shoal_has_begun: bool
-    # Combined gradients, as long as they live.
-    _shoal_combined: "WeakValueDictionary[int, Any]"
+    _shoal_has_warned: bool
 
     @property
     def _agg_helper(self) -> LocalGradientAggregationHelper | None:
-        return self._shoal_aggregation
+        return self._shoal_gradients.aggregation
 
     def register_local_var(self, var: Any) -> None:
         """From now on the gradient of ``var`` is this rank's own: divided by the number of ranks, or as it is."""
-        if self._shoal_aggregation is not None:
-            self._shoal_aggregation.register_local_var(var)
-        self._shoal_local.register(var)
-
-    def _shoal_register_local_layer(self, layer: Any) -> None:
-        if self._shoal_aggregation is not None:
-            self._shoal_aggregation.register_local_layer(layer)
-        self._shoal_local.register_layer(layer)
+        self._shoal_gradients.register_local_var(var)
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Pairs:
-        """Pairs of the gradients of all ranks and the variables, for ``apply_gradients``.
+        """Pairs of the gradients of all ranks and the variables, for ``apply_gradients``, which may be changed before it.
 
         ``loss``: a function without arguments; or a tensor, and ``tape`` has recorded how it was computed. Raises ValueError
         for a tensor without a tape, and as ``hvd.allreduce``.
@@ -81,11 +73,8 @@ class _Distributed:
     def _allreduce(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """The gradients of all ranks. With several passes a step those of the pass, but in the last one."""
         self.__dict__["_shoal_has_begun"] = True
-        if self._shoal_aggregation is not None:
-            combined = list(self._shoal_aggregation.compute_gradients(list(grads), list(vars)))
-        else:
-            combined = self._shoal_local.combine(list(grads), list(vars), self._shoal_combiner)
-        self._shoal_combined.update((id(each), each) for each in combined if each is not None)
+        combined = self._shoal_gradients.combined(grads, vars)
+        self._shoal_combined.add(combined, vars)
         return combined
 
     def _shoal_apply(
@@ -93,16 +82,15 @@ class _Distributed:
     ) -> Any:
         """What ``apply`` returns for the gradients of all ranks. With several passes a step, None."""
         self.__dict__["_shoal_has_begun"] = True
-        aggregation = self._shoal_aggregation
+        aggregation = self._shoal_gradients.aggregation
         # Here, since variables cannot be made in a branch.
         if aggregation is not None and hasattr(self, "build") and not getattr(self, "built", False):
             with tf.init_scope():
                 self.build(variables)
             if hasattr(self, "built"):
                 self.built = True
-        present = [each for each in gradients if each is not None]
-        is_known = bool(present) and all(self._shoal_combined.get(id(each)) is each for each in present)
-        combined = gradients if is_combined or is_known else self._allreduce(gradients, variables)
+        combined = gradients if is_combined else self._shoal_of_all(gradients, variables)
+        self._shoal_combined.applied(variables)
         if aggregation is None:
             return apply(combined)
 
@@ -111,6 +99,39 @@ class _Distributed:
 
         aggregation.apply_gradients(apply_in_branch, self, list(zip(combined, variables, strict=True)))
         return None
+
+    def _shoal_of_all(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """The gradients, those combined that are not yet. What is None goes with these, as ranks compare it."""
+        known = [
+            gradient is not None and self._shoal_combined.has(gradient, variable)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+        places = [place for place, is_known in enumerate(known) if not is_known]
+        if any(known):
+            if all(gradients[place] is None for place in places):
+                return gradients
+            if self._shoal_gradients.aggregation is not None:
+                raise ValueError(
+                    "with backward_passes_per_step the gradients that are applied are all of compute_gradients or all of the "
+                    f"program's own, since a pass is counted once: {len(places)} of {len(known)} are not of compute_gradients"
+                )
+        self._shoal_warn([variables[place] for place in places])
+        combined = list(gradients)
+        results = self._allreduce([gradients[place] for place in places], [variables[place] for place in places])
+        for place, result in zip(places, results, strict=True):
+            combined[place] = result
+        return combined
+
+    def _shoal_warn(self, variables: list[Any]) -> None:
+        """Once, if gradients were combined where it cannot be told whether they are those that are applied now."""
+        if not self._shoal_has_warned and self._shoal_combined.has_elsewhere(variables):
+            self.__dict__["_shoal_has_warned"] = True
+            warnings.warn(
+                "compute_gradients has combined gradients of these variables in another tf.function, or outside of this one, and "
+                "apply_gradients combines what it is given here once more: if that comes from there, pass "
+                "skip_gradients_aggregation=True, or compute and apply in one function",
+                stacklevel=5,
+            )
 
 
 class _OfKeras3(_Distributed):
@@ -184,9 +205,7 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(optimizer, _Distributed)
 
 
-def wrap_keras_optimizer(
-    optimizer: Any, how: HowCombined, local: LocalVariables, aggregation: LocalGradientAggregationHelper | None
-) -> Any:
+def wrap_keras_optimizer(optimizer: Any, gradients: StepGradients) -> Any:
     """The optimizer, which from now on applies combined gradients.
 
     Raises ValueError for Adasum, one that is wrapped already, and Keras on another backend; TypeError for what is no optimizer
@@ -199,7 +218,7 @@ def wrap_keras_optimizer(
         )
     if is_distributed(optimizer):
         raise ValueError(f"this {own_class.__name__} is a DistributedOptimizer already")
-    if how.op is ReduceOp.Adasum:
+    if gradients.how.op is ReduceOp.Adasum:
         raise ValueError("op=hvd.Adasum is for optimizers of tf.compat.v1.train: with Keras use op=hvd.Average")
     is_of_keras_3 = hasattr(own_class, "stateless_apply")
     if is_of_keras_3 and tf.keras.backend.backend() != "tensorflow":
@@ -211,11 +230,10 @@ def wrap_keras_optimizer(
     optimizer.__class__ = new_class(own_class.__name__, (mixed_in, own_class), {}, lambda body: body.update(names))
     # Keras tracks what it holds in attributes; these are nothing that it should save.
     vars(optimizer).update(
-        _shoal_combiner=Combiner("DistributedOptimizer", how),
-        _shoal_local=local,
-        _shoal_aggregation=aggregation,
-        _shoal_combined=WeakValueDictionary(),
+        _shoal_gradients=gradients,
+        _shoal_combined=CombinedGradients(),
         _shoal_has_begun=False,
+        _shoal_has_warned=False,
     )
     return optimizer
 

@@ -8,48 +8,32 @@ from typing import Any
 
 import tensorflow as tf
 
-from shoal.horovod.common import basics
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
 from shoal.horovod.tensorflow.adasum_optimizer import AdasumOptimizer
 from shoal.horovod.tensorflow.compression import Compression
-from shoal.horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from shoal.horovod.tensorflow.gradients import Combiner, HowCombined, LocalVariables, checked
+from shoal.horovod.tensorflow.gradients import HowCombined, checked
 from shoal.horovod.tensorflow.keras_optimizer import wrap_keras_optimizer
+from shoal.horovod.tensorflow.step_gradients import StepGradients
 from shoal.horovod.tensorflow.version_1 import Wrapper
 
 
 class _DistributedOptimizer(Wrapper):
     """An optimizer of version 1 that combines the gradients of all ranks where they are computed."""
 
-    def __init__(
-        self,
-        optimizer: Any,
-        name: str,
-        use_locking: bool,
-        how: HowCombined,
-        local: LocalVariables,
-        aggregation: LocalGradientAggregationHelper | None,
-    ) -> None:
+    def __init__(self, optimizer: Any, name: str, use_locking: bool, gradients: StepGradients) -> None:
         super().__init__(optimizer, name, use_locking)
-        self._combiner = Combiner("DistributedOptimizer", how)
-        self._local = local
-        self._agg_helper = aggregation
+        self._gradients = gradients
+        self._agg_helper = gradients.aggregation
 
     def register_local_var(self, var: Any) -> None:
         """From now on the gradient of ``var`` is this rank's own: divided by the number of ranks, or as it is."""
-        if self._agg_helper is not None:
-            self._agg_helper.register_local_var(var)
-        self._local.register(var)
+        self._gradients.register_local_var(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Pairs of combined gradient and variable. Arguments are those of the wrapped optimizer."""
         gradients, variables = zip(*self._optimizer.compute_gradients(*args, **kwargs), strict=True)
-        if self._agg_helper is not None:
-            combined = self._agg_helper.compute_gradients(gradients, variables)
-        else:
-            combined = self._local.combine(gradients, variables, self._combiner)
-        return list(zip(combined, variables, strict=True))
+        return list(zip(self._gradients.combined(gradients, variables), variables, strict=True))
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: str | None = None
@@ -116,25 +100,12 @@ def DistributedOptimizer(
                 "Adasum of an optimizer is for all ranks: leave out process_set, or use op=hvd.Average"
             )
         return AdasumOptimizer(optimizer, name, use_locking, compression, backward_passes_per_step)
-    local = LocalVariables(process_set, scale_local_gradients)
-    label = f"Distributed{type(optimizer).__name__}" if name is None else name
     if is_of_version_1 and backward_passes_per_step > 1 and tf.executing_eagerly():
         raise ValueError(
             "backward_passes_per_step with an optimizer of version 1 is for graphs: use one of Keras, or tf.compat.v1.Graph()"
         )
-    aggregation = None
-    if backward_passes_per_step != 1:
-        combiner = Combiner("DistributedOptimizer", how)
-        aggregation = LocalGradientAggregationHelper(
-            backward_passes_per_step,
-            lambda gradients, _: combiner(gradients),
-            sparse_as_dense,
-            average_aggregated_gradients,
-            basics.rank(),
-            process_set=process_set,
-            scale_local_gradients=scale_local_gradients,
-            name=label,
-        )
+    label = f"Distributed{type(optimizer).__name__}" if name is None else name
+    gradients = StepGradients(how, backward_passes_per_step, average_aggregated_gradients, scale_local_gradients, label)
     if is_of_version_1:
-        return _DistributedOptimizer(optimizer, label, use_locking, how, local, aggregation)
-    return wrap_keras_optimizer(optimizer, how, local, aggregation)
+        return _DistributedOptimizer(optimizer, label, use_locking, gradients)
+    return wrap_keras_optimizer(optimizer, gradients)

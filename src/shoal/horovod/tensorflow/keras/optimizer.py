@@ -32,25 +32,17 @@ def DistributedOptimizer(
 
     Gradients are combined where ``compute_gradients`` or ``get_gradients`` computes them, or else where they are applied.
 
-    Arguments:
+    Arguments are those of ``shoal.horovod.tensorflow.DistributedOptimizer``, which says what they mean, but:
         optimizer: of Keras, on TensorFlow.
         name: begins the names of the variables that add up several passes.
-        device_dense, device_sparse: taken, and mean nothing: gradients go through memory of the host.
-        compression: how gradients travel, one of ``Compression``.
-        sparse_as_dense: makes tensors of IndexedSlices before they travel.
-        gradient_predivide_factor: of an average: gradients are divided by it before they are added up, the sum by the rest.
         op: Average or Sum.
-        backward_passes_per_step: the gradients of so many passes are added up before they travel and are applied.
-        average_aggregated_gradients: whether the sum of several passes is divided by their number.
-        num_groups, groups: taken and checked; all gradients travel together.
-        process_set: the ranks that take part. On others gradients are their own.
-        scale_local_gradients: whether gradients of variables given to ``register_local_var`` are divided by the number of ranks.
 
     Raises:
         ValueError: arguments that contradict each other, another ``op``, an optimizer that is wrapped already, Keras on
             another backend.
         TypeError: ``optimizer`` is none of Keras.
     """
+    arguments = dict(locals())  # before there is another one
     if known_operator(op) not in (ReduceOp.Average, ReduceOp.Sum):
         raise ValueError(f"op={known_operator(op)!r}: with Keras op is hvd.Average or hvd.Sum")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
@@ -58,22 +50,7 @@ def DistributedOptimizer(
             f"{type(optimizer).__name__} is an optimizer of tf.compat.v1.train: wrap it with "
             "shoal.horovod.tensorflow.DistributedOptimizer"
         )
-    return of_tensorflow.DistributedOptimizer(
-        optimizer,
-        name=name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        backward_passes_per_step=backward_passes_per_step,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        average_aggregated_gradients=average_aggregated_gradients,
-        num_groups=num_groups,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    return of_tensorflow.DistributedOptimizer(**arguments)
 
 
 def PartialDistributedOptimizer(
@@ -96,22 +73,9 @@ def PartialDistributedOptimizer(
 
     The layers may get their weights later. Raises ValueError for what is no layer of Keras, and as ``DistributedOptimizer``.
     """
-    layers = layers_of(local_layers)
-    distributed = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    arguments = dict(locals())  # before there is another one
+    layers = layers_of(arguments.pop("local_layers"))
+    distributed = DistributedOptimizer(**arguments)
     for layer in layers:
-        distributed._shoal_register_local_layer(layer)
+        distributed._shoal_gradients.register_local_layer(layer)
     return distributed
