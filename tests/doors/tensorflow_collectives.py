@@ -7,77 +7,25 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scenarios import Scenarios
+from tensorflow_ways import Ways, add_to, numbers, of_rank, results
 
 import shoal.tensorflow as shoal
-from shoal import Group
 
 scenario = Scenarios(lambda: shoal.init())
-
-FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
-INTEGERS = (tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64)
 
 
 def run_all() -> dict[str, str]:
     return scenario.run_each()
 
 
-def of_rank(rank: int, dtype: Any = tf.float32) -> Any:
-    """Small numbers, so that they are exact in every dtype."""
-    return tf.cast(tf.reshape(tf.range(1, 7), [2, 3]) + rank, dtype)
+WAYS: Ways = (lambda function: function, tf.function)
 
-
-def numbers(x: Any) -> Any:
-    return np.asarray(tf.cast(x, tf.float64) if x.dtype.is_floating else x)
+add_to(scenario, WAYS)
 
 
 def both(function: Any, *arguments: Any) -> list[Any]:
     """What a function gives eagerly, and what in ``tf.function``."""
-    return [function(*arguments), tf.function(function)(*arguments)]
-
-
-@scenario
-def every_operator_reduces_every_dtype() -> None:
-    for dtype in (*FLOATS, *INTEGERS):
-        everyones = np.stack([numbers(of_rank(rank, dtype)) for rank in range(shoal.size())])
-        reduced = {
-            "sum": everyones.sum(0),
-            "min": everyones.min(0),
-            "max": everyones.max(0),
-            "product": everyones.prod(0),
-        }
-        if dtype in (tf.int8, tf.uint8):
-            reduced.pop("product")  # wraps
-        for op, expected in {**reduced, "mean": numbers(of_rank(1, dtype))}.items():
-            for result in both(lambda x, op=op: shoal.allreduce(x, op), of_rank(shoal.rank(), dtype)):
-                assert result.dtype == dtype
-                assert np.array_equal(numbers(result), expected), (dtype, op, result)
-
-
-@scenario
-def bool_has_any_and_all_and_no_sum() -> None:
-    mine = tf.constant([True, shoal.rank() == 1, False])
-    for result in both(lambda x: shoal.allreduce(x, "max"), mine):
-        assert result.numpy().tolist() == [True, True, False]
-    assert shoal.allreduce(mine, "min").numpy().tolist() == [True, False, False]
-    with pytest.raises(TypeError, match="bool has no mean"):
-        shoal.allreduce(mine)
-
-
-@scenario
-def an_input_that_is_used_elsewhere_is_left_as_it_is() -> None:
-    mine = of_rank(shoal.rank())
-    shoal.allreduce(mine, "sum")
-    assert np.array_equal(mine, of_rank(shoal.rank()))
-
-    @tf.function
-    def also_used(x: Any) -> Any:
-        made = x * 2.0
-        return shoal.allreduce(made, "sum"), made + 1.0, shoal.broadcast(made, 0)
-
-    total, kept, first = also_used(mine)
-    assert np.array_equal(kept, mine * 2.0 + 1.0)
-    assert np.array_equal(total, 2.0 * sum(numbers(of_rank(rank)) for rank in range(shoal.size())))
-    assert np.array_equal(first, of_rank(0) * 2.0)
+    return results(WAYS, function, *arguments)
 
 
 @scenario
@@ -111,14 +59,6 @@ def large_arrays_are_gathered_too() -> None:
 
 
 @scenario
-def the_first_members_get_a_row_more() -> None:
-    mine = tf.reshape(tf.range(8.0), [4, 2]) + float(shoal.rank())
-    rows = [slice(0, 2), slice(2, 3), slice(3, 4)][shoal.rank()]
-    for result in both(lambda x: shoal.reducescatter(x, "mean"), mine):
-        assert np.array_equal(result, (np.arange(8.0).reshape(4, 2) + 1.0)[rows])
-
-
-@scenario
 def every_member_gets_what_the_others_have_for_it() -> None:
     rank, size = shoal.rank(), shoal.size()
     splits = [member + rank for member in range(size)]
@@ -146,35 +86,12 @@ def many_are_in_flight_in_any_order() -> None:
 
 
 @scenario
-def what_nobody_uses_is_called_all_the_same() -> None:
-    @tf.function
-    def unused(x: Any) -> Any:
-        shoal.allreduce(x, name="unused")
-        return x
-
-    # Rank 0 calls it eagerly: it would wait for ever for the others.
-    for _ in range(2):
-        shoal.allreduce(tf.ones([2]), name="unused") if shoal.rank() == 0 else unused(tf.ones([2]))
-
-
-@scenario
 def equal_calls_are_calls_of_their_own() -> None:
     @tf.function
     def twice(x: Any) -> Any:
         return shoal.allreduce(x, "sum", name="twice") + shoal.allreduce(x, "sum", name="twice")
 
     assert twice(tf.constant(1.0)).numpy() == 6.0
-
-
-@scenario
-def loops_and_branches_call_as_often_as_they_run() -> None:
-    @tf.function
-    def powers(x: Any) -> Any:
-        for _ in tf.range(3):
-            x = shoal.allreduce(x, "sum")
-        return x if shoal.size() == 1 else tf.cond(tf.reduce_sum(x) > 0.0, lambda: shoal.allreduce(x, "max"), lambda: x)
-
-    assert powers(tf.constant(1.0)).numpy() == 27.0
 
 
 @scenario
@@ -185,50 +102,6 @@ def slices_of_all_members_come_together() -> None:
         for result in both(lambda s, op=op: shoal.allreduce(s, op), slices):
             assert isinstance(result, tf.IndexedSlices)
             assert np.allclose(tf.convert_to_tensor(result), dense * factor)
-
-
-@scenario
-def a_group_has_its_own_members() -> None:
-    group = Group([2, 0])
-    if shoal.rank() == 1:
-        with pytest.raises(ValueError, match="rank 1 is not a member"):
-            shoal.allreduce(tf.ones([2]), group=group)
-        return
-    for result in both(lambda: shoal.allgather(tf.constant([shoal.rank()]), group=group)):
-        assert result.numpy().tolist() == [2, 0]
-    assert shoal.broadcast(tf.constant(shoal.rank()), root=2, group=group).numpy() == 2
-    with pytest.raises(ValueError, match="root 1 is not a member"):
-        shoal.broadcast(tf.constant(0), root=1, group=group)
-
-
-@scenario
-def gradients_go_through() -> None:
-    mine = of_rank(shoal.rank())
-
-    def gradient(operation: Any) -> list[Any]:
-        def of(x: Any) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = tf.reduce_sum(operation(x) * float(shoal.rank() + 1))
-            return tape.gradient(y, x)
-
-        return both(of, mine)
-
-    ones = np.ones((2, 3))
-    for result in gradient(lambda x: shoal.allreduce(x, "sum")):
-        assert np.array_equal(result, 6.0 * ones)
-    for result in gradient(shoal.allreduce):
-        assert np.array_equal(result, 2.0 * ones)
-    for result in gradient(shoal.allgather):
-        assert np.array_equal(result, 2.0 * ones)
-    for result in gradient(lambda x: shoal.broadcast(x, 1)):
-        assert np.array_equal(result, (2.0 if shoal.rank() == 1 else 0.0) * ones)
-    for result in gradient(lambda x: shoal.reducescatter(tf.reshape(x, [3, 2]))):
-        assert np.array_equal(np.reshape(result, [3, 2]), np.outer([1.0, 2.0, 3.0], [1.0, 1.0]))
-    for result in gradient(lambda x: shoal.alltoall(tf.reshape(x, [6]))[0]):
-        assert np.array_equal(np.reshape(result, [6]), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0])
-    with pytest.raises(LookupError, match="max over the ranks has no gradient"):
-        gradient(lambda x: shoal.allreduce(x, "max"))
 
 
 @scenario
@@ -244,16 +117,6 @@ def shapes_are_known_as_far_as_they_can_be() -> None:
     shapes(tf.ones([3, 3]))
     with pytest.raises(ValueError, match="at least rank 1"):
         tf.function(lambda: shoal.allgather(tf.constant(1.0))).get_concrete_function()
-
-
-@scenario
-def ranks_that_disagree_hear_it() -> None:
-    with pytest.raises(tf.errors.FailedPreconditionError, match=r"'odd': ranks disagree on the shape: rank \d"):
-        shoal.allreduce(tf.ones([3 + shoal.rank()]), name="odd")
-    function = tf.function(lambda x: shoal.allreduce(x, name="odd in a function"))
-    with pytest.raises(tf.errors.FailedPreconditionError, match=r"'odd in a function'.*disagree"):
-        function(tf.ones([2], tf.float32 if shoal.rank() else tf.float64))
-    assert np.array_equal(shoal.allreduce(tf.ones([2])), [1.0, 1.0])
 
 
 @scenario

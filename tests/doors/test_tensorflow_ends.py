@@ -5,6 +5,7 @@ import resource
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import shoal.tensorflow as shoal
-from shoal.tensorflow import library
+from shoal.tensorflow import library, xla
 from shoal.tensorflow.averaging import average
 from shoal.testing import Cluster, run_ranks
 
@@ -21,9 +22,20 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "SHOAL_TIMEOUT": "20"}
 SECONDS = 120.0
 
 
-def wait_for_a_rank_that_dies() -> str:
+# What makes of a function what is called.
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "eagerly": lambda function: function,
+    "in a function": tf.function,
+    "compiled by XLA": lambda function: tf.function(function, jit_compile=True),
+}
+of_xla = pytest.param("compiled by XLA", marks=pytest.mark.skipif(bool(xla.problem()), reason=xla.problem()))
+in_functions = pytest.mark.parametrize("way", ["in a function", of_xla])
+in_each_way = pytest.mark.parametrize("way", ["eagerly", "in a function", of_xla])
+
+
+def wait_for_a_rank_that_dies(way: str) -> str:
     shoal.init()
-    function = tf.function(lambda x: average([x, shoal.allreduce(x, name="both")], ["a", "b"]))
+    function = WAYS[way](lambda x: average([x, shoal.allreduce(x, name="both")], ["a", "b"]))
     function(tf.ones([1000]))
     if shoal.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -32,30 +44,40 @@ def wait_for_a_rank_that_dies() -> str:
     return str(raised.value)
 
 
+@in_functions
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_a_rank_that_dies_is_named_on_every_other(nodes: int) -> None:
+def test_a_rank_that_dies_is_named_on_every_other(nodes: int, way: str) -> None:
     with Cluster(3, nodes=nodes, environment=QUIET) as cluster:
-        outcomes = cluster.start(wait_for_a_rank_that_dies).wait(SECONDS)
+        outcomes = cluster.start(wait_for_a_rank_that_dies, way).wait(SECONDS)
     for rank in (0, 2):
         assert outcomes[rank].exit_code == 0, outcomes[rank].stderr
         assert "rank 1" in outcomes[rank].value
 
 
-def wait_for_a_rank_that_never_calls() -> str:
+# What is called, and what an error calls it.
+CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "an operation": (lambda x: shoal.allreduce(x, name="alone"), "'alone'"),
+    "gradients": (lambda x: average([x], ["alone"]), "gradients"),
+}
+
+
+def wait_for_a_rank_that_never_calls(way: str, call: str) -> str:
     shoal.init()
     if shoal.rank() == 1:
-        time.sleep(4)
+        time.sleep(6)
         return "late"
     with pytest.raises(tf.errors.UnknownError) as raised:
-        tf.function(lambda: shoal.allreduce(tf.ones([3]), name="alone"))()
+        WAYS[way](CALLS[call][0])(tf.ones([3]))
     return str(raised.value)
 
 
-def test_a_rank_that_does_not_call_is_named_when_the_time_is_up() -> None:
+@in_functions
+@pytest.mark.parametrize("call", CALLS)
+def test_a_rank_that_does_not_call_is_named_when_the_time_is_up(call: str, way: str) -> None:
     message = run_ranks(
-        wait_for_a_rank_that_never_calls, 2, environment={**QUIET, "SHOAL_TIMEOUT": "2"}, timeout=SECONDS
+        wait_for_a_rank_that_never_calls, 2, way, call, environment={**QUIET, "SHOAL_TIMEOUT": "3"}, timeout=SECONDS
     )[0]
-    assert "'alone'" in message
+    assert CALLS[call][1] in message
     assert "rank 1" in message
     assert "has not called it" in message
 
@@ -87,37 +109,46 @@ def test_none_of_tensorflows_threads_waits() -> None:
     assert run_ranks(call_in_opposite_orders_with_one_thread, 2, environment=QUIET, timeout=SECONDS) == [expected] * 2
 
 
-def exit_with_an_operation_in_flight() -> None:
+def exit_with_calls_in_flight(way: str) -> None:
     shoal.init()
     shoal.allreduce(tf.ones([3]))
     if shoal.rank() == 0:
-        function = tf.function(lambda: shoal.allreduce(tf.ones([3]), name="for ever"))
-        threading.Thread(target=function, daemon=True).start()
-        time.sleep(0.5)
+        function = WAYS[way](lambda x: [shoal.allreduce(x, name="for ever"), average([x], ["a"])])
+        threading.Thread(target=function, args=[tf.ones([3])], daemon=True).start()
+        time.sleep(2)
 
 
-def test_a_process_that_exits_in_the_middle_ends() -> None:
+@in_functions
+def test_a_process_that_exits_in_the_middle_ends(way: str) -> None:
     with Cluster(2, environment=QUIET) as cluster:
-        outcomes = cluster.start(exit_with_an_operation_in_flight).wait(SECONDS)
+        outcomes = cluster.start(exit_with_calls_in_flight, way).wait(SECONDS)
     for outcome in outcomes:
         assert outcome.exit_code in (0, 1), outcome.stderr
         assert "terminate called" not in outcome.stderr
         assert "Fatal Python error" not in outcome.stderr
 
 
-def shut_down_in_the_middle() -> str:
+def call_after_the_end(way: str) -> list[str]:
     shoal.init()
-    shoal.allreduce(tf.ones([3]))
+    functions = {
+        "total": WAYS[way](lambda x: shoal.allreduce(x, name="total")),
+        "rows": WAYS[way](lambda x: shoal.allgather(x, name="rows")),
+    }
+    for function in functions.values():
+        function(tf.ones([2]))
     shoal.shutdown()
-    with pytest.raises(tf.errors.FailedPreconditionError) as raised:
-        shoal.allreduce(tf.ones([3]), name="after the end")
-    return str(raised.value)
+    messages = []
+    for name, function in functions.items():
+        with pytest.raises(tf.errors.FailedPreconditionError, match=f"'{name}'") as raised:
+            function(tf.ones([2]))
+        messages.append(str(raised.value))
+    return messages
 
 
-def test_a_call_after_shutdown_says_what_to_do() -> None:
-    for message in run_ranks(shut_down_in_the_middle, 2, environment=QUIET, timeout=SECONDS):
-        assert "'after the end'" in message
-        assert "shoal.init()" in message
+@in_each_way
+def test_a_call_after_shutdown_says_what_to_do(way: str) -> None:
+    for messages in run_ranks(call_after_the_end, 2, way, environment=QUIET, timeout=SECONDS):
+        assert all("shoal.init()" in message for message in messages)
 
 
 def work_with_another_layout() -> None:
