@@ -85,8 +85,6 @@ def bool_has_any_and_all_and_no_sum(ways: Ways) -> None:
     for way in ways:
         with pytest.raises(TypeError, match="bool has no mean"):
             way(lambda x: shoal.allreduce(x))(mine)
-        with pytest.raises(TypeError, match="complex64 cannot be sent"):
-            way(lambda x: shoal.allreduce(x))(tf.ones([2], tf.complex64))
 
 
 @in_each_way
@@ -215,7 +213,8 @@ def gradients_go_through(ways: Ways) -> None:
     for result in _gradients(ways, lambda x: shoal.alltoall(tf.reshape(x, [6]))[0]):
         assert np.array_equal(np.reshape(result, [6]), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0])
     for way in ways:
-        with pytest.raises(LookupError, match="max over the ranks has no gradient"):
+        # Where a function is traced, TensorFlow may put another error around it.
+        with pytest.raises(Exception, match="max over the ranks has no gradient"):
             _gradients([way], lambda x: shoal.allreduce(x, "max"))
 
 

@@ -121,6 +121,12 @@ def compiled_functions_that_another_one_calls_keep_its_order() -> None:
 
 
 @scenario
+def a_dtype_that_is_not_known_is_refused() -> None:
+    with pytest.raises(TypeError, match="complex64 cannot be sent"):
+        compiled(shoal.allreduce)(tf.ones([2], tf.complex64))
+
+
+@scenario
 def rows_of_other_numbers_are_an_error_on_all_ranks() -> None:
     with pytest.raises(tf.errors.FailedPreconditionError, match=r"'rows': .*what came has 1, 2, 3 rows"):
         compiled(lambda x: shoal.allgather(x, name="rows"))(tf.ones([1 + shoal.rank()]))
