@@ -37,6 +37,17 @@ def train(how: str) -> None:
     models.fit(model, *mine, models.ROWS, callbacks=[Ends(how)])
 
 
+def lose_a_gradient(gains: bool) -> None:
+    """The ranks have the same gradients at first; then one of them has one less than the others, or one more."""
+    shoal.init()
+    variables = [keras.Variable(keras.ops.zeros(4), name=name) for name in ("weights", "sometimes")]
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1))
+    both, one = [keras.ops.ones(4), keras.ops.ones(4)], [keras.ops.ones(4), None]
+    optimizer.apply(one if gains else both, variables)
+    optimizer.apply(both if (shoal.rank() == 0) != gains else one, variables)
+    models.values(variables)
+
+
 def train_other_shapes() -> None:
     """The ranks agree on their variables at first; then one makes its gradient another shape."""
     shoal.init()

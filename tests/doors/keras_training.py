@@ -154,6 +154,17 @@ def a_gradient_that_is_none_stays_none() -> None:
 
 
 @scenario
+def gradients_may_be_none_in_some_steps_on_all_ranks() -> None:
+    variables = [keras.Variable(np.zeros(2, "float32"), name=name) for name in ("always", "sometimes")]
+    optimizer = DistributedOptimizer(optimizers.SGD(1.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for is_there in (True, False, False, True):
+            optimizer.apply([filled(variables[0]), filled(variables[1]) if is_there else None], variables)
+    assert [float(each[0]) for each in models.values(variables)] == [-4.0, -2.0]
+
+
+@scenario
 def variables_of_the_same_path_are_told_apart() -> None:
     first, second = (keras.Variable(np.zeros(3, "float32"), name="twin") for _ in range(2))
     assert first.path == second.path

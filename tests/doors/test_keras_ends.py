@@ -45,6 +45,20 @@ def test_a_gradient_of_another_shape_is_an_error_that_names_it_on_all_ranks(back
 
 
 @backends
+@pytest.mark.parametrize("gains", [False, True])
+def test_a_gradient_that_one_rank_alone_has_in_a_later_step_is_an_error_that_names_it(
+    backend: str, gains: bool
+) -> None:
+    longer = {**environment(backend), "SHOAL_TIMEOUT": "600"}
+    with Cluster(2, environment=longer) as cluster:
+        outcomes = cluster.start(keras_ends.lose_a_gradient, gains).wait(SECONDS)
+    for outcome in outcomes:
+        assert outcome.exit_code == 1, outcome.describe()
+        told = f"{outcome.exception}\n{outcome.traceback}\n{outcome.stderr}"
+        assert re.search(r"do not have the same gradients.*sometimes|'gradient/sometimes': ranks disagree", told), told
+
+
+@backends
 def test_two_runs_are_alike(backend: str) -> None:
     runs = [
         run_ranks(keras_training.digest_after_training, 2, environment=environment(backend), timeout=SECONDS)

@@ -26,7 +26,7 @@ class Averaging:
         self._sparse_as_dense = sparse_as_dense
         self._of_backend = backends.average()
         self._averages = backends.untraced(self._averages_of)
-        # Names that all ranks have had in a step, or while one was traced.
+        # Names of variables that all ranks have had in a step, or while one was traced.
         self._agreed: PerJob[set[tuple[str, ...]]] = PerJob(lambda _: set())
         self.has_begun = False
         """Whether a step has come here, or was traced."""
@@ -45,23 +45,29 @@ class Averaging:
 
     def _averages_of(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         self.has_begun = True
-        there = [index for index, gradient in enumerate(gradients) if gradient is not None]
-        names = names_of(variables[index] for index in there)
-        self._agree([variables[index] for index in there], names)
-        for index, name in zip(there, names, strict=True):
-            check_shape(gradients[index], variables[index], name)
+        names = names_of(variables)
+        self._agree(variables, names)
+        for gradient, variable, name in zip(gradients, variables, names, strict=True):
+            if gradient is not None:
+                check_shape(gradient, variable, name)
         averaged = list(gradients)
-        for op, of_op in self._by_operator(there, variables).items():
-            values = [gradients[there[at]] for at in of_op]
-            of_these = [f"gradient/{names[at]}" for at in of_op]
+        for op, of_op in self._by_operator(variables).items():
+            values = [gradients[index] for index in of_op]
+            of_these = [f"gradient/{names[index]}" for index in of_op]
             results = self._of_backend(values, of_these, op, self._group, self._sparse_as_dense)
-            for at, result in zip(of_op, results, strict=True):
-                averaged[there[at]] = result
+            for index, result in zip(of_op, results, strict=True):
+                averaged[index] = result
         return averaged
 
     def _agree(self, variables: Sequence[Any], names: Sequence[str]) -> None:
-        """In the first step with these, and while nothing of it is compiled yet."""
+        """In the first step with these, and while nothing of it is compiled yet.
+
+        A rank that has others later would wait here for those that have not. So where a step compares what it has itself, as on
+        TensorFlow, that is left to it after the first one. Which gradients are None is compared by every step.
+        """
         agreed = self._agreed.of(runtime.current())
+        if agreed and backends.compares_each_step():
+            return
         if tuple(names) not in agreed:
             compare(variables, names, "gradients", members_of(self._group))
             agreed.add(tuple(names))
@@ -119,11 +125,11 @@ class Averaging:
         )
         return result
 
-    def _by_operator(self, there: Sequence[int], variables: Sequence[Any]) -> dict[str, list[int]]:
+    def _by_operator(self, variables: Sequence[Any]) -> dict[str, list[int]]:
         by_operator: dict[str, list[int]] = {}
-        for at, index in enumerate(there):
+        for index, variable in enumerate(variables):
             # Scales of 8-bit floats: where Keras has several, it takes the greatest.
-            by_operator.setdefault("max" if overwrites(variables[index]) else self._op, []).append(at)
+            by_operator.setdefault("max" if overwrites(variable) else self._op, []).append(index)
         return by_operator
 
 

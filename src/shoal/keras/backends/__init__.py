@@ -8,8 +8,11 @@ from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 import keras
+import numpy as np
 
 from shoal.job.groups import Group
+from shoal.ops import collectives
+from shoal.ops.handles import Handle
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -20,9 +23,10 @@ class Average(Protocol):
     def __call__(
         self, gradients: Sequence[Any], names: Sequence[str], op: str, group: Group | None, sparse_as_dense: bool
     ) -> list[Any]:
-        """Each gradient combined with those of its name on the other ranks.
+        """Each gradient combined with those of its name on the other ranks. None stays None, and is an error on all ranks where
+        another has a gradient.
 
-        ``gradients``: the backend's tensors, which may be overwritten. ``names``: unique, and the same ones on every rank.
+        ``gradients``: the backend's tensors, which may be overwritten, or None. ``names``: unique, and the same ones on every rank.
         ``op``: of ``shoal.allreduce``. ``sparse_as_dense``: sparse ones are made dense first, which PyTorch's are in any case.
         """
 
@@ -36,6 +40,17 @@ def average() -> Average:
         )
     of_backend: Average = import_module(f"shoal.keras.backends.{name}").average
     return of_backend
+
+
+def compares_each_step() -> bool:
+    """Whether ``average`` finds out before anything else that ranks have different gradients."""
+    return bool(keras.backend.backend() == "tensorflow")
+
+
+def absent(name: str, group: Group | None) -> Handle:
+    """What a rank calls, under the name of a gradient that is None. Where all ranks do, nothing comes of it; a rank that has one
+    disagrees, and all of them hear that."""
+    return collectives.allreduce_async(np.zeros(0, np.uint8), "max", name, group)
 
 
 def untraced(function: _F) -> _F:

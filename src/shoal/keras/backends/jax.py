@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from shoal.job.groups import Group
+from shoal.keras.backends import absent
 from shoal.ops import collectives, submissions
 
 
@@ -24,18 +25,26 @@ def average(
         )
     if not gradients:
         return []
+    there = [index for index, each in enumerate(gradients) if each is not None]
 
     def on_host(*arrays: Any) -> tuple[Any, ...]:
+        given = dict(zip(there, arrays, strict=True))
         handles = [
-            collectives.allreduce_async(np.asarray(each), op, name, group)
-            for each, name in zip(arrays, names, strict=True)
+            collectives.allreduce_async(np.asarray(given[index]), op, name, group)
+            if index in given
+            else absent(name, group)
+            for index, name in enumerate(names)
         ]
         # All of them, whatever becomes of one: JAX takes the arrays back when this returns.
         failure = submissions.first_failure(handles)
         if failure is not None:
             raise failure
-        return tuple(handle.wait() for handle in handles)
+        return tuple(handles[index].wait() for index in there)
 
-    shapes = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in gradients)
+    present = [gradients[index] for index in there]
+    shapes = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in present)
+    averaged = list(gradients)
     # Not pure: it is to run once a step on every rank, whatever becomes of the result.
-    return list(io_callback(on_host, shapes, *gradients, ordered=False))
+    for index, result in zip(there, io_callback(on_host, shapes, *present, ordered=False), strict=True):
+        averaged[index] = result
+    return averaged

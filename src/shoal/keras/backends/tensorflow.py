@@ -19,7 +19,12 @@ def average(
     given = [_dense(each) for each in gradients] if sparse_as_dense else gradients
     if op in ("mean", "sum"):
         return averaging.average(given, names, op, group)
-    return [collectives.allreduce(each, op, name, group) for each, name in zip(given, names, strict=True)]
+    absent = tf.zeros([0], tf.uint8)  # as ``backends.absent``
+    results = [
+        collectives.allreduce(absent if each is None else each, op, name, group)
+        for each, name in zip(given, names, strict=True)
+    ]
+    return [None if each is None else result for each, result in zip(given, results, strict=True)]
 
 
 def _dense(gradient: Any) -> Any:

@@ -11,22 +11,26 @@ from typing import Any
 import torch
 
 from shoal.job.groups import Group
+from shoal.keras.backends import absent
 from shoal.ops import collectives
 
 
 def average(
     gradients: Sequence[Any], names: Sequence[str], op: str, group: Group | None, sparse_as_dense: bool = False
 ) -> list[Any]:
-    travelling = _apart([_on_host(each) for each in gradients])
+    there = [index for index, each in enumerate(gradients) if each is not None]
+    travelling = dict(zip(there, _apart([_on_host(gradients[index]) for index in there]), strict=True))
     handles = [
-        collectives.allreduce_async_(each, op, name, group) for each, name in zip(travelling, names, strict=True)
+        collectives.allreduce_async_(travelling[index], op, name, group) if index in travelling else absent(name, group)
+        for index, name in enumerate(names)
     ]
     for handle in handles:
         handle.wait()
-    return [
-        averaged if averaged.device == each.device else averaged.to(each.device)
-        for each, averaged in zip(gradients, travelling, strict=True)
-    ]
+    averaged = list(gradients)
+    for index, result in travelling.items():
+        device = gradients[index].device
+        averaged[index] = result if result.device == device else result.to(device)
+    return averaged
 
 
 def _on_host(gradient: torch.Tensor) -> torch.Tensor:
