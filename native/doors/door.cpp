@@ -36,7 +36,9 @@ struct Group {
 };
 
 const char* const no_job = "this process has not joined a job: call shoal.init() first";
-const char* const other_job = "its group is not of the job that this process is in now: make it again";
+const char* const other_job =
+    "it was made for another job than this process is in now: trace the function again after shoal.init(), with a "
+    "group of this job if it has one";
 // Of one process. Never destroyed: threads of the framework may call until the last moment.
 struct Door {
   const std::uint64_t generation = os::fork_generation();
@@ -72,8 +74,22 @@ Door& door() {
   return *found;
 }
 
-std::string described(const Submission& submission) {
-  return std::string(name_of(submission.collective)) + (submission.name.empty() ? "" : " of '" + submission.name + "'");
+std::string named(const std::string& kind, const std::string& name, const std::string& here) {
+  return kind + (name.empty() ? "" : " of '" + name + "'") + (here.empty() ? "" : " on " + here);
+}
+
+// Why this rank is not who was expected; empty: it is.
+std::string unexpected(const Place& found, const ExpectedPlace& expected) {
+  if ((expected.members == 0 || expected.members == found.members) &&
+      (expected.index < 0 || expected.index == found.index)) {
+    return "";
+  }
+  const auto place = [&expected](std::int64_t index, std::int64_t members) {
+    const std::string all = std::to_string(members) + (members == 1 ? " rank" : " ranks");
+    return expected.index < 0 ? all : "number " + std::to_string(index) + " of " + all;
+  };
+  return "it was traced for another job, for " + place(expected.index, expected.members) + ", and this is " +
+         place(found.index, found.members) + ": trace the function again after shoal.init()";
 }
 
 // The operation, or null and why there is none.
@@ -120,6 +136,7 @@ void call_core(const Call* given, Ended ended, void* context) {
     End end;
     end.code = static_cast<int>(outcome.status.code);
     end.message = outcome.status.message.c_str();
+    end.what = outcome.what.c_str();
     end.operation = &outcome.operation;
     if (outcome.operation != nullptr) {
       end.output = outcome.operation->output();
@@ -137,15 +154,19 @@ void* keep(const End* end) {
 
 void release(void* kept) { delete static_cast<std::shared_ptr<Operation>*>(kept); }
 
-bool find_place(std::int64_t group, Place* found, char* message, std::size_t message_size) {
+bool find_place(std::int64_t group, ExpectedPlace expected, Place* found, Sink why) {
   try {
-    *found = place(group);
+    *found = place(group, expected);
     return true;
   } catch (const std::runtime_error& error) {
-    std::strncpy(message, error.what(), message_size - 1);
-    message[message_size - 1] = '\0';
+    why.write(why.text, error.what(), std::strlen(error.what()));
     return false;
   }
+}
+
+void describe(const char* kind, const char* name, std::size_t name_bytes, Sink text) {
+  const std::string found = doors::described(kind, std::string(name, name_bytes));
+  text.write(text.text, found.data(), found.size());
 }
 
 }  // namespace
@@ -176,22 +197,23 @@ void call(std::int64_t group, Submission&& submission, std::function<void(const 
   Door& ours = door();
   std::string here;
   std::string why;
-  std::string what = described(submission);
+  const std::string kind(name_of(submission.collective));
+  const std::string name = submission.name;
   const bool waits = ours.short_waits.begin(submission.input_bytes);
   const std::shared_ptr<Operation> operation = submit(group, std::move(submission), here, why);
-  what += here.empty() ? "" : " on " + here;
+  std::string what = named(kind, name, here);
   if (operation == nullptr) {
     ours.short_waits.end();
-    ended({Status::error(Code::cancelled, what + ": " + why), nullptr});
+    ended({Status::error(Code::cancelled, what + ": " + why), nullptr, std::move(what)});
     return;
   }
-  auto end = [&ours, operation, what = std::move(what), ended = std::move(ended)] {
+  auto end = [&ours, operation, what = std::move(what), ended = std::move(ended)]() mutable {
     ours.short_waits.end();
     Status status = operation->status();
     if (!status.ok()) {
       status.message = what + ": " + status.message;
     }
-    ended({std::move(status), operation});
+    ended({std::move(status), operation, std::move(what)});
   };
   if (waits && !operation->wait(ShortWaits::longest)) {
     ours.short_waits.waited_in_vain();
@@ -240,13 +262,18 @@ std::int64_t add_group(std::uint32_t group, Place place, std::int64_t timeout) {
   return number;
 }
 
-Place place(std::int64_t group) {
+std::string described(const std::string& kind, const std::string& name) { return named(kind, name, here()); }
+
+Place place(std::int64_t group, ExpectedPlace expected) {
   Door& ours = door();
   const std::shared_lock lock(ours.mutex);
   const char* why = nullptr;
   const Group* const found = ours.find(group, &why);
   if (found == nullptr) {
     throw std::runtime_error(why);
+  }
+  if (const std::string problem = unexpected(found->place, expected); !problem.empty()) {
+    throw std::runtime_error(problem);
   }
   return found->place;
 }
@@ -258,6 +285,7 @@ const Table& table() {
     made.keep = keep;
     made.release = release;
     made.place = find_place;
+    made.describe = describe;
     add_gradient_functions(made);
     return made;
   }();

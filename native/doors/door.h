@@ -1,7 +1,8 @@
 // The door of this process for frameworks that call operations from C++: the present job's engine, behind Table.
 //
 // Python opens it for each job, and says which groups there are. A framework's graph outlives jobs, and may be saved.
-// So calls name groups by numbers that no other job and no other process has; 0 is all ranks of the job at hand.
+// So calls name groups by numbers that no other job and no other process has; 0 is all ranks of the job at hand. What
+// is right for the job alone in which it was traced names all ranks by such a number, too.
 //
 // Promises:
 //   * Each call ends once, whatever becomes of the job, and nothing that goes wrong is thrown.
@@ -49,6 +50,7 @@ std::int64_t add_group(std::uint32_t group, Place place, std::int64_t timeout);
 struct Outcome {
   Status status;
   std::shared_ptr<engine::Operation> operation;
+  std::string what;  // operation, name, rank and host
 };
 
 // Submits for the group; of `submission` group and timeout are set here. `ended` is called once: before call() returns,
@@ -59,8 +61,12 @@ void call(std::int64_t group, Submission&& submission, std::function<void(const 
 // std::bad_alloc if there is not so much.
 std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
-// Who this rank is in the group. Throws std::runtime_error if the group is not of the present job.
-Place place(std::int64_t group);
+// Who this rank is in the group. Throws std::runtime_error if the group is not of the present job, or this rank is not
+// who was expected.
+Place place(std::int64_t group, ExpectedPlace expected = {});
+
+// For messages: "allreduce of 'name' on rank 2 (host b)".
+std::string described(const std::string& kind, const std::string& name);
 
 const Table& table();
 

@@ -1,6 +1,5 @@
 #include "doors/gradient_table.h"
 
-#include <cstring>
 #include <memory>
 #include <string>
 
@@ -19,7 +18,7 @@ Pass& pass_of(void* held) { return **static_cast<Held*>(held); }
 void begin_pass(std::int64_t number, Begun begun, void* context) {
   const std::shared_ptr<Averager> averager = find_averager(number);
   if (averager == nullptr) {
-    begun(context, nullptr, "what averages these gradients has gone: trace the function again");
+    begun(context, nullptr, "what averages these gradients has gone: trace the function again after shoal.init()");
     return;
   }
   averager->begin([begun, context](std::shared_ptr<Pass> pass, const std::string& problem) {
@@ -36,12 +35,10 @@ void let_go_of_pass(void* held, bool abandons) {
   }
 }
 
-bool gradient_ready(void* held, std::uint32_t gradient, const void* data, std::size_t bytes, char* message,
-                    std::size_t message_size) {
+bool gradient_ready(void* held, std::uint32_t gradient, const void* data, std::size_t bytes, Sink why) {
   const Status status = pass_of(held).ready(gradient, data, bytes);
   if (!status.ok()) {
-    std::strncpy(message, status.message.c_str(), message_size - 1);
-    message[message_size - 1] = '\0';
+    why.write(why.text, status.message.data(), status.message.size());
   }
   return status.ok();
 }

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace shoal::doors {
 
@@ -35,6 +36,7 @@ struct Call {
 struct End {
   int code = 0;                   // base/status.h; 0: well
   const char* message = nullptr;  // whole: says operation, name, rank and host
+  const char* what = nullptr;     // operation, name, rank and host, for what the caller finds wrong itself
   void* output = nullptr;         // what the core took memory for
   std::size_t output_bytes = 0;
   const std::uint64_t* blocks = nullptr;  // bytes from each member: all-gather, all-to-all
@@ -51,6 +53,24 @@ struct Place {
   std::uint32_t index = 0;  // of this rank
 };
 
+// What a program was traced or compiled for.
+struct ExpectedPlace {
+  std::int64_t members = 0;  // 0: any number
+  std::int64_t index = -1;   // -1: any
+};
+
+// Where a function leaves a message, whole.
+struct Sink {
+  void* text = nullptr;
+  void (*write)(void* text, const char* message, std::size_t bytes) = nullptr;
+};
+
+inline Sink sink_of(std::string& text) {
+  return {&text, [](void* given, const char* message, std::size_t bytes) {
+            static_cast<std::string*>(given)->assign(message, bytes);
+          }};
+}
+
 // How a pass has begun: `pass` is null where it has not, and `problem` says why.
 using Begun = void (*)(void* context, void* pass, const char* problem);
 
@@ -60,17 +80,19 @@ struct Table {
   // From within `ended`: the memory of `output` lives until release().
   void* (*keep)(const End*) = nullptr;
   void (*release)(void* kept) = nullptr;
-  // Who this rank is in the group. False: the group is not of the present job, and `message` has why, cut to its size.
-  bool (*place)(std::int64_t group, Place*, char* message, std::size_t message_size) = nullptr;
+  // Who this rank is in the group. False: the group is not of the present job, or this rank is not who was expected,
+  // and `why` has that.
+  bool (*place)(std::int64_t group, ExpectedPlace, Place*, Sink why) = nullptr;
+  // For messages of what fails before the core is called: "gradients of 'name' on rank 2 (host b)".
+  void (*describe)(const char* kind, const char* name, std::size_t name_bytes, Sink text) = nullptr;
 
   // Gradients of a step (pass.h). `begun` is called once, as `ended` is. Whoever has a pass lets go of it once; if that
   // is before it was finished, the step has failed.
   void (*begin_pass)(std::int64_t averager, Begun begun, void* context) = nullptr;
   void* (*share_pass)(void* pass) = nullptr;
   void (*let_go_of_pass)(void* pass, bool abandons) = nullptr;
-  // False: `message` has why, cut to its size.
-  bool (*gradient_ready)(void* pass, std::uint32_t gradient, const void* data, std::size_t bytes, char* message,
-                         std::size_t message_size) = nullptr;
+  // False: `why` has the whole message.
+  bool (*gradient_ready)(void* pass, std::uint32_t gradient, const void* data, std::size_t bytes, Sink why) = nullptr;
   void (*finish_pass)(void* pass, Ended ended, void* context) = nullptr;
   void* (*averaged)(void* pass, std::uint32_t gradient) = nullptr;
 };

@@ -38,6 +38,7 @@ Api load() {
   SHOAL_FIND(DeleteShapeHandle);
   SHOAL_FIND(ShapeInferenceContextGetInput);
   SHOAL_FIND(ShapeInferenceContextSetOutput);
+  SHOAL_FIND(ShapeInferenceContextScalar);
   SHOAL_FIND(ShapeInferenceContextVectorFromSize);
   SHOAL_FIND(ShapeInferenceContextWithRankAtLeast);
   SHOAL_FIND(ShapeInferenceContextSubshape);

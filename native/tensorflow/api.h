@@ -48,6 +48,7 @@ struct Api {
   void (*DeleteShapeHandle)(TF_ShapeHandle*) = nullptr;
   void (*ShapeInferenceContextGetInput)(TF_ShapeInferenceContext*, int, TF_ShapeHandle*, TF_Status*) = nullptr;
   void (*ShapeInferenceContextSetOutput)(TF_ShapeInferenceContext*, int, TF_ShapeHandle*, TF_Status*) = nullptr;
+  TF_ShapeHandle* (*ShapeInferenceContextScalar)(TF_ShapeInferenceContext*) = nullptr;
   TF_ShapeHandle* (*ShapeInferenceContextVectorFromSize)(TF_ShapeInferenceContext*, std::size_t) = nullptr;
   void (*ShapeInferenceContextWithRankAtLeast)(TF_ShapeInferenceContext*, TF_ShapeHandle*, std::int64_t rank,
                                                TF_ShapeHandle*, TF_Status*) = nullptr;

@@ -31,6 +31,18 @@ Error error_of(Code code) {
   }
 }
 
+std::string text_of(TF_OpKernelConstruction* construction, const char* attribute, const Status& status) {
+  std::int32_t length = 0;
+  std::int32_t bytes = 0;
+  std::string text;
+  api().OpKernelConstruction_GetAttrSize(construction, attribute, &length, &bytes, status);
+  if (status.ok()) {
+    text.resize(static_cast<std::size_t>(bytes));
+    api().OpKernelConstruction_GetAttrString(construction, attribute, text.data(), text.size(), status);
+  }
+  return text;
+}
+
 void Call::run() {
   const Status status;
   doors::Call call;
@@ -38,7 +50,7 @@ void Call::run() {
   call.name_bytes = attributes_.name.size();
   call.group = attributes_.group;
   if (core() == nullptr) {
-    status.set(Error::failed_precondition, "Shoal's operations are loaded without Shoal: import shoal.tensorflow");
+    status.set(Error::failed_precondition, without_shoal);
   } else {
     take_input(status);
   }
@@ -75,6 +87,10 @@ void Call::end(const doors::End& end) {
     status.set(error_of(static_cast<Code>(end.code)), end.message);
   } else {
     finish(end, status);
+    if (!status.ok()) {
+      const std::string why = api().Message(status);
+      status.set(static_cast<Error>(api().GetCode(status)), std::string(end.what) + ": " + why);
+    }
   }
   if (!status.ok()) {
     api().OpKernelContext_Failure(context_, status);

@@ -23,10 +23,15 @@ namespace shoal::tensorflow {
 // The core's functions. Null until the module _native has handed them over.
 const doors::Table* core();
 void set_core(const doors::Table* table);
+// What an operation says until then.
+inline constexpr const char* without_shoal = "Shoal's operations are loaded without Shoal: import shoal.tensorflow";
 
 // Which of the framework's errors it is. Neither UNAVAILABLE, which loses its message in a graph, nor ABORTED: sessions
 // begin again after either, without end.
 Error error_of(Code code);
+
+// An attribute that is a text.
+std::string text_of(TF_OpKernelConstruction* construction, const char* attribute, const Status& status);
 
 // A kernel's attributes.
 struct Attributes {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,8 +23,8 @@ using doors::Place;
 // Who this rank is in the group of the call.
 Place place_of(const Attributes& attributes, const Status& status) {
   Place place;
-  char why[256];
-  if (!core()->place(attributes.group, &place, why, sizeof why)) {
+  std::string why;
+  if (!core()->place(attributes.group, {}, &place, doors::sink_of(why))) {
     status.set(Error::failed_precondition, why);
   }
   return place;
@@ -178,14 +179,7 @@ class AllToAll final : public Call {
 void* create(TF_OpKernelConstruction* construction) {
   auto attributes = std::make_unique<Attributes>();
   const Status status;
-  std::int32_t length = 0;
-  std::int32_t bytes = 0;
-  api().OpKernelConstruction_GetAttrSize(construction, "tensor_name", &length, &bytes, status);
-  if (status.ok()) {
-    attributes->name.resize(static_cast<std::size_t>(bytes));
-    api().OpKernelConstruction_GetAttrString(construction, "tensor_name", attributes->name.data(),
-                                             attributes->name.size(), status);
-  }
+  attributes->name = text_of(construction, "tensor_name", status);
   if (status.ok()) {
     api().OpKernelConstruction_GetAttrInt64(construction, "group", &attributes->group, status);
   }

@@ -56,19 +56,28 @@ void fail(TF_OpKernelContext* context, Error error, const std::string& why) {
 
 // --- Begins ---
 
+struct Step {
+  std::string name;
+  std::int64_t averager = 0;
+};
+
 void* create_begin(TF_OpKernelConstruction* construction) {
-  auto averager = std::make_unique<std::int64_t>(0);
+  auto step = std::make_unique<Step>();
   const Status status;
-  api().OpKernelConstruction_GetAttrInt64(construction, "averager", averager.get(), status);
+  step->name = text_of(construction, "tensor_name", status);
+  if (status.ok()) {
+    api().OpKernelConstruction_GetAttrInt64(construction, "averager", &step->averager, status);
+  }
   if (!status.ok()) {
     api().OpKernelConstruction_Failure(construction, status);
   }
-  return averager.release();
+  return step.release();
 }
 
-void destroy_number(void* kernel) { delete static_cast<std::int64_t*>(kernel); }
+void destroy_step(void* kernel) { delete static_cast<Step*>(kernel); }
 
 struct Beginning {
+  const Step& step;
   TF_OpKernelContext* context;
   Done done;
 };
@@ -76,7 +85,10 @@ struct Beginning {
 void begun(void* given, void* pass, const char* problem) {
   const std::unique_ptr<Beginning> beginning(static_cast<Beginning*>(given));
   if (pass == nullptr) {
-    fail(beginning->context, Error::failed_precondition, problem);
+    const std::string& name = beginning->step.name;
+    std::string what;
+    core()->describe("gradients", name.data(), name.size(), doors::sink_of(what));
+    fail(beginning->context, Error::failed_precondition, what + ": " + problem);
   } else {
     const Status status;
     const Tensor held = tensor_of(pass);
@@ -90,11 +102,14 @@ void begun(void* given, void* pass, const char* problem) {
 
 void begin(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   Done::until_ended(done, [&](Done&& kept) {
-    core()->begin_pass(*static_cast<std::int64_t*>(kernel), begun, new Beginning{context, std::move(kept)});
+    const Step& step = *static_cast<const Step*>(kernel);
+    core()->begin_pass(step.averager, begun, new Beginning{step, context, std::move(kept)});
   });
 }
 
 // --- A gradient is ready ---
+
+void destroy_number(void* kernel) { delete static_cast<std::int64_t*>(kernel); }
 
 void* create_ready(TF_OpKernelConstruction* construction) {
   auto index = std::make_unique<std::int64_t>(0);
@@ -114,9 +129,9 @@ void ready(void* kernel, TF_OpKernelContext* context) {
     api().OpKernelContext_Failure(context, status);
     return;
   }
-  char why[256];
+  std::string why;
   const auto index = static_cast<std::uint32_t>(*static_cast<std::int64_t*>(kernel));
-  if (!core()->gradient_ready(pass_at(pass.data()), index, gradient.data(), gradient.bytes(), why, sizeof why)) {
+  if (!core()->gradient_ready(pass_at(pass.data()), index, gradient.data(), gradient.bytes(), doors::sink_of(why))) {
     fail(context, Error::invalid_argument, why);
   }
 }
@@ -236,14 +251,14 @@ void unknown_shapes(TF_ShapeInferenceContext*, TF_Status*) {}
 const std::vector<Operation>& gradients() {
   static const auto* const all = new std::vector<Operation>{
       {"ShoalGradientsBegin",
-       {"averager: int"},
+       {"tensor_name: string", "averager: int"},
        {"order: resource"},
        {"step: int64"},
        unknown_shapes,
        create_begin,
        begin,
        nullptr,
-       destroy_number},
+       destroy_step},
       {"ShoalGradientReady",
        {dtypes, "index: int"},
        {"x: T", "step: int64"},

@@ -19,9 +19,10 @@ struct Operation {
   DestroyFunction destroy;
 };
 
-// collectives.cpp, gradients.cpp
+// collectives.cpp, gradients.cpp, place.cpp
 const std::vector<Operation>& collectives();
 const std::vector<Operation>& gradients();
+const std::vector<Operation>& places();
 
 // xla.cpp: for programs that XLA compiles. Why there is none of it; empty: there is.
 const char* enable_xla();

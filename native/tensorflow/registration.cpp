@@ -65,7 +65,7 @@ std::string register_all() {
   if (!api().problem.empty()) {
     return api().problem;
   }
-  for (const auto* const operations : {&collectives(), &gradients()}) {
+  for (const auto* const operations : {&collectives(), &gradients(), &places()}) {
     for (const Operation& operation : *operations) {
       const Status status;
       define(operation, status);

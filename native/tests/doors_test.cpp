@@ -209,10 +209,35 @@ TEST(a_call_ends_once_with_a_reason_where_there_is_no_job_or_no_such_group) {
     Doors doors;
     old_group = doors::add_group(0, {2, 0}, second);
     CHECK_EQ(doors::place(old_group).members, 2U);
-    CHECK(reason(999).find("its group is not of the job") != std::string::npos);
+    CHECK(reason(999).find("it was made for another job") != std::string::npos);
   }
   Doors another;
-  CHECK(reason(old_group).find("its group is not of the job") != std::string::npos);
+  CHECK(reason(old_group).find("it was made for another job") != std::string::npos);
+}
+
+TEST(a_place_that_is_not_the_expected_one_is_told_whole) {
+  const auto why = [](doors::ExpectedPlace expected) {
+    doors::Place found;
+    std::string text;
+    const bool well = doors::table().place(0, expected, &found, doors::sink_of(text));
+    CHECK_EQ(well, text.empty());
+    return text;
+  };
+  const std::string name(1000, 'x');
+  const auto what = [&name] {
+    std::string text;
+    doors::table().describe("gradients", name.data(), name.size(), doors::sink_of(text));
+    return text;
+  };
+  CHECK_EQ(why({}), "this process has not joined a job: call shoal.init() first");
+  CHECK_EQ(what(), "gradients of '" + name + "'");
+  Doors doors;
+  CHECK_EQ(why({}), "");
+  CHECK_EQ(why({2, 0}), "");
+  CHECK(why({3, -1}).find("for 3 ranks, and this is 2 ranks: trace the function again") != std::string::npos);
+  CHECK(why({2, 1}).find("for number 1 of 2 ranks, and this is number 0 of 2 ranks") != std::string::npos);
+  CHECK(why({1, -1}).find("for 1 rank, and this is 2 ranks") != std::string::npos);
+  CHECK_EQ(what(), "gradients of '" + name + "' on " + doors::here());
 }
 
 // On one machine an operation is carried on by whoever waits in its group.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <string>
 
 #include "doors/table.h"
 #include "xla/execution.h"
@@ -32,15 +33,15 @@ class Average final : public Execution {
   void begun(void* pass, const char* problem) {
     std::unique_ptr<Average> self(this);
     if (pass == nullptr) {
-      fail(Problem::failed_precondition, problem);
+      fail(Problem::failed_precondition, described() + ": " + problem);
       return;
     }
     pass_ = pass;
     // They are expected to come from the last.
     for (std::size_t index = operands.size(); index-- > 0;) {
-      char why[256];
+      std::string why;
       if (!core()->gradient_ready(pass_, static_cast<std::uint32_t>(index), operands[index].data, operands[index].bytes,
-                                  why, sizeof why)) {
+                                  doors::sink_of(why))) {
         fail(Problem::invalid_argument, why);
         return;
       }

@@ -35,13 +35,12 @@ class Call : public Execution {
     call.dtype = static_cast<int>(input_.dtype);
     call.shape = input_.shape.data();
     call.dimensions = input_.shape.size();
-    char why[256];
-    if (core()->place(group, &place_, why, sizeof why)) {
+    is_prepared_ = core()->place(group, expected, &place_, doors::sink_of(problem_));
+    if (is_prepared_) {
       problem_ = prepare(call);
-    }  // else the core says why
+    }
     if (!problem_.empty()) {
-      problem_ = "'" + name + "': " + problem_;
-      call.failure = problem_.c_str();
+      call.failure = problem_.c_str();  // the others hear of it
     }
     core()->call(&call, [](void* self, const End* end) { static_cast<Call*>(self)->end(*end); }, this);
   }
@@ -66,17 +65,19 @@ class Call : public Execution {
   void end(const End& end) {
     const std::unique_ptr<Call> self(this);
     if (!problem_.empty()) {
-      fail(Problem::invalid_argument, problem_);
+      // The core's message says where that was.
+      fail(is_prepared_ ? Problem::invalid_argument : Problem::failed_precondition, end.message);
     } else if (end.code != 0) {
       fail(problem_of(end.code), end.message);
     } else if (const std::string why = finish(end); !why.empty()) {
-      fail(Problem::failed_precondition, "'" + name + "': " + why);
+      fail(Problem::failed_precondition, std::string(end.what) + ": " + why);
     } else {
       succeed();
     }
   }
 
-  std::string problem_;
+  bool is_prepared_ = false;
+  std::string problem_;  // why this rank cannot take part
 };
 
 class AllReduce final : public Call {

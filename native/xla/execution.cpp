@@ -78,8 +78,8 @@ class Given {
     const auto* const text = static_cast<const Text*>(found);
     return text == nullptr ? "" : std::string(text->data, text->bytes);
   }
-  std::int64_t number(std::string_view name) const {
-    std::int64_t number = 0;
+  std::int64_t number(std::string_view name, std::int64_t otherwise = 0) const {
+    std::int64_t number = otherwise;
     if (const void* const found = find(name, scalar_type)) {
       std::memcpy(&number, static_cast<const Scalar*>(found)->value, sizeof number);
     }
@@ -118,11 +118,13 @@ Problem problem_of(int code) {
 Execution::Execution(const Frame& frame)
     : operands(views_of(frame.operands)), results(views_of(frame.results)), api_(frame.api) {
   const Given given(frame.attributes);
+  kind = given.text("kind");
   name = given.text("name");
   group = given.number("group");
   op = given.number("op");
   root = given.number("root");
   averager = given.number("averager");
+  expected = {given.number("members"), given.number("index", -1)};
   if (given.number("ordered") != 0) {
     operands.pop_back();
   }
@@ -168,6 +170,12 @@ std::shared_ptr<Execution::Wait> Execution::promise(Frame* frame) {
 void Execution::succeed() { end(nullptr); }
 
 void Execution::fail(Problem problem, const std::string& message) { end(error(*api_, problem, message)); }
+
+std::string Execution::described() const {
+  std::string text;
+  core()->describe(kind.c_str(), name.data(), name.size(), doors::sink_of(text));
+  return text;
+}
 
 void Execution::end(Error* error) {
   if (wait_ != nullptr) {

@@ -46,15 +46,21 @@ class Execution {
   // result.
   std::vector<View> operands;
   std::vector<View> results;
+  std::string kind;  // for messages, where it is none of the collectives
   std::string name;
   std::int64_t group = 0;
   std::int64_t op = 0;
   std::int64_t root = 0;
   std::int64_t averager = 0;
+  // What the program was compiled for, where that decides over its results.
+  doors::ExpectedPlace expected;
 
   // Once, by any thread. What follows in the program may run before they return.
   void succeed();
   void fail(Problem problem, const std::string& message);
+
+  // For messages: its kind and name, and this rank.
+  std::string described() const;
 
   // A handler: `Kind` is an Execution with a constructor from a Frame, and start(), from which on it ends and deletes
   // itself, then or later.

@@ -14,6 +14,7 @@ struct Named {
 constexpr Named handlers[] = {
     {"shoal.allreduce", all_reduce}, {"shoal.reducescatter", reduce_scatter}, {"shoal.broadcast", broadcast},
     {"shoal.allgather", all_gather}, {"shoal.alltoall", all_to_all},          {"shoal.average", average},
+    {"shoal.place", place},
 };
 
 }  // namespace

@@ -22,5 +22,6 @@ Error* broadcast(Frame* frame);
 Error* all_gather(Frame* frame);
 Error* all_to_all(Frame* frame);
 Error* average(Frame* frame);
+Error* place(Frame* frame);
 
 }  // namespace shoal::xla

@@ -1,5 +1,6 @@
 """Several places of one program where gradients are averaged, and ranks that differ there. test_tensorflow.py runs it."""
 
+import re
 import time
 from typing import Any
 
@@ -47,6 +48,22 @@ def two_losses_of_one_variable_keep_their_gradients() -> None:
         first, second = both()
         assert first.numpy().tolist() == [1.0] * 3
         assert second.numpy().tolist() == [100.0] * 3
+
+
+@scenario
+def a_gradient_of_another_size_than_it_said_is_named_whole() -> None:
+    def step() -> Any:
+        size = 3 + shoal.rank() % 2
+        x = tf.numpy_function(lambda: np.ones(size, np.float32), [], tf.float32)
+        x.set_shape([3])
+        return average([x], ["x"])
+
+    step.__name__ = "long" * 100
+    with pytest.raises(tf.errors.OpError) as raised:
+        tf.function(step)()
+    if shoal.rank() % 2:
+        place = rf"gradient 0 of '{step.__name__}.gradients0' on rank {shoal.rank()} \(\S+\) has 16 bytes, and had 12"
+        assert re.search(place, raised.value.message), raised.value.message
 
 
 @scenario
@@ -223,6 +240,6 @@ def a_group_of_the_job_before_is_refused() -> None:
     Group([shoal.rank()])
     with pytest.raises(ShoalError, match="earlier job"):
         shoal.allreduce(tf.ones([2]), group=old)
-    with pytest.raises(tf.errors.FailedPreconditionError, match="not of the job"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match="made for another job"):
         used(tf.ones([2]))
     assert average([tf.fill([2], float(shoal.rank()))], ["new"])[0].numpy().tolist() == [mean_of_ranks()] * 2

@@ -121,6 +121,37 @@ def compiled_functions_that_another_one_calls_keep_its_order() -> None:
 
 
 @scenario
+def a_compiled_call_and_one_that_is_not_keep_the_programs_order() -> None:
+    weight = tf.Variable([1.0, 1.0])
+
+    def made(jit_compile: bool) -> tuple[Any, Any]:
+        @tf.function(jit_compile=jit_compile)
+        def total(x: Any) -> Any:
+            return shoal.allreduce(x, name="both ways")
+
+        @tf.function(jit_compile=jit_compile)
+        def train(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight * x)
+            return shoal.DistributedGradientTape(tape).gradient(loss, weight)[0]
+
+        return total, train
+
+    (plain, plain_step), (fast, fast_step) = made(False), made(True)
+
+    @tf.function
+    def several(x: Any) -> Any:
+        slow = [tf.ensure_shape(in_turn(factor * x, place), []) for place, factor in enumerate((1.0, 10.0, 100.0, 1e3))]
+        calls = plain(slow[0]), fast(slow[1]), plain(slow[2]), fast(slow[3])
+        steps = fast_step(slow[0]), plain_step(slow[1]), fast_step(slow[2]), plain_step(slow[3])
+        return calls, steps
+
+    for _ in range(4):
+        for results in several(tf.constant(1.0)):
+            assert [float(each) for each in results] == [1.0, 10.0, 100.0, 1000.0]
+
+
+@scenario
 def a_dtype_that_is_not_known_is_refused() -> None:
     with pytest.raises(TypeError, match="complex64 cannot be sent"):
         compiled(shoal.allreduce)(tf.ones([2], tf.complex64))
@@ -128,7 +159,9 @@ def a_dtype_that_is_not_known_is_refused() -> None:
 
 @scenario
 def rows_of_other_numbers_are_an_error_on_all_ranks() -> None:
-    with pytest.raises(tf.errors.FailedPreconditionError, match=r"'rows': .*what came has 1, 2, 3 rows"):
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match=r"allgather of 'rows' on rank \d \(.*\): .*came has 1, 2, 3 rows"
+    ):
         compiled(lambda x: shoal.allgather(x, name="rows"))(tf.ones([1 + shoal.rank()]))
     with pytest.raises(ValueError, match="at least rank 1"):
         compiled(shoal.allgather)(tf.constant(1.0))

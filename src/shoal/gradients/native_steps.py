@@ -75,7 +75,7 @@ class NativeSteps:
         completions, token = callbacks.add_source(see_to_events)
         weakref.finalize(self, callbacks.remove_source, token).atexit = False
         self._native = _native.GradientAverager(
-            place, doors.number_of(group), OPERATORS[op], self._plan(), completions, token
+            place, doors.number_in_job(group), OPERATORS[op], self._plan(), completions, token
         )
         self.number = self._native.number
 

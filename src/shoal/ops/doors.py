@@ -16,6 +16,8 @@ from shoal.job.per_job import PerJob
 from shoal.job.session import Session
 
 _numbers: PerJob[dict[str, int]] = PerJob(lambda _: {"": 0})
+# Beside the identities of groups, which have their ranks.
+_OF_JOB = "the job"
 
 
 def library(module: str) -> str:
@@ -51,14 +53,22 @@ def number_of(group: Group) -> int:
 
     Raises ShoalError if the group is of an earlier job.
     """
+    return _number_of(group, group.identity)
+
+
+def number_in_job(group: Group) -> int:
+    """As ``number_of``, but of all ranks, too, a number that no later job knows: for what is right in this job alone."""
+    return _number_of(group, group.identity or _OF_JOB)
+
+
+def _number_of(group: Group, key: str) -> int:
     if group.session is not runtime.current():
         raise ShoalError(f"{group} is of an earlier job: make it again")
     numbers = _numbers.of(group.session)
-    number = numbers.get(group.identity)
+    number = numbers.get(key)
     if number is None:
         assert group.rank is not None, "only members call operations"
-        number = _native.add_door_group(group.number, group.size, group.rank, group.timeout)
-        numbers[group.identity] = number
+        number = numbers[key] = _native.add_door_group(group.number, group.size, group.rank, group.timeout)
     return number
 
 

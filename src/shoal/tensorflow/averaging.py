@@ -21,7 +21,7 @@ from shoal.job.groups import Group, world
 from shoal.job.per_job import PerJob
 from shoal.ops import doors
 from shoal.ops.arrays import DTYPES
-from shoal.tensorflow import naming, xla
+from shoal.tensorflow import naming, traced, xla
 from shoal.tensorflow.collectives import allreduce
 from shoal.tensorflow.library import operations
 from shoal.tensorflow.variables import name_of
@@ -57,14 +57,15 @@ def average(gradients: Sequence[Any], names: Sequence[str], op: str = "mean", gr
 
     Raises:
         TypeError, ValueError: as ``shoal.tensorflow.allreduce``.
-        tf.errors.FailedPreconditionError: ranks have different gradients; the message says which. This process is in no job.
+        tf.errors.FailedPreconditionError: ranks have different gradients; the message says which. This process is in no job, or
+            in a later one than that in which the function was traced.
         tf.errors.UnknownError: as ``shoal.tensorflow.allreduce``; the step has broken off on another rank.
     """
     if op not in ("mean", "sum"):
         raise ValueError(f"gradients are averaged by op='mean' or 'sum', got {op!r}")
     chosen = world() if group is None else group
     if chosen.size == 1:
-        return list(gradients)
+        return traced.as_traced("gradients", gradients, chosen)
     graph = naming.current_graph()
     return _average(gradients, names, op, chosen, graph is not None and xla.is_compiled(graph))
 
@@ -123,7 +124,10 @@ def _averaged(
     steps: NativeSteps, order: Any, gradients: Sequence[Any], others: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
     """The averages; and what others wait for: that all ranks have all of theirs. ``order``: of the steps at this place."""
-    step = naming.made(operations.shoal_gradients_begin(order=order, averager=steps.number), naming.current_graph())
+    step = naming.made(
+        operations.shoal_gradients_begin(order=order, tensor_name=steps.name, averager=steps.number),
+        naming.current_graph(),
+    )
     ready = [
         operations.shoal_gradient_ready(x=gradient, step=step, index=index) for index, gradient in enumerate(gradients)
     ]

@@ -16,7 +16,7 @@ from shoal.job.groups import Group, world
 from shoal.ops import doors
 from shoal.ops.collectives import NAME_LIMIT
 from shoal.ops.operations import OPERATORS
-from shoal.tensorflow import naming, xla
+from shoal.tensorflow import naming, traced, xla
 from shoal.tensorflow.library import operations
 
 # Where the gradient of an operation is one that carries its name, and this.
@@ -127,7 +127,7 @@ def _allreduce_slices(x: Any, op: str, name: str | None, group: Group | None) ->
     values = allgather(x.values, names[0], group)
     indices = allgather(x.indices, names[1], group)
     if op == "mean":
-        values = values / tf.cast((world() if group is None else group).size, values.dtype)
+        values = values / tf.cast(traced.members("allreduce", group), values.dtype)
     return tf.IndexedSlices(values, indices, x.dense_shape)
 
 

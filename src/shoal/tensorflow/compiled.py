@@ -1,7 +1,8 @@
 """The collective operations in what XLA compiles, with their gradients (xla.py; derivatives.py has what those are).
 
 Sizes of results have to be known when the function is traced. So where ranks may have different numbers of rows, here they
-have as many; where they have not, every rank raises tf.errors.FailedPreconditionError.
+have as many; where they have not, every rank raises tf.errors.FailedPreconditionError. So it does where the sizes, or what
+is computed with this rank's place, are of an earlier job.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,11 @@ class Call:
         self.order: Any = None  # what may come after the call, once it is made
         self.place = doors.place(group)
 
-    def make(self, x: Any, result: Array, in_place: bool = False, **numbers: int) -> Any:
+    def of_place(self, own: bool = True) -> dict[str, int]:
+        """For ``make``: the call fails where there are not as many members, or this rank is not this one of them (``own``)."""
+        return {"members": self.place.members, **({"index": self.place.own} if own else {})}
+
+    def make(self, x: Any, result: Array, numbers: dict[str, int], in_place: bool = False) -> Any:
         after = self._after if self._turns is None else self._turns.before()
         attributes: dict[str, int | str] = {"name": self._name, "group": self._group, **numbers}
         made, self.order = xla.call(
@@ -46,7 +51,7 @@ class Call:
         """A call that is of the gradient of this one."""
         graph = naming.current_graph()
         name = naming.name_of_call(f"{self._name}.gradient", graph)
-        return Call(kind, name, self._group, xla.Turns(name, graph))
+        return Call(kind, name, self._group, xla.Turns(name, self._group, graph))
 
 
 def call(kind: str, given: str | None, group: int, graph: Any, x: Any, **arguments: Any) -> Any:
@@ -57,7 +62,7 @@ def call(kind: str, given: str | None, group: int, graph: Any, x: Any, **argumen
     xla.require(kind)
     xla.array_of(x, kind)
     name = naming.name_of_call(kind, graph) if given is None else given
-    made = Call(kind, name, group, xla.Turns(name, graph, given is not None))
+    made = Call(kind, name, group, xla.Turns(name, group, graph, given is not None))
     functions: dict[str, Callable[..., Any]] = {
         "allreduce": allreduce,
         "reducescatter": _reducescatter,
@@ -68,11 +73,13 @@ def call(kind: str, given: str | None, group: int, graph: Any, x: Any, **argumen
     return functions[kind](made, x, **arguments)
 
 
-def allreduce(made: Call, x: Any, op: int) -> Any:
+def allreduce(made: Call, x: Any, op: int, **numbers: int) -> Any:
     def back(gradient: Any) -> Any:
         return allreduce(made.for_gradient("allreduce"), gradient, _checked(op))
 
-    return _with_gradient(lambda x: made.make(x, xla.array_of(x, "allreduce"), in_place=True, op=op), back, x)
+    return _with_gradient(
+        lambda x: made.make(x, xla.array_of(x, "allreduce"), {"op": op, **numbers}, in_place=True), back, x
+    )
 
 
 def allgather(made: Call, x: Any) -> Any:
@@ -81,21 +88,22 @@ def allgather(made: Call, x: Any) -> Any:
     rows = _rows(shape, "allgather")
 
     def back(gradient: Any) -> Any:
-        mean = allreduce(made.for_gradient("allreduce"), gradient, MEAN)
+        mean = allreduce(made.for_gradient("allreduce"), gradient, MEAN, **made.of_place())
         return mean[own * rows : (own + 1) * rows]
 
-    return _with_gradient(lambda x: made.make(x, Array(dtype, (members * rows, *shape[1:]))), back, x)
+    result = Array(dtype, (members * rows, *shape[1:]))
+    return _with_gradient(lambda x: made.make(x, result, made.of_place(own=False)), back, x)
 
 
 def _broadcast(made: Call, x: Any, root: int) -> Any:
     def back(gradient: Any) -> Any:
-        mean = allreduce(made.for_gradient("allreduce"), gradient, MEAN)
+        mean = allreduce(made.for_gradient("allreduce"), gradient, MEAN, **made.of_place())
         if made.place.own == root:
             return mean
         with tf.control_dependencies([mean]):
             return tf.zeros_like(gradient)
 
-    return _with_gradient(lambda x: made.make(x, xla.array_of(x, "broadcast"), in_place=True, root=root), back, x)
+    return _with_gradient(lambda x: made.make(x, xla.array_of(x, "broadcast"), {"root": root}, in_place=True), back, x)
 
 
 def _reducescatter(made: Call, x: Any, op: int) -> Any:
@@ -111,9 +119,10 @@ def _reducescatter(made: Call, x: Any, op: int) -> Any:
             return allgather(made.for_gradient("allgather"), gradient)
         # As many rows from every member can be gathered; others are summed with none.
         around = [[sum(everyones[:own]), sum(everyones[own + 1 :])], *([0, 0] for _ in shape[1:])]
-        return allreduce(made.for_gradient("allreduce"), tf.pad(gradient, around), SUM)
+        return allreduce(made.for_gradient("allreduce"), tf.pad(gradient, around), SUM, **made.of_place())
 
-    return _with_gradient(lambda x: made.make(x, Array(dtype, (everyones[own], *shape[1:])), op=op), back, x)
+    result = Array(dtype, (everyones[own], *shape[1:]))
+    return _with_gradient(lambda x: made.make(x, result, {"op": op, **made.of_place(own=False)}), back, x)
 
 
 def _alltoall(made: Call, x: Any, splits: Any) -> Any:
@@ -135,7 +144,7 @@ def _alltoall(made: Call, x: Any, splits: Any) -> Any:
     def back(gradient: Any) -> Any:
         return _alltoall(made.for_gradient("alltoall"), gradient, splits)[0]
 
-    received = _with_gradient(lambda x: made.make(x, array), back, x)
+    received = _with_gradient(lambda x: made.make(x, array, made.of_place(own=False)), back, x)
     return received, tf.fill([members], tf.constant(rows // members, tf.int64))
 
 

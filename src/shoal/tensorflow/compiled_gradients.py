@@ -32,12 +32,12 @@ def averaged(
         NotImplementedError: this cannot be compiled.
     """
     xla.require("gradients")
-    turns = xla.Turns(steps.place, naming.current_graph())
+    turns = xla.Turns(steps.place, doors.number_of(group), naming.current_graph())
     averages, order = xla.call(
         "shoal.average",
         together,
         [xla.array_of(gradient, "a gradient") for gradient in together],
-        {"name": steps.name, "averager": steps.number},
+        {"kind": "gradients", "name": steps.name, "averager": steps.number},
         in_place=range(len(together)),
         after=turns.before(),
     )
@@ -57,6 +57,7 @@ def averaged(
             values = allgather(call("allgather", f"{name}.values"), gradient.values)
             indices = allgather(call("allgather", f"{name}.indices"), gradient.indices)
             if op == "mean":
+                # Which the call has compared with the job's.
                 values = values / tf.cast(group.size, values.dtype)
             results[index] = tf.IndexedSlices(values, indices, gradient.dense_shape)
         else:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from shoal.ops import doors
 from shoal.ops.operations import OPERATORS
-from shoal.tensorflow import naming
+from shoal.tensorflow import naming, traced
 from shoal.tensorflow.library import operations
 
 SUM, MEAN = OPERATORS["sum"], OPERATORS["mean"]
@@ -32,7 +32,8 @@ class _Made:
 
     @property
     def place(self) -> doors.Place:
-        return doors.place(self.group)
+        """Numbers, or in a graph tensors."""
+        return traced.place("gradient", self._name, self.group)
 
     def call(self, function: Any, what: str, **arguments: Any) -> Any:
         """An operation of its gradient, in its group. Its name says what it is, and which: several losses may have gone through it."""
@@ -68,20 +69,18 @@ def _of_reducescatter(operation: Any, gradient: Any) -> Any:
 def _of_allgather(operation: Any, gradient: Any) -> Any:
     made = _Made(operation)
     mean = made.call(operations.shoal_allreduce, "gradient", x=gradient, op=MEAN)
-    own = tf.shape(made.inputs[0], out_type=tf.int64)[:1]
-    rows = tf.reshape(made.call(operations.shoal_allgather, "rows", x=own), [made.place.members])
-    return tf.split(mean, rows, axis=0)[made.place.own], None
+    shape = tf.shape(made.inputs[0], out_type=tf.int64)
+    rows = made.call(operations.shoal_allgather, "rows", x=shape[:1])
+    begin = tf.reduce_sum(rows[: made.place.own])
+    own = mean[begin : begin + shape[0]]
+    return tf.ensure_shape(own, made.inputs[0].shape), None
 
 
 @tf.RegisterGradient("ShoalBroadcast")
 def _of_broadcast(operation: Any, gradient: Any) -> Any:
     made = _Made(operation)
     mean = made.call(operations.shoal_allreduce, "gradient", x=gradient, op=MEAN)
-    if made.place.own == made.number("root"):
-        return mean, None
-    # Depends on the mean: else that would be pruned in a graph of TensorFlow 1, and the root would wait for it.
-    with tf.control_dependencies([] if tf.executing_eagerly() else [mean]):
-        return tf.zeros_like(mean), None
+    return tf.where(tf.equal(made.place.own, made.number("root")), mean, tf.zeros_like(mean)), None
 
 
 @tf.RegisterGradient("ShoalAlltoall")

@@ -12,13 +12,17 @@ from tensorflow.python.framework import auto_control_deps
 from shoal.ops import doors
 
 # The others have a resource, which orders the calls of one name and nothing else (naming.py).
-WITHOUT_ORDER = ("ShoalGradientReady", "ShoalGradientsFinish")
+WITHOUT_ORDER = ("ShoalGradientReady", "ShoalGradientsFinish", "ShoalPlace")
 
 
 def _load() -> tuple[Any, ctypes.CDLL]:
     path = doors.library("shoal.tensorflow._tensorflow")
     loaded = tf.load_op_library(path)
-    return loaded, doors.connect(path, "shoal_tensorflow")
+    functions = doors.connect(path, "shoal_tensorflow")
+    # Now, since a saved function may have been compiled by XLA. Where that cannot be, xla.py says so when one is traced.
+    functions.shoal_tensorflow_enable_xla.restype = ctypes.c_char_p
+    functions.shoal_tensorflow_enable_xla()
+    return loaded, functions
 
 
 def _let_them_overlap() -> None:

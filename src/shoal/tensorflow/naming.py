@@ -4,6 +4,7 @@ each as often as it likes.
 TensorFlow's own names have numbers in them that count all that a process has traced. Two calls in a function never have the
 same name. But a function may be called several times in another one, and two functions may be called alike: calls of the
 same name run in the program's order, since they share a resource, which TensorFlow takes for something that they change.
+Those that XLA compiles have the same one (xla.py).
 """
 
 import re
@@ -39,8 +40,13 @@ def name_of_call(kind: str, graph: Any) -> str:
     while isinstance(graph, PARTS):
         graph = graph.outer_graph
     number = _count(graph, ("kind", kind))
-    function = re.sub(r"_\d+", "", getattr(graph, "name", None) or "graph")
-    return f"{function}.{kind}{number}"
+    return f"{name_of_function(graph)}.{kind}{number}"
+
+
+def name_of_function(graph: Any) -> str:
+    while isinstance(graph, PARTS):
+        graph = graph.outer_graph
+    return re.sub(r"_\d+", "", getattr(graph, "name", None) or "graph")
 
 
 def numbered(name: str, graph: Any) -> str:
@@ -50,13 +56,13 @@ def numbered(name: str, graph: Any) -> str:
 
 
 def order_of(name: str, group: int, graph: Any) -> Any:
-    """The resource that calls of this name share in this group, by the door's number. Nobody reads it.
+    """The resource that calls of this name share in this group, by the door's number. What XLA compiles alone reads it.
 
     Eager calls, for which ``graph`` is None, run in the program's order anyway.
     """
     key = "shoal" if graph is None else f"shoal {group} {name}"
     if graph is not None and save_context.in_save_context():
-        return _resource(key)  # what is saved must not have one of this process
+        return _resource_of_graph(key, graph)  # what is saved must not have one of this process
     with _lock, tf.init_scope():
         if not tf.executing_eagerly():
             # A graph of TensorFlow 1. What it has must not be kept elsewhere, since it has the graph.
@@ -79,6 +85,17 @@ def made(result: Any, graph: Any) -> Any:
         tensor = result if hasattr(result, "op") else result[0]
         graph.control_outputs.append(tensor.op)
     return result
+
+
+def _resource_of_graph(key: str, graph: Any) -> Any:
+    """One of a function's, which its loops and branches have, too; functions that it calls come one after the other anyway."""
+    while isinstance(graph, PARTS):
+        graph = graph.outer_graph
+    kept = graph.get_collection_ref(key)
+    if not kept:
+        with graph.as_default():
+            kept.append(_resource(key))
+    return kept[0]
 
 
 def _resource(name: str) -> Any:

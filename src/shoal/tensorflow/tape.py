@@ -5,7 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from shoal.job.groups import Group, world
+from shoal.job.groups import Group
+from shoal.tensorflow import traced
 from shoal.tensorflow.averaging import average_of_sources
 
 
@@ -96,11 +97,10 @@ class PartialDistributedGradientTape(DistributedGradientTape):
         local = {id(each) for given in self._local for each in _variables_of(given)}
         own = {index for index, source in enumerate(sources) if id(source) in local}
         results = super()._average([None if index in own else each for index, each in enumerate(gradients)], sources)
-        members = (world() if self._group is None else self._group).size
+        divided = {index for index in own if self._scale and self._op == "mean" and gradients[index] is not None}
+        members = traced.members("gradients", self._group) if divided else 1
         for index in own:
-            results[index] = gradients[index]
-            if self._scale and self._op == "mean" and gradients[index] is not None:
-                results[index] = _divided(gradients[index], members)
+            results[index] = _divided(gradients[index], members) if index in divided else gradients[index]
         return results
 
 
@@ -109,7 +109,7 @@ def _variables_of(given: Any) -> list[Any]:
     return [given] if variables is None else list(variables)
 
 
-def _divided(gradient: Any, by: int) -> Any:
+def _divided(gradient: Any, by: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(_divided(gradient.values, by), gradient.indices, gradient.dense_shape)
     return gradient / tf.cast(by, gradient.dtype)

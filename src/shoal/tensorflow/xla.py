@@ -1,14 +1,14 @@
 """Calls from programs that XLA compiles (``jit_compile=True``) to Shoal's native code (native/xla).
 
 XLA has no kernels of TensorFlow's operations. A call is a small module of StableHLO in the graph, which calls a function by
-its name. Sizes are those of the trace: XLA compiles for them. Nothing of it is loaded before the first such call.
+its name. Sizes are those of the trace: XLA compiles for them. What writes such modules is loaded with the first of them.
 
 XLA runs calls of a program that do not depend on each other in any order, also those of a function that is called twice, or
 of a loop that it has unrolled; and TensorFlow runs programs so that have nothing in common. So each call of a name waits
-for the one before: by a number that it hands on, in a variable, which TensorFlow keeps in the program's order.
+for the one before: by a number that it hands on, in a variable, which TensorFlow keeps in the program's order. It is that of
+calls that are not compiled (naming.order_of), so these come in order, too.
 """
 
-import ctypes
 import threading
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_util
+from tensorflow.python.saved_model import save_context
 
 from shoal.tensorflow import naming
 from shoal.tensorflow.library import native
@@ -68,9 +69,7 @@ def require(what: str) -> None:
 @lru_cache
 def problem() -> str:
     """Why this TensorFlow's XLA cannot call Shoal; empty: it can."""
-    enable = native.shoal_tensorflow_enable_xla
-    enable.restype = ctypes.c_char_p
-    why: str = enable().decode()
+    why: str = native.shoal_tensorflow_enable_xla().decode()
     return f"{why} (TensorFlow {tf.__version__})" if why else ""
 
 
@@ -87,43 +86,61 @@ def array_of(x: Any, what: str) -> Array:
 
 
 class Turns:
-    """Calls of one name, each after the one before.
+    """Calls of one name in one group, by the door's number, each after the one before.
 
-    ``may_repeat``: whether several may come in one program, whatever ``graph`` says. Raises NotImplementedError if they may in a
-    graph of TensorFlow 1.
+    ``may_repeat``: whether several may come in one program, whatever ``graph`` says. Raises NotImplementedError where they may,
+    and nothing can order them: in a graph of TensorFlow 1, and in what is saved.
     """
 
-    def __init__(self, name: str, graph: Any, may_repeat: bool = False) -> None:
-        self._variable = _turn_of(name, may_repeat or _may_repeat(graph))
+    def __init__(self, name: str, group: int, graph: Any, may_repeat: bool = False) -> None:
+        self._variable: Any = None
+        # In what is saved, which must not have a variable of this process: the order of the last call, or nothing.
+        self._last: list[Any] | None = None
+        if save_context.in_save_context():
+            # TensorFlow keeps no order between compiled functions that another one calls without having a resource in common.
+            if isinstance(graph, naming.PARTS) or isinstance(getattr(graph, "outer_graph", None), FuncGraph):
+                _refuse(name, "what is saved")
+            self._last = graph.get_collection_ref(f"shoal {group} {name}")
+            return
+        with tf.init_scope():
+            is_eager = tf.executing_eagerly()
+        if is_eager:
+            self._variable = naming.order_of(name, group, graph)
+            _begin(self._variable)
+        elif may_repeat or _may_repeat(graph):
+            _refuse(name, "graphs of TensorFlow 1")
 
     def before(self) -> Any:
         """What the call is to come after; None: nothing."""
-        return None if self._variable is None else self._variable.read_value()
+        if self._variable is None:
+            return self._last[0] if self._last else None
+        order = tf.raw_ops.ReadVariableOp(resource=self._variable, dtype=ORDER.dtype)
+        order.set_shape(ORDER.shape)
+        return order
 
     def after(self, orders: Sequence[Any]) -> None:
         """What the next one is to come after."""
         if self._variable is not None:
-            self._variable.assign(tf.add_n(list(orders)))
+            tf.raw_ops.AssignVariableOp(resource=self._variable, value=tf.add_n(list(orders)))
+        elif self._last is not None:
+            self._last[:] = [tf.add_n(list(orders))]
 
 
 _lock = threading.Lock()
-# By name, of this process: programs keep no variables, and traces of a function have the same names.
-_turns: dict[str, Any] = {}
 
 
-def _turn_of(name: str, may_repeat: bool) -> Any:
-    with _lock, tf.init_scope():
-        if tf.executing_eagerly():
-            if name not in _turns:
-                with tf.device("CPU:0"):
-                    _turns[name] = tf.Variable(0, trainable=False, name="shoal_turn")
-            return _turns[name]
-        if may_repeat:
-            raise NotImplementedError(
-                f"'{name}' may come several times in a program that XLA compiles, which graphs of TensorFlow 1 cannot "
-                f"order: give it no name, call it in one function alone, or {WITHOUT}"
-            )
-        return None
+def _begin(variable: Any) -> None:
+    """Gives the resource a value, if it has none. It keeps that as long as the process lives."""
+    with _lock, tf.init_scope(), tf.device("CPU:0"):
+        if not tf.raw_ops.VarIsInitializedOp(resource=variable):
+            tf.raw_ops.AssignVariableOp(resource=variable, value=tf.zeros(ORDER.shape, ORDER.dtype))
+
+
+def _refuse(name: str, where: str) -> None:
+    raise NotImplementedError(
+        f"'{name}' may come several times where XLA compiles it, which cannot be ordered in {where}: call it in one compiled function "
+        f"that no other function calls, outside of loops and branches, or {WITHOUT}"
+    )
 
 
 def _may_repeat(graph: Any) -> bool:
@@ -131,7 +148,19 @@ def _may_repeat(graph: Any) -> bool:
     if isinstance(graph, naming.PARTS):
         return True
     outer = graph.outer_graph if isinstance(graph, FuncGraph) else None
-    return isinstance(outer, FuncGraph) and is_compiled(outer)
+    if not isinstance(outer, FuncGraph):
+        return False
+    # While a function is traced that is compiled by itself, TensorFlow notes that in the graph that calls it.
+    return not control_flow_util.InXlaContext(outer) or is_compiled(outer.outer_graph)
+
+
+def check(kind: str, name: str, group: int, members: int = 0, index: int = -1) -> None:
+    """Lets the program fail where this rank is not this one of so many. 0, -1: any. Nothing where XLA cannot call Shoal.
+
+    ``kind``, ``name``: of what was computed with that, for messages.
+    """
+    if not problem():
+        call("shoal.place", [], [], {"kind": kind, "name": name, "group": group, "members": members, "index": index})
 
 
 def call(

@@ -17,10 +17,14 @@ def operator_for(op: ReduceOp, is_floating: bool) -> str:
     return "mean" if is_floating else "sum"
 
 
+def is_divided_after(op: ReduceOp, is_floating: bool) -> bool:
+    """Whether the result of that operator is a sum that is to be divided by the number of ranks."""
+    return op is ReduceOp.Average and not is_floating
+
+
 def factor_after(op: ReduceOp, is_floating: bool, group: Group, postscale_factor: float) -> float:
     """What the result of that operator is multiplied by."""
-    is_sum = op is ReduceOp.Average and not is_floating
-    return postscale_factor / group.size if is_sum else postscale_factor
+    return postscale_factor / group.size if is_divided_after(op, is_floating) else postscale_factor
 
 
 def scatterable(op: ReduceOp) -> ReduceOp:

@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from shoal.horovod.common.averages import factor_after, operator_for
+from shoal.horovod.common.averages import operator_for
 from shoal.horovod.common.compression import compressed
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
@@ -30,7 +30,7 @@ from shoal.horovod.common.util import chosen_operator
 from shoal.horovod.tensorflow.adasum import adasum
 from shoal.horovod.tensorflow.calls import group_of, name_of, names_in_group
 from shoal.horovod.tensorflow.compression import Compression
-from shoal.horovod.tensorflow.scaling import scaled
+from shoal.horovod.tensorflow.scaling import scaled, scaled_after
 from shoal.tensorflow import collectives
 
 
@@ -128,7 +128,4 @@ class Reduction:
                 collectives.allreduce(tensor, operator_for(self._op, tensor.dtype.is_floating), name, self._group)
                 for tensor, name in zip(given, names, strict=True)
             ]
-        return [
-            scaled(result, factor_after(self._op, result.dtype.is_floating, self._group, self._postscale))
-            for result in results
-        ]
+        return [scaled_after(result, self._op, self._group, self._postscale) for result in results]

@@ -17,7 +17,7 @@ from shoal.horovod.tensorflow.allreduce import grouped_allreduce
 from shoal.horovod.tensorflow.calls import group_of
 from shoal.horovod.tensorflow.compression import Compression
 from shoal.horovod.tensorflow.scaling import scaled
-from shoal.tensorflow import naming
+from shoal.tensorflow import naming, traced
 from shoal.tensorflow.averaging import average
 
 # Gradients of variables → combined ones. A gradient may be None.
@@ -64,7 +64,7 @@ class Combiner:
         # Before init it says so.
         group = how.process_set.group
         if group.size == 1 or not how.process_set.included():
-            return given
+            return traced.as_traced("gradients", given, group)
         if how.op not in (ReduceOp.Average, ReduceOp.Sum):
             return self._combined_each(given)
         factor = how.gradient_predivide_factor
@@ -156,15 +156,21 @@ class LocalVariables:
         """The gradients of the variables: those of local ones divided, the others combined."""
         everyones = self.everyones(variables)
         others = set(everyones)
-        results = [None if place in others else self._scaled(gradient) for place, gradient in enumerate(gradients)]
+        factor = self._factor() if len(others) < len(variables) else 1.0
+        results = [
+            None if place in others or gradient is None else _times(gradient, factor)
+            for place, gradient in enumerate(gradients)
+        ]
         combined = combine([gradients[place] for place in everyones])
         for place, gradient in zip(everyones, combined, strict=True):
             results[place] = gradient
         return results
 
-    def _scaled(self, gradient: Any) -> Any:
-        size = self._process_set.size()
-        return _times(gradient, 1.0 / size) if self._scales and size else gradient
+    def _factor(self) -> Any:
+        if not self._scales or not self._process_set.size():
+            return 1.0
+        members = traced.members("gradients", self._process_set.group)
+        return 1.0 / (members if isinstance(members, int) else tf.cast(members, tf.float64))
 
 
 def layers_of(local_layers: Any) -> list[Any]:
@@ -177,7 +183,7 @@ def layers_of(local_layers: Any) -> list[Any]:
     return layers
 
 
-def _times(gradient: Any, factor: float) -> Any:
+def _times(gradient: Any, factor: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(scaled(gradient.values, factor), gradient.indices, gradient.dense_shape)
     return None if gradient is None else scaled(tf.convert_to_tensor(gradient), factor)

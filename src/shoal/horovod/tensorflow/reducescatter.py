@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from shoal.horovod.common.averages import factor_after, operator_for, scatterable
+from shoal.horovod.common.averages import operator_for, scatterable
 from shoal.horovod.common.compression import compressed
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.common.process_sets import ProcessSet, global_process_set
@@ -17,7 +17,7 @@ from shoal.horovod.common.util import known_operator
 from shoal.horovod.tensorflow.calls import group_of, name_of
 from shoal.horovod.tensorflow.compression import Compression
 from shoal.horovod.tensorflow.rows import as_rows_of, carried
-from shoal.horovod.tensorflow.scaling import scaled
+from shoal.horovod.tensorflow.scaling import scaled, scaled_after
 from shoal.tensorflow import collectives
 
 
@@ -42,7 +42,7 @@ def reducescatter(
         own = collectives.reducescatter(
             carried(given), operator_for(operator, is_floating), name_of("reducescatter", name), group
         )
-        return [as_rows_of(given, scaled(own, factor_after(operator, is_floating, group, postscale_factor)))]
+        return [as_rows_of(given, scaled_after(own, operator, group, postscale_factor))]
 
     with tf.device(device_dense):
         return compressed(compression, [tf.convert_to_tensor(tensor)], reduced)[0]
