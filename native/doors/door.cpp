@@ -199,7 +199,7 @@ void call(std::int64_t group, Submission&& submission, std::function<void(const 
   std::string why;
   const std::string kind(name_of(submission.collective));
   const std::string name = submission.name;
-  const bool waits = ours.short_waits.begin(submission.input_bytes);
+  const bool waits = ours.short_waits.begin(std::max(submission.input_bytes, submission.output_bytes));
   const std::shared_ptr<Operation> operation = submit(group, std::move(submission), here, why);
   std::string what = named(kind, name, here);
   if (operation == nullptr) {

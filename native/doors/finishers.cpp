@@ -122,7 +122,8 @@ void Finishers::call_one_if_needed() {
   } catch (const std::system_error&) {
     // The system has no thread: those that are told do it.
     std::list<Expected> all;
-    all.swap(local_);
+    all.splice(all.end(), ended_);
+    all.splice(all.end(), local_);
     for (Expected& one : all) {
       const std::uint64_t token = ++last_token_;
       const std::shared_ptr<engine::Operation> operation = one.operation;

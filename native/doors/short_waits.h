@@ -4,7 +4,8 @@
 // operation after another, its thread waits for each. Where it calls several at once, none waits: they travel together.
 //
 // Promises:
-//   * A thread waits for no longer than `longest`, and for none of many_bytes or more.
+//   * A thread waits no longer than `longest`, or a piece of another operation that it carries out meanwhile, and for
+//     none of many_bytes or more.
 //   * Threads do not wait where operations have lately taken longer, nor where others are open.
 //
 // Every method may be called by any thread.
@@ -25,7 +26,10 @@ class ShortWaits {
   // An operation is about to be submitted. Whether its thread is to wait for it.
   bool begin(std::size_t bytes) {
     if (open_.fetch_add(1) > 0) {
-      after_another_ = 0;
+      std::int64_t row = after_another_;
+      // A pause goes on.
+      while (row > 0 && !after_another_.compare_exchange_weak(row, 0)) {
+      }
       return false;
     }
     const std::int64_t row = ++after_another_;
