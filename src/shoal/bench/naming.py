@@ -1,6 +1,6 @@
 """The names of contestants: keys in plans and reports, and as people are shown them.
 
-A library goes by one word. Shoal may take part several times with different settings: what the plan calls ``ring`` is
+A library goes by one word. One may take part several times with different settings: what the plan calls ``ring`` is
 ``shoal ring`` in a report, and the word before the space says what kind of contestant it is.
 """
 
@@ -8,6 +8,9 @@ SHOAL = "shoal"
 
 # In the order in which they take turns and are shown.
 CONTESTANTS = (SHOAL, "gloo", "openmpi", "mpich", "horovod", "nccl")
+
+# Rivals once more, with settings of their own (``teams``, ``mpi_teams``). They take part when they are asked for.
+RIVAL_VARIANTS = ("gloo lazy", "gloo wide", "openmpi ucx")
 
 _SHOWN = {
     SHOAL: "Shoal",

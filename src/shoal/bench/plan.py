@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shoal.bench.naming import CONTESTANTS
+from shoal.bench.naming import CONTESTANTS, RIVAL_VARIANTS
 from shoal.bench.sizes import parse_bytes
 from shoal.config.settings import overrides_of
 from shoal.errors import ConfigurationError
@@ -41,8 +41,8 @@ class Variant:
 class Plan:
     """``sizes``: bytes of float32 per rank, multiples of 4. ``rounds``: turns that count, of each contestant at each size.
 
-    ``contestants``: empty for all that are there. ``variants``: by name, and not in a job that a launcher has started; they
-    take part as ``shoal NAME``. ``variants_first``: they are started before the contestants, and not after them: the memory that a
+    ``contestants``: empty for all that are there, without ``naming.RIVAL_VARIANTS``. ``variants``: by name, and not in a job
+    that a launcher has started; they take part as ``shoal NAME``. ``variants_first``: they are started before the contestants, and not after them: the memory that a
     process gets differs. ``limits``: overrides of ``shoal.config.settings.Limits``. ``environment``: added to that of Shoal's ranks, and of
     the servers that are started for them as far as it concerns servers. ``background``: the congestion control of one bulk flow of
     somebody else on every link of a lab, in each direction. ``turn_seconds``: how long a turn is made to last at least by repeating the
@@ -71,8 +71,9 @@ class Plan:
         if self.rounds < 1:
             raise ConfigurationError(f"{self.rounds} rounds: there has to be one at least")
         for name in self.contestants:
-            if name not in CONTESTANTS:
-                raise ConfigurationError(f"{name!r} is no contestant: choose from {', '.join(CONTESTANTS)}")
+            if name not in CONTESTANTS + RIVAL_VARIANTS:
+                known = ", ".join(CONTESTANTS + RIVAL_VARIANTS)
+                raise ConfigurationError(f"{name!r} is no contestant: choose from {known}")
         overrides_of(self.limits)
         for name, variant in self.variants.items():
             if not name or not name.isprintable():

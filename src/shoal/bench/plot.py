@@ -18,7 +18,10 @@ from shoal.errors import ConfigurationError
 _COLOURS = {
     "shoal": "#0b6e99",
     "gloo": "#d9822b",
+    "gloo lazy": "#e8b37e",
+    "gloo wide": "#9c5410",
     "openmpi": "#7a9e3a",
+    "openmpi ucx": "#4b6621",
     "mpich": "#a05195",
     "horovod": "#8c6d46",
     "nccl": "#4d4d4d",

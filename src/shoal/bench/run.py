@@ -11,7 +11,7 @@ from shoal.bench.background import Background
 from shoal.bench.conductor import Conductor, Player, unix_stage
 from shoal.bench.job import run_in_job
 from shoal.bench.machine import machine_facts
-from shoal.bench.naming import SHOAL, variant_name
+from shoal.bench.naming import SHOAL, family, variant_name
 from shoal.bench.places import LabPlace, LabShape, LocalPlace, Place
 from shoal.bench.plan import Plan
 from shoal.bench.progress import Progress
@@ -85,15 +85,16 @@ def _assemble(
             players[name] = shoals.start(variants.get(name))
             continue
         try:
-            players[name] = _STARTERS[name](troupe)
-        except (ImportError, FileNotFoundError) as error:
+            players[name] = _STARTERS[family(name)](troupe, name)
+        except ImportError as error:
             if plan.contestants:
                 raise ConfigurationError(f"{name} cannot take part: {error}") from None
             missing[name] = str(error)
     return players, shoals.pids, missing
 
 
-_STARTERS: dict[str, Callable[[teams.Troupe], list[Player]]] = {
+# By the contestant's library.
+_STARTERS: dict[str, Callable[[teams.Troupe, str], list[Player]]] = {
     "gloo": teams.start_gloo,
     "openmpi": mpi_teams.start_openmpi,
     "mpich": mpi_teams.start_mpich,

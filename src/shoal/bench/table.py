@@ -67,8 +67,12 @@ def notes(report: Report) -> list[str]:
         lines.append(f"bound: {least}{_free(network.burst)}")
     else:
         lines.append("bound: none, since processors and not links decide here")
-    # A variant's version is Shoal's.
-    lines += [f"{shown_name(name)}: {version}" for name, version in report.versions.items() if name == family(name)]
+    # The version of a variant of Shoal is Shoal's. A rival's tells its settings too.
+    lines += [
+        f"{shown_name(name)}: {version}"
+        for name, version in report.versions.items()
+        if name == family(name) or family(name) != SHOAL
+    ]
     lines += [f"{shown_name(name)} took no part: {why}" for name, why in report.missing.items()]
     lines += [f"{name}: {value}" for name, value in report.facts.items()]
     return lines

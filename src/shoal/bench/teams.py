@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.bench.conductor import BenchError, Player, Stage
+from shoal.bench.contestants.torch_ranks import GLOO_INTERFACES, GLOO_LAZY
 from shoal.bench.places import Place, Running
 from shoal.processes import describe_exit
 
@@ -98,16 +99,28 @@ def hosts_of_ranks(place: Place) -> list[int]:
     return [host for host in range(place.nodes) for _ in range(place.ranks_each)]
 
 
-def start_gloo(troupe: Troupe) -> list[Player]:
-    """Ranks of torch.distributed with gloo, which meet in a store of rank 0."""
+# "gloo wide": the interface as often as this, which is so many connections between two ranks, and so many threads.
+WIDTH = 4
+
+
+def start_gloo(troupe: Troupe, name: str = "gloo") -> list[Player]:
+    """Ranks of torch.distributed with gloo, which meet in a store of rank 0.
+
+    ``name``: ``gloo``; ``gloo lazy``, whose ranks connect when they need to; ``gloo wide``, with several connections.
+    """
     place = troupe.place
-    environment = base_environment() | {"GLOO_SOCKET_IFNAME": place.interface()}
+    environment = base_environment() | {GLOO_INTERFACES: place.interface()}
+    environment.pop(GLOO_LAZY, None)
+    if name == "gloo wide":
+        environment[GLOO_INTERFACES] = ",".join([place.interface()] * WIDTH)
+    elif name == "gloo lazy":
+        environment[GLOO_LAZY] = "1"
     port = place.free_ports(0, 1)
     hosts = hosts_of_ranks(place)
     for rank, host in enumerate(hosts):
         store = {"host": place.address(0), "port": port, "rank": rank, "size": len(hosts)}
-        command = troupe.member_command("gloo", place.address(host), {"store": store})
-        troupe.start(host, f"gloo rank {rank}", command, environment)
+        command = troupe.member_command(name, place.address(host), {"store": store})
+        troupe.start(host, f"{name} rank {rank}", command, environment)
     return troupe.stage.admit(len(hosts), START_SECONDS, troupe.alive)
 
 

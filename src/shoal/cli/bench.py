@@ -32,7 +32,10 @@ def bench() -> None:
 @click.option("--max-size", metavar="SIZE", help="Leaves out larger sizes.")
 @click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Turns of each that count.")
 @click.option(
-    "--contestants", metavar="LIST", help="As shoal,gloo,openmpi,mpich,horovod,nccl.  [default: all there are]"
+    "--contestants",
+    metavar="LIST",
+    help="As shoal,gloo,openmpi,mpich,horovod,nccl, and rivals with settings: 'gloo lazy,gloo wide,openmpi ucx'.  "
+    "[default: all there are, without settings]",
 )
 @click.option("--limits", metavar="LIST", help="For Shoal's ranks: segment=16384,credit=65536 and others.")
 @click.option(

@@ -20,14 +20,15 @@ def join(name: str, arguments: Mapping[str, Any]) -> Contestant:
 
         own = dict(arguments)
         return ShoalRanksOfTorch(**own) if own.pop("c10d", False) else ShoalRanks(**own)
-    if name in ("gloo", "nccl"):
+    library = family(name)
+    if library in ("gloo", "nccl"):
         from shoal.bench.contestants.torch_ranks import Gloo, Nccl
 
-        return Gloo(**arguments) if name == "gloo" else Nccl(**arguments)
-    if name == "horovod":
+        return Gloo(**arguments) if library == "gloo" else Nccl(**arguments)
+    if library == "horovod":
         from shoal.bench.contestants.horovod_ranks import Horovod
 
         return Horovod(**arguments)
     from shoal.bench.contestants.mpi import Mpi
 
-    return Mpi(name, **arguments)
+    return Mpi(library, **arguments)

@@ -1,34 +1,35 @@
-"""Open MPI and MPICH, through mpi4py, whose one build speaks to either: chosen by environment before it is imported.
+"""Open MPI and MPICH, through mpi4py, whose one build speaks to either: the environment says which library it loads.
 
 An MPI waits by polling, which is right for ranks that have a processor each. Where many ranks share few processors (in a
 lab, on loopback) a rank that polls holds up the rank that it waits for, by whole time slices of the kernel. So there this
 program does the waiting: it starts the operation, and sleeps a moment between two polls. docs/benchmarks.md has
-the figures. MPICH's library has another file name on some systems than its own ABI says; ``mpich_environment`` gives it
-that name.
+the figures.
 """
 
-import contextlib
 import ctypes
 import os
-import subprocess
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from importlib import metadata
 from types import MappingProxyType
 from typing import Any
 
 from shoal.bench.contestants.base import ArrayBuffer, Buffer, FloatArray
+from shoal.bench.mpi_wheels import LIBRARY_VARIABLE, find_wheel, library_is_named
 
-ABI_VARIABLE = "MPI4PY_MPIABI"
-# The nonblocking all-reduce's algorithm in MPICH; one that is set stands for large buffers alone.
-MPICH_ALGORITHM = "MPIR_CVAR_IALLREDUCE_INTRA_ALGORITHM"
+# The nonblocking all-reduce's algorithm, by library; one that is set stands for large buffers alone.
+ALGORITHM = {
+    "openmpi": "coll_libnbc_iallreduce_algorithm",
+    "mpich": "MPIR_CVAR_IALLREDUCE_INTRA_ALGORITHM",
+}
 # Smaller buffers are latency: they are left to the library's own choice of algorithm.
 LARGE_BYTES = 128 * 1024
+# How Open MPI's messages travel, as its launcher tells the ranks: "ob1" is its own TCP, "ucx" is UCX's.
+OPENMPI_PML = "OMPI_MCA_pml"
 _PAUSE = 10e-6
-_MPICH_ABI_NAME = "libmpi.so.12"
-_DEBIAN_NAME = "libmpich.so.12"
-_LDCONFIG = "/sbin/ldconfig"
-_SEARCH = "LD_LIBRARY_PATH"
+# Its own choice, in both.
+_AUTOMATIC = 0
+_SONAMES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
 
 
 class Mpi:
@@ -39,36 +40,34 @@ class Mpi:
     def __init__(self, abi: str, *, sharing: bool = False) -> None:
         """``abi``: ``openmpi`` or ``mpich``. ``sharing``: whether there are more ranks than processors.
 
-        Raises ImportError when mpi4py or that library is not there.
+        It is the wheel's library, unless mpi4py's own variables name another one. Raises ImportError when mpi4py or that
+        library is not there.
         """
-        os.environ[ABI_VARIABLE] = abi
+        if not library_is_named():
+            os.environ[LIBRARY_VARIABLE] = str(find_wheel(abi).library)
         from mpi4py import MPI
 
         self._mpi: Any = MPI
         self._world = MPI.COMM_WORLD
-        self._abi = abi
-        self._sharing = sharing
-        self._algorithm = _ControlVariable(MPICH_ALGORITHM) if sharing and abi == "mpich" else None
-        self.version = _short(MPI.Get_library_version())
+        self._algorithm = _ControlVariable(_SONAMES[abi], ALGORITHM[abi]) if sharing else None
+        library = _short(MPI.Get_library_version())
+        self.version = f"{library}{_below(abi)}, mpi4py {metadata.version('mpi4py')}"
         self.rank = self._world.Get_rank()
         self.size = self._world.Get_size()
         self._world.Barrier()
 
     def buffer(self, content: FloatArray) -> Buffer:
-        large = content.nbytes >= LARGE_BYTES
         arguments = (self._mpi.IN_PLACE, content, self._mpi.SUM)
-        # Open MPI's blocking operation gives way between two questions, if told so, and has the lower latency.
-        if not self._sharing or (self._abi == "openmpi" and not large):
+        if self._algorithm is None:
             return ArrayBuffer(content, lambda: self._world.Allreduce(*arguments))
-        if self._algorithm is not None:
-            self._algorithm.write(self._algorithm.initial if large else 0)
+        self._algorithm.write(self._algorithm.initial if content.nbytes >= LARGE_BYTES else _AUTOMATIC)
         return ArrayBuffer(content, lambda: _wait(self._world.Iallreduce(*arguments)))
 
     def barrier(self) -> None:
-        if self._sharing:
-            _wait(self._world.Ibarrier())
-        else:
+        if self._algorithm is None:
             self._world.Barrier()
+        else:
+            _wait(self._world.Ibarrier())
 
     def close(self) -> None:
         self._mpi.Finalize()
@@ -81,13 +80,13 @@ def _wait(request: Any) -> None:
 
 
 class _ControlVariable:
-    """A whole number of MPICH's settings, through MPI's tools interface: as it was set at the start, and as it should be.
+    """A whole number of a library's settings, through MPI's tools interface: as it was set at the start, and as it should be.
 
     Does nothing where the library does not have it.
     """
 
-    def __init__(self, name: str) -> None:
-        self._library = ctypes.CDLL(_MPICH_ABI_NAME)
+    def __init__(self, soname: str, name: str) -> None:
+        self._library = _loaded(soname)
         self._handle = ctypes.c_void_p()
         self.initial = 0
         level, index, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
@@ -111,36 +110,27 @@ class _ControlVariable:
         return call(*arguments) == 0
 
 
+def _below(abi: str) -> str:
+    """``, UCX 1.20.1``, ``, libfabric 2.4``: what carries its messages, if that is another library; "" if it is its own TCP."""
+    try:
+        if abi == "mpich":
+            version: int = _loaded("libfabric.so.1").fi_version()
+            return f", libfabric {version >> 16}.{version & 0xFFFF}"
+        if os.environ.get(OPENMPI_PML) == "ucx":
+            text = _loaded("libucp.so.0").ucp_get_version_string
+            text.restype = ctypes.c_char_p
+            return f", UCX {text().decode()}"
+    except OSError:  # an MPI that was built without it
+        pass
+    return ""
+
+
+def _loaded(soname: str) -> ctypes.CDLL:
+    """A library of this process. Raises OSError for one that it has not."""
+    return ctypes.CDLL(soname, os.RTLD_NOLOAD | os.RTLD_NOW)
+
+
 def _short(version: str) -> str:
-    """``Open MPI v4.1.4``, ``MPICH 4.0.2``: what the library says in many more words."""
+    """``Open MPI v5.0.11``, ``MPICH 5.0.2``: what the library says in many more words."""
     words = version.split("\n")[0].split(",")[0].replace("Version:", "").strip(" \0")
     return " ".join(words.split())
-
-
-def mpich_environment(folder: Path) -> dict[str, str]:
-    """What a process needs so that mpi4py finds MPICH; ``folder`` is an existing one for a link to the library.
-
-    Raises ImportError if there is no MPICH.
-    """
-    if _library(_MPICH_ABI_NAME) is not None:
-        return {}
-    path = _library(_DEBIAN_NAME)
-    if path is None:
-        raise ImportError(f"MPICH's library ({_MPICH_ABI_NAME} or {_DEBIAN_NAME}) is not installed")
-    link = folder / _MPICH_ABI_NAME
-    if not link.exists():
-        link.symlink_to(path)
-    return {_SEARCH: os.pathsep.join(filter(None, [str(folder), os.environ.get(_SEARCH)]))}
-
-
-def _library(name: str) -> Path | None:
-    """Where the loader finds a library."""
-    for folder in os.environ.get(_SEARCH, "").split(os.pathsep):
-        if folder and (Path(folder) / name).exists():
-            return Path(folder) / name
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        known = subprocess.run([_LDCONFIG, "-p"], capture_output=True, text=True, check=True, timeout=30).stdout
-        for line in known.splitlines():
-            if line.split()[:1] == [name]:
-                return Path(line.split()[-1])
-    return None

@@ -1,6 +1,7 @@
 """torch.distributed: gloo on the CPU, NCCL where every rank has a GPU of its own."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
@@ -11,9 +12,20 @@ from shoal.bench.contestants.base import ArrayBuffer, Buffer, FloatArray
 
 _TIMEOUT = timedelta(seconds=600)
 
+# The interfaces that gloo uses, by commas; one that is named twice is used twice.
+GLOO_INTERFACES = "GLOO_SOCKET_IFNAME"
+# "1": ranks connect when they first have something for each other. Read when PyTorch is loaded.
+GLOO_LAZY = "TORCH_GLOO_LAZY_INIT"
+# Below, an operation in parts costs more than more connections gain.
+_PARTED_BYTES = 1024 * 1024
+
 
 class Gloo:
-    """A gloo group over all ranks, which meet in ``store`` (a ``torch.distributed`` store)."""
+    """A gloo group over all ranks, which meet in ``store`` (a ``torch.distributed`` store).
+
+    PyTorch makes connections and a thread for each interface that GLOO_SOCKET_IFNAME names, and gives operations to them by
+    turns. So a large buffer is summed in as many operations at once as there are interfaces.
+    """
 
     limits: Mapping[str, int] = MappingProxyType({})
 
@@ -22,7 +34,13 @@ class Gloo:
         import torch.distributed as dist
 
         self._torch, self._dist = torch, dist
+        interfaces = list(filter(None, os.environ.get(GLOO_INTERFACES, "").split(",")))
+        self._parts = max(1, len(interfaces))
         self.version = f"torch {torch.__version__}"
+        if self._parts > 1:
+            self.version += f", {GLOO_INTERFACES}={','.join(interfaces)}"
+        if GLOO_LAZY in os.environ:
+            self.version += f", {GLOO_LAZY}={os.environ[GLOO_LAZY]}"
         self.rank, self.size = rank, size
         _begin(rank, size, store)
         self._group: Any = dist.new_group(backend="gloo", timeout=_TIMEOUT)
@@ -30,7 +48,15 @@ class Gloo:
 
     def buffer(self, content: FloatArray) -> Buffer:
         tensor = self._torch.from_numpy(content)
-        return ArrayBuffer(content, lambda: self._dist.all_reduce(tensor, group=self._group))
+        if self._parts == 1 or content.nbytes < _PARTED_BYTES:
+            return ArrayBuffer(content, lambda: self._dist.all_reduce(tensor, group=self._group))
+        parts = tensor.chunk(self._parts)
+        return ArrayBuffer(content, lambda: self._all_at_once(parts))
+
+    def _all_at_once(self, parts: Sequence[Any]) -> None:
+        works = [self._dist.all_reduce(part, group=self._group, async_op=True) for part in parts]
+        for work in works:
+            work.wait()
 
     def barrier(self) -> None:
         self._dist.barrier(group=self._group)
