@@ -151,10 +151,9 @@ def test_an_mpi_of_another_mpirun_is_refused_with_what_to_do() -> None:
     for rank in ranks:
         _, said = rank.communicate(timeout=SECONDS)
         assert rank.returncode == 1, said
-        assert (
-            f"has 1 ranks of 2, so its library is not that of the mpirun that has started them: start them with {here['openmpi'].launcher}"
-            in said
-        )
+        assert "Open MPI v5" in said
+        assert "has 1 ranks of 2, so its library is not that of the mpirun that has started them" in said
+        assert f"the mpirun of {here['openmpi'].library}" in said
 
 
 @pytest.mark.slow

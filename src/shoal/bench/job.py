@@ -249,18 +249,10 @@ def _join_all(agreed: _Agreement, settings: Settings, ranks: ShoalRanks) -> dict
             # Each would be alone, and fast.
             raise ConfigurationError(
                 f"rank {ranks.rank}: {joined[name].version} has {joined[name].size} ranks of {ranks.size}, so its library is "
-                f"not that of the mpirun that has started them: {_launcher_of(name)}"
+                f"not that of the mpirun that has started them: set {LIBRARY_VARIABLE} to the library of that mpirun, or "
+                f"start them with the mpirun of {os.environ.get(LIBRARY_VARIABLE, 'the library that mpi4py finds')}"
             )
     return joined
-
-
-def _launcher_of(name: str) -> str:
-    """What to do for an MPI whose library and launcher do not belong together."""
-    if library_is_named():
-        return f"set {LIBRARY_VARIABLE} to the library that this mpirun is of"
-    return (
-        f"start them with {find_wheel(name).launcher}, or set {LIBRARY_VARIABLE} to the library that this mpirun is of"
-    )
 
 
 # Rank 0's, which lives as long as the process.

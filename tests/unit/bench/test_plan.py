@@ -3,6 +3,7 @@
 import pytest
 
 from shoal.bench import LabShape, LocalPlace, Plan, Variant, choose_sizes, parse_limits, shown_name, variant_name
+from shoal.bench.naming import CONTESTANTS, RIVAL_VARIANTS, family
 from shoal.bench.sizes import parse_bytes, show_bytes, show_rate, show_seconds
 from shoal.errors import ConfigurationError
 
@@ -65,6 +66,14 @@ def test_a_variant_is_shown_as_shoal_by_another_name() -> None:
         "Open MPI",
         "Shoal ring",
     ]
+
+
+def test_rivals_with_settings_of_their_own_are_contestants_that_are_asked_for() -> None:
+    plan = Plan(contestants=RIVAL_VARIANTS)
+    assert [shown_name(name) for name in plan.contestants] == ["gloo lazy", "gloo wide", "Open MPI ucx"]
+    assert {family(name) for name in RIVAL_VARIANTS} <= set(CONTESTANTS)
+    with pytest.raises(ConfigurationError, match=r"'gloo fast' is no contestant: choose from .*gloo lazy"):
+        Plan(contestants=["gloo fast"])
 
 
 def test_limits_are_sizes_by_name() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.bench import Network, Report, Result, Turn, plot, print_report
-from shoal.bench.table import COLUMNS, row
+from shoal.bench.table import COLUMNS, notes, row
 
 RATE = 50e6
 SIZE = 25_000_000
@@ -97,6 +97,16 @@ def test_the_table_has_what_there_is_and_leaves_out_what_there_is_not(report: Re
     for words in ("25 MB", "510 ms", "1.86 × as fast", "50.0 MB/s of payload", "MPICH took no part: it is not there"):
         assert words in text
     assert "others' share" not in text
+
+
+def test_the_version_of_a_rival_with_settings_is_told_and_that_of_a_variant_of_shoal_is_not(report: Report) -> None:
+    versions = {"shoal": "0.1", "shoal ring": "0.1", "gloo": "torch 2", "gloo lazy": "torch 2, lazily"}
+    lines = notes(dataclasses.replace(report, versions=versions))
+    assert [line for line in lines if "torch" in line or "0.1" in line] == [
+        "Shoal: 0.1",
+        "gloo: torch 2",
+        "gloo lazy: torch 2, lazily",
+    ]
 
 
 def test_shares_of_links_are_shown_beside_other_flows(report: Report) -> None:
