@@ -131,11 +131,24 @@ Submission submission_of(const Call& call) {
   return submission;
 }
 
+// The core's messages begin with the operation's name, which `what` has already.
+std::string without_second_name(std::string message, const std::string& what, const std::string& name) {
+  const std::string again = "'" + (name.empty() ? "#" : name) + "': ";
+  const std::size_t place = what.size() + std::strlen(": ");
+  if (message.compare(0, what.size(), what) == 0 && message.compare(place, again.size(), again) == 0) {
+    message.erase(place, again.size());
+  }
+  return message;
+}
+
 void call_core(const Call* given, Ended ended, void* context) {
-  call(given->group, submission_of(*given), [ended, context](const Outcome& outcome) {
+  Submission submission = submission_of(*given);
+  std::string name = submission.name;
+  call(given->group, std::move(submission), [ended, context, name = std::move(name)](const Outcome& outcome) {
+    const std::string message = without_second_name(outcome.status.message, outcome.what, name);
     End end;
     end.code = static_cast<int>(outcome.status.code);
-    end.message = outcome.status.message.c_str();
+    end.message = message.c_str();
     end.what = outcome.what.c_str();
     end.operation = &outcome.operation;
     if (outcome.operation != nullptr) {
@@ -269,8 +282,8 @@ Place place(std::int64_t group, ExpectedPlace expected) {
   const std::shared_lock lock(ours.mutex);
   const char* why = nullptr;
   const Group* const found = ours.find(group, &why);
-  if (found == nullptr) {
-    throw std::runtime_error(why);
+  if (found == nullptr || ours.job->engine->left()) {  // which may live on for a while
+    throw std::runtime_error(found == nullptr ? why : no_job);
   }
   if (const std::string problem = unexpected(found->place, expected); !problem.empty()) {
     throw std::runtime_error(problem);

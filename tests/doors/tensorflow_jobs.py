@@ -183,19 +183,18 @@ def after_a_job_of_this_rank_alone(compiled: bool) -> None:
         join(0, 1)
         kept = {name: traced(function, compiled) for name, function in AVERAGES.items()}
         functions = {name: traced(FUNCTIONS[name], compiled) for name in FUNCTIONS if name != "sent"}
-        for function in kept.values():
+        for name, function in kept.items():
             for _ in range(2):
-                function(mine())
+                assert np.allclose(function(mine()), AVERAGES[name](mine()))
         for name, function in functions.items():
             check(name, function)
         join(0, 1)
         for name, function in kept.items():  # right there, too
             assert np.allclose(function(mine()), AVERAGES[name](mine()))
+        own = {name: function(mine()) for name, function in kept.items()}
     join(RANK, 3)
-    for name, function in kept.items():
-        message = refused(name, function)
-        assert "gradients of '" in message, message
-        assert "for 1 rank, and this is 3 ranks" in message, message
+    for name, function in kept.items():  # they average nothing
+        assert np.allclose(function(mine()), own[name]), name
     for name in FUNCTIONS:
         if name == "sent":
             continue
@@ -205,6 +204,38 @@ def after_a_job_of_this_rank_alone(compiled: bool) -> None:
                     run(name, functions[name])
             continue
         check(name, functions[name] if RANK == 0 else traced(FUNCTIONS[name], compiled))
+
+
+def averages_of_one_rank_leave_nothing_of_ours(folder: str) -> None:
+    """``folder``: for a SavedModel."""
+    join(0, 1)
+    for name, function in AVERAGES.items():
+        inner = tf.function(function)
+        graph = inner.get_concrete_function(mine()).graph
+        assert not [each.type for each in graph.get_operations() if "Shoal" in each.type], name
+        # XLA has no kernel for operations of Shoal's.
+        assert np.allclose(
+            tf.function(lambda x, inner=inner: inner(x) * 2.0, jit_compile=True)(mine()), 2.0 * inner(mine())
+        )
+        compiled = tf.function(function, jit_compile=True).get_concrete_function(mine()).graph
+        assert not [each.type for each in compiled.get_operations() if each.type == "XlaCallModule"], name
+    module = tf.Module()
+    module.step = tf.function(averaged_by_horovod, input_signature=[tf.TensorSpec([1, 2])])
+    tf.saved_model.save(module, folder)
+
+
+def of_a_job_that_is_over(compiled: bool) -> None:
+    """A later job has not begun."""
+    join(RANK, 3)
+    functions = {name: traced(function, compiled) for name, function in (*FUNCTIONS.items(), *AVERAGES.items())}
+    for name, function in functions.items():
+        run(name, function)
+    factors = {name: float(stf.rank() + 1) for name in WITH_FACTOR}
+    x = mine()
+    stf.shutdown()
+    for name, function in functions.items():
+        with pytest.raises(tf.errors.FailedPreconditionError, match="has not joined a job|was made for another job"):
+            function(x, *([tf.constant(factors[name])] if name in factors else []))
 
 
 def as_another_rank(compiled: bool) -> None:

@@ -58,7 +58,8 @@ def average(gradients: Sequence[Any], names: Sequence[str], op: str = "mean", gr
     Raises:
         TypeError, ValueError: as ``shoal.tensorflow.allreduce``.
         tf.errors.FailedPreconditionError: ranks have different gradients; the message says which. This process is in no job, or
-            in a later one than that in which the function was traced.
+            in a later one than that in which the function was traced. Not in a function that was traced in a job of one rank,
+            which averages nothing, in whatever job it runs.
         tf.errors.UnknownError: as ``shoal.tensorflow.allreduce``; the step has broken off on another rank.
     """
     if op not in ("mean", "sum"):

@@ -98,7 +98,7 @@ class PartialDistributedGradientTape(DistributedGradientTape):
         own = {index for index, source in enumerate(sources) if id(source) in local}
         results = super()._average([None if index in own else each for index, each in enumerate(gradients)], sources)
         divided = {index for index in own if self._scale and self._op == "mean" and gradients[index] is not None}
-        members = traced.members("gradients", self._group) if divided else 1
+        members = traced.divisor_of_gradients(self._group) if divided else 1
         for index in own:
             results[index] = _divided(gradients[index], members) if index in divided else gradients[index]
         return results

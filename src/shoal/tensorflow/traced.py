@@ -1,7 +1,8 @@
 """What a function may know of the job that it runs in, which may be a later one than that in which it was traced.
 
 How many ranks there are is found when it runs. What XLA compiles has the number in it, and fails where it is another one; so
-does what was traced for a rank alone, and has no operation of Shoal's.
+does what was traced for a group that has this rank alone, or has it not. In a job of one rank averages of gradients leave
+nothing of Shoal's in a function, which then averages nothing in a later job either.
 """
 
 from collections.abc import Sequence
@@ -40,11 +41,16 @@ def members(kind: str, group: Group | None = None) -> Any:
     return place(kind, naming.name_of_function(graph), doors.number_of(chosen)).members
 
 
+def divisor_of_gradients(group: Group | None = None) -> Any:
+    """``members``, by which gradients are divided; in a job of one rank the number 1."""
+    return 1 if world().size == 1 else members("gradients", group)
+
+
 def as_traced(kind: str, tensors: Sequence[Any], group: Group) -> list[Any]:
     """The tensors, slices or None, which are right as they are only as long as the group has as many members as now, or this
-    rank is none of them: otherwise the graph fails."""
+    rank is none of them: otherwise the graph fails. In a job of one rank as they are."""
     graph = naming.current_graph()
-    if graph is None:
+    if graph is None or world().size == 1:
         return list(tensors)
     with tf.control_dependencies(_checks(kind, group, graph)):
         return [

@@ -169,7 +169,7 @@ class LocalVariables:
     def _factor(self) -> Any:
         if not self._scales or not self._process_set.size():
             return 1.0
-        members = traced.members("gradients", self._process_set.group)
+        members = traced.divisor_of_gradients(self._process_set.group)
         return 1.0 / (members if isinstance(members, int) else tf.cast(members, tf.float64))
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from shoal.horovod.common.operators import ReduceOp
 from shoal.horovod.tensorflow.combined import CombinedGradients
 from shoal.horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from shoal.horovod.tensorflow.origins import Origin
 from shoal.horovod.tensorflow.step_gradients import StepGradients
 
 Pairs = list[tuple[Any, Any]]
@@ -74,7 +75,8 @@ class _Distributed:
         """The gradients of all ranks. With several passes a step those of the pass, but in the last one."""
         self.__dict__["_shoal_has_begun"] = True
         combined = self._shoal_gradients.combined(grads, vars)
-        self._shoal_combined.add(combined, vars)
+        if self._shoal_combined.add(combined, vars):
+            self._shoal_warn()
         return combined
 
     def _shoal_apply(
@@ -82,6 +84,8 @@ class _Distributed:
     ) -> Any:
         """What ``apply`` returns for the gradients of all ranks. With several passes a step, None."""
         self.__dict__["_shoal_has_begun"] = True
+        # First, since what follows may read variables.
+        origins = self._shoal_combined.apply(gradients, variables)
         aggregation = self._shoal_gradients.aggregation
         # Here, since variables cannot be made in a branch.
         if aggregation is not None and hasattr(self, "build") and not getattr(self, "built", False):
@@ -89,8 +93,7 @@ class _Distributed:
                 self.build(variables)
             if hasattr(self, "built"):
                 self.built = True
-        combined = gradients if is_combined else self._shoal_of_all(gradients, variables)
-        self._shoal_combined.applied(variables)
+        combined = gradients if is_combined else self._shoal_of_all(gradients, variables, origins)
         if aggregation is None:
             return apply(combined)
 
@@ -100,38 +103,47 @@ class _Distributed:
         aggregation.apply_gradients(apply_in_branch, self, list(zip(combined, variables, strict=True)))
         return None
 
-    def _shoal_of_all(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """The gradients, those combined that are not yet. What is None goes with these, as ranks compare it."""
-        known = [
-            gradient is not None and self._shoal_combined.has(gradient, variable)
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]
-        places = [place for place, is_known in enumerate(known) if not is_known]
-        if any(known):
+    def _shoal_of_all(self, gradients: list[Any], variables: list[Any], origins: list[Origin]) -> list[Any]:
+        """The gradients, those combined that are not yet. What is None goes with these, as ranks compare it.
+
+        In doubt they are combined, which changes nothing in an average of averages. A pass is not counted again.
+        """
+        aggregation = self._shoal_gradients.aggregation
+        taken = (Origin.COMBINED,) if aggregation is None else (Origin.COMBINED, Origin.UNCERTAIN)
+        places = [place for place, origin in enumerate(origins) if gradients[place] is None or origin not in taken]
+        if Origin.UNCERTAIN in origins or (
+            any(gradients[place] is not None for place in places)
+            and self._shoal_combined.has_elsewhere(variables[place] for place in places)
+        ):
+            self._shoal_warn()
+        if len(places) < len(gradients):
             if all(gradients[place] is None for place in places):
                 return gradients
-            if self._shoal_gradients.aggregation is not None:
+            if aggregation is not None:
                 raise ValueError(
                     "with backward_passes_per_step the gradients that are applied are all of compute_gradients or all of the "
-                    f"program's own, since a pass is counted once: {len(places)} of {len(known)} are not of compute_gradients"
+                    f"program's own, since a pass is counted once: {len(places)} of {len(gradients)} are not of compute_gradients"
                 )
-        self._shoal_warn([variables[place] for place in places])
         combined = list(gradients)
-        results = self._allreduce([gradients[place] for place in places], [variables[place] for place in places])
+        results = self._shoal_gradients.combined(
+            [gradients[place] for place in places], [variables[place] for place in places]
+        )
         for place, result in zip(places, results, strict=True):
             combined[place] = result
         return combined
 
-    def _shoal_warn(self, variables: list[Any]) -> None:
-        """Once, if gradients were combined where it cannot be told whether they are those that are applied now."""
-        if not self._shoal_has_warned and self._shoal_combined.has_elsewhere(variables):
-            self.__dict__["_shoal_has_warned"] = True
-            warnings.warn(
-                "compute_gradients has combined gradients of these variables in another tf.function, or outside of this one, and "
-                "apply_gradients combines what it is given here once more: if that comes from there, pass "
-                "skip_gradients_aggregation=True, or compute and apply in one function",
-                stacklevel=5,
-            )
+    def _shoal_warn(self) -> None:
+        """Once, where it cannot be told whether gradients that are applied were combined."""
+        if self._shoal_has_warned:
+            return
+        self.__dict__["_shoal_has_warned"] = True
+        done = "combined once more" if self._shoal_gradients.aggregation is None else "taken for those"
+        warnings.warn(
+            "compute_gradients has combined gradients, and it cannot be told whether apply_gradients is given what comes of them, "
+            f"which is {done} here: if it does, pass skip_gradients_aggregation=True, or compute and apply in one tf.function, "
+            "in the same branch, and in the same turn of a loop; eagerly, read the variables before compute_gradients",
+            stacklevel=5,
+        )
 
 
 class _OfKeras3(_Distributed):

@@ -11,13 +11,13 @@ from shoal.tensorflow import traced
 
 
 def scaled(tensor: Any, factor: Any) -> Any:
-    """The tensor times the factor, a number or a scalar of float64: itself if that is 1. Gradients flow through it where the dtype
-    has any."""
-    if isinstance(factor, float | int) and factor == 1.0:
-        return tensor
+    """The tensor times the factor, a number, also of NumPy's, or a scalar tensor: itself if that is the number 1. Gradients flow
+    through it where the dtype has any."""
+    if not tf.is_tensor(factor):
+        if float(factor) == 1.0:
+            return tensor
+        factor = tf.constant(float(factor), tf.float64)
     dtype = tensor.dtype
-    if isinstance(factor, float | int):
-        factor = tf.constant(factor, tf.float64)
     if dtype in (tf.float32, tf.float64):
         return tensor * tf.cast(factor, dtype)
     wide = tf.float32 if dtype.is_floating else tf.float64
