@@ -50,6 +50,20 @@ def integers_and_halves_are_scaled_in_more_bits() -> None:
 
 
 @scenario
+def a_factor_of_one_leaves_large_integers_as_they_are() -> None:
+    large = 2**60 + 1  # not in float64
+    for one in (1, 1.0, np.float32(1.0), np.float64(1.0), np.int64(1)):
+        arguments = {"op": hvd.Sum, "prescale_factor": one, "postscale_factor": one}
+        for result in both(lambda x, a=arguments: hvd.allreduce(x, **a), tf.constant([large])):
+            assert result.numpy().tolist() == [4 * large], type(one)
+        for result in both(lambda x, a=arguments: hvd.reducescatter(x, **a), tf.constant([large] * 4)):
+            assert result.numpy().tolist() == [4 * large], type(one)
+    for two in (np.float32(2.0), tf.constant(2.0)):
+        for result in both(lambda x, two=two: hvd.allreduce(x, op=hvd.Sum, prescale_factor=two), tf.constant([3])):
+            assert result.numpy().tolist() == [24]
+
+
+@scenario
 def other_operators_and_the_older_argument() -> None:
     mine = tf.constant([hvd.rank() + 1.0, -1.0])
     for op, expected in ((hvd.Min, [1.0, -1.0]), (hvd.Max, [4.0, -1.0]), (hvd.Product, [24.0, 1.0])):

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import shoal.horovod.tensorflow as hvd
 import shoal.tensorflow as stf
+from shoal import Group
 from shoal.tensorflow.averaging import average
 
 Function = Callable[..., Any]
@@ -228,13 +229,16 @@ def of_a_job_that_is_over(compiled: bool) -> None:
     """A later job has not begun."""
     join(RANK, 3)
     functions = {name: traced(function, compiled) for name, function in (*FUNCTIONS.items(), *AVERAGES.items())}
+    # Has nothing of Shoal's but the question who this rank is.
+    alone = Group([RANK])
+    functions["alone"] = traced(lambda x: average([x], ["x"], group=alone)[0], compiled)
     for name, function in functions.items():
         run(name, function)
     factors = {name: float(stf.rank() + 1) for name in WITH_FACTOR}
     x = mine()
     stf.shutdown()
     for name, function in functions.items():
-        with pytest.raises(tf.errors.FailedPreconditionError, match="has not joined a job|was made for another job"):
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"call shoal\.init\(\) first"):
             function(x, *([tf.constant(factors[name])] if name in factors else []))
 
 

@@ -28,7 +28,7 @@ class CombinedGradients:
         # Of loops, in which something was applied that they carry from turn to turn.
         self._carrying: WeakSet[Any] = WeakSet()
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @tf.autograph.experimental.do_not_convert
     def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
         """These have been combined. Returns whether they may be among those that were applied already: in a loop's next turn."""
         for gradient in gradients:
@@ -40,7 +40,7 @@ class CombinedGradients:
             self._eager.add(gradients, variables)
         return any(each in self._carrying for each in _around(graph))
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @tf.autograph.experimental.do_not_convert
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Origin]:
         """Of gradients that are being applied, where they come from. What is applied to the variables next is new."""
         graph = naming.current_graph()
@@ -55,7 +55,7 @@ class CombinedGradients:
         self._carrying.update(walk.carried)
         return origins if has_begun else [Origin.OWN] * len(gradients)
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @tf.autograph.experimental.do_not_convert
     def has_elsewhere(self, variables: Iterable[Any]) -> bool:
         """Whether some were combined outside of the function that is traced, and not applied there. ``variables``: of eager ones."""
         here = naming.current_graph()

@@ -55,6 +55,11 @@ class _Node(NamedTuple):
     inside: _Inside | None
 
 
+_Merged = Callable[[list[Origin]], Origin]
+# An origin, if it is known at once; or else what it comes of, and how.
+_Sources = tuple[Origin | None, _Merged, list[_Node]]
+
+
 class Walk:
     """Finds origins. Of several gradients with one walk, since they have most in common.
 
@@ -71,7 +76,7 @@ class Walk:
     def origin(self, gradient: Any) -> Origin:
         """That of a tensor of a graph."""
         start = _Node(gradient, None)
-        ways: list[tuple[Any, Callable[[list[Origin]], Origin], list[_Node], Iterator[_Node]]] = []
+        ways: list[tuple[Any, _Merged, list[_Node], Iterator[_Node]]] = []
         self._enter(start, ways)
         while ways:
             key, merged, nodes, left = ways[-1]
@@ -93,8 +98,7 @@ class Walk:
         if known is None:
             ways.append((key, merged, nodes, iter(nodes)))
 
-    def _sources(self, node: _Node) -> tuple[Origin | None, Callable[[list[Origin]], Origin], list[_Node]]:
-        """The origin, if it is known here; or what it comes of."""
+    def _sources(self, node: _Node) -> _Sources:
         tensor, inside = node
         graph = getattr(tensor, "graph", None)  # an eager one, which is captured, has none
         if self._is_combined(tensor):
@@ -114,7 +118,7 @@ class Walk:
         nodes = [_Node(each, inside) for each in operation.inputs if each.dtype != tf.resource]
         return (None, _of_all, nodes) if nodes else (Origin.OWN, _of_all, [])
 
-    def _of_argument(self, node: _Node, graph: Any) -> Any:
+    def _of_argument(self, node: _Node, graph: Any) -> _Sources:
         tensor, inside = node
         if inside is not None:
             index = next((index for index, each in enumerate(inside.graph.inputs) if each is tensor), None)
