@@ -496,6 +496,22 @@ def in_doubt_averages_are_right_and_it_is_told() -> None:
 
 
 @scenario
+def functions_that_look_at_gradients_and_apply_their_own_are_no_doubt() -> None:
+    x = tf.Variable([0.0])
+    optimizer = summing()
+
+    @tf.function
+    def step(scale: Any) -> None:
+        tf.norm(computed(optimizer, x)[0])
+        applied(optimizer, x, own() * scale)
+
+    step(tf.constant(1.0))
+    step(tf.constant([1.0]))  # another trace
+    assert step.experimental_get_tracing_count() >= 2
+    assert value(x) == -6.0
+
+
+@scenario
 def own_gradients_that_a_loop_carries_are_combined_without_a_word() -> None:
     def summed_up(optimizer: Any, x: Any, flag: Any) -> None:
         def body(count: Any, total: Any) -> Any:

@@ -46,24 +46,27 @@ class CombinedGradients:
         graph = naming.current_graph()
         if graph is None:
             return self._eager.apply(gradients, variables)
+        tensors = [_values(gradient) for gradient in gradients]
         has_begun = bool(self._of_graphs) or self._eager.has_any()
-        if not has_begun and not any(isinstance(each, WhileBodyFuncGraph) for each in _around(graph)):
+        if not has_begun and not any(_carries(each, tensors) for each in _around(graph)):
             return [Origin.OWN] * len(gradients)
         walk = Walk(self._take)
-        tensors = [_values(gradient) for gradient in gradients]
         origins = [Origin.OWN if each is None else walk.origin(each) for each in tensors]
         self._carrying.update(walk.carried)
         return origins if has_begun else [Origin.OWN] * len(gradients)
 
     @tf.autograph.experimental.do_not_convert
     def has_elsewhere(self, variables: Iterable[Any]) -> bool:
-        """Whether some were combined outside of the function that is traced, and not applied there. ``variables``: of eager ones."""
+        """Whether some were combined outside of the function that is traced, which combines none itself, and not applied there.
+
+        ``variables``: of eager ones.
+        """
         here = naming.current_graph()
-        if here is not None and self._eager.has(variables):
-            return True
         root = None if here is None else _around(here)[-1]
-        graphs = (graph for graph, taken in self._of_graphs.items() if not all(taken.values()))
-        return any(_around(graph)[-1] is not root for graph in graphs)
+        roots = [(_around(graph)[-1], all(taken.values())) for graph, taken in self._of_graphs.items()]
+        if here is not None and any(each is root for each, _ in roots):
+            return False
+        return (here is not None and self._eager.has(variables)) or not all(taken for _, taken in roots)
 
     def _take(self, tensor: Any) -> bool:
         graph = getattr(tensor, "graph", None)
@@ -147,6 +150,18 @@ def _around(graph: Any) -> list[Any]:
     while isinstance(graphs[-1], naming.PARTS):
         graphs.append(graphs[-1].outer_graph)
     return graphs
+
+
+def _carries(graph: Any, gradients: list[Any]) -> bool:
+    """Whether it is of a loop that carries something like one of these from turn to turn."""
+    if not isinstance(graph, WhileBodyFuncGraph):
+        return False
+    captured = {id(inner) for _, inner in graph.captures}
+    arguments = [each.outputs[0] for each in graph.get_operations() if each.type == "Placeholder"]
+    carried = [each for each in arguments if each.dtype.is_floating and id(each) not in captured]
+    return any(
+        each.shape.is_compatible_with(other.shape) for each in carried for other in gradients if other is not None
+    )
 
 
 def _values(gradient: Any) -> Any:
