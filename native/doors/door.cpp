@@ -131,34 +131,42 @@ Submission submission_of(const Call& call) {
   return submission;
 }
 
-// The core's messages begin with the operation's name, which `what` has already.
-std::string without_second_name(std::string message, const std::string& what, const std::string& name) {
+// The core's messages begin with the operation's name, or with what was called and its name: `what` has both already.
+std::string without_second_name(std::string message, const std::string& what, const std::string& kind,
+                                const std::string& name) {
+  const std::string before = what + ": ";
   const std::string again = "'" + (name.empty() ? "#" : name) + "': ";
-  const std::size_t place = what.size() + std::strlen(": ");
-  if (message.compare(0, what.size(), what) == 0 && message.compare(place, again.size(), again) == 0) {
-    message.erase(place, again.size());
+  for (const std::string& beginning : {again, kind + " " + again}) {
+    if (message.starts_with(before + beginning)) {
+      return message.erase(before.size(), beginning.size());
+    }
   }
   return message;
 }
 
 void call_core(const Call* given, Ended ended, void* context) {
   Submission submission = submission_of(*given);
+  const Collective collective = submission.collective;
   std::string name = submission.name;
-  call(given->group, std::move(submission), [ended, context, name = std::move(name)](const Outcome& outcome) {
-    const std::string message = without_second_name(outcome.status.message, outcome.what, name);
-    End end;
-    end.code = static_cast<int>(outcome.status.code);
-    end.message = message.c_str();
-    end.what = outcome.what.c_str();
-    end.operation = &outcome.operation;
-    if (outcome.operation != nullptr) {
-      end.output = outcome.operation->output();
-      end.output_bytes = outcome.operation->output_bytes();
-      end.blocks = outcome.operation->blocks().data();
-      end.members = outcome.operation->blocks().size();
-    }
-    ended(context, &end);
-  });
+  call(given->group, std::move(submission),
+       [ended, context, collective, name = std::move(name)](const Outcome& outcome) {
+         std::string message = outcome.status.message;
+         if (!outcome.status.ok()) {
+           message = without_second_name(std::move(message), outcome.what, std::string(name_of(collective)), name);
+         }
+         End end;
+         end.code = static_cast<int>(outcome.status.code);
+         end.message = message.c_str();
+         end.what = outcome.what.c_str();
+         end.operation = &outcome.operation;
+         if (outcome.operation != nullptr) {
+           end.output = outcome.operation->output();
+           end.output_bytes = outcome.operation->output_bytes();
+           end.blocks = outcome.operation->blocks().data();
+           end.members = outcome.operation->blocks().size();
+         }
+         ended(context, &end);
+       });
 }
 
 void* keep(const End* end) {

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import horovod_keras
+import horovod_keras_branches
 import horovod_keras_steps
 import pytest
 from scenarios import failures
@@ -32,6 +33,16 @@ def steps() -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", horovod_keras_steps.scenario.functions)
 def test_gradients_are_combined_once(steps: list[dict[str, str]], name: str) -> None:
     assert not failures(steps, name), failures(steps, name)
+
+
+@pytest.fixture(scope="module")
+def branches() -> list[dict[str, str]]:
+    return run_ranks(horovod_keras_branches.run_all, 2, environment=QUIET, timeout=400)
+
+
+@pytest.mark.parametrize("name", horovod_keras_branches.scenario.functions)
+def test_gradients_are_combined_once_in_branches_and_loops(branches: list[dict[str, str]], name: str) -> None:
+    assert not failures(branches, name), failures(branches, name)
 
 
 SCRIPT = """
