@@ -136,7 +136,9 @@ std::string without_second_name(std::string message, const std::string& what, co
                                 const std::string& name) {
   const std::string before = what + ": ";
   const std::string again = "'" + (name.empty() ? "#" : name) + "': ";
-  for (const std::string& beginning : {again, kind + " " + again}) {
+  std::string with_kind = kind;
+  with_kind.append(" ").append(again);
+  for (const std::string& beginning : {again, with_kind}) {
     if (message.starts_with(before + beginning)) {
       return message.erase(before.size(), beginning.size());
     }
