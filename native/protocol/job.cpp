@@ -12,6 +12,9 @@ namespace {
 // Of a shard: with fewer, most of an operation's time goes by before the first results are there.
 constexpr std::uint64_t wanted_segments = 16;
 
+// src/shoal/tuning/limits.py, rule 1.
+constexpr std::uint64_t most_toward_a_port = std::uint64_t{4} * 1024 * 1024;
+
 std::uint64_t aligned(std::uint64_t bytes) {
   return (bytes + limits::shard_alignment - 1) / limits::shard_alignment * limits::shard_alignment;
 }
@@ -21,6 +24,15 @@ std::uint64_t aligned(std::uint64_t bytes) {
 JobConfig::Window JobConfig::largest_window(Senders senders) const {
   const bool shared = senders == Senders::ranks && rank_segment > 0;
   return shared ? Window{rank_segment, rank_credit} : Window{segment, credit};
+}
+
+std::uint64_t JobConfig::port_window(Senders senders) const {
+  std::uint64_t nodes = leaders.empty() ? size() : 0;
+  for (std::uint32_t rank = 0; rank < leaders.size(); ++rank) {
+    nodes += leaders[rank] == rank ? 1 : 0;
+  }
+  const std::uint64_t of_all = largest_window(senders).credit * nodes * lanes_of(0).size();
+  return std::max<std::uint64_t>(largest_window(senders).credit, std::min(of_all, most_toward_a_port));
 }
 
 JobConfig::Window JobConfig::window_of(std::size_t server, Senders senders) const {

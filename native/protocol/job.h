@@ -62,6 +62,11 @@ struct JobConfig {
   std::uint32_t credit_of(std::size_t server, std::uint32_t job_credit, Senders senders = Senders::nodes) const;
   std::uint32_t segment_of(std::size_t server, Senders senders = Senders::nodes) const;
   std::uint32_t most_credit() const;
+  // Segment and credit of the server with the largest weight.
+  Window largest_window(Senders senders) const;
+  // What may be on its way toward one rank of a group's members on other nodes, all together: what these windows allow
+  // toward a server's port from all nodes, but no more than a switch keeps.
+  std::uint64_t port_window(Senders senders) const;
   // Whether workers send it no larger part of its shard than they have sent to each reference server. Co-located
   // servers beside dedicated ones follow so.
   bool follows_reference(std::size_t server, Senders senders = Senders::nodes) const;
@@ -93,8 +98,6 @@ struct JobConfig {
     std::uint32_t divisor;   // how many segments the server with the largest weight has in its credit for each one here
     std::uint32_t least;     // the largest segment is at most this many times its segment
   };
-  // Of the server with the largest weight.
-  Window largest_window(Senders senders) const;
   Cut cut_of(std::size_t server, Senders senders) const;
   std::uint32_t largest_weight() const { return *std::max_element(weights.begin(), weights.end()); }
 };

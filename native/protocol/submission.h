@@ -31,8 +31,9 @@ struct Submission {
   std::size_t output_bytes = 0;
   Time timeout = 0;    // without progress; must be above 0
   double divisor = 0;  // what mean divides by, the same on all members; 0: the number of members
-  // An all-reduce through servers, in place. Of its contribution only what Worker::contributed has named is there, and
-  // WorkerWorld::received hears of each part of its result.
+  // Of an all-reduce through servers, in place, a reduce-scatter, or an all-gather whose input is this rank's part of
+  // the output. Of its contribution only what Worker::contributed has named is there, and WorkerWorld::received hears
+  // of each part of its result that comes from others.
   bool streamed = false;
   // Its input is still on its way (gates.h): the call counts now, and the operation is opened when input_ready() has
   // been called for its handle.

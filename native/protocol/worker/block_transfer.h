@@ -59,6 +59,7 @@ class BlockTransfer {
   bool goes_through_home() const { return through_home_; }
   bool is_done() const;
 
+  std::size_t members() const { return incoming_.size(); }
   Block& incoming(std::size_t member) { return incoming_[member]; }
   const Block& incoming(std::size_t member) const { return incoming_[member]; }
   Block& outgoing(std::size_t member) { return outgoing_[member]; }

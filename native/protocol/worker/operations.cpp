@@ -61,6 +61,11 @@ void Operations::contributed(std::uint64_t handle, Range range) {
   }
   const Range contributed = operation->add_contributed(range);
   operation->watch().move(environment_.now());
+  if (operation->gathers()) {
+    transfers_.send_on(*operation);
+    end_if_transferred(*operation);
+    return;
+  }
   for (const Part& part : operation->parts()) {
     if (!intersection(part.shard(), contributed).empty()) {
       sender_.send_on(part.server());

@@ -87,7 +87,7 @@ void Sender::open(Operation& operation, bool again) {
 
 // The bytes that travel with the opening, which count from now on.
 Range Sender::take_inline(Operation& operation, Part& part, bool again) {
-  const bool may_travel = operation.needs_admission() || operation.is_small();
+  const bool may_travel = operation.needs_admission() || (operation.is_small() && !operation.submission().streamed);
   if (operation.opening().failed || !operation.contributes() || !may_travel) {
     return {};
   }

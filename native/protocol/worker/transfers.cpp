@@ -108,8 +108,9 @@ Status Transfers::start_blocks(Operation& operation, const wire::Sizes& sizes, b
     return {};
   }
   in_progress_.emplace(sizes.exchange, operation.number());
-  if (!from_own.range().empty()) {
-    std::memmove(s.output + to_own.range().begin, s.input + from_own.range().begin, from_own.range().size());
+  std::byte* const own_block = s.output + to_own.range().begin;
+  if (!from_own.range().empty() && own_block != s.input + from_own.range().begin) {
+    std::memmove(own_block, s.input + from_own.range().begin, from_own.range().size());
   }
   from_own.move_all();
   to_own.move_all();
@@ -120,6 +121,7 @@ Status Transfers::start_blocks(Operation& operation, const wire::Sizes& sizes, b
     }
   }
   forget_grants(sizes.exchange);
+  senders_ += senders_of(operation);
   if (problem) {
     return {};
   }
@@ -203,10 +205,10 @@ void Transfers::start_with(Operation& operation, std::size_t member) {
     links_.make_peer(rank);
     return;
   }
-  const std::uint64_t credit = environment_.config().credit;
   if (operation.ring()) {
     // In a ring of two, the next and the previous member are the same.
     if (rank == previous_in_ring(operation)) {
+      const std::uint64_t credit = environment_.config().credit;
       // A server's port has the windows of all members to share out, and here is one sender alone.
       grant(rank, operation, operation.ring()->first_grant(credit * operation.group().size()));
     }
@@ -215,11 +217,36 @@ void Transfers::start_with(Operation& operation, std::size_t member) {
   }
   Block& incoming = operation.transfer().incoming(member);
   if (incoming.granted() == 0) {
-    const std::uint64_t first = std::min(credit, incoming.range().size());
+    const std::uint64_t first = std::min(window_of(operation, member), incoming.range().size());
     incoming.grant(first);
     grant(rank, operation, first);
   }
   send_block(operation, member);
+}
+
+bool Transfers::is_elsewhere(const Operation& operation, std::size_t member) const {
+  const std::vector<std::uint32_t>& leaders = environment_.config().leaders;
+  const std::uint32_t rank = operation.group().ranks[member];
+  return leaders.empty() ? rank != environment_.rank() : leaders[rank] != leaders[environment_.rank()];
+}
+
+std::size_t Transfers::senders_of(const Operation& operation) const {
+  std::size_t senders = 0;
+  for (std::size_t member = 0; member < operation.transfer().members(); ++member) {
+    senders += is_elsewhere(operation, member) && !operation.transfer().incoming(member).is_done() ? 1 : 0;
+  }
+  return senders;
+}
+
+// What the member may have on its way to this rank: whole segments, one in any case.
+std::uint64_t Transfers::window_of(const Operation& operation, std::size_t member) const {
+  const JobConfig& config = environment_.config();
+  const JobConfig::Window window = config.largest_window(operation.group().senders);
+  if (!is_elsewhere(operation, member)) {
+    return window.credit;
+  }
+  const std::uint64_t part = config.port_window(operation.group().senders) / std::max<std::size_t>(senders_, 1);
+  return std::max<std::uint64_t>(part / window.segment, 1) * window.segment;
 }
 
 // --- Frames ---
@@ -315,10 +342,20 @@ void Transfers::receive_block(Operation& operation, std::uint32_t rank, const Fr
   const std::size_t member = *operation.group().index_of(rank);
   Block& block = operation.transfer().incoming(member);
   const std::uint64_t length = frame.header.length;
-  std::memcpy(operation.submission().output + block.range().begin + block.moved(), frame.payload.data(), length);
+  const std::uint64_t begin = block.range().begin + block.moved();
+  std::memcpy(operation.submission().output + begin, frame.payload.data(), length);
   block.move(length);
+  if (operation.submission().streamed) {
+    environment_.world().received(operation.handle(), {begin, begin + length});
+  }
+  if (block.is_done() && is_elsewhere(operation, member)) {
+    --senders_;
+  }
   operation.watch().move(environment_.now());
-  const std::uint64_t more = std::min(length, block.range().size() - block.granted());
+  // Windows grow when other blocks are done, and shrink when others begin.
+  const std::uint64_t window = window_of(operation, member);
+  const std::uint64_t on_its_way = block.granted() - block.moved();
+  const std::uint64_t more = std::min(window - std::min(window, on_its_way), block.range().size() - block.granted());
   block.grant(more);
   grant(rank, operation, more);
 }
@@ -367,13 +404,20 @@ void Transfers::send_block(Operation& operation, std::size_t member) {
   Block& block = operation.transfer().outgoing(member);
   const std::uint32_t rank = operation.group().ranks[member];
   while (links_.has_peer(rank)) {
-    const Range next = block.next(environment_.config().segment);
-    if (next.empty()) {
+    const Range next = block.next(environment_.config().largest_window(operation.group().senders).segment);
+    if (next.empty() || !operation.has_contribution(next)) {
       return;
     }
     const std::uint64_t offset = block.moved();
     block.move(next.size());
     send_data(operation, rank, operation.submission().input + next.begin, offset, next.size());
+  }
+}
+
+void Transfers::send_on(Operation& operation) {
+  const std::size_t members = operation.transfer().members();
+  for (std::size_t step = 1; step < members; ++step) {
+    send_block(operation, (operation.group().own + step) % members);
   }
 }
 
@@ -425,7 +469,9 @@ void Transfers::end(const Operation& operation) {
   if (operation.awaits_number()) {
     note_numbered();
   }
-  in_progress_.erase(operation.transfer().number());
+  if (in_progress_.erase(operation.transfer().number()) > 0 && !operation.ring()) {
+    senders_ -= senders_of(operation);
+  }
 }
 
 void Transfers::note_reopened(const Operation& operation) {
@@ -473,6 +519,7 @@ std::vector<Operation*> Transfers::lacking(std::uint32_t rank) const {
 void Transfers::check_invariants() const {
   std::size_t unnumbered = 0;
   std::size_t sums = 0;
+  std::size_t senders = 0;
   operations_.visit_open([&](const Operation& operation) {
     unnumbered += operation.awaits_number() ? 1 : 0;
     sums += operation.ring() ? operation.ring()->sums() : 0;
@@ -482,7 +529,9 @@ void Transfers::check_invariants() const {
   for (const auto& [number, of] : in_progress_) {
     const Operation* operation = operations_.find(of);
     SHOAL_INVARIANT(operation != nullptr && operation->transfer().number() == number);
+    senders += operation->ring() ? 0 : senders_of(*operation);
   }
+  SHOAL_INVARIANT(senders == senders_);
   for (const auto& [grant, bytes] : early_grants_) {
     SHOAL_INVARIANT(!in_progress_.contains(grant.first));
   }

@@ -3,6 +3,10 @@
 //
 // A transfer has a number, which the home of its operation gives out with SIZES ("exchange" there).
 //
+// What may be on its way toward this rank is shared out among the members on other nodes that it lacks blocks of, over
+// all transfers. So two ranks of a large job have the whole of it, and in a group of all nobody has more than its part.
+//
+//   senders = blocks of members on other nodes that are on their way, of transfers in progress
 //   every transfer in progress belongs to an open operation, which knows its number
 //   early grants belong to no transfer in progress
 //   unnumbered = open operations that await their number again;  sums = the sums that rings of open operations wait for
@@ -29,6 +33,9 @@ class Transfers {
   // SIZES have come from a server: the transfer begins, if its operation is still open. An error refuses the frame.
   // `problem`: why the operation cannot end well on this rank.
   Status receive_sizes(std::uint32_t server, const Frame& frame, std::optional<Status>& problem);
+
+  // More of a streamed operation's input is there.
+  void send_on(Operation& operation);
 
   // Frames of other workers. They never end an operation here; the caller checks whether it is transferred.
   Status check_header(std::uint32_t rank, const wire::Header& header) const;
@@ -65,6 +72,10 @@ class Transfers {
   Status check_data(std::uint32_t rank, const wire::Header& header) const;
   Status receive_grant(std::uint32_t rank, const wire::Header& header);
   Status keep_early_grant(std::uint32_t rank, const wire::Header& header);
+  std::uint64_t window_of(const Operation& operation, std::size_t member) const;
+  bool is_elsewhere(const Operation& operation, std::size_t member) const;
+  // How many of its blocks are to come from other nodes.
+  std::size_t senders_of(const Operation& operation) const;
   void receive_block(Operation& operation, std::uint32_t rank, const Frame& frame);
   void receive_ring(Operation& operation, Frame& frame);
   void grant(std::uint32_t rank, const Operation& operation, std::uint64_t bytes) const;
@@ -82,6 +93,7 @@ class Transfers {
   std::unordered_map<std::uint64_t, std::uint64_t> in_progress_;  // by number: that of the operation
   // Grants that came before SIZES: (number, rank) → bytes.
   std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint64_t> early_grants_;
+  std::size_t senders_ = 0;
   std::vector<std::uint64_t> heard_;  // by server: the highest number in a SIZES from it
   std::size_t unnumbered_ = 0;        // reopened operations whose number other ranks may know already
   Token next_sum_ = 1;
