@@ -154,7 +154,10 @@ void Router::called(std::uint32_t group, const wire::Opening& opening) {
   };
   call.handle = operations_.open_for_others(local, note_end)->handle();
   if (local != nullptr) {
-    static_cast<void>(loop_.post([this, group] { machines_.worker().note_others_go_on(group); }));
+    const std::optional<std::uint32_t> leaders = groups_->leaders_group_of(group);
+    for (const std::uint32_t one : leaders ? std::vector{*leaders, group} : std::vector{group}) {
+      static_cast<void>(loop_.post([this, one] { machines_.worker().note_others_go_on(one); }));
+    }
     return local->submit_later(std::move(call));
   }
   const std::uint64_t handle = call.handle;
@@ -224,8 +227,12 @@ void Router::note(std::uint64_t handle, Course::Time Course::*moment) {
   if (!records_.load(std::memory_order_relaxed)) {
     return;
   }
-  operations_.note(local::own_handle(handle),
-                   [moment](Course& course) { course.*moment = std::chrono::steady_clock::now(); });
+  operations_.note(local::own_handle(handle), [moment](Course& course) {
+    // Leaders' all-gathers are two operations: all have called it when they have called the first.
+    if (moment != &Course::all_called || course.all_called == Course::Time()) {
+      course.*moment = std::chrono::steady_clock::now();
+    }
+  });
 }
 
 // --- What the worker says ---

@@ -70,7 +70,8 @@ class Router final : public shm::GroupUser {
   void all_called(std::uint64_t handle) override { note(handle, &Course::all_called); }
   void first_result(std::uint64_t handle) { note(handle, &Course::first_result); }
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
-    return operations_.at(handle)->allocate_output(block_bytes);
+    return local::is_internode(handle) ? groups_->node().allocate_told(local::own_handle(handle), block_bytes)
+                                       : operations_.at(handle)->allocate_output(block_bytes);
   }
   void received(std::uint64_t handle, Range range);
   void end(std::uint64_t handle, Status status);

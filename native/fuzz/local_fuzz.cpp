@@ -110,8 +110,19 @@ class Job {
     for (std::uint32_t number = 0; number < 2; ++number) {
       std::optional<local::Internode> internode;
       if (machine_.has_other_nodes) {
-        internode = local::Internode{number + 1, machine_.config.size(), machine_.size(), machine_.config.weights,
-                                     shared_from(machine_.config)};
+        // Two nodes: these ranks, and the others.
+        std::vector<std::uint32_t> nodes;
+        for (const std::uint32_t member : group(number)) {
+          const bool is_here = std::count(machine_.members.begin(), machine_.members.end(), member) > 0;
+          nodes.push_back(is_here == (number == 0) ? 0 : 1);
+        }
+        internode = local::Internode{number + 1,
+                                     machine_.config.size(),
+                                     machine_.size(),
+                                     machine_.config.weights,
+                                     shared_from(machine_.config),
+                                     std::move(nodes),
+                                     2};
       }
       rank.group().add_group(number, id_of(number), group(number), internode);
     }

@@ -141,7 +141,7 @@ class LocalRank final : private local::World {
       return true;
     }
     const Range chunk = up.chunks.at(up.next);
-    if (!up.contributed.contains(chunk)) {
+    if (!up.gathers && !up.contributed.contains({chunk.begin + up.result_begin, chunk.end + up.result_begin})) {
       return false;
     }
     ++up.next;
@@ -166,6 +166,9 @@ class LocalRank final : private local::World {
     local::Chunks chunks;
     RangeSet contributed;
     std::uint64_t next = 0;
+    bool gathers = false;
+    std::uint64_t result_begin = 0;  // in what is contributed
+    local::Told told;                // by all nodes, in the first operation of an all-gather
   };
 
   // As the driver takes steps: what is thrown ends the group.
@@ -183,8 +186,10 @@ class LocalRank final : private local::World {
   }
 
   void end_at_network(std::uint64_t handle, const Status& status) {
-    std::erase_if(ups_, [handle](const Up& up) { return up.handle == handle; });
-    guarded([&] { group_.averaged(handle, status); });
+    const auto up = std::find_if(ups_.begin(), ups_.end(), [handle](const Up& one) { return one.handle == handle; });
+    const local::Told told = up == ups_.end() ? local::Told() : std::move(up->told);
+    std::erase_if(ups_, [handle](const Up& one) { return one.handle == handle; });
+    guarded([&] { group_.averaged(handle, status, told); });
   }
 
   // --- Actions ---
@@ -287,7 +292,27 @@ class LocalRank final : private local::World {
 
   void send_up(Submission submission, const std::optional<local::Chunks>& chunks) override {
     require(machine_.has_other_nodes && place_ == 0, "the leader alone sends up");
-    ups_.push_back({submission.handle, chunks.value_or(local::Chunks()), {}, 0});
+    Up& up = ups_.emplace_back();
+    up.handle = submission.handle;
+    up.chunks = chunks.value_or(local::Chunks());
+    up.gathers = submission.collective == Collective::all_gather;
+    if (submission.collective == Collective::reduce_scatter) {
+      up.result_begin = static_cast<std::uint64_t>(submission.output - submission.input);
+    } else if (up.gathers && !submission.streamed) {
+      tell(up, submission);
+    }
+  }
+  // The other node, of which this leader hears: its ranks have nothing, or more than travels with what it tells.
+  void tell(Up& up, const Submission& submission) const {
+    const local::ConstBytes own{submission.input, submission.input_bytes};
+    const std::uint64_t block = submission.name == "a" ? 0 : 48;
+    const std::vector<std::uint64_t> sizes(machine_.config.size() - machine_.size(), block);
+    const wire::Bytes theirs = local::encode_blocks(sizes, {});
+    const bool is_first = submission.group == 1;
+    up.told.by_node = is_first ? std::vector<std::uint64_t>{own.size(), theirs.size()}
+                               : std::vector<std::uint64_t>{theirs.size(), own.size()};
+    up.told.bytes.assign(own.begin(), own.end());
+    up.told.bytes.insert(is_first ? up.told.bytes.end() : up.told.bytes.begin(), theirs.begin(), theirs.end());
   }
   void contributed(std::uint64_t handle, Range range) override {
     const auto up = std::find_if(ups_.begin(), ups_.end(), [handle](const Up& one) { return one.handle == handle; });

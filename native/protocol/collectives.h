@@ -34,6 +34,9 @@ struct CollectiveTraits {
   bool shares_results() const { return reduces && receivers == Receivers::all; }
   // Whether it puts together blocks that go from worker to worker; nothing is summed.
   bool gathers() const { return receivers == Receivers::blocks; }
+  // Among several nodes of several ranks: whether the ranks of a node do their part together, and its leader speaks for
+  // them (protocol/local/local_group.h). If not, each rank does it for itself.
+  bool goes_up() const { return shares_results() || receivers == Receivers::chunks || (gathers() && same_blocks); }
   bool has_root() const { return contributors == Contributors::root || receivers == Receivers::all_but_root; }
   // Whether what a member gives is nowhere else until the others have what they get of it. So contributors keep their
   // arrays, and their handles wait, until all others have it (waits_for_others).

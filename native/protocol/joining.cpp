@@ -8,7 +8,9 @@
 
 namespace shoal {
 
-bool is_told(const wire::Opening& opening) { return !is_of_join(opening.name); }
+bool is_told(const wire::Opening& opening) {
+  return !is_of_join(opening.name) && (opening.occurrence & second_of_leaders) == 0;
+}
 
 wire::Opening told_of(wire::Opening opening, std::uint32_t caller, const JobConfig& config) {
   if (opening.failed) {

@@ -21,6 +21,10 @@ inline constexpr const char* join_name = "#join";
 inline constexpr const char* joined_name = "#joined";
 bool is_of_join(const std::string& name);
 
+// Among leaders an all-gather may be two operations of one name (protocol/local/execution.h). This bit of the
+// occurrence is set in the second. Programs do not count so far.
+inline constexpr std::uint32_t second_of_leaders = std::uint32_t{1} << 31U;
+
 // Why an operation cannot have this name; empty if it can. An empty name means no name.
 std::string problem_with_name(const std::string& name);
 

@@ -243,7 +243,8 @@ TEST(operations_note_when_all_had_called_and_when_results_came) {
   record(nodes, true);
   moments_of(nodes, Collective::all_reduce, 10, true, true);
   moments_of(nodes, Collective::all_reduce, 30'000, true, true);
-  moments_of(nodes, Collective::all_gather, 1000, false, true);
+  moments_of(nodes, Collective::all_gather, 10, true, true);
+  moments_of(nodes, Collective::all_gather, 1000, true, true);
 }
 
 // Those of the core: a call that failed on one rank, and that nobody records, counts too.

@@ -96,7 +96,8 @@ class Rank final : public GroupUser {
     const std::vector<std::uint32_t> everyone = ranks_until(std::max(ranks, here));
     std::optional<local::Internode> internode;
     if (ranks > here) {
-      internode = local::Internode{1, ranks, std::max(here, ranks - here), weights_above};
+      internode = local::Internode{1, ranks, std::max(here, ranks - here), weights_above, 0, std::vector(ranks, 1U), 2};
+      std::fill_n(internode->nodes.begin(), here, 0U);
     }
     group_.add_group(0, world_group_id(static_cast<std::uint32_t>(everyone.size())), everyone, internode);
     group_.start();

@@ -176,7 +176,7 @@ void SharedGroup::take_network_results() {
   }
   for (const local::NetworkResult& arrival : arrivals) {
     if (arrival.ended) {
-      group_.averaged(arrival.handle, arrival.status);
+      group_.averaged(arrival.handle, arrival.status, arrival.told);
     } else {
       group_.chunk_averaged(arrival.handle, arrival.chunk);
     }
@@ -393,6 +393,11 @@ void SharedGroup::averaged(std::uint64_t handle, Status status) {
   if (any) {
     shm::ring(words_);
   }
+}
+
+std::byte* SharedGroup::allocate_told(std::uint64_t handle, const std::vector<std::uint64_t>& by_node) {
+  const std::lock_guard lock(arriving_);
+  return network_results_.allocate(handle, by_node);
 }
 
 std::map<std::uint64_t, wire::Wait> SharedGroup::described(const std::vector<std::uint64_t>& handles) {

@@ -99,6 +99,8 @@ class SharedGroup final : private local::World {
   // What has become of an operation that was sent up. Called by the worker's thread; does not block it.
   void received(std::uint64_t handle, Range range);
   void averaged(std::uint64_t handle, Status status);
+  // Memory for what the leaders tell each other of one; null: it is not at the network.
+  std::byte* allocate_told(std::uint64_t handle, const std::vector<std::uint64_t>& by_node);
 
   std::map<std::uint64_t, wire::Wait> described(const std::vector<std::uint64_t>& handles);
   bool has_called(const wire::Call& call);

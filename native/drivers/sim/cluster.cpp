@@ -55,6 +55,9 @@ class SimulatedWorkerWorld final : public SeatWorld<WorkerWorld> {
     }
   }
   std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
+    if (local::is_internode(handle)) {
+      return cluster_.local().allocate_told(rank_, handle, block_bytes);
+    }
     std::byte* const offered = cluster_.local().offered_output(rank_, handle, block_bytes);
     return offered != nullptr ? offered : application_.on_allocate(rank_, handle, block_bytes);
   }

@@ -48,8 +48,7 @@ const Bytes& Expected::reduced() {
       inputs.push_back(input(i));
     }
     const MemberPlan& member = operation_.members.front();
-    const bool by_nodes = member.collective == Collective::all_reduce && plan_.is_local(operation_.group) &&
-                          inputs.size() == plan_.config.size();
+    const bool by_nodes = plan_.is_local(operation_.group) && inputs.size() == plan_.config.size();
     reduced_ = by_nodes ? reduced_by_nodes(inputs)
                         : combine(inputs, member.dtype, member.op, static_cast<double>(inputs.size()));
   }

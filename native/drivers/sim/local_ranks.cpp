@@ -68,15 +68,10 @@ class LocalRanks::Member final : private local::World {
     submitted_.emplace_back(Join{group, over});
     wake(0);
   }
-  void received(std::uint64_t handle, Range range) {
-    if (network_results_.received(handle, range)) {
-      ring_own();
-    }
-  }
-  void averaged(std::uint64_t handle, Status status) {
-    if (network_results_.ended(handle, std::move(status))) {
-      ring_own();
-    }
+  void received(std::uint64_t handle, Range range) { ring_own(network_results_.received(handle, range)); }
+  void averaged(std::uint64_t handle, Status status) { ring_own(network_results_.ended(handle, std::move(status))); }
+  std::byte* allocate_told(std::uint64_t handle, const BlockBytes& by_node) {
+    return network_results_.allocate(handle, by_node);
   }
   void gone(std::uint32_t rank) {
     group_.note_gone(rank);
@@ -144,7 +139,8 @@ class LocalRanks::Member final : private local::World {
     }
     Network& network = ranks_.network_;
     group_.on_time(network.now());
-    try {
+    bool is_done = true;
+    guarded([&] {
       while (!submitted_.empty()) {
         if (auto* const submission = std::get_if<Submission>(&submitted_.front())) {
           group_.call(std::move(*submission));
@@ -157,8 +153,8 @@ class LocalRanks::Member final : private local::World {
         }
         submitted_.pop_front();
       }
-      bool more = true;
       by_clock_ = by_clock;
+      bool more = true;
       std::int64_t taken = 0;
       for (; taken < most && more; ++taken) {
         more = group_.step() || group_.work();
@@ -169,28 +165,32 @@ class LocalRanks::Member final : private local::World {
                       std::to_string(number) + (more ? "" : ", then sleeps"));
       }
       by_clock_ = false;
+      is_done = !more;
       ring_all();
-      return !more;
+    });
+    return is_done;
+  }
+
+  // Ends where the rank dies.
+  void guarded(const std::function<void()>& work) {
+    try {
+      is_dead_ ? void() : work();
     } catch (const Death&) {
       rung_.clear();
       awake_ = is_dead_ = true;
-      const std::uint32_t rank = rank_;
-      network.scheduler().at(network.now(), outside, [&user = ranks_.user_, rank] { user.on_death(rank); });
-    } catch (const InvariantViolated& violation) {
-      ranks_.user_.violated(name() + ": " + violation.what());
+      const auto dies = [&user = ranks_.user_, rank = rank_] { user.on_death(rank); };
+      ranks_.network_.scheduler().at(ranks_.network_.now(), outside, dies);
     } catch (const std::exception& error) {
       ranks_.user_.violated(name() + ": " + error.what());
     }
-    return true;
   }
 
   void take_network_results() {
     for (const local::NetworkResult& arrival : network_results_.take()) {
-      if (arrival.ended) {
-        group_.averaged(arrival.handle, arrival.status);
-      } else {
-        group_.chunk_averaged(arrival.handle, arrival.chunk);
-      }
+      guarded([&] {
+        arrival.ended ? group_.averaged(arrival.handle, arrival.status, arrival.told)
+                      : group_.chunk_averaged(arrival.handle, arrival.chunk);
+      });
     }
   }
 
@@ -220,8 +220,8 @@ class LocalRanks::Member final : private local::World {
     const std::vector<Member*>& all = ranks_.sharing_[&memory_];
     return std::any_of(all.begin(), all.end(), [](const Member* one) { return one != nullptr && one->awake_; });
   }
-  void ring_own() {
-    if (memory_.words(place_).open.load() > 0) {
+  void ring_own(bool any) {
+    if (any && memory_.words(place_).open.load() > 0) {
       wake(ranks_.network_.delay());
     }
   }
@@ -527,6 +527,10 @@ void LocalRanks::received(std::uint32_t rank, std::uint64_t handle, Range range)
 
 void LocalRanks::averaged(std::uint32_t rank, std::uint64_t handle, Status status) {
   hosts_[rank].members.front()->averaged(local::own_handle(handle), std::move(status));
+}
+
+std::byte* LocalRanks::allocate_told(std::uint32_t rank, std::uint64_t handle, const BlockBytes& by_node) {
+  return hosts_[rank].members.front()->allocate_told(local::own_handle(handle), by_node);
 }
 
 void LocalRanks::gone(std::uint32_t rank, std::uint32_t other) {

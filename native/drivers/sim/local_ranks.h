@@ -72,6 +72,8 @@ class LocalRanks {
   // What the worker says of internode operations.
   void received(std::uint32_t rank, std::uint64_t handle, Range range);
   void averaged(std::uint32_t rank, std::uint64_t handle, Status status);
+  using BlockBytes = std::vector<std::uint64_t>;
+  std::byte* allocate_told(std::uint32_t rank, std::uint64_t handle, const BlockBytes& by_node);
   // What the worker says of another rank of the machine.
   void gone(std::uint32_t rank, std::uint32_t other);
   // Groups of which something is lost fail.

@@ -48,6 +48,10 @@ void Simulation::strike(const Fault& fault) {
       return network_.corrupt_after(fault.target + 1);
     case Kind::corrupt_elements:
       elements_damaged_ = true;
+      // Leaders tell each other sizes in an all-gather's elements (protocol/local/crossing.h).
+      if (!plan_.config.leaders.empty()) {
+        disturbed_ = forged_ = true;
+      }
       return network_.corrupt_elements_after(fault.target + 1);
     case Kind::forge:
       disturbed_ = forged_ = true;

@@ -31,6 +31,10 @@ std::uint64_t slice_bytes(const Transfer& transfer, const Shape& shape) {
   return transfer.blocks->same ? shape.slot : share;
 }
 
+Range incoming_slice(const Chunk& chunk, std::uint32_t place) {
+  return slice_of(chunk.transfer->blocks->incoming[place], chunk);
+}
+
 void contribute(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands) {
   const Transfer& transfer = *chunk.transfer;
   const Blocks& blocks = *transfer.blocks;

@@ -15,6 +15,9 @@ namespace shoal::local::block_chunks {
 // Bytes of each block in a chunk.
 std::uint64_t slice_bytes(const Transfer& transfer, const Shape& shape);
 
+// Where in this rank's output the chunk's slice of a rank's block goes; empty if it has none.
+Range incoming_slice(const Chunk& chunk, std::uint32_t place);
+
 void contribute(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands);
 void reduce(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands);
 void collect(const Chunk& chunk, const GroupMemory& memory, std::uint32_t own, Hands& hands);

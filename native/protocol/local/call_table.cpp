@@ -31,13 +31,14 @@ CallTable::CallTable(const GroupMemory& memory, const Members& members, std::uin
 
 void CallTable::add_group(std::uint32_t number, const Hash128& id, const std::vector<std::uint32_t>& ranks,
                           const std::optional<Internode>& internode) {
-  std::vector<std::uint32_t> here;
-  for (const std::uint32_t rank : ranks) {
-    if (const std::optional<std::uint32_t> place = members_.place_of(rank)) {
-      here.push_back(*place);
+  auto group = std::make_unique<Group>(Group{number, id, {}, {}, internode});
+  for (std::uint32_t index = 0; index < ranks.size(); ++index) {
+    if (const std::optional<std::uint32_t> place = members_.place_of(ranks[index])) {
+      group->here.push_back(*place);
+      group->indices.push_back(index);
     }
   }
-  groups_[number] = std::make_unique<Group>(Group{number, id, std::move(here), internode});
+  groups_[number] = std::move(group);
 }
 
 const Group* CallTable::group_of(const Hash128& id) const {
@@ -181,6 +182,7 @@ void CallTable::close(Operation& operation) {
 
 void CallTable::end(Operation& operation, const Status& status) {
   close(operation);
+  operation.release_arrays();
   world_.finish(operation.submission.handle, status);
 }
 

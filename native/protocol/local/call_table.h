@@ -96,7 +96,7 @@ class CallTable {
   std::map<std::uint64_t, wire::Wait> described(const std::vector<std::uint64_t>& handles) const;
 
   // Whether operations of this kind are carried out here. If not, the worker carries them out.
-  bool stays(Collective collective) const { return !has_other_nodes_ || traits_of(collective).shares_results(); }
+  bool stays(Collective collective) const { return !has_other_nodes_ || traits_of(collective).goes_up(); }
 
   // Whether this rank sees for itself how operations end. With other nodes the leader says it to all.
   bool decides() const { return !has_other_nodes_ || own_ == 0; }

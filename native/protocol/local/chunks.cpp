@@ -18,10 +18,25 @@ Chunks::Chunks(std::uint64_t bytes, std::uint64_t chunk, std::span<const std::ui
   const std::span<const std::uint32_t> shards = weights.empty() ? alone : weights;
   for (std::size_t index = 0; index < shards.size(); ++index) {
     if (const Range range = shard_of(bytes, shards, index); !range.empty()) {
-      shards_.push_back({range, chunk});
-      turns_ = std::max(turns_, divided(range.size(), chunk));
+      add(range, chunk);
     }
   }
+  end_together(chunk);
+}
+
+Chunks::Chunks(const std::vector<Range>& ranges, std::uint64_t chunk) {
+  for (const Range& range : ranges) {
+    add(range, chunk);
+  }
+  end_together(chunk);
+}
+
+void Chunks::add(Range range, std::uint64_t chunk) {
+  shards_.push_back({range, chunk});
+  turns_ = std::max(turns_, divided(range.size(), chunk));
+}
+
+void Chunks::end_together(std::uint64_t chunk) {
   for (Shard& shard : shards_) {
     if (divided(shard.range.size(), chunk) < turns_) {
       shard.chunk = divided(divided(shard.range.size(), turns_), limits::shard_alignment) * limits::shard_alignment;

@@ -21,6 +21,9 @@ class Chunks {
   // here, or goes only to some servers.
   Chunks(std::uint64_t bytes, std::uint64_t chunk, std::span<const std::uint32_t> weights = {});
 
+  // Cut where these ranges end, which are not empty, in order and apart.
+  Chunks(const std::vector<Range>& ranges, std::uint64_t chunk);
+
   std::uint64_t count() const { return shards_.size() * turns_; }
   // Empty where a shard has no more.
   Range at(std::uint64_t number) const;
@@ -28,6 +31,9 @@ class Chunks {
   std::uint64_t holding(std::uint64_t offset) const;
 
  private:
+  void add(Range range, std::uint64_t chunk);
+  void end_together(std::uint64_t chunk);
+
   struct Shard {
     Range range;
     std::uint64_t chunk;

@@ -61,15 +61,18 @@ bool Delivery::step() {
     return false;
   }
   const ResultPart part = *first_of(parts_);
-  std::byte* const array = part.array + part.range.begin;
   if (own_ == 0) {
-    hands_.copy(memory_.result(moved_), array, part.range.size());
+    hands_.copy(memory_.result(moved_), part.array + part.range.begin, part.range.size());
     note_moved(part);
     lend();
     return true;
   }
   const std::byte* const from = part.lent != nullptr ? part.lent + part.range.begin : memory_.result(moved_);
-  hands_.copy(array, from, part.range.size());
+  if (part.takes != nullptr) {
+    take(*part.takes, part.range, from, part.array, hands_);
+  } else {
+    hands_.copy(part.array + part.range.begin, from, part.range.size());
+  }
   note_moved(part);
   if (part.lent != nullptr && memory_.words(0).withdrawn.load() != 0) {
     done_.pop_back();  // who knows what that was

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/range.h"
+#include "protocol/local/crossing.h"
 #include "protocol/local/group_memory.h"
 #include "protocol/local/world.h"
 
@@ -28,9 +29,11 @@ class Delivery {
  public:
   struct ResultPart {
     std::uint64_t handle = 0;         // of the operation
-    std::byte* array = nullptr;       // all of this rank's output
-    Range range;                      // of it
+    std::byte* array = nullptr;       // all of this rank's output; on the leader all of the result
+    Range range;                      // of the result
     const std::byte* lent = nullptr;  // all of the leader's output; null: through a slot
+    // On another rank than the leader: what of the result this rank gets, and where it goes in the array; null: all.
+    const std::vector<Piece>* takes = nullptr;
   };
 
   Delivery(const GroupMemory& memory, std::uint32_t own, Bells& bells, Hands& hands)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 #include <utility>
 
@@ -34,11 +35,12 @@ Value decoded(ConstBytes body) {
 }  // namespace
 
 Execution::Execution(const GroupMemory& memory, const Members& members, std::uint32_t own, bool has_other_nodes,
-                     Outbox& outbox, World& world)
+                     BufferPool& arrays, Outbox& outbox, World& world)
     : memory_(memory),
       members_(members),
       own_(own),
       has_other_nodes_(has_other_nodes),
+      arrays_(arrays),
       outbox_(outbox),
       world_(world),
       flow_(memory, own, world, world),
@@ -50,7 +52,7 @@ Status Execution::finish_small(Operation& operation) {
   const Submission& s = operation.submission;
   const CollectiveTraits& traits = traits_of(s.collective);
   if (traits.shares_results()) {
-    small::reduce(operation, own_, s.op, static_cast<double>(memory_.ranks()), world_);
+    small::reduce(operation, own_, s.output, s.op, static_cast<double>(memory_.ranks()), world_);
   } else if (traits.receivers != CollectiveTraits::Receivers::none) {
     const Blocks blocks = blocks_of(operation, own_);
     if (Status problem = make_output(operation, blocks); !problem.ok()) {
@@ -65,11 +67,176 @@ void Execution::send_up_small(Operation& operation) {
   const Submission& s = operation.submission;
   const Internode& internode = *operation.group->internode;
   const LocalMean mean = local_mean_of(s.dtype, s.op, internode.ranks, internode.largest);
-  small::reduce(operation, own_, mean.op, mean.divisor, world_);
+  const std::uint32_t occurrence = operation.opening.occurrence;
+  Submission up;
+  if (traits_of(s.collective).shares_results()) {
+    small::reduce(operation, own_, s.output, mean.op, mean.divisor, world_);
+    up = submission_up(s, occurrence, internode);
+  } else {
+    lay_out(operation);
+    const Crossing& crossing = *operation.crossing;
+    operation.array = arrays_.take(crossing.bytes);
+    std::byte* sum = operation.array.data();
+    if (!crossing.is_plain) {
+      operation.arranged = arrays_.take(s.input_bytes);
+      sum = operation.arranged.data();
+    }
+    small::reduce(operation, own_, sum, mean.op, mean.divisor, world_);
+    if (!crossing.is_plain) {
+      arrange(crossing, sum, operation.array.data());
+    }
+    up = scatter_up(s, occurrence, internode, crossing, operation.array.data());
+  }
+  go_up(operation);
+  world_.send_up(std::move(up), std::nullopt);
+}
+
+void Execution::send_up_sizes(Operation& operation) {
+  const Internode& internode = *operation.group->internode;
+  std::vector<std::uint64_t> sizes;
+  std::vector<ConstBytes> blocks;
+  std::uint64_t bytes = 0;
+  for (const std::uint32_t place : operation.group->here) {
+    sizes.push_back(operation.calls.opening_of(place, operation.opening).bytes);
+    bytes += sizes.back();
+  }
+  // So all nodes together tell no more than travels with openings.
+  if (operation.calls.all_have_data() && bytes <= members_.config().small / internode.count) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      blocks.emplace_back(small::contribution_of(operation, operation.group->here[i], own_), sizes[i]);
+    }
+  }
+  operation.told = encode_blocks(sizes, blocks);
+  go_up(operation);
+  world_.send_up(sizes_up(operation.submission, operation.opening.occurrence, internode, operation.told), std::nullopt);
+}
+
+// On the leader, which does nothing else with it before the network has answered.
+void Execution::go_up(Operation& operation) {
   operation.state = Operation::State::at_network;
   operation.internode_state.begin_at_network();
-  moving_[s.handle] = &operation;
-  world_.send_up(submission_up(s, operation.opening.occurrence, internode), std::nullopt);
+  moving_[operation.submission.handle] = &operation;
+}
+
+bool Execution::hear_sizes(Operation& operation, const Told& told) {
+  if (operation.state != Operation::State::at_network || !is_gather(operation.submission.collective)) {
+    return true;
+  }
+  const GatheredBlocks gathered = decoded_blocks(told.bytes, told.by_node, operation.group->internode->nodes);
+  if (gathered.is_whole) {
+    return true;
+  }
+  // The leaders' second operation has the handle of the first.
+  operation.state = Operation::State::complete;
+  const bool alike =
+      std::adjacent_find(gathered.sizes.begin(), gathered.sizes.end(), std::not_equal_to<>()) == gathered.sizes.end();
+  wire::Bytes body((alike ? 1 : gathered.sizes.size()) * sizeof(std::uint64_t));
+  std::memcpy(body.data(), gathered.sizes.data(), body.size());
+  outbox_.say(RecordKind::blocks, operation.key, std::move(body));
+  operation.block_sizes = gathered.sizes;
+  admit(operation.key);
+  return false;
+}
+
+Status Execution::hand_out_small(Operation& operation, const Told& told) {
+  if (!is_gather(operation.submission.collective)) {
+    outbox_.say(RecordKind::done, operation.key, {}, {operation.result(), operation.result_bytes()});
+    return {};
+  }
+  wire::Bytes by_node(told.by_node.size() * sizeof(std::uint64_t));
+  std::memcpy(by_node.data(), told.by_node.data(), by_node.size());
+  Status problem = take_small(operation, by_node, told.bytes);
+  if (problem.ok()) {
+    outbox_.say(RecordKind::done, operation.key, std::move(by_node), told.bytes);
+  }
+  return problem;
+}
+
+void Execution::read_blocks(Operation& operation, ConstBytes body) const {
+  const std::size_t members = operation.called ? operation.group->internode->nodes.size() : 0;
+  const std::size_t count = body.size() / sizeof(std::uint64_t);
+  if (!operation.is_open() || !is_gather(operation.submission.collective) || (count != 1 && count != members)) {
+    throw std::runtime_error("blocks of an operation that has none");
+  }
+  std::vector<std::uint64_t> sizes(count);
+  std::memcpy(sizes.data(), body.data(), count * sizeof(std::uint64_t));
+  if (*std::max_element(sizes.begin(), sizes.end()) > most_of_block) {
+    throw std::runtime_error("blocks that are larger than any array");
+  }
+  sizes.resize(members, sizes.front());
+  operation.block_sizes = std::move(sizes);
+}
+
+Status Execution::take_small(Operation& operation, ConstBytes body, ConstBytes result) {
+  Submission& s = operation.submission;
+  if (!traits_of(s.collective).goes_up()) {
+    throw std::runtime_error("a result of an operation that each rank has for itself");
+  }
+  if (is_gather(s.collective)) {
+    std::vector<std::uint64_t> by_node(body.size() / sizeof(std::uint64_t));
+    std::memcpy(by_node.data(), body.data(), by_node.size() * sizeof(std::uint64_t));
+    const GatheredBlocks gathered = decoded_blocks(result, by_node, operation.group->internode->nodes);
+    if (!gathered.is_whole) {
+      throw std::runtime_error("a result that lacks blocks");
+    }
+    if (Status problem = make_output(operation, gathered.sizes); !problem.ok()) {
+      return problem;
+    }
+    std::byte* to = s.output;
+    for (const ConstBytes& block : gathered.blocks) {
+      // In place, this rank's own is there.
+      if (!block.empty()) {
+        world_.copy(to, block.data(), block.size());
+      }
+      to += block.size();
+    }
+    return {};
+  }
+  if (!traits_of(s.collective).shares_results()) {
+    lay_out(operation);
+  }
+  if (result.size() != operation.result_bytes()) {
+    throw std::runtime_error("a result of the wrong size");
+  }
+  if (operation.crossing) {
+    take(operation.crossing->takes, {0, result.size()}, result.data(), s.output, world_);
+  } else {
+    world_.copy(s.output, result.data(), result.size());
+  }
+  return {};
+}
+
+void Execution::take_own(const Operation& operation) {
+  if (is_first() && operation.crossing && operation.array) {
+    take(operation.crossing->takes, {0, operation.result_bytes()}, operation.result(), operation.submission.output,
+         world_);
+  }
+}
+
+// How it crosses, once all is known that decides that.
+void Execution::lay_out(Operation& operation) const {
+  const Group& group = *operation.group;
+  const std::vector<std::uint32_t>& nodes = group.internode->nodes;
+  if (is_gather(operation.submission.collective)) {
+    if (operation.block_sizes.size() != nodes.size()) {
+      throw std::runtime_error("an all-gather flows whose blocks nobody has told of");
+    }
+    operation.crossing = crossing_of_gather(operation.block_sizes, nodes, group.internode->count);
+    return;
+  }
+  const auto own = std::find(group.here.begin(), group.here.end(), own_) - group.here.begin();
+  const std::vector<std::int64_t>& shape = operation.opening.shape;
+  operation.crossing =
+      crossing_of_scatter(operation.opening.bytes, shape.empty() ? 0 : static_cast<std::uint64_t>(shape.front()), nodes,
+                          group.internode->count, group.indices[static_cast<std::size_t>(own)]);
+}
+
+// Puts what all members have in the order of the program into the order in which it crosses.
+void Execution::arrange(const Crossing& crossing, const std::byte* from, std::byte* to) {
+  std::memset(to, 0, crossing.bytes);  // rows may have gaps
+  for (const Piece& piece : crossing.members) {
+    world_.copy(to + piece.crossing.begin, from + piece.own, piece.crossing.size());
+  }
 }
 
 void Execution::admit(const Hash128& key) {
@@ -88,6 +255,9 @@ bool Execution::is_admitted(const Hash128& key) const {
 Status Execution::begin_next_admitted(Operation& operation) {
   const std::uint64_t queued = admitted_.front().queued;
   admitted_.pop_front();
+  if (has_other_nodes_ && !traits_of(operation.submission.collective).shares_results()) {
+    return begin_crossing(operation, queued);
+  }
   operation.state = Operation::State::flowing;
   moving_[operation.submission.handle] = &operation;
   Transfer transfer = reduction_of(operation, memory_.ranks());
@@ -114,13 +284,76 @@ Status Execution::begin_next_admitted(Operation& operation) {
   return {};
 }
 
+// A reduce-scatter or an all-gather that goes up. Its own node's part moves through the slots as among the ranks of one
+// machine; what the leader has of it goes on from the crossing array, and the other nodes' part comes there.
+Status Execution::begin_crossing(Operation& operation, std::uint64_t queued) {
+  Submission& s = operation.submission;
+  const Internode& internode = *operation.group->internode;
+  operation.state = Operation::State::flowing;
+  moving_[s.handle] = &operation;
+  lay_out(operation);
+  const Crossing& crossing = *operation.crossing;
+  const bool gathers = is_gather(s.collective);
+  if (gathers) {
+    if (Status problem = make_output(operation, operation.block_sizes); !problem.ok()) {
+      return problem;
+    }
+  }
+  if (is_first() && (!gathers || !crossing.is_plain)) {
+    operation.array = arrays_.take(crossing.bytes);
+  }
+  Transfer transfer = reduction_of(operation, memory_.ranks());
+  transfer.queued = queued;
+  transfer.output = is_first() ? operation.crossing_array() : s.output;
+  if (gathers) {
+    transfer.weights = {};
+    transfer.blocks = crossing_blocks(operation, own_, is_first());
+  } else {
+    transfer.bytes = crossing.bytes;
+    transfer.weights = {};
+    if (crossing.bytes >= internode.shared_from) {
+      transfer.weights = internode.weights;
+    }
+    if (!crossing.is_plain) {
+      operation.arranged = arrays_.take(crossing.bytes);
+      arrange(crossing, s.input, operation.arranged.data());
+      transfer.input = operation.arranged.data();
+    }
+    if (memory_.ranks() == 1) {
+      transfer.arrays = {{transfer.input}, {transfer.output}};
+    }
+  }
+  flow_.admit(std::move(transfer));
+  if (is_first()) {
+    send_up_crossing(operation);
+  }
+  return {};
+}
+
+void Execution::send_up_crossing(Operation& operation) {
+  const Submission& s = operation.submission;
+  const Internode& internode = *operation.group->internode;
+  const Crossing& crossing = *operation.crossing;
+  const std::uint32_t own_node = operation.group->own_node();
+  const std::uint32_t occurrence = operation.opening.occurrence;
+  const bool gathers = is_gather(s.collective);
+  Submission up = gathers ? gather_up(s, occurrence, internode, crossing, own_node, operation.crossing_array())
+                          : scatter_up(s, occurrence, internode, crossing, operation.crossing_array());
+  up.streamed = true;
+  operation.internode_state.begin_at_network();
+  const std::vector<Range> comes =
+      gathers ? crossing.others(own_node) : std::vector<Range>{{0, crossing.result.size()}};
+  world_.send_up(std::move(up), Chunks(comes, memory_.shape().slot));
+}
+
 // The memory of a gather. Not ok: there is none.
 Status Execution::make_output(Operation& operation, const Blocks& blocks) {
+  return is_gather(operation.submission.collective) ? make_output(operation, incoming_sizes(operation, blocks))
+                                                    : Status();
+}
+
+Status Execution::make_output(Operation& operation, const std::vector<std::uint64_t>& sizes) {
   Submission& s = operation.submission;
-  if (!is_gather(s.collective)) {
-    return {};
-  }
-  const std::vector<std::uint64_t> sizes = incoming_sizes(operation, blocks);
   s.output = world_.allocate_output(s.handle, sizes);
   s.output_bytes = 0;
   for (const std::uint64_t size : sizes) {
@@ -158,8 +391,14 @@ Arrays Execution::arrays_of(const Operation& operation) {
 
 // --- What comes back ---
 
+// Other nodes' blocks may come before all ranks here have begun with the operation. They know it by their own blocks.
 void Execution::chunk_averaged(Operation& operation, Range chunk) {
-  if (memory_.ranks() > 1) {
+  if (memory_.ranks() == 1) {
+    return;
+  }
+  if (is_gather(operation.submission.collective) && !operation.internode_state.flowed()) {
+    operation.early_parts.push_back(chunk);
+  } else {
     add_part(operation, chunk);
   }
 }
@@ -170,7 +409,7 @@ void Execution::read_part(Operation& operation, ConstBytes body) {
     throw std::runtime_error("a part of a result that was not asked for");
   }
   const bool fits = operation.internode_state.lent() != nullptr || part.size() <= memory_.shape().slot;
-  if (part.begin > part.end || part.end > operation.submission.output_bytes || !fits) {
+  if (part.begin > part.end || part.end > operation.result_bytes() || !fits) {
     throw std::runtime_error("a part of a result that does not fit");
   }
   add_part(operation, part);
@@ -178,20 +417,32 @@ void Execution::read_part(Operation& operation, ConstBytes body) {
 
 void Execution::add_part(Operation& operation, Range part) {
   operation.internode_state.add_part();
-  delivery_.add({operation.submission.handle, operation.submission.output, part, operation.internode_state.lent()});
+  delivery_.add({operation.submission.handle, is_first() ? operation.result() : operation.submission.output, part,
+                 operation.internode_state.lent(),
+                 is_first() || !operation.crossing ? nullptr : &operation.crossing->takes});
 }
 
 void Execution::drop_parts(Operation& operation) {
+  operation.early_parts.clear();
   operation.internode_state.drop_parts(delivery_.drop(operation.submission.handle));
 }
 
 Operation* Execution::take_advanced() {
   while (const std::optional<Flow::Collected> collected = flow_.take_collected()) {
-    world_.contributed(collected->handle, collected->range);
+    Range range = collected->range;
+    if (const Operation* const operation = moving(collected->handle);
+        operation != nullptr && is_gather(operation->submission.collective)) {
+      const std::uint64_t begin = operation->crossing->nodes[operation->group->own_node()].begin;
+      range = {range.begin - begin, range.end - begin};  // of what this node sends
+    }
+    world_.contributed(collected->handle, range);
   }
   while (const std::optional<std::uint64_t> handle = flow_.take_finished()) {
     if (Operation* const operation = moving(*handle)) {
       operation->internode_state.note_flowed();
+      for (const Range& part : std::exchange(operation->early_parts, {})) {
+        add_part(*operation, part);
+      }
       return operation;
     }
   }

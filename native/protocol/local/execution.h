@@ -4,6 +4,7 @@
 //   an operation is moving from the moment at which it flows or is sent up until forget()
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "protocol/local/flow.h"
 #include "protocol/local/group_memory.h"
 #include "protocol/local/members.h"
+#include "protocol/local/network_results.h"
 #include "protocol/local/operation.h"
 #include "protocol/local/outbox.h"
 #include "protocol/local/world.h"
@@ -22,8 +24,12 @@ namespace shoal::local {
 
 class Execution {
  public:
-  Execution(const GroupMemory& memory, const Members& members, std::uint32_t own, bool has_other_nodes, Outbox& outbox,
-            World& world);
+  // Bytes of crossing arrays that are kept for the next ones: new memory costs as much as using it twice.
+  static constexpr std::size_t most_kept = std::size_t{512} * 1024 * 1024;
+
+  // `arrays`: for crossing arrays.
+  Execution(const GroupMemory& memory, const Members& members, std::uint32_t own, bool has_other_nodes,
+            BufferPool& arrays, Outbox& outbox, World& world);
 
   // --- Beginning ---
 
@@ -31,6 +37,18 @@ class Execution {
   Status finish_small(Operation& operation);
   // A small operation that goes on to other nodes: the leader sends up the node's sum.
   void send_up_small(Operation& operation);
+  // An all-gather that goes on to other nodes: the leader tells the other leaders how long its node's blocks are.
+  void send_up_sizes(Operation& operation);
+  // The network is done with one. False: it has brought sizes alone, and the operation flows now.
+  bool hear_sizes(Operation& operation, const Told& told);
+  // The leader says the result of a small operation to the others, and takes an all-gather's. Not ok: there is no
+  // memory for it.
+  Status hand_out_small(Operation& operation, const Told& told);
+  // Another rank: what the leader has heard. Throws std::runtime_error for what cannot be.
+  void read_blocks(Operation& operation, ConstBytes body) const;
+  // The result of a small operation, as the leader says it to all, goes into this rank's output. Not ok: there is no
+  // memory for it. Throws std::runtime_error for what cannot be a result.
+  Status take_small(Operation& operation, ConstBytes body, ConstBytes result);
   // A large operation is the next to flow, as the leader decides: on the leader, and on another rank, which reads what
   // the leader says. It begins once all its openings are there. Throws std::runtime_error for what nobody says.
   void admit(const Hash128& key);
@@ -63,6 +81,9 @@ class Execution {
 
   // --- Its end ---
 
+  // On the leader, of one that has ended well: what this rank gets goes from the crossing array into its output.
+  void take_own(const Operation& operation);
+
   // Whether this operation flows or is admitted. Then this rank has to do its part, even if it fails.
   bool flows(const Operation& operation) const {
     return operation.state == Operation::State::flowing || is_admitted(operation.key);
@@ -85,12 +106,19 @@ class Execution {
   bool is_first() const { return own_ == 0; }
   Arrays arrays_of(const Operation& operation);
   Status make_output(Operation& operation, const Blocks& blocks);
+  Status make_output(Operation& operation, const std::vector<std::uint64_t>& sizes);
+  void go_up(Operation& operation);
+  void lay_out(Operation& operation) const;
+  void arrange(const Crossing& crossing, const std::byte* from, std::byte* to);
+  Status begin_crossing(Operation& operation, std::uint64_t queued);
+  void send_up_crossing(Operation& operation);
   void add_part(Operation& operation, Range part);
 
   const GroupMemory& memory_;
   const Members& members_;
   const std::uint32_t own_;
   const bool has_other_nodes_;
+  BufferPool& arrays_;
   Outbox& outbox_;
   World& world_;
   Flow flow_;

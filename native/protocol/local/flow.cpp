@@ -210,12 +210,17 @@ void Flow::collect_one() {
   const bool takes = transfer.fills_output_of(own_);
   if (transfer.blocks) {
     block_chunks::collect(next, memory_, own_, hands_);
+    for (std::uint32_t place = 0; place < memory_.ranks() && takes && transfer.up; ++place) {
+      if (const Range slice = block_chunks::incoming_slice(next, place); !slice.empty()) {
+        for_network_.push_back({transfer.handle, slice});
+      }
+    }
   } else if (takes && whole.chain) {
     chain::collect(next, memory_, own_, hands_);
   } else if (takes && !transfer.straight()) {
     shares::collect(next, memory_, own_, hands_);
   }
-  if (takes && transfer.up && next.bytes > 0) {
+  if (takes && transfer.up && !transfer.blocks && next.bytes > 0) {
     for_network_.push_back({transfer.handle, {next.begin, next.begin + next.bytes}});
   }
   ++collected_;

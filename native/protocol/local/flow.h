@@ -42,7 +42,7 @@ class Flow {
   bool ready() const;
   // Whether step() would only count on in a chain.
   bool passes_chain() const;
-  // On the leader: the next summed chunk of an operation that goes on to the network.
+  // On the leader: the next bytes of its output that go on to the network.
   struct Collected {
     std::uint64_t handle;
     Range range;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
+#include "base/limits.h"
 #include "protocol/keys.h"
 #include "protocol/local/local_mean.h"
 #include "protocol/sharding.h"
@@ -12,11 +14,13 @@ namespace shoal::local {
 std::optional<Internode> internode_of(const JobConfig& config, const std::vector<std::uint32_t>& ranks,
                                       std::vector<std::uint32_t>& leaders) {
   std::map<std::uint32_t, std::uint32_t> sizes;
+  std::vector<std::uint32_t> nodes;
   for (const std::uint32_t rank : ranks) {
     const std::uint32_t leader = config.leaders.empty() ? 0 : config.leaders[rank];
     if (sizes[leader]++ == 0) {
       leaders.push_back(leader);
     }
+    nodes.push_back(static_cast<std::uint32_t>(std::find(leaders.begin(), leaders.end(), leader) - leaders.begin()));
   }
   if (leaders.size() < 2) {
     return std::nullopt;
@@ -28,6 +32,8 @@ std::optional<Internode> internode_of(const JobConfig& config, const std::vector
   }
   internode.weights = config.weights;
   internode.shared_from = shared_from(config);
+  internode.nodes = std::move(nodes);
+  internode.count = static_cast<std::uint32_t>(leaders.size());
   return internode;
 }
 
@@ -45,6 +51,43 @@ Submission submission_up(const Submission& called, std::uint32_t occurrence, con
   up.input_bytes = up.output_bytes = called.output_bytes;
   up.timeout = called.timeout + others_first;
   up.divisor = local_mean_of(called.dtype, called.op, internode.ranks, internode.largest).rest;
+  return up;
+}
+
+Submission scatter_up(const Submission& called, std::uint32_t occurrence, const Internode& internode,
+                      const Crossing& crossing, std::byte* array) {
+  Submission up = submission_up(called, occurrence, internode);
+  up.collective = Collective::reduce_scatter;
+  // A row for each node; the rest has to agree.
+  up.shape.insert(up.shape.begin(), internode.count);
+  if (up.shape.size() > limits::dimensions) {
+    up.shape.pop_back();
+  }
+  up.input = array;
+  up.input_bytes = crossing.bytes;
+  up.output = array + crossing.result.begin;
+  up.output_bytes = crossing.result.size();
+  return up;
+}
+
+Submission sizes_up(const Submission& called, std::uint32_t occurrence, const Internode& internode, ConstBytes told) {
+  Submission up = submission_up(called, occurrence, internode);
+  up.collective = Collective::all_gather;
+  up.input = told.data();
+  up.input_bytes = told.size();
+  up.output = nullptr;
+  up.output_bytes = 0;
+  return up;
+}
+
+Submission gather_up(const Submission& called, std::uint32_t occurrence, const Internode& internode,
+                     const Crossing& crossing, std::uint32_t own_node, std::byte* array) {
+  Submission up = submission_up(called, occurrence | second_of_leaders, internode);
+  up.collective = Collective::all_gather;
+  up.input = array + crossing.nodes[own_node].begin;
+  up.input_bytes = crossing.nodes[own_node].size();
+  up.output = array;
+  up.output_bytes = crossing.bytes;
   return up;
 }
 

@@ -1,5 +1,5 @@
-// How all-reduces of a node's ranks go on to the other nodes of the job: what the leader of the node submits to its
-// worker for all of them.
+// How all-reduces, reduce-scatters and all-gathers of a node's ranks go on to the other nodes of the job: what the
+// leader of the node submits to its worker for all of them.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "protocol/job.h"
+#include "protocol/local/crossing.h"
 #include "protocol/submission.h"
 #include "wire/opening.h"
 
@@ -32,6 +33,8 @@ struct Internode {
   std::uint32_t largest = 0;           // ranks of the largest node
   std::vector<std::uint32_t> weights;  // of the servers (protocol/sharding.h)
   std::uint64_t shared_from = 0;       // from so many bytes on, all servers work on an operation
+  std::vector<std::uint32_t> nodes;    // by member: the index of its leader in the leaders' group
+  std::uint32_t count = 0;             // of nodes
 };
 
 // What a group of all ranks is to the other nodes, but for its leaders' group. None: this node is the whole job.
@@ -42,6 +45,18 @@ std::optional<Internode> internode_of(const JobConfig& config, const std::vector
 // The node's part of an all-reduce that all of its ranks have called. The node's sum lies in the leader's output,
 // and the result comes there.
 Submission submission_up(const Submission& called, std::uint32_t occurrence, const Internode& internode);
+
+// The same of a reduce-scatter: `array` is the node's sum, as it crosses (crossing.h). This node's row comes back in
+// its place.
+Submission scatter_up(const Submission& called, std::uint32_t occurrence, const Internode& internode,
+                      const Crossing& crossing, std::byte* array);
+
+// An all-gather is two operations among the leaders. In the first each tells how long its node's blocks are, and adds
+// them if they are short. The second, only if some are not, brings all blocks: `array` is the crossing array, in which
+// this node's come first.
+Submission sizes_up(const Submission& called, std::uint32_t occurrence, const Internode& internode, ConstBytes told);
+Submission gather_up(const Submission& called, std::uint32_t occurrence, const Internode& internode,
+                     const Crossing& crossing, std::uint32_t own_node, std::byte* array);
 
 // Tells the other nodes that an operation has failed on this node. `group`: its number in the worker.
 Submission submission_failed(const wire::Opening& opening, std::uint32_t group, const Status& why);

@@ -18,8 +18,9 @@ LocalGroup::LocalGroup(const GroupMemory& memory, const JobConfig& config, std::
       has_other_nodes_(has_other_nodes),
       world_(world),
       outbox_(memory, own_, world),
+      arrays_(Execution::most_kept),
       calls_(memory, members_, own_, has_other_nodes, outbox_, world),
-      execution_(memory, members_, own_, has_other_nodes, outbox_, world),
+      execution_(memory, members_, own_, has_other_nodes, arrays_, outbox_, world),
       watch_(members_, own_, has_other_nodes),
       failures_(members_, own_, has_other_nodes, calls_, watch_, outbox_, world),
       joined_(memory, members_, own_, calls_, outbox_, world) {
@@ -145,7 +146,7 @@ void LocalGroup::read(std::uint32_t place, const Record& record) {
   if (!broken_.ok()) {
     return;  // it may be about what has ended here, and has been forgotten
   }
-  if (!may_say(place, record)) {
+  if (!may_say(place, record, has_other_nodes_)) {
     throw std::runtime_error("the node's shared memory is damaged: " + members_.name_of(place) +
                              " says what it has no say in");
   }
@@ -175,6 +176,7 @@ void LocalGroup::read(std::uint32_t place, const Record& record) {
     case RecordKind::overdue:
       return failures_.read_overdue(record);
     case RecordKind::part:
+    case RecordKind::blocks:
     case RecordKind::done:
     case RecordKind::failed:
     case RecordKind::fail_pending:
@@ -187,25 +189,6 @@ void LocalGroup::read(std::uint32_t place, const Record& record) {
       "a record of an unknown kind in the node's shared memory: install the same version of Shoal");
 }
 
-// The order of operations and how they end are the leader's to say; what the network says of them, where there is
-// one.
-bool LocalGroup::may_say(std::uint32_t place, const Record& record) const {
-  switch (record.kind) {
-    case RecordKind::admit:
-      return place == 0;
-    case RecordKind::part:
-    case RecordKind::done:
-      return place == 0 && has_other_nodes_;
-    case RecordKind::failed:
-      return place == 0 && (has_other_nodes_ || record.data.empty());
-    case RecordKind::fail_pending:
-    case RecordKind::go_on:
-      return place == 0 && !has_other_nodes_;
-    default:
-      return true;
-  }
-}
-
 // Of the leader, about one operation.
 void LocalGroup::read_verdict(const Record& record) {
   Operation& operation = calls_.at(record.key);
@@ -213,8 +196,10 @@ void LocalGroup::read_verdict(const Record& record) {
   switch (record.kind) {
     case RecordKind::part:
       return execution_.read_part(operation, record.body);
+    case RecordKind::blocks:
+      return execution_.read_blocks(operation, record.body);
     case RecordKind::done:
-      return hear_verdict(operation, {}, record.data);
+      return hear_verdict(operation, {}, record.body, record.data);
     case RecordKind::fail_pending:
       operation.fail_pending = true;
       return;
@@ -229,7 +214,7 @@ void LocalGroup::read_verdict(const Record& record) {
       if (!record.data.empty()) {
         failures_.tell_worker(operation, record.data, why);
       }
-      return hear_verdict(operation, why, {});
+      return hear_verdict(operation, why, {}, {});
     }
   }
 }
@@ -305,6 +290,8 @@ void LocalGroup::begin(Operation& operation) {
     operation.submission.occurrence = operation.opening.occurrence;
     operation.submission.told = false;  // the worker counts what brings its number nowhere
     world_.hand_over(std::move(operation.submission));
+  } else if (has_other_nodes_ && is_gather(operation.opening.collective)) {
+    return is_first() ? execution_.send_up_sizes(operation) : begin_admitted();
   } else if (small && has_other_nodes_) {
     if (is_first()) {
       return execution_.send_up_small(operation);
@@ -351,7 +338,7 @@ void LocalGroup::chunk_averaged(std::uint64_t handle, Range chunk) {
   }
 }
 
-void LocalGroup::averaged(std::uint64_t handle, const Status& status) {
+void LocalGroup::averaged(std::uint64_t handle, const Status& status, const Told& told) {
   Operation* const found = execution_.moving(handle);
   if (found == nullptr) {
     return;
@@ -367,13 +354,21 @@ void LocalGroup::averaged(std::uint64_t handle, const Status& status) {
     return;
   }
   note_advanced();  // before the end is said
+  try {
+    if (status.ok() && !execution_.hear_sizes(operation, told)) {
+      return begin_admitted();
+    }
+  } catch (const std::runtime_error& error) {
+    return give_up(error);  // another node has told what cannot be
+  }
   operation.internode_state.decide(status);
   if (!status.ok()) {
     execution_.drop_parts(operation);
     outbox_.say(RecordKind::failed, operation.key, wire::encode(wire::Failure{status}));
   } else if (operation.state == Operation::State::at_network) {
-    const Submission& s = operation.submission;
-    outbox_.say(RecordKind::done, operation.key, {}, {s.output, s.output_bytes});
+    if (const Status problem = execution_.hand_out_small(operation, told); !problem.ok()) {
+      return give_up(problem);
+    }
   }
   end_if_through(operation);
 }
@@ -388,7 +383,7 @@ bool LocalGroup::note_advanced() {
   return any;
 }
 
-void LocalGroup::hear_verdict(Operation& operation, const Status& status, ConstBytes result) {
+void LocalGroup::hear_verdict(Operation& operation, const Status& status, ConstBytes body, ConstBytes result) {
   operation.internode_state.decide(status);
   if (!operation.called) {
     return;
@@ -399,10 +394,11 @@ void LocalGroup::hear_verdict(Operation& operation, const Status& status, ConstB
   if (execution_.flows(operation)) {
     return end_if_through(operation);
   }
-  if (status.ok() && result.size() != operation.submission.output_bytes) {
-    throw std::runtime_error("a result of the wrong size");
+  if (status.ok()) {
+    if (const Status problem = execution_.take_small(operation, body, result); !problem.ok()) {
+      return give_up(problem);
+    }
   }
-  world_.copy(operation.submission.output, result.data(), result.size());
   end(operation, status);
   calls_.forget_if_done(operation);
 }
@@ -428,6 +424,9 @@ void LocalGroup::end_if_through(Operation& operation) {
 }
 
 void LocalGroup::end(Operation& operation, const Status& status) {
+  if (status.ok()) {
+    execution_.take_own(operation);
+  }
   execution_.forget(operation.submission.handle);
   calls_.end(operation, status);
 }

@@ -3,8 +3,9 @@
 // no lock, reads no clock and starts no thread.
 //
 // With other nodes, the leader takes an all-reduce to the network for all ranks of the node: it sends their sum
-// from its own array as the sum grows, and the result comes back there and goes to all. Every other operation is handed
-// to the worker once all ranks of the node have called it with the same arguments.
+// from its own array as the sum grows, and the result comes back there and goes to all. So it does with reduce-scatters
+// and all-gathers, from an array of all that its node sends or gets (crossing.h). Every other operation is handed to
+// the worker once all ranks of the node have called it with the same arguments.
 //
 // Promises:
 //   * Operations are matched by their keys, as on servers: ranks may call them in different orders. Ranks that disagree
@@ -72,7 +73,8 @@ class LocalGroup {
   // What has become of an operation that was sent up: this chunk of the result is in its output; it has ended, after
   // all chunks of one that ended well.
   void chunk_averaged(std::uint64_t handle, Range chunk);
-  void averaged(std::uint64_t handle, const Status& status);
+  // `told`: what the leaders have told each other of an all-gather.
+  void averaged(std::uint64_t handle, const Status& status, const Told& told = {});
   // This rank has joined in the group, or has joined there no more: between them World::called() says what others call
   // there and this rank has not.
   void join(std::uint32_t group) { joined_.begin(group, now_); }
@@ -129,7 +131,6 @@ class LocalGroup {
   // What others say.
   bool read_next();
   void read(std::uint32_t place, const Record& record);
-  bool may_say(std::uint32_t place, const Record& record) const;
   void read_verdict(const Record& record);
   bool note_who_has_left();
 
@@ -143,7 +144,7 @@ class LocalGroup {
 
   // The end of an operation.
   bool note_advanced();
-  void hear_verdict(Operation& operation, const Status& status, ConstBytes result);
+  void hear_verdict(Operation& operation, const Status& status, ConstBytes body, ConstBytes result);
   void end_if_through(Operation& operation);
   void end(Operation& operation, const Status& status);
 
@@ -164,6 +165,7 @@ class LocalGroup {
   const bool has_other_nodes_;
   World& world_;
   Outbox outbox_;
+  BufferPool arrays_;                   // for crossing arrays; outlives the operations
   std::vector<MailboxReader> readers_;  // by place; this rank's own is not used
   CallTable calls_;
   Execution execution_;

@@ -33,6 +33,24 @@ void copy(std::byte* to, ConstBytes from) {
 
 }  // namespace
 
+bool may_say(std::uint32_t place, const Record& record, bool has_other_nodes) {
+  switch (record.kind) {
+    case RecordKind::admit:
+      return place == 0;
+    case RecordKind::part:
+    case RecordKind::blocks:
+    case RecordKind::done:
+      return place == 0 && has_other_nodes;
+    case RecordKind::failed:
+      return place == 0 && (has_other_nodes || record.data.empty());
+    case RecordKind::fail_pending:
+    case RecordKind::go_on:
+      return place == 0 && !has_other_nodes;
+    default:
+      return true;
+  }
+}
+
 std::uint64_t MailboxWriter::slowest_reader() const {
   std::uint64_t slowest = written_;
   for (std::uint32_t place = 0; place < memory_.ranks(); ++place) {

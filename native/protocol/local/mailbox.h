@@ -30,7 +30,8 @@ enum class RecordKind : std::uint32_t {
   broken = 5,  // the rank can do nothing more in this group; the body is a status
   // From the leader, of an operation that goes over the network:
   part = 6,  // a part of the result is in the next slot for results, or lent (delivery.h); the body is its range
-  done = 7,  // it has ended well; the data is the result of a small one
+  done = 7,  // it has ended well; the data is the result of a small one; of a small all-gather what the leaders have
+             // told each other, and the body how many bytes each node has told
   // From the leader, of any operation: it has failed. The body is a status; the data says whether ranks of other
   // nodes wait for it, and so have to be told (failures.cpp).
   failed = 8,
@@ -40,6 +41,9 @@ enum class RecordKind : std::uint32_t {
   // or `go_on` (failures.h).
   fail_pending = 11,
   go_on = 12,
+  // From the leader, of an all-gather that goes on to other nodes: the bytes of each member's block are the body, one
+  // number if they are alike.
+  blocks = 15,
   // The rank has joined in the group whose id stands in place of a key, or has joined there no more (joined.h).
   join = 13,
   end_join = 14,
@@ -53,6 +57,10 @@ struct Record {
   ConstBytes body;
   ConstBytes data;
 };
+
+// Whether the rank at this place may say such a thing. The order of operations and how they end are the leader's to
+// say; what the network says of them, where there is one.
+bool may_say(std::uint32_t place, const Record& record, bool has_other_nodes);
 
 class MailboxWriter {
  public:

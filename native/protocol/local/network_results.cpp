@@ -1,6 +1,7 @@
 #include "protocol/local/network_results.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace shoal::local {
 
@@ -13,6 +14,17 @@ void NetworkResults::expect(std::uint64_t handle, const std::optional<Chunks>& c
     }
   }
   expected_[handle] = std::move(expected);
+}
+
+std::byte* NetworkResults::allocate(std::uint64_t handle, const std::vector<std::uint64_t>& by_node) {
+  const auto found = expected_.find(handle);
+  if (found == expected_.end()) {
+    return nullptr;
+  }
+  Told& told = found->second.told;
+  told.by_node = by_node;
+  told.bytes.resize(std::accumulate(by_node.begin(), by_node.end(), std::uint64_t{0}));
+  return told.bytes.data();
 }
 
 bool NetworkResults::received(std::uint64_t handle, Range range) {
@@ -29,7 +41,7 @@ bool NetworkResults::received(std::uint64_t handle, Range range) {
     range.begin += bytes;
     expected.lacking[number] -= bytes;
     if (expected.lacking[number] == 0) {
-      arrived_.push_back({handle, chunk, false, {}});
+      arrived_.push_back({handle, chunk, false, {}, {}});
       any = true;
     }
   }
@@ -37,10 +49,12 @@ bool NetworkResults::received(std::uint64_t handle, Range range) {
 }
 
 bool NetworkResults::ended(std::uint64_t handle, Status status) {
-  if (expected_.erase(handle) == 0) {
+  const auto found = expected_.find(handle);
+  if (found == expected_.end()) {
     return false;
   }
-  arrived_.push_back({handle, {}, true, std::move(status)});
+  arrived_.push_back({handle, {}, true, std::move(status), std::move(found->second.told)});
+  expected_.erase(found);
   return true;
 }
 

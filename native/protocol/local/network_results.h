@@ -16,17 +16,26 @@
 
 namespace shoal::local {
 
+// What the leaders have told each other of their blocks (crossing.h): one after the other, each so many bytes.
+struct Told {
+  std::vector<std::byte> bytes;
+  std::vector<std::uint64_t> by_node;
+};
+
 struct NetworkResult {
   std::uint64_t handle = 0;
   Range chunk;         // is there
   bool ended = false;  // the operation has ended; if well, all its chunks have arrived before
   Status status;
+  Told told;
 };
 
 class NetworkResults {
  public:
   // `chunks`: of a large operation. Of a small one only the end arrives.
   void expect(std::uint64_t handle, const std::optional<Chunks>& chunks);
+  // Memory for what the leaders tell each other, by node; null if the operation is not expected.
+  std::byte* allocate(std::uint64_t handle, const std::vector<std::uint64_t>& by_node);
   // A part of the result is there; the operation has ended. Return whether there is something to take. Operations that
   // are not expected, or have ended, are ignored.
   bool received(std::uint64_t handle, Range range);
@@ -39,6 +48,7 @@ class NetworkResults {
   struct Expected {
     Chunks chunks;
     std::vector<std::uint64_t> lacking;  // bytes, by chunk
+    Told told;
   };
 
   std::unordered_map<std::uint64_t, Expected> expected_;

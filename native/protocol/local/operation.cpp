@@ -23,8 +23,14 @@ bool Operation::may_be(bool goes_up) const {
   }
   std::erase_if(known, [](const wire::Opening& one) { return one.failed; });
   return !calls.all() || known.empty() || std::any_of(known.begin(), known.end(), [goes_up](const wire::Opening& one) {
-    return traits_of(one.collective).shares_results() == goes_up;
+    return traits_of(one.collective).goes_up() == goes_up;
   });
+}
+
+void Operation::release_arrays() {
+  arranged = Buffer();
+  array = Buffer();
+  told = {};
 }
 
 bool Operation::contributes(std::uint32_t own) const {

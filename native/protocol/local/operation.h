@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/hash.h"
 #include "protocol/collectives.h"
 #include "protocol/local/calls.h"
@@ -22,8 +23,12 @@ namespace shoal::local {
 struct Group {
   std::uint32_t number = 0;  // in this rank's worker
   Hash128 id;
-  std::vector<std::uint32_t> here;  // places of the members in the local group, in the group's order
+  std::vector<std::uint32_t> here;     // places of the members in the local group, in the group's order
+  std::vector<std::uint32_t> indices;  // of the same in the group
   std::optional<Internode> internode;
+
+  // With other nodes: the node of these members.
+  std::uint32_t own_node() const { return internode->nodes[indices.front()]; }
 };
 
 // When an operation moved last, and when that is reported as late.
@@ -70,6 +75,13 @@ struct Operation {
   std::uint64_t written_in = 0;  // the round in which it was written
 
   InternodeState internode_state;
+  // Of a reduce-scatter or an all-gather that goes up.
+  std::vector<std::uint64_t> block_sizes;  // of an all-gather, by member, once the leader has said them
+  std::optional<Crossing> crossing;        // once it is known
+  std::vector<Range> early_parts;          // on the leader of an all-gather: of the result, to be handed out later
+  Buffer arranged;   // this rank's contribution to a reduce-scatter, if it has to be arranged anew
+  Buffer array;      // on the leader: the crossing array, if that is not the output
+  wire::Bytes told;  // on the leader of an all-gather: what it tells the other leaders first
   Lateness lateness;
   bool overdue = false;       // it has timed out here, and the leader has been told
   bool fail_pending = false;  // the leader has announced that it may fail
@@ -81,6 +93,11 @@ struct Operation {
   // With other nodes: whether, as far as is known here, the operation is carried out in this group and goes up to the
   // network (`goes_up`), or is left to the workers (not `goes_up`). Before all ranks have called, both may be.
   bool may_be(bool goes_up) const;
+  // On the leader, of one with a crossing: the crossing array, and the result in it. Of any other: its output.
+  std::byte* crossing_array() const { return array ? array.data() : submission.output; }
+  std::byte* result() const { return crossing_array() + (crossing ? crossing->result.begin : 0); }
+  std::uint64_t result_bytes() const { return crossing ? crossing->result.size() : submission.output_bytes; }
+  void release_arrays();
   // Whether this rank contributes. `own`: its place.
   bool contributes(std::uint32_t own) const;
 

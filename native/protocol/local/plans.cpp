@@ -50,6 +50,29 @@ Blocks blocks_of(const Operation& operation, std::uint32_t own) {
   return blocks;
 }
 
+Blocks crossing_blocks(const Operation& operation, std::uint32_t own, bool is_first) {
+  const Group& group = *operation.group;
+  Blocks blocks;
+  blocks.outgoing.resize(group.here.size());
+  blocks.incoming.resize(group.here.size());
+  blocks.origins.resize(group.here.size());
+  blocks.same = true;
+  blocks.largest = 1;  // a chunk in any case: when it is through, all ranks here have begun
+  for (std::size_t i = 0; i < group.here.size(); ++i) {
+    const Piece& piece = operation.crossing->members[group.indices[i]];
+    const std::uint64_t begin = is_first ? piece.crossing.begin : piece.own;
+    blocks.incoming[group.here[i]] = {begin, begin + piece.crossing.size()};
+    blocks.largest = std::max(blocks.largest, piece.crossing.size());
+    if (group.here[i] == own && piece.crossing.size() != operation.submission.input_bytes) {
+      throw std::runtime_error("the node's shared memory is damaged: a block of another size than was called");
+    }
+  }
+  for (Range& outgoing : blocks.outgoing) {
+    outgoing = {0, operation.submission.input_bytes};
+  }
+  return blocks;
+}
+
 std::vector<std::uint64_t> incoming_sizes(const Operation& operation, const Blocks& blocks) {
   std::vector<std::uint64_t> sizes;
   for (const std::uint32_t place : operation.group->here) {

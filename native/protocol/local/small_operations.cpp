@@ -6,15 +6,11 @@
 
 namespace shoal::local::small {
 
-namespace {
-
 const std::byte* contribution_of(const Operation& operation, std::uint32_t place, std::uint32_t own) {
   return place == own ? operation.submission.input : operation.calls.data_of(place).data();
 }
 
-}  // namespace
-
-void reduce(const Operation& operation, std::uint32_t own, Operator op, double divisor, Hands& hands) {
+void reduce(const Operation& operation, std::uint32_t own, std::byte* sum, Operator op, double divisor, Hands& hands) {
   const Submission& s = operation.submission;
   if (s.input_bytes == 0) {
     return;
@@ -25,7 +21,7 @@ void reduce(const Operation& operation, std::uint32_t own, Operator op, double d
   for (std::uint32_t place : order) {
     sources.push_back(contribution_of(operation, place, own));
   }
-  hands.sum(s.output, sources, s.input_bytes / size_of(s.dtype), s.dtype, op, divisor);
+  hands.sum(sum, sources, s.input_bytes / size_of(s.dtype), s.dtype, op, divisor);
 }
 
 void move_blocks(const Operation& operation, const Blocks& blocks, std::uint32_t own, Hands& hands) {

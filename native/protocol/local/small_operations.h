@@ -9,8 +9,11 @@
 
 namespace shoal::local::small {
 
-// The sum of all contributions, in the group's order, into this rank's output.
-void reduce(const Operation& operation, std::uint32_t own, Operator op, double divisor, Hands& hands);
+// What this rank or another contributes.
+const std::byte* contribution_of(const Operation& operation, std::uint32_t place, std::uint32_t own);
+
+// The sum of all contributions, in the group's order.
+void reduce(const Operation& operation, std::uint32_t own, std::byte* sum, Operator op, double divisor, Hands& hands);
 
 // All other operations. The output is allocated.
 void move_blocks(const Operation& operation, const Blocks& blocks, std::uint32_t own, Hands& hands);

@@ -182,6 +182,7 @@ Status Worker::receive_called(const Frame& frame) {
     opening.divisor = 0;  // that of the leaders' sums
   }
   note_others_go_on(joined->as);
+  note_others_go_on(joined->group);
   environment_.world().called(joined->as, opening);
   return {};
 }
