@@ -1,5 +1,7 @@
 """All-gathers and reduce-scatters of all ranks where nodes have several: from leader to leader, each byte once."""
 
+import socket
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -94,6 +96,34 @@ def bits_of_scattered_means() -> bytes:
 def test_a_scattered_mean_has_the_same_bits_on_every_run_and_those_of_the_whole() -> None:
     found = [run_ranks(bits_of_scattered_means, 4, nodes=2, servers=servers, timeout=60) for servers in (0, 1, 2)]
     assert found[0] == found[1] == found[2]
+
+
+def one_never_calls(rows: int) -> list[str]:
+    shoal.init()
+    texts = []
+    for name, call in (
+        ("blocks", lambda: shoal.allgather(np.ones(rows), name="blocks")),
+        ("rows", lambda: shoal.reducescatter(np.ones(rows), name="rows")),
+    ):
+        if shoal.rank() == 3:
+            time.sleep(3)
+        else:
+            with pytest.raises(shoal.Timeout) as caught:
+                call()
+            texts.append(f"{name}: {caught.value}")
+        shoal.barrier()
+    assert len(shoal.allgather(np.ones(rows), name="after")) == shoal.size() * rows
+    shoal.shutdown()
+    return texts
+
+
+@pytest.mark.parametrize("rows", [8, 40_000])
+def test_who_never_calls_is_named_on_both_nodes_and_the_job_goes_on(rows: int) -> None:
+    found = run_ranks(one_never_calls, 4, rows, nodes=2, servers=1, environment={"SHOAL_TIMEOUT": "2"}, timeout=60)
+    for texts in found[:3]:
+        for name, text in zip(("blocks", "rows"), texts, strict=True):
+            assert text.startswith(name), text
+            assert f"rank 3 ({socket.gethostname()}) has not called it" in text, text
 
 
 def disagreements(rows: int) -> list[str]:

@@ -56,6 +56,9 @@ void take(const std::vector<Piece>& takes, Range part, const std::byte* from, st
 // A block's bytes, as they may be told. More no array can have, and what is added up below does not overflow.
 inline constexpr std::uint64_t most_of_block = std::uint64_t{1} << 48U;
 
+// The most bytes that all leaders together tell each other: sizes, and blocks of at most JobConfig::small bytes.
+inline constexpr std::uint64_t most_told = std::uint64_t{32} * 1024 * 1024;
+
 wire::Bytes encode_blocks(const std::vector<std::uint64_t>& sizes, const std::vector<ConstBytes>& blocks);
 
 struct GatheredBlocks {

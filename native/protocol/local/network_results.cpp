@@ -18,12 +18,13 @@ void NetworkResults::expect(std::uint64_t handle, const std::optional<Chunks>& c
 
 std::byte* NetworkResults::allocate(std::uint64_t handle, const std::vector<std::uint64_t>& by_node) {
   const auto found = expected_.find(handle);
-  if (found == expected_.end()) {
+  const std::uint64_t bytes = std::accumulate(by_node.begin(), by_node.end(), std::uint64_t{0});
+  if (found == expected_.end() || bytes > most_told) {
     return nullptr;
   }
   Told& told = found->second.told;
   told.by_node = by_node;
-  told.bytes.resize(std::accumulate(by_node.begin(), by_node.end(), std::uint64_t{0}));
+  told.bytes.resize(bytes);
   return told.bytes.data();
 }
 

@@ -13,6 +13,7 @@
 #include "base/range.h"
 #include "base/status.h"
 #include "protocol/local/chunks.h"
+#include "protocol/local/crossing.h"
 
 namespace shoal::local {
 
@@ -34,7 +35,7 @@ class NetworkResults {
  public:
   // `chunks`: of a large operation. Of a small one only the end arrives.
   void expect(std::uint64_t handle, const std::optional<Chunks>& chunks);
-  // Memory for what the leaders tell each other, by node; null if the operation is not expected.
+  // Memory for what the leaders tell each other, by node; null if the operation is not expected, or that is too much.
   std::byte* allocate(std::uint64_t handle, const std::vector<std::uint64_t>& by_node);
   // A part of the result is there; the operation has ended. Return whether there is something to take. Operations that
   // are not expected, or have ended, are ignored.

@@ -29,7 +29,12 @@ std::uint32_t next_in_ring(const Operation& operation) { return operation.group(
 }  // namespace
 
 Transfers::Transfers(const Environment& environment, const OperationTable& operations, Links& links)
-    : environment_(environment), operations_(operations), links_(links), heard_(environment.config().servers()) {}
+    : environment_(environment),
+      operations_(operations),
+      links_(links),
+      port_of_nodes_(environment.config().port_window(Senders::nodes)),
+      port_of_ranks_(environment.config().port_window(Senders::ranks)),
+      heard_(environment.config().servers()) {}
 
 // --- Begin ---
 
@@ -245,7 +250,8 @@ std::uint64_t Transfers::window_of(const Operation& operation, std::size_t membe
   if (!is_elsewhere(operation, member)) {
     return window.credit;
   }
-  const std::uint64_t part = config.port_window(operation.group().senders) / std::max<std::size_t>(senders_, 1);
+  const std::uint64_t port = operation.group().senders == Senders::nodes ? port_of_nodes_ : port_of_ranks_;
+  const std::uint64_t part = port / std::max<std::size_t>(senders_, 1);
   return std::max<std::uint64_t>(part / window.segment, 1) * window.segment;
 }
 

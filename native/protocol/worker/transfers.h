@@ -90,6 +90,8 @@ class Transfers {
   const Environment& environment_;
   const OperationTable& operations_;
   Links& links_;
+  const std::uint64_t port_of_nodes_;  // bytes that may be on their way here: JobConfig::port_window
+  const std::uint64_t port_of_ranks_;
   std::unordered_map<std::uint64_t, std::uint64_t> in_progress_;  // by number: that of the operation
   // Grants that came before SIZES: (number, rank) → bytes.
   std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint64_t> early_grants_;
