@@ -238,8 +238,8 @@ void call(std::int64_t group, Submission&& submission, std::function<void(const 
     }
     ended({std::move(status), operation, std::move(what)});
   };
-  if (waits && !operation->wait(ShortWaits::longest)) {
-    ours.short_waits.waited_in_vain();
+  if (waits) {
+    ours.short_waits.waited(operation->wait(ShortWaits::longest));
   }
   if (operation->done()) {
     end();

@@ -11,6 +11,7 @@
 // Every method may be called by any thread.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -35,8 +36,15 @@ class ShortWaits {
     const std::int64_t row = ++after_another_;
     return bytes < many_bytes && row >= enough && row % look_again != 0;
   }
-  // The thread that was to wait has waited, and the operation has not ended.
-  void waited_in_vain() { after_another_ = -pause; }
+  // The thread that was to wait has waited. `well`: the operation has ended.
+  void waited(bool well) {
+    if (well) {
+      pause_ = shortest_pause;
+    } else {
+      after_another_ = -pause_;
+      pause_ = std::min(2 * pause_.load(), longest_pause);
+    }
+  }
   // Before anything follows its end.
   void end() { --open_; }
 
@@ -44,12 +52,15 @@ class ShortWaits {
   // Calls in a row, each when the one before has ended, after which threads wait.
   static constexpr std::int64_t enough = 8;
   // Of so many one does not wait: else a program with one thread would never call two at once.
-  static constexpr std::int64_t look_again = 64;
-  // As many calls as `longest` may be lost in without being felt.
-  static constexpr std::int64_t pause = 1024;
+  static constexpr std::int64_t look_again = 256;
+  // So many calls do without after one that has waited in vain; after the next one in a row twice as many, up to as
+  // many as `longest` may be lost in without being felt.
+  static constexpr std::int64_t shortest_pause = 8;
+  static constexpr std::int64_t longest_pause = 1024;
 
   std::atomic<std::int64_t> open_{0};
   std::atomic<std::int64_t> after_another_{0};
+  std::atomic<std::int64_t> pause_{shortest_pause};
 };
 
 }  // namespace shoal::doors

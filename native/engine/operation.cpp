@@ -33,6 +33,9 @@ bool Operation::wait(std::chrono::nanoseconds longest) {
   }
   const auto deadline = std::chrono::steady_clock::now() + longest;
   wait_in_group([this] { return done() || !is_local(); }, longest);
+  if (const std::shared_ptr<Rounds> rounds = rounds_.lock()) {
+    rounds->help([this] { return done(); }, longest);
+  }
   std::unique_lock lock(mutex_);
   return changed_.wait_until(lock, deadline, [this] { return done(); });
 }
@@ -50,10 +53,14 @@ void Operation::tell(std::shared_ptr<Completions> completions, std::uint64_t tok
     const std::lock_guard lock(mutex_);
     if (!done()) {
       told_.emplace_back(std::move(completions), token);
-      return;
+      completions = nullptr;
     }
   }
-  completions->add(token);
+  if (completions != nullptr) {
+    completions->add(token);
+  } else if (const std::shared_ptr<Rounds> rounds = rounds_.lock()) {
+    rounds->leave_to_the_loop();
+  }
 }
 
 bool Operation::will_tell() {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "drivers/common/rounds.h"
 #include "drivers/shm/shared_group.h"
 #include "engine/completions.h"
 #include "engine/course.h"
@@ -49,6 +50,8 @@ class Operation {
   const std::optional<std::uint32_t>& number() const { return number_; }
 
   bool done() const { return done_.load(std::memory_order_acquire); }
+  // Before it is submitted: a thread that waits for it does these rounds, which carry it out.
+  void carried_out_by(std::weak_ptr<Rounds> rounds) { rounds_ = std::move(rounds); }
   // Waits at most `longest`. Returns whether it is done.
   bool wait(std::chrono::nanoseconds longest);
   // Whether a thread that waits for it can carry it out: it is of ranks of this machine.
@@ -92,6 +95,7 @@ class Operation {
   const std::uint64_t handle_;
   const std::optional<std::uint32_t> number_;
   const std::weak_ptr<shm::SharedGroup> group_;
+  std::weak_ptr<Rounds> rounds_;
   std::atomic<bool> is_local_;
   std::mutex mutex_;
   std::condition_variable changed_;

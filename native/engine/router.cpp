@@ -18,6 +18,10 @@ namespace {
 // travels at once takes less time to write than waking another thread. More would keep the program from its own work.
 constexpr std::size_t opened_by_caller = 64 * 1024;
 
+std::size_t bytes_to_open(const Submission& submission) {
+  return submission.awaits_input ? 0 : std::max(submission.input_bytes, submission.output_bytes);
+}
+
 }  // namespace
 
 Router::Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Joins& joins,
@@ -82,6 +86,9 @@ Router::Submitted Router::submit(Submission&& submission, bool passes, std::opti
     operation->offer_output(std::exchange(submission.output, nullptr), std::exchange(submission.output_bytes, 0));
   }
   if (group == nullptr) {
+    if (!submission.awaits_input && bytes_to_open(submission) <= opened_by_caller) {
+      operation->carried_out_by(loop_.rounds());
+    }
     const bool is_taken = to_worker(std::move(submission));
     return {std::move(operation), true, is_taken};
   }
@@ -101,7 +108,7 @@ void Router::input_ready(std::uint64_t handle, std::uint32_t group, std::size_t 
 
 // False if the loop has ended: nobody will work on it.
 bool Router::to_worker(Submission&& submission) {
-  const std::size_t bytes = submission.awaits_input ? 0 : std::max(submission.input_bytes, submission.output_bytes);
+  const std::size_t bytes = bytes_to_open(submission);
   return to_loop(
       [this, submission = std::move(submission)]() mutable { machines_.worker().submit(std::move(submission)); },
       bytes);

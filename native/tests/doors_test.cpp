@@ -328,7 +328,7 @@ int waits_in_a_row(doors::ShortWaits& waits, int calls) {
 TEST(threads_wait_for_short_operations_that_are_called_one_after_another) {
   doors::ShortWaits waits;
   CHECK_EQ(waits_in_a_row(waits, 7), 0);
-  CHECK_EQ(waits_in_a_row(waits, 100), 99);  // but for the 64th
+  CHECK_EQ(waits_in_a_row(waits, 300), 299);  // but for the 256th
   CHECK(!waits.begin(doors::ShortWaits::many_bytes));
   waits.end();
 }
@@ -342,15 +342,23 @@ TEST(no_thread_waits_where_operations_are_called_together_or_have_taken_long) {
   waits.end();
   CHECK_EQ(waits_in_a_row(waits, 7), 0);
   CHECK(waits.begin(1024));
-  waits.waited_in_vain();
+  waits.waited(false);
   waits.end();
-  CHECK_EQ(waits_in_a_row(waits, 500), 0);
+  CHECK_EQ(waits_in_a_row(waits, 4), 0);
   CHECK(!waits.begin(1024));
   CHECK(!waits.begin(1024));  // together, which ends no pause
   waits.end();
   waits.end();
-  CHECK_EQ(waits_in_a_row(waits, 500), 0);
-  CHECK(waits_in_a_row(waits, 100) > 0);
+  CHECK_EQ(waits_in_a_row(waits, 9), 0);
+  CHECK(waits_in_a_row(waits, 10) > 0);
+  for (int in_vain = 0; in_vain < 10; ++in_vain) {
+    waits.waited(false);
+  }
+  CHECK_EQ(waits_in_a_row(waits, 1024), 0);
+  waits.waited(true);
+  waits.waited(false);
+  CHECK_EQ(waits_in_a_row(waits, 15), 0);
+  CHECK(waits_in_a_row(waits, 10) > 0);
 }
 
 TEST(a_plan_that_does_not_fit_is_refused) {

@@ -1,5 +1,6 @@
 #include "drivers/tcp/loop.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -8,7 +9,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <optional>
+#include <shared_mutex>
 #include <system_error>
 
 #include "drivers/common/checked.h"
@@ -29,6 +33,18 @@ constexpr std::size_t follow_ups_per_round = 1024;
 // The same of a round that a caller's thread does: it came for one thing. The loop's thread is woken for the rest.
 constexpr std::size_t follow_ups_of_caller = 64;
 
+// Who helps does so for so long at most. Operations that take longer gain nothing by it.
+constexpr Time longest_help = second / 2000;
+// For less it is not worth while to send the loop's thread to rest.
+constexpr Time shortest_help = second / 20000;
+// It looks at the sockets so often before it sleeps on them, and lets others have the processor between two looks.
+constexpr int looks_before_sleep = 50;
+// So long after one that has helped the loop's thread leaves the sockets to the next: a program that waits for one
+// operation after the other calls the next one before that.
+constexpr Time until_next_help = second / 5000;
+// So many threads at most wait without helping after some that have helped in vain: twice as many each time.
+constexpr int longest_pause = 256;
+
 // The thread wakes up this often even if nothing happens, so that setting a later deadline need not wake it.
 constexpr Time longest_sleep = second;
 
@@ -41,18 +57,52 @@ int checked(int result, const char* what) {
 
 }  // namespace
 
+// What threads that wait hold on to, longer than the loop perhaps.
+class Loop::Helpers final : public Rounds {
+ public:
+  explicit Helpers(Loop& loop) : loop_(&loop) {}
+
+  void help(const std::function<bool()>& enough, std::chrono::nanoseconds longest) override {
+    const std::shared_lock not_while_closing(mutex_, std::try_to_lock);
+    if (not_while_closing.owns_lock() && loop_ != nullptr) {
+      loop_->help(enough, longest.count());
+    }
+  }
+  void leave_to_the_loop() override {
+    const std::shared_lock not_while_closing(mutex_, std::try_to_lock);
+    if (not_while_closing.owns_lock() && loop_ != nullptr) {
+      loop_->end_rest();
+    }
+  }
+  // Waits for those that help.
+  void close() {
+    const std::unique_lock lock(mutex_);
+    loop_ = nullptr;
+  }
+
+ private:
+  std::shared_mutex mutex_;
+  Loop* loop_;  // guarded by mutex_
+};
+
 Loop::Loop(LinkOptions options)
     : options_(options),
       epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "cannot create an epoll descriptor (see `ulimit -n`)")),
       wake_up_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "cannot create an eventfd (see `ulimit -n`)")),
-      generation_(os::fork_generation()) {
+      generation_(os::fork_generation()),
+      helpers_(std::make_shared<Helpers>(*this)) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u32 = wake_up_id;
   checked(::epoll_ctl(epoll_.number(), EPOLL_CTL_ADD, wake_up_.number(), &event), "cannot watch an eventfd");
 }
 
-Loop::~Loop() { stop(); }
+Loop::~Loop() {
+  stop();
+  if (generation_ == os::fork_generation()) {
+    helpers_->close();
+  }
+}
 
 // --- The thread and its tasks ---
 
@@ -72,6 +122,7 @@ void Loop::stop() {
     return;
   }
   post([this] { stopping_ = true; });
+  helpers_->close();
   thread_->join();
   thread_.reset();
 }
@@ -84,12 +135,22 @@ bool Loop::post(Task task) {
       return false;
     }
     tasks_.push_back(std::move(task));
-    asleep = std::exchange(asleep_, false);
+    asleep = call_the_thread();
   }
   if (asleep) {
     wake();
   }
   return true;
+}
+
+// With mutex_ held. True: it sleeps on the sockets, and wake() is to be called.
+bool Loop::call_the_thread() {
+  if (rests_ && !helped_) {
+    helped_until_ = 0;
+    rest_is_over_.notify_one();
+    return false;
+  }
+  return std::exchange(asleep_, false);
 }
 
 void Loop::wake() {
@@ -132,7 +193,9 @@ void Loop::run_rounds() {
   while (!stopping_) {
     const int timeout = prepare_to_wait();
     running.unlock();
-    const int count = ::epoll_wait(epoll_.number(), events.data(), static_cast<int>(events.size()), timeout);
+    const int count = rest_while_helped()
+                          ? 0
+                          : ::epoll_wait(epoll_.number(), events.data(), static_cast<int>(events.size()), timeout);
     running.lock();
     {
       const std::lock_guard lock(mutex_);
@@ -140,6 +203,7 @@ void Loop::run_rounds() {
     }
     if (failure_ == nullptr) {
       run_round(std::span(events).first(static_cast<std::size_t>(std::max(count, 0))));
+      wake_helper();
     }
     if (failure_ != nullptr) {
       std::rethrow_exception(failure_);
@@ -248,6 +312,8 @@ void Loop::do_now(const Task& task) {
   }
   if (when_to_run() < sleeps_until_) {
     wake_if_asleep();
+  } else {
+    wake_helper();
   }
 }
 
@@ -255,11 +321,147 @@ void Loop::wake_if_asleep() {
   bool asleep = false;
   {
     const std::lock_guard lock(mutex_);
-    asleep = std::exchange(asleep_, false);
+    asleep = call_the_thread();
   }
   if (asleep) {
     wake();
   }
+}
+
+// After a round of another thread's: what the one that helps waits for may have come.
+void Loop::wake_helper() {
+  bool asleep = false;
+  {
+    const std::lock_guard lock(mutex_);
+    asleep = helped_ && std::exchange(asleep_, false);
+  }
+  if (asleep) {
+    wake();
+  }
+}
+
+// --- Threads that wait ---
+
+std::weak_ptr<Rounds> Loop::rounds() const { return helpers_; }
+
+void Loop::help(const std::function<bool()>& enough, Time longest) {
+  if (longest < shortest_help || generation_ != os::fork_generation() || !begin_to_help()) {
+    return;
+  }
+  std::unique_lock running(running_);
+  const bool is_interrupted = do_rounds(running, enough, now() + std::min(longest, longest_help));
+  end_help(enough(), is_interrupted);
+}
+
+// The loop's thread may sleep on the sockets; it is to rest.
+bool Loop::begin_to_help() {
+  bool asleep = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!started_ || ended_ || helped_ || without_help_ > 0) {
+      without_help_ -= without_help_ > 0 ? 1 : 0;
+      return false;
+    }
+    helped_ = true;
+    asleep = !rests_ && std::exchange(asleep_, false);
+  }
+  if (asleep) {
+    wake();
+  }
+  return true;
+}
+
+// Returns whether a signal has come: the program may have something to do.
+bool Loop::do_rounds(std::unique_lock<std::mutex>& running, const std::function<bool()>& enough, Time until) {
+  std::array<epoll_event, events_per_round> events;
+  int looks = 0;
+  for (Time time = now(); !enough() && !stopping_ && failure_ == nullptr && time < until; time = now()) {
+    const bool sleeps = looks >= looks_before_sleep && prepare_to_wait() > 0;
+    const Time longest = std::min(until, sleeps_until_) - time;
+    running.unlock();
+    const bool goes_on = !sleeps || sleep_on_sockets(longest);
+    const int count = ::epoll_wait(epoll_.number(), events.data(), static_cast<int>(events.size()), 0);
+    if (count == 0 && !sleeps) {
+      std::this_thread::yield();
+    }
+    running.lock();
+    bool has_tasks = false;
+    {
+      const std::lock_guard lock(mutex_);
+      asleep_ = false;
+      has_tasks = !tasks_.empty();
+    }
+    ++looks;
+    if (failure_ == nullptr && !stopping_ && (count > 0 || has_tasks || when_to_run() <= now())) {
+      run_round(std::span(events).first(static_cast<std::size_t>(std::max(count, 0))));
+      looks = 0;
+    }
+    if (!goes_on) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// False: a signal has come. (epoll_wait() counts in milliseconds.)
+bool Loop::sleep_on_sockets(Time longest) const {
+  pollfd sockets{epoll_.number(), POLLIN, 0};
+  const timespec limit{longest / second, longest % second};
+  return ::ppoll(&sockets, 1, &limit, nullptr) >= 0;
+}
+
+// With running_ held. The thread is left to rest if there is nothing for it until a next one helps.
+void Loop::end_help(bool well, bool is_interrupted) {
+  const Time time = now();
+  const Time next = time + until_next_help;
+  const bool is_due = stopping_ || failure_ != nullptr || when_to_run() < next;
+  bool sleeps_on_sockets = false;
+  {
+    const std::lock_guard lock(mutex_);
+    helped_ = false;
+    if (well) {
+      pause_ = 0;
+    } else if (!is_interrupted) {
+      without_help_ = pause_ = std::clamp(2 * pause_, 1, longest_pause);
+    }
+    sleeps_on_sockets = !rests_;
+    if (well && !is_due && !std::exchange(wanted_, false) && tasks_.empty() && rests_) {
+      helped_until_ = next;
+      sleeps_until_ = next;
+    } else {
+      helped_until_ = 0;
+      rest_is_over_.notify_one();
+    }
+  }
+  if (sleeps_on_sockets) {
+    wake();  // perhaps for longer than it may, since rounds have been done meanwhile
+  }
+}
+
+void Loop::end_rest() {
+  if (generation_ != os::fork_generation()) {
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  wanted_ = helped_;
+  if (!helped_) {
+    helped_until_ = 0;
+    rest_is_over_.notify_one();
+  }
+}
+
+// Of the loop's thread, instead of sleeping on the sockets.
+bool Loop::rest_while_helped() {
+  std::unique_lock lock(mutex_);
+  if (!helped_ && helped_until_ <= now()) {
+    return false;
+  }
+  rests_ = true;
+  while (helped_ || now() < helped_until_) {
+    rest_is_over_.wait_for(lock, std::chrono::nanoseconds(until_next_help));
+  }
+  rests_ = false;
+  return true;
 }
 
 // --- Machines and links ---

