@@ -64,6 +64,14 @@ class Caller:
                 return found
         raise AssertionError(f"no {kind!r} in {found}")
 
+    def until_all_output(self) -> list[Frame]:
+        """The answers of a process that ends by itself. As the launcher does: its output may come after its exit."""
+        found = self.until(Kind.EXIT)
+        self.send(encode(Kind.FINISH, 7))
+        while Frame(Kind.STDOUT, 7, b"") not in found:
+            found.append(next(self.answers))
+        return found
+
 
 @pytest.fixture
 def callers() -> Iterator[list[Caller]]:
@@ -97,11 +105,7 @@ def test_a_process_has_the_environment_that_is_sent_over_the_hosts_own(callers: 
         BOTH="x",
         SENT="é\udcff",
     )
-    found = callers[0].until(Kind.EXIT)
-    callers[0].send(encode(Kind.FINISH, 7))
-    # As the launcher does: it stays until all output is there, which may be later than the exit.
-    while Frame(Kind.STDOUT, 7, b"") not in found:
-        found.append(next(callers[0].answers))
+    found = callers[0].until_all_output()
     callers[0].requests.close()
     assert (
         output(found, Kind.STDOUT) == b"{'HOSTS': 'own', 'BOTH': 'x', 'SENT': '\xc3\xa9\\udcff', 'SHOAL_LOG': None}\n"
@@ -129,7 +133,7 @@ def test_what_cannot_be_started_is_that_process_failure_alone(callers: list[Call
     said = [frame for frame in callers[0].until(Kind.EXIT) if frame.kind == Kind.NOT_READY]
     assert [frame.value for frame in said] == ["cannot start server 0: embedded null byte"]
     callers[0].start("print('well')")
-    assert output(callers[0].until(Kind.EXIT), Kind.STDOUT) == b"well\n"
+    assert output(callers[0].until_all_output(), Kind.STDOUT) == b"well\n"
 
 
 def test_output_ends_once_the_process_is_finished_even_if_a_stranger_holds_it(callers: list[Caller]) -> None:
