@@ -33,7 +33,7 @@ struct Internode {
   std::uint32_t largest = 0;           // ranks of the largest node
   std::vector<std::uint32_t> weights;  // of the servers (protocol/sharding.h)
   std::uint64_t shared_from = 0;       // from so many bytes on, all servers work on an operation
-  std::vector<std::uint32_t> nodes;    // by member: the index of its leader in the leaders' group
+  std::vector<std::uint32_t> nodes{};  // by member: the index of its leader in the leaders' group
   std::uint32_t count = 0;             // of nodes
 };
 
