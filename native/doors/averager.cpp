@@ -28,9 +28,8 @@ Averager::Averager(Pass::Terms terms, GradientPlan plan, std::shared_ptr<engine:
     : terms_(std::move(terms)), completions_(std::move(completions)), token_(token), plan_(checked(std::move(plan))) {}
 
 Averager::~Averager() {
-  const std::string gone = "what averages these gradients has gone: trace the function again after shoal.init()";
   for (const Begun& begun : waiting_) {
-    begun(nullptr, gone);
+    begun(nullptr, averager_gone);
   }
   for (const Event& event : events_) {
     if (event.pass != nullptr) {

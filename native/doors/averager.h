@@ -73,6 +73,10 @@ class Averager : public std::enable_shared_from_this<Averager> {
   std::vector<Arenas> free_;  // of plan_
 };
 
+// Why a step of one that is no more has not begun.
+inline const char* const averager_gone =
+    "what averages these gradients has gone: trace the function again after shoal.init()";
+
 // The averagers of this process, by number. A framework's graphs know them by it.
 std::int64_t add_averager(std::shared_ptr<Averager> averager);
 // Null: there is none, or it has gone.

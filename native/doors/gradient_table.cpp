@@ -18,7 +18,7 @@ Pass& pass_of(void* held) { return **static_cast<Held*>(held); }
 void begin_pass(std::int64_t number, Begun begun, void* context) {
   const std::shared_ptr<Averager> averager = find_averager(number);
   if (averager == nullptr) {
-    begun(context, nullptr, "what averages these gradients has gone: trace the function again after shoal.init()");
+    begun(context, nullptr, averager_gone);
     return;
   }
   averager->begin([begun, context](std::shared_ptr<Pass> pass, const std::string& problem) {
