@@ -63,22 +63,21 @@ def exchanged(x: Any) -> Any:
     return stf.alltoall(tf.repeat(x, 6, axis=0))[1]
 
 
-def local_gradient(x: Any) -> Any:
+def _of_local_source(tape_of: Any, x: Any) -> Any:
     with tf.GradientTape() as tape:
         tape.watch(x)
         loss = tf.reduce_sum(x * 6.0)
-    wrapped = stf.PartialDistributedGradientTape(tape)
+    wrapped = tape_of(tape)
     wrapped.register_local_source(x)
     return wrapped.gradient(loss, [x])[0]
+
+
+def local_gradient(x: Any) -> Any:
+    return _of_local_source(stf.PartialDistributedGradientTape, x)
 
 
 def local_gradient_of_horovod(x: Any) -> Any:
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        loss = tf.reduce_sum(x * 6.0)
-    wrapped = hvd.DistributedGradientTape(tape)
-    wrapped.register_local_source(x)
-    return wrapped.gradient(loss, [x])[0]
+    return _of_local_source(hvd.DistributedGradientTape, x)
 
 
 def integers(x: Any) -> Any:
