@@ -33,4 +33,4 @@ def test_a_job_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
     assert disturbed[-7:] == undisturbed[-7:]
     # gloo takes the addresses of the dead for those of the living, if both starts have one store.
     gloo = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    assert_same(disturbed, run("elastic", "gloo", 3, "--folder", str(tmp_path / "gloo"), "--kill", "7", **gloo))
+    assert_same(disturbed, run_with_gloo("elastic", 3, "--kill", "7", folder=tmp_path / "gloo", **gloo))
