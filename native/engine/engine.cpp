@@ -5,14 +5,15 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "engine/channel.h"
 #include "engine/gate_watch.h"
 #include "engine/joins.h"
-#include "engine/machines.h"
 #include "engine/open_operations.h"
 #include "engine/router.h"
 #include "engine/transport.h"
@@ -24,18 +25,46 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// What several channels say of the same thing within some seconds is told once. What that is stands before the first
+// colon; after it, why, which each may have found out in its own way.
+class SaidTogether {
+ public:
+  // Whether this is to be told.
+  bool add(std::uint32_t channel, const std::string& text) {
+    constexpr std::chrono::seconds together{5};
+    const auto now = std::chrono::steady_clock::now();
+    std::erase_if(said_, [now, together](const auto& entry) { return now - entry.second.told_at > together; });
+    const auto [entry, is_new] = said_.try_emplace(text.substr(0, text.find(": ")), Said{now, {}});
+    return !entry->second.channels.insert(channel).second || is_new;
+  }
+
+ private:
+  struct Said {
+    std::chrono::steady_clock::time_point told_at;
+    std::set<std::uint32_t> channels;
+  };
+  std::map<std::string, Said> said_;
+};
+
 // What is on its way when the links are closed (a goodbye, the reason of an abort) is given so long to arrive.
 constexpr milliseconds farewell{10'000};
 constexpr milliseconds abort_notice{1000};
 
 }  // namespace
 
-class Engine::Impl {
+class Engine::Impl final : public ChannelUser {
  public:
   Impl(std::uint32_t rank, JobConfig config);
-  ~Impl() { close(); }
+  ~Impl() override { close(); }
 
-  Machines& machines() { return *machines_; }
+  // Of the channel with this number, or that serves the lane with this server index. Throws std::invalid_argument if
+  // there is none.
+  Machines& machines(std::uint32_t channel = 0);
+  struct Place {
+    Machines& machines;
+    std::uint32_t index;  // of the server, in the channel
+  };
+  Place place_of(std::uint32_t server);
   void share_memory(std::shared_ptr<const shm::Memory> memory) { router_->share_memory(std::move(memory)); }
   void start();
   void note_threads(std::uint32_t attempt, std::size_t strangers) { waits_.note_threads(attempt, strangers); }
@@ -48,9 +77,9 @@ class Engine::Impl {
   const Joins& joins() const { return joins_; }
   std::optional<Event> next_event(std::chrono::nanoseconds longest);
   void leave();
-  bool left() const { return left_; }
-  bool serves() const { return rank_ == 0 || serves_; }
-  bool has_losses() const { return has_losses_; }
+  bool left() const;
+  bool serves() const;
+  bool has_losses() const;
   void record(bool on) { router_->record(on); }
   std::optional<Status> loss_of_rank(std::uint32_t rank) const;
   void abort(std::string reason);
@@ -58,26 +87,25 @@ class Engine::Impl {
   std::map<std::string, std::uint64_t> statistics() const;
 
  private:
-  class World;
-  class DecidingWorld;
+  Router& router() override { return *router_; }
+  void tell(Event event) override;
+  void warn(std::uint32_t channel, std::string text) override;
+  WorkerWorld::Waiting waiting() override;
+  void ended(std::uint32_t channel) override;
 
-  void post(Loop::Task task);
   bool is_shut_down(std::uint32_t group);
   Status refusal(std::uint32_t group);
+  Status loss_of(std::uint32_t group) const;
   bool is_closed() const;
-  WorkerWorld::Waiting waiting();
-  void tell(Event event);
-  void after_round();
-  void note_losses();
+  void after_round(Channel& channel);
+  bool note_losses(const Channel& channel);
+  void end_without(Channel& failed, const Status& why);
   void wait_until_delivered(milliseconds longest);
   void end(milliseconds longest_farewell);
 
   const std::uint32_t rank_;
   const JobConfig config_;
-  Loop loop_;
-  std::unique_ptr<World> world_;
-  std::unique_ptr<DecidingWorld> coordinator_world_;
-  std::unique_ptr<Machines> machines_;
+  std::vector<std::unique_ptr<Channel>> channels_;  // one at least
   GateWatch gates_;
   Joins joins_;
   OpenOperations operations_{gates_};
@@ -89,72 +117,47 @@ class Engine::Impl {
   bool leaving_ = false;                  // guarded by mutex_
   bool closed_ = false;                   // guarded by mutex_
   std::deque<Event> events_;              // guarded by mutex_
+  std::set<std::uint32_t> ended_;         // channels; guarded by mutex_
+  SaidTogether said_;                     // guarded by mutex_
   std::map<std::uint32_t, Status> lost_;  // by rank; guarded by mutex_
-  Status end_of_job_;                     // guarded by mutex_
+  struct Known {
+    std::set<std::uint32_t> ranks;  // that are lost
+    bool has_ended = false;         // the job
+  };
+  std::vector<Known> known_;  // by channel; guarded by mutex_
+  Status end_of_job_;         // guarded by mutex_
 
-  std::mutex closing_;    // held while one thread starts or closes
-  bool started_ = false;  // guarded by closing_
-  std::atomic<bool> left_{false};
-  std::atomic<bool> serves_{true};
-  std::atomic<bool> has_losses_{false};
-  std::atomic<std::uint64_t> buffer_bytes_{0};
-};
-
-class Engine::Impl::World final : public OnLoop<WorkerWorld> {
- public:
-  World(Impl& engine, Loop& loop) : OnLoop(loop), engine_(engine) {}
-
-  void sum(Sum sum) override { loop_.sum(*machine_, sum); }
-  void numbered(std::uint64_t handle, std::uint32_t occurrence) override {
-    engine_.router_->numbered(handle, occurrence);
-  }
-  void sending(std::uint64_t handle) override { engine_.router_->sending(handle, loop_.round()); }
-  void reached(std::uint64_t handle, Milestone milestone) override {
-    milestone == Milestone::all_called ? engine_.router_->all_called(handle) : engine_.router_->first_result(handle);
-  }
-  void received(std::uint64_t handle, Range range) override { engine_.router_->received(handle, range); }
-  void finish(std::uint64_t handle, Status status) override { engine_.router_->end(handle, std::move(status)); }
-  std::byte* allocate_output(std::uint64_t handle, const std::vector<std::uint64_t>& block_bytes) override {
-    return engine_.router_->allocate_output(handle, block_bytes);
-  }
-  void connect(std::uint32_t rank) override { engine_.tell({"connect", static_cast<std::int32_t>(rank), ""}); }
-  void connect_server(std::uint32_t server, std::uint32_t attempt) override {
-    engine_.tell({"connect_server", static_cast<std::int32_t>(server), "", attempt});
-  }
-  void called(std::uint32_t group, const wire::Opening& opening) override { engine_.router_->called(group, opening); }
-  void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
-  void ended() override { engine_.tell({"ended", -1, ""}); }
-  void gone(std::uint32_t rank) override { engine_.router_->gone(rank); }
-  std::uint64_t retransmissions(LinkId link) const override { return loop_.retransmissions(link); }
-  Waiting waiting() override { return engine_.waiting(); }
-  std::map<std::uint64_t, wire::Wait> described_inside(const std::vector<std::uint64_t>& handles) override {
-    return engine_.router_->described(handles);
-  }
-  bool has_called_inside(const wire::Call& call) override { return engine_.router_->has_called(call); }
-  Failed fail_inside(const wire::Call& call, const Status& why) override { return engine_.router_->fail(call, why); }
-
- private:
-  Impl& engine_;
-};
-
-class Engine::Impl::DecidingWorld final : public OnLoop<CoordinatorWorld> {
- public:
-  DecidingWorld(Impl& engine, Loop& loop) : OnLoop(loop), engine_(engine) {}
-  void warn(std::string text) override { engine_.tell({"warning", -1, std::move(text)}); }
-
- private:
-  Impl& engine_;
+  std::mutex closing_;            // held while one thread starts or closes
+  bool started_ = false;          // guarded by closing_
+  bool others_may_leave_ = true;  // until the first channel has left; for its thread
 };
 
 // --- Making and starting ---
 
-Engine::Impl::Impl(std::uint32_t rank, JobConfig config)
-    : rank_(rank), config_(std::move(config)), loop_(LinkOptions::of(config_)) {
-  world_ = std::make_unique<World>(*this, loop_);
-  coordinator_world_ = std::make_unique<DecidingWorld>(*this, loop_);
-  machines_ = std::make_unique<Machines>(rank, config_, loop_, *world_, *coordinator_world_);
-  router_ = std::make_unique<Router>(config_, rank_, operations_, joins_, *machines_, loop_,
-                                     [this](std::string text) { tell({"warning", -1, std::move(text)}); });
+Engine::Impl::Impl(std::uint32_t rank, JobConfig config) : rank_(rank), config_(std::move(config)) {
+  if (const std::string problem = problem_with(config_); !problem.empty()) {
+    throw std::invalid_argument(problem);
+  }
+  known_.resize(config_.channels);
+  for (std::uint32_t channel = 0; channel < config_.channels; ++channel) {
+    channels_.push_back(std::make_unique<Channel>(channel, rank, config_, *this));
+  }
+  router_ = std::make_unique<Router>(config_, rank_, operations_, joins_, channels_,
+                                     [this](std::string text) { warn(0, std::move(text)); });
+}
+
+Machines& Engine::Impl::machines(std::uint32_t channel) {
+  if (channel >= channels_.size()) {
+    throw std::invalid_argument("there is no channel " + std::to_string(channel) + " in this job");
+  }
+  return channels_[channel]->machines();
+}
+
+Engine::Impl::Place Engine::Impl::place_of(std::uint32_t server) {
+  if (server >= config_.servers()) {
+    throw std::invalid_argument("there is no server " + std::to_string(server) + " in this job");
+  }
+  return {machines(config_.channel_of(server)), config_.index_in_channel(server)};
 }
 
 void Engine::Impl::start() {
@@ -163,27 +166,26 @@ void Engine::Impl::start() {
   if (std::exchange(started_, true) || closed_) {
     throw std::runtime_error("this engine was started or closed before; make a new one");
   }
-  machines_->connect();
-  loop_.after_round = [this] { after_round(); };
-  loop_.on_failure = [this](const std::string& why) {
-    const Status failed =
-        Status::error(Code::aborted, "Shoal's thread on rank " + std::to_string(rank_) + " failed: " + why);
-    router_->fail([&failed](std::uint32_t) -> const Status& { return failed; });
-    operations_.finish_all(failed);
-    tell({"ended", -1, ""});
-  };
-  machines_->worker().watch_waits();
-  loop_.start();
+  for (const std::unique_ptr<Channel>& channel : channels_) {
+    channel->machines().connect();
+    channel->loop().after_round = [this, &channel = *channel] { after_round(channel); };
+    channel->loop().on_failure = [this, &channel = *channel](const std::string& why) {
+      end_without(channel,
+                  Status::error(Code::aborted, "Shoal's thread on rank " + std::to_string(rank_) + " failed: " + why));
+    };
+  }
+  channels_.front()->worker().watch_waits();
+  for (const std::unique_ptr<Channel>& channel : channels_) {
+    channel->loop().start();
+  }
   router_->start();
 }
 
 // --- Operations ---
 
-void Engine::Impl::post(Loop::Task task) { static_cast<void>(loop_.post(std::move(task))); }
-
 std::uint32_t Engine::Impl::make_group(std::vector<std::uint32_t> ranks, std::string name) {
   try {
-    return loop_.call([&] { return router_->make_group(ranks, name); });
+    return channels_.front()->loop().call([&] { return router_->make_group(ranks, name); });
   } catch (const std::system_error&) {
     throw;
   } catch (const std::runtime_error& error) {  // the loop has ended
@@ -253,12 +255,23 @@ bool Engine::Impl::is_shut_down(std::uint32_t group) {
   return refusal(group).code == Code::cancelled;
 }
 
-// The loop has ended, or is about to: what was lost with it. Waits for a close() that has begun; the worker rests after
+// A loop has ended, or is about to: what was lost with it. Waits for a close() that has begun; the workers rest after
 // it.
 Status Engine::Impl::refusal(std::uint32_t group) {
   const std::lock_guard not_while_closing(closing_);
-  Status why = machines_->worker().loss_of(group);
+  const std::lock_guard lock(mutex_);
+  const Status why = closed_ ? loss_of(group) : end_of_job_;
   return why.ok() ? closed_status() : why;
+}
+
+// While no loop runs.
+Status Engine::Impl::loss_of(std::uint32_t group) const {
+  for (const std::unique_ptr<Channel>& channel : channels_) {
+    if (Status why = channel->worker().loss_of(group); !why.ok()) {
+      return why;
+    }
+  }
+  return {};
 }
 
 WorkerWorld::Waiting Engine::Impl::waiting() {
@@ -284,6 +297,16 @@ void Engine::Impl::tell(Event event) {
   event_came_.notify_one();
 }
 
+void Engine::Impl::warn(std::uint32_t channel, std::string text) {
+  if (channels_.size() > 1) {
+    const std::lock_guard lock(mutex_);
+    if (!said_.add(channel, text)) {
+      return;
+    }
+  }
+  tell({"warning", -1, std::move(text)});
+}
+
 std::optional<Event> Engine::Impl::next_event(std::chrono::nanoseconds longest) {
   std::unique_lock lock(mutex_);
   event_came_.wait_for(lock, longest, [this] { return !events_.empty() || closed_; });
@@ -295,28 +318,86 @@ std::optional<Event> Engine::Impl::next_event(std::chrono::nanoseconds longest) 
   return event;
 }
 
-void Engine::Impl::after_round() {
-  // In this order: a rank that has left and does not serve may end.
-  serves_ = machines_->worker().serves();
-  left_ = machines_->worker().left();
-  const Status loss = machines_->worker().loss_of(0);
-  if (!loss.ok()) {
-    note_losses();
+void Engine::Impl::ended(std::uint32_t channel) {
+  bool all = false;
+  {
+    const std::lock_guard lock(mutex_);
+    ended_.insert(channel);
+    all = ended_.size() == channels_.size();
   }
-  has_losses_ = !loss.ok();
-  if (!loss.ok()) {
-    router_->fail([this](std::uint32_t group) { return machines_->worker().loss_of(group); });
+  if (all) {
+    tell({"ended", -1, ""});
   }
-  buffer_bytes_.store(machines_->buffer_bytes(), std::memory_order_relaxed);
 }
 
-void Engine::Impl::note_losses() {
-  const Worker& worker = machines_->worker();
-  const std::lock_guard lock(mutex_);
-  if (lost_.size() < worker.lost().size()) {
-    lost_.insert(worker.lost().begin(), worker.lost().end());
+void Engine::Impl::after_round(Channel& channel) {
+  const Worker& worker = channel.worker();
+  const bool has_losses = !worker.loss_of(0).ok();
+  const bool all_know = has_losses && note_losses(channel);
+  channel.note();
+  if (channel.number() == 0 && channel.left() && std::exchange(others_may_leave_, false)) {
+    router_->leave_other_channels();
   }
-  end_of_job_ = worker.end_of_job();
+  if (all_know) {
+    router_->fail([&worker](std::uint32_t group) { return worker.loss_of(group); });
+  }
+  // By one broken connection a rank is lost in one channel alone. There it knows; in the others it says so itself.
+  if (!worker.end_of_job().ok() && !worker.has_coordinator() && channel.has_to_tell_end()) {
+    for (const std::unique_ptr<Channel>& other : channels_) {
+      static_cast<void>(
+          other->loop().post([&worker = other->worker(), why = worker.end_of_job()] { worker.end(why); }));
+    }
+  }
+}
+
+// Whether every channel knows what this one knows: none of them works on any more for whoever is concerned.
+bool Engine::Impl::note_losses(const Channel& channel) {
+  const Worker& worker = channel.worker();
+  const std::lock_guard lock(mutex_);
+  lost_.insert(worker.lost().begin(), worker.lost().end());
+  if (end_of_job_.ok()) {
+    end_of_job_ = worker.end_of_job();
+  }
+  Known& known = known_[channel.number()];
+  known.has_ended = !worker.end_of_job().ok();
+  for (std::size_t i = known.ranks.size(); i < worker.lost().size(); ++i) {
+    known.ranks.insert(worker.lost()[i].first);
+  }
+  return std::all_of(known_.begin(), known_.end(), [&known](const Known& other) {
+    return other.has_ended || (!known.has_ended && std::includes(other.ranks.begin(), other.ranks.end(),
+                                                                 known.ranks.begin(), known.ranks.end()));
+  });
+}
+
+// Its thread has failed. What it had to do for operations will never be done; the other channels end their parts, and
+// then nobody uses the arrays any more.
+void Engine::Impl::end_without(Channel& failed, const Status& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (end_of_job_.ok()) {
+      end_of_job_ = why;
+    }
+  }
+  const auto end_all = [this, why] {
+    router_->fail([&why](std::uint32_t) -> const Status& { return why; });
+    operations_.finish_all(why);
+    tell({"ended", -1, ""});
+  };
+  const auto going_on = std::make_shared<std::atomic<std::size_t>>(channels_.size());
+  const auto end_one = [going_on, end_all] {
+    if (going_on->fetch_sub(1) == 1) {
+      end_all();
+    }
+  };
+  for (const std::unique_ptr<Channel>& other : channels_) {
+    const bool is_posted = other.get() != &failed && other->loop().post([&worker = other->worker(), why, end_one] {
+      worker.end(why);
+      end_one();
+    });
+    if (!is_posted) {
+      end_one();
+    }
+  }
 }
 
 std::optional<Status> Engine::Impl::loss_of_rank(std::uint32_t rank) const {
@@ -337,12 +418,28 @@ void Engine::Impl::leave() {
   router_->leave();
 }
 
+bool Engine::Impl::left() const {
+  return std::all_of(channels_.begin(), channels_.end(), [](const auto& channel) { return channel->left(); });
+}
+
+bool Engine::Impl::serves() const {
+  return rank_ == 0 ||
+         std::any_of(channels_.begin(), channels_.end(), [](const auto& channel) { return channel->serves(); });
+}
+
+bool Engine::Impl::has_losses() const {
+  return std::any_of(channels_.begin(), channels_.end(), [](const auto& channel) { return channel->has_losses(); });
+}
+
 void Engine::Impl::abort(std::string reason) {
   {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
   }
-  post([this, reason = std::move(reason)] { machines_->worker().abort(reason); });
+  // The first channel comes last: when it has left, so do the others.
+  for (auto channel = channels_.rbegin(); channel != channels_.rend(); ++channel) {
+    static_cast<void>((*channel)->loop().post([worker = &(*channel)->worker(), reason] { worker->abort(reason); }));
+  }
   wait_until_delivered(abort_notice);
   end(milliseconds(0));
 }
@@ -354,7 +451,11 @@ void Engine::Impl::wait_until_delivered(milliseconds longest) {
   int times_empty = 0;
   while (times_empty < 2 && std::chrono::steady_clock::now() < deadline) {
     try {
-      times_empty = loop_.call([this] { return loop_.undelivered_bytes(); }) == 0 ? times_empty + 1 : 0;
+      std::size_t undelivered = 0;
+      for (const std::unique_ptr<Channel>& channel : channels_) {
+        undelivered += channel->loop().call([&loop = channel->loop()] { return loop.undelivered_bytes(); });
+      }
+      times_empty = undelivered == 0 ? times_empty + 1 : 0;
     } catch (const std::runtime_error&) {
       return;  // the loop has ended
     }
@@ -374,25 +475,34 @@ void Engine::Impl::end(milliseconds longest_farewell) {
   }
   event_came_.notify_all();
   gates_.close();
-  if (left_) {
+  if (left()) {
     wait_until_delivered(longest_farewell);
   }
-  loop_.stop();
+  for (const std::unique_ptr<Channel>& channel : channels_) {
+    channel->loop().stop();
+  }
   // What ended the job may have been told to the program before it was told to what is open.
-  const Status loss = machines_->worker().loss_of(0);
+  const Status loss = loss_of(0);
   const Status why = loss.ok() ? closed_status() : loss;
-  router_->fail([this](std::uint32_t group) { return machines_->worker().loss_of(group); });
+  router_->fail([this](std::uint32_t group) { return loss_of(group); });
   router_->close();
-  machines_->remove();
+  for (const std::unique_ptr<Channel>& channel : channels_) {
+    channel->machines().remove();
+  }
   operations_.finish_all(why);
 }
 
 std::map<std::string, std::uint64_t> Engine::Impl::statistics() const {
-  const Loop::Counters counters = loop_.counters();
   const auto [open, finished, passing] = operations_.counts();
-  return {{"bytes_sent", counters.bytes_sent}, {"bytes_received", counters.bytes_received},
-          {"links", counters.links},           {"open_operations", open},
-          {"finished_operations", finished},   {"buffer_bytes", buffer_bytes_.load(std::memory_order_relaxed)}};
+  std::map<std::string, std::uint64_t> sums{{"open_operations", open}, {"finished_operations", finished}};
+  for (const std::unique_ptr<Channel>& channel : channels_) {
+    const Loop::Counters counters = channel->loop().counters();
+    sums["bytes_sent"] += counters.bytes_sent;
+    sums["bytes_received"] += counters.bytes_received;
+    sums["links"] += counters.links;
+    sums["buffer_bytes"] += channel->buffer_bytes();
+  }
+  return sums;
 }
 
 // --- The engine as others see it ---
@@ -400,17 +510,19 @@ std::map<std::string, std::uint64_t> Engine::Impl::statistics() const {
 Engine::Engine(std::uint32_t rank, JobConfig config) : impl_(std::make_unique<Impl>(rank, std::move(config))) {}
 Engine::~Engine() = default;
 
-void Engine::attach_coordinator(Connection&& connection) {
-  impl_->machines().attach_coordinator(std::move(connection));
+void Engine::attach_coordinator(std::uint32_t channel, Connection&& connection) {
+  impl_->machines(channel).attach_coordinator(std::move(connection));
 }
-void Engine::attach_control(std::uint32_t rank, Connection&& connection) {
-  impl_->machines().attach_control(rank, std::move(connection));
+void Engine::attach_control(std::uint32_t channel, std::uint32_t rank, Connection&& connection) {
+  impl_->machines(channel).attach_control(rank, std::move(connection));
 }
 void Engine::attach_server(std::uint32_t index, Connection&& connection) {
-  impl_->machines().attach_server(index, std::move(connection));
+  const auto [machines, here] = impl_->place_of(index);
+  machines.attach_server(here, std::move(connection));
 }
 void Engine::attach_worker(std::uint32_t index, std::uint32_t rank, Connection&& connection) {
-  impl_->machines().attach_worker(index, rank, std::move(connection));
+  const auto [machines, here] = impl_->place_of(index);
+  machines.attach_worker(here, rank, std::move(connection));
 }
 void Engine::attach_peer(std::uint32_t rank, Connection&& connection) {
   impl_->machines().attach_peer(rank, std::move(connection));
@@ -420,10 +532,12 @@ void Engine::peer_unreachable(std::uint32_t rank, std::string why) {
 }
 void Engine::attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process,
                              Connection&& connection) {
-  impl_->machines().attach_returned(index, attempt, process, std::move(connection));
+  const auto [machines, here] = impl_->place_of(index);
+  machines.attach_returned(here, attempt, process, std::move(connection));
 }
 void Engine::server_unreachable(std::uint32_t server, std::uint32_t attempt) {
-  impl_->machines().server_unreachable(server, attempt);
+  const auto [machines, here] = impl_->place_of(server);
+  machines.server_unreachable(here, attempt);
 }
 void Engine::share_memory(std::shared_ptr<const shm::Memory> memory) { impl_->share_memory(std::move(memory)); }
 void Engine::start() { impl_->start(); }

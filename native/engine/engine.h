@@ -1,5 +1,5 @@
-// The native side of one rank: its machines (machines.h) on one loop, the memory that it shares with other ranks of its
-// node, and what the program has submitted.
+// The native side of one rank: its machines on one loop a channel (channel.h), the memory that it shares with other
+// ranks of its node, and what the program has submitted.
 //
 // Every method may be called by any thread. Operations that were submitted are always finished, by close() at the
 // latest. In a child made by fork() every method but close() throws std::runtime_error.
@@ -39,13 +39,15 @@ class Engine {
 
   // Connections are made and authenticated. The engine owns them from here on, also when it throws
   // std::invalid_argument: there is no such server or rank, or this rank does not have the machine.
-  void attach_coordinator(Connection&& connection);
-  void attach_control(std::uint32_t rank, Connection&& connection);
+  // Each channel has control links of its own. Servers have the indices of the whole job.
+  void attach_coordinator(std::uint32_t channel, Connection&& connection);
+  void attach_control(std::uint32_t channel, std::uint32_t rank, Connection&& connection);
   void attach_server(std::uint32_t index, Connection&& connection);
   void attach_worker(std::uint32_t index, std::uint32_t rank, Connection&& connection);
   void attach_peer(std::uint32_t rank, Connection&& connection);
   void peer_unreachable(std::uint32_t rank, std::string why);
-  // The answer to the event "connect_server": a link for each lane, all to this process; or server_unreachable().
+  // The answer to the event "connect_server", which names the first of a server's lanes in a channel: a link for each
+  // lane there, all to this process; or server_unreachable().
   void attach_returned(std::uint32_t index, std::uint32_t attempt, const wire::ServerId& process,
                        Connection&& connection);
   void server_unreachable(std::uint32_t server, std::uint32_t attempt);

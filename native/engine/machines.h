@@ -1,5 +1,5 @@
-// The state machines of one rank (protocol/machine.h) and how they are connected: its worker, the servers in its
-// process and, on rank 0, the coordinator, all on one loop.
+// The state machines of one rank (protocol/machine.h) in one channel and how they are connected: its worker, the
+// servers in its process and, on rank 0, the coordinator, all on one loop.
 //
 // Connections are owned from here on, also where a method throws: std::invalid_argument if there is no such server or
 // rank, or this rank does not have the machine; std::runtime_error once the loop has ended. The attach and unreachable

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/invariant.h"
 #include "protocol/collectives.h"
 #include "protocol/joining.h"
 #include "protocol/keys.h"
@@ -22,16 +23,26 @@ std::size_t bytes_to_open(const Submission& submission) {
   return submission.awaits_input ? 0 : std::max(submission.input_bytes, submission.output_bytes);
 }
 
+// The opening of a part has the shape of the whole.
+std::uint64_t bytes_of_whole(const wire::Opening& opening) {
+  return std::accumulate(
+      opening.shape.begin(), opening.shape.end(), std::uint64_t{size_of(opening.wire_dtype())},
+      [](std::uint64_t bytes, std::int64_t rows) { return bytes * static_cast<std::uint64_t>(rows); });
+}
+
 }  // namespace
 
 Router::Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Joins& joins,
-               Machines& machines, Loop& loop, std::function<void(std::string)> warn)
+               const Channels& channels, std::function<void(std::string)> warn)
     : config_(config),
       rank_(rank),
       operations_(operations),
       joins_(joins),
-      machines_(machines),
-      loop_(loop),
+      channels_(channels),
+      first_(*channels.front()),
+      worker_(first_.worker()),
+      loop_(first_.loop()),
+      divided_(config),
       warn_(std::move(warn)) {}
 
 Router::~Router() = default;
@@ -45,8 +56,8 @@ void Router::share_memory(std::shared_ptr<const shm::Memory> memory) {
 
 void Router::add_to_local_groups(std::uint32_t number, const std::vector<std::uint32_t>& ranks,
                                  const std::string& name) {
-  groups_->add_group(number, machines_.worker().id_of(number), ranks, [&](std::vector<std::uint32_t> leaders) {
-    return machines_.worker().make_group_of_nodes(std::move(leaders), ranks, name);
+  groups_->add_group(number, worker_.id_of(number), ranks, [&](const std::vector<std::uint32_t>& leaders) {
+    return make_in_all_channels([&](Worker& worker) { return worker.make_group_of_nodes(leaders, ranks, name); });
   });
 }
 
@@ -61,11 +72,28 @@ std::shared_ptr<std::byte> Router::allocate(std::size_t bytes, bool stays) {
 }
 
 std::uint32_t Router::make_group(const std::vector<std::uint32_t>& ranks, const std::string& name) {
-  const std::uint32_t number = machines_.worker().make_group(ranks, name);
+  const std::uint32_t number = make_in_all_channels([&](Worker& worker) { return worker.make_group(ranks, name); });
   if (groups_ != nullptr) {
     add_to_local_groups(number, ranks, name);
   }
   return number;
+}
+
+// Workers count their groups. All of them make the same ones, so that a group has the same number everywhere.
+std::uint32_t Router::make_in_all_channels(const std::function<std::uint32_t(Worker&)>& make) {
+  const std::uint32_t number = make(worker_);
+  each_other_channel([&](Channel& channel) {
+    const std::uint32_t there = channel.loop().call([&] { return make(channel.worker()); });
+    SHOAL_INVARIANT(there == number);
+  });
+  return number;
+}
+
+template <class Visit>
+void Router::each_other_channel(Visit visit) {
+  for (std::size_t channel = 1; channel < channels_.size(); ++channel) {
+    visit(*channels_[channel]);
+  }
 }
 
 // --- What is submitted ---
@@ -103,15 +131,15 @@ void Router::input_ready(std::uint64_t handle, std::uint32_t group, std::size_t 
     return local->input_ready(handle, problem);
   }
   // If the loop has ended, so has the operation.
-  static_cast<void>(to_loop([this, handle, problem] { machines_.worker().input_ready(handle, problem); }, bytes));
+  static_cast<void>(to_loop([this, handle, problem] { worker_.input_ready(handle, problem); }, bytes));
 }
 
 // False if the loop has ended: nobody will work on it.
 bool Router::to_worker(Submission&& submission) {
   const std::size_t bytes = bytes_to_open(submission);
-  return to_loop(
-      [this, submission = std::move(submission)]() mutable { machines_.worker().submit(std::move(submission)); },
-      bytes);
+  divided_.divide(submission);
+  return to_loop([this, submission = std::move(submission)]() mutable { worker_.submit(std::move(submission)); },
+                 bytes);
 }
 
 bool Router::to_loop(Loop::Task task, std::size_t bytes) {
@@ -130,8 +158,8 @@ void Router::join(std::uint32_t group, bool over) {
     heard_in = leaders ? std::vector{*leaders, group} : std::vector<std::uint32_t>();
   }
   for (const std::uint32_t one : heard_in) {
-    static_cast<void>(loop_.post(
-        [this, one, group, over] { over ? machines_.worker().end_join(one) : machines_.worker().join(one, group); }));
+    static_cast<void>(
+        loop_.post([this, one, group, over] { over ? worker_.end_join(one) : worker_.join(one, group); }));
   }
 }
 
@@ -142,6 +170,9 @@ void Router::called(std::uint32_t group, const wire::Opening& opening) {
   }
   std::uint64_t bytes = 0;
   Submission call = call_of_joined(opening, group, *timeout, bytes);
+  if (bytes > 0 && channels_.size() > 1) {
+    bytes = std::max<std::uint64_t>(bytes, bytes_of_whole(opening));
+  }
   Joins::Arrays arrays;
   if (bytes > 0) {
     try {
@@ -163,12 +194,13 @@ void Router::called(std::uint32_t group, const wire::Opening& opening) {
   if (local != nullptr) {
     const std::optional<std::uint32_t> leaders = groups_->leaders_group_of(group);
     for (const std::uint32_t one : leaders ? std::vector{*leaders, group} : std::vector{group}) {
-      static_cast<void>(loop_.post([this, one] { machines_.worker().note_others_go_on(one); }));
+      static_cast<void>(loop_.post([this, one] { worker_.note_others_go_on(one); }));
     }
     return local->submit_later(std::move(call));
   }
   const std::uint64_t handle = call.handle;
-  if (!loop_.post([this, call = std::move(call)]() mutable { machines_.worker().submit(std::move(call)); })) {
+  divided_.divide(call);
+  if (!loop_.post([this, call = std::move(call)]() mutable { worker_.submit(std::move(call)); })) {
     operations_.finish(handle, closed_status());
   }
 }
@@ -197,18 +229,30 @@ void Router::send_up(Submission submission) {
   hand_to_worker(std::move(submission));
 }
 
+// By the first channel: the others hear of an operation from it, and of its input after that.
 void Router::contributed(std::uint64_t handle, Range range) {
-  static_cast<void>(
-      loop_.post([this, handle, range] { machines_.worker().contributed(local::internode_handle(handle), range); }));
+  static_cast<void>(loop_.post([this, handle = local::internode_handle(handle), range] {
+    worker_.contributed(handle, range);
+    if (!divided_.has(handle)) {
+      return;
+    }
+    each_other_channel([&](Channel& channel) {
+      static_cast<void>(
+          channel.loop().post([&channel, handle, range] { channel.worker().contributed(handle, range); }));
+    });
+  }));
 }
 
 void Router::fail_job(const Status& why) {
-  static_cast<void>(loop_.post([this, why] { machines_.worker().abort(why.message); }));
+  // The first channel comes last: when it has left, so do the others.
+  for (auto channel = channels_.rbegin(); channel != channels_.rend(); ++channel) {
+    static_cast<void>((*channel)->loop().post([worker = &(*channel)->worker(), why] { worker->abort(why.message); }));
+  }
 }
 
 void Router::left(shm::SharedGroup& group) {
   if (groups_->note_left(group)) {
-    static_cast<void>(loop_.post([this] { machines_.worker().leave(); }));
+    static_cast<void>(loop_.post([this] { worker_.leave(); }));
   }
 }
 
@@ -225,6 +269,18 @@ void Router::sending(std::uint64_t handle, std::uint64_t flush) {
 }
 
 void Router::numbered(std::uint64_t handle, std::uint32_t occurrence) {
+  std::vector<Submission> parts = divided_.number(handle, occurrence);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    Channel& other = *channels_[i + 1];
+    const auto submit = [&other, part = std::move(parts[i])]() mutable { other.worker().submit(std::move(part)); };
+    if (!other.loop().post(submit)) {
+      end(handle, Status::error(Code::aborted, "another thread of Shoal has ended on this rank"));
+    }
+  }
+  // One may have failed before the others were there.
+  if (const Status why = parts.empty() ? Status() : divided_.failure_of(handle); !why.ok()) {
+    fail_parts(handle, why);
+  }
   if (records_.load(std::memory_order_relaxed)) {
     operations_.note(handle, [occurrence](Course& course) { course.number(occurrence); });
   }
@@ -247,10 +303,24 @@ void Router::note(std::uint64_t handle, Course::Time Course::*moment) {
 void Router::received(std::uint64_t handle, Range range) { groups_->node().received(local::own_handle(handle), range); }
 
 void Router::end(std::uint64_t handle, Status status) {
+  auto [is_whole, is_first, whole] = divided_.end(handle, std::move(status));
+  if (is_first) {
+    fail_parts(handle, whole);
+  }
+  if (!is_whole) {
+    return;
+  }
   if (local::is_internode(handle)) {
-    groups_->node().averaged(local::own_handle(handle), std::move(status));
+    groups_->node().averaged(local::own_handle(handle), std::move(whole));
   } else {
-    operations_.finish(handle, std::move(status));
+    operations_.finish(handle, std::move(whole));
+  }
+}
+
+// Other ranks may have divided it otherwise, and not know of these parts.
+void Router::fail_parts(std::uint64_t handle, const Status& why) {
+  for (const std::unique_ptr<Channel>& channel : channels_) {
+    static_cast<void>(channel->loop().post([worker = &channel->worker(), handle, why] { worker->fail(handle, why); }));
   }
 }
 
@@ -286,8 +356,14 @@ void Router::leave() {
   if (groups_ != nullptr) {
     groups_->leave();
   } else {
-    static_cast<void>(loop_.post([this] { machines_.worker().leave(); }));
+    static_cast<void>(loop_.post([this] { worker_.leave(); }));
   }
+}
+
+// What it calls in them it calls before it leaves the first one.
+void Router::leave_other_channels() {
+  each_other_channel(
+      [](Channel& channel) { static_cast<void>(channel.loop().post([&channel] { channel.worker().leave(); })); });
 }
 
 void Router::close() {

@@ -1,10 +1,11 @@
-// Decides where an operation of this rank is carried out, and whom its events concern: a local group, or the worker. An
+// Decides where an operation of this rank is carried out, and whom its events concern: a local group, or a worker. An
 // all-reduce of several nodes concerns both: the local group and, under an internode handle on the node's leader, the
-// worker.
+// worker. Where the engine has several channels, the workers of all of them carry out a part each of a large
+// all-reduce; everything else is the first one's.
 //
-// The only place that knows of both. What a local group asks of the worker is posted to the loop, or done by the caller
-// if it is short and the loop is idle. What the worker says of an internode operation is passed to the machine's group
-// at once. Every method may be called by any thread, unless it says otherwise.
+// The only place that knows of them all. What a local group asks of a worker is posted to the loop, or done by the
+// caller if it is short and the loop is idle. What a worker says of an internode operation is passed to the machine's
+// group at once. Every method may be called by any thread, unless it says otherwise.
 #pragma once
 
 #include <atomic>
@@ -19,9 +20,10 @@
 
 #include "drivers/common/gate.h"
 #include "drivers/shm/shared_group.h"
+#include "engine/channel.h"
+#include "engine/divided_operations.h"
 #include "engine/joins.h"
 #include "engine/local_groups.h"
-#include "engine/machines.h"
 #include "engine/open_operations.h"
 #include "engine/transport.h"
 #include "protocol/machine.h"
@@ -30,16 +32,17 @@ namespace shoal::engine {
 
 class Router final : public shm::GroupUser {
  public:
+  using Channels = std::vector<std::unique_ptr<Channel>>;
   // All of these must outlive it. `warn`: something that a person should read.
-  Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Joins& joins, Machines& machines,
-         Loop& loop, std::function<void(std::string)> warn);
+  Router(const JobConfig& config, std::uint32_t rank, OpenOperations& operations, Joins& joins,
+         const Channels& channels, std::function<void(std::string)> warn);
   ~Router() override;
 
   // Before start(): the ranks of this machine share this memory.
   void share_memory(std::shared_ptr<const shm::Memory> memory);
   void start();
   std::shared_ptr<std::byte> allocate(std::size_t bytes, bool stays = false);
-  // By the loop's thread.
+  // In the first loop. It waits for the others, and none of them ever waits for the first.
   std::uint32_t make_group(const std::vector<std::uint32_t>& ranks, const std::string& name);
 
   // Opens an operation, chooses its handle, and hands it to the local group or the worker.
@@ -62,7 +65,7 @@ class Router final : public shm::GroupUser {
   // there, has not. It is called with zeros.
   void called(std::uint32_t group, const wire::Opening& opening) override;
 
-  // Events of the worker's operations, by its thread; numbered(), sending(), all_called() and allocate_output() of a
+  // Events of a worker's operations, by its thread; numbered(), sending(), all_called() and allocate_output() of a
   // local group's too. `flush`: what is sent in it is written together.
   void numbered(std::uint64_t handle, std::uint32_t occurrence) override;
   void sending(std::uint64_t handle) override { sending(handle, 0); }
@@ -83,13 +86,19 @@ class Router final : public shm::GroupUser {
   void gone(std::uint32_t rank);
   // Fails the local groups of which `loss_of` says that something is lost.
   void fail(const std::function<Status(std::uint32_t group)>& loss_of);
-  // Nothing more is submitted. The worker leaves once all local groups have been left.
+  // Nothing more is submitted. The first worker leaves once all local groups have been left, the others after it.
   void leave();
+  // The first worker has left.
+  void leave_other_channels();
   void close();
 
  private:
   void note(std::uint64_t handle, Course::Time Course::*moment);
   bool to_worker(Submission&& submission);
+  template <class Visit>
+  void each_other_channel(Visit visit);
+  std::uint32_t make_in_all_channels(const std::function<std::uint32_t(Worker&)>& make);
+  void fail_parts(std::uint64_t handle, const Status& why);
   bool to_loop(Loop::Task task, std::size_t bytes);
   void hand_to_worker(Submission submission);
   void add_to_local_groups(std::uint32_t number, const std::vector<std::uint32_t>& ranks, const std::string& name);
@@ -107,8 +116,11 @@ class Router final : public shm::GroupUser {
   const std::uint32_t rank_;
   OpenOperations& operations_;
   Joins& joins_;
-  Machines& machines_;
-  Loop& loop_;
+  const Channels& channels_;
+  Channel& first_;
+  Worker& worker_;  // of the first channel
+  Loop& loop_;      // the same
+  DividedOperations divided_;
   const std::function<void(std::string)> warn_;
   std::atomic<bool> records_{false};
   std::unique_ptr<LocalGroups> groups_;  // null: every rank is a node of its own

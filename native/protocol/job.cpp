@@ -31,7 +31,9 @@ std::uint64_t JobConfig::port_window(Senders senders) const {
   for (std::uint32_t rank = 0; rank < leaders.size(); ++rank) {
     nodes += leaders[rank] == rank ? 1 : 0;
   }
-  const std::uint64_t of_all = largest_window(senders).credit * nodes * lanes_of(0).size();
+  // Blocks go by one connection, whatever channel has it.
+  const std::uint64_t flows = std::max<std::uint64_t>(lanes, lanes_of(0).size());
+  const std::uint64_t of_all = largest_window(senders).credit * nodes * flows;
   return std::max<std::uint64_t>(largest_window(senders).credit, std::min(of_all, most_toward_a_port));
 }
 
@@ -113,13 +115,57 @@ std::uint32_t JobConfig::inline_of(std::uint64_t shard_bytes, std::uint32_t shar
 std::uint32_t JobConfig::first_lane(std::uint32_t server) const { return lanes_of(server).front(); }
 
 std::vector<std::uint32_t> JobConfig::lanes_of(std::uint32_t server) const {
-  std::vector<std::uint32_t> lanes;
+  std::vector<std::uint32_t> found;
   for (std::uint32_t i = 0; i < servers(); ++i) {
     if (server_ranks[i] == server_ranks[server] && server_names[i] == server_names[server]) {
-      lanes.push_back(i);
+      found.push_back(i);
     }
   }
-  return lanes;
+  return found;
+}
+
+std::uint32_t JobConfig::index_in_channel(std::uint32_t index) const {
+  const std::uint32_t lane = index % lanes;
+  return index / lanes * lanes_in(lane % channels) + lane / channels;
+}
+
+std::uint32_t JobConfig::index_of(std::uint32_t channel, std::uint32_t index_there) const {
+  const std::uint32_t here = lanes_in(channel);
+  return index_there / here * lanes + index_there % here * channels + channel;
+}
+
+std::vector<std::uint32_t> JobConfig::channel_weights() const {
+  std::vector<std::uint32_t> together(channels);
+  for (std::uint32_t index = 0; index < servers(); ++index) {
+    together[channel_of(index)] += weights[index];
+  }
+  return together;
+}
+
+JobConfig JobConfig::of_channel(std::uint32_t channel) const {
+  if (channels == 1) {
+    return *this;
+  }
+  JobConfig part = *this;
+  part.server_names.clear();
+  part.server_ranks.clear();
+  part.weights.clear();
+  std::uint64_t all = 0;
+  std::uint64_t here = 0;
+  for (std::uint32_t index = 0; index < servers(); ++index) {
+    all += weights[index];
+    if (channel_of(index) == channel) {
+      part.server_names.push_back(server_names[index]);
+      part.server_ranks.push_back(server_ranks[index]);
+      part.weights.push_back(weights[index]);
+      here += weights[index];
+    }
+  }
+  // It has this part of every operation that it is measured by.
+  part.rate =
+      static_cast<std::uint64_t>(static_cast<double>(rate) * static_cast<double>(here) / static_cast<double>(all));
+  part.channels = 1;
+  return part;
 }
 
 std::vector<std::uint32_t> JobConfig::node_of(std::uint32_t rank) const {
@@ -162,6 +208,18 @@ std::string problem_with(const JobConfig& config) {
   }
   if (std::accumulate(config.weights.begin(), config.weights.end(), std::uint64_t{0}) == 0) {
     return "no server has a weight above zero";
+  }
+  const bool lanes_fit = config.channels == 1 || (config.channels <= config.lanes && servers % config.lanes == 0);
+  if (config.lanes == 0 || config.channels == 0 || !lanes_fit) {
+    return std::to_string(config.channels) + " channels cannot serve the " + std::to_string(config.lanes) +
+           " lanes of each server, of which there are " + std::to_string(servers) + " together";
+  }
+  if (config.channels > 1 && config.ring) {
+    return "the ring has one channel";
+  }
+  const std::vector<std::uint32_t> of_channels = config.channel_weights();
+  if (std::find(of_channels.begin(), of_channels.end(), 0U) != of_channels.end()) {
+    return "a channel has no server with a weight above zero";
   }
   if (config.segment == 0 || config.segment % limits::shard_alignment != 0 || config.segment > limits::segment_bytes) {
     return "the segment size must be a multiple of " + std::to_string(limits::shard_alignment) + " up to " +

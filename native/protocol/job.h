@@ -37,6 +37,9 @@ struct JobConfig {
   std::uint32_t peer_timeout = 15;       // seconds of silence from a host after which it counts as lost
   std::uint32_t rank_segment = 0;        // segment and credit where each rank of a node sends for itself, since all
   std::uint32_t rank_credit = 0;         // share its link; 0: the same
+  std::uint32_t lanes = 1;               // connections between a node and a server. Where there are several channels,
+                                         // so many indices, one after the other, are one server
+  std::uint32_t channels = 1;            // threads of each process among which the lanes are divided; at most `lanes`
 
   // What tables may take, in bytes (base/limits.h). Each process has its own; no other needs to know them.
   struct Tables {
@@ -85,6 +88,16 @@ struct JobConfig {
   std::uint32_t first_lane(std::uint32_t server) const;
   std::vector<std::uint32_t> lanes_of(std::uint32_t server) const;
 
+  // The channel that serves the lane with this server index: lane i is channel i mod channels. Its index there. And
+  // back.
+  std::uint32_t channel_of(std::uint32_t index) const { return index % lanes % channels; }
+  std::uint32_t index_in_channel(std::uint32_t index) const;
+  std::uint32_t index_of(std::uint32_t channel, std::uint32_t index_there) const;
+  // The job as this channel's machines know it: only the servers' lanes of the channel, and one channel.
+  JobConfig of_channel(std::uint32_t channel) const;
+  // The weights of each channel's lanes, together.
+  std::vector<std::uint32_t> channel_weights() const;
+
   // The node of a rank: all its ranks, ascending.
   std::vector<std::uint32_t> node_of(std::uint32_t rank) const;
 
@@ -99,6 +112,7 @@ struct JobConfig {
     std::uint32_t least;     // the largest segment is at most this many times its segment
   };
   Cut cut_of(std::size_t server, Senders senders) const;
+  std::uint32_t lanes_in(std::uint32_t channel) const { return (lanes - channel + channels - 1) / channels; }
   std::uint32_t largest_weight() const { return *std::max_element(weights.begin(), weights.end()); }
 };
 

@@ -35,6 +35,9 @@ struct Submission {
   // the output. Of its contribution only what Worker::contributed has named is there, and WorkerWorld::received hears
   // of each part of its result that comes from others.
   bool streamed = false;
+  // Of a part of an all-reduce that several channels carry out: where its arrays begin in the whole. The shape is that
+  // of the whole, and contributed() and received() name ranges of the whole. None: it is no part.
+  std::optional<std::uint64_t> offset;
   // Its input is still on its way (gates.h): the call counts now, and the operation is opened when input_ready() has
   // been called for its handle.
   bool awaits_input = false;

@@ -35,19 +35,21 @@ inline std::pair<int, int> connection() {
 }
 
 // A job of `size` ranks; servers on the first `colocated` ranks, then `dedicated` ones. `leaders`: of workers that
-// share memory.
+// share memory. Each server has a lane in each of the `channels`.
 struct Job {
   Job(std::uint32_t ranks, std::uint32_t colocated, std::uint32_t dedicated, std::uint32_t segment = 4096,
-      std::vector<std::uint32_t> leaders = {}) {
+      std::vector<std::uint32_t> leaders = {}, std::uint32_t channels = 1) {
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
       config.hosts.push_back("host" + std::to_string(rank));
     }
     config.leaders = std::move(leaders);
-    for (std::uint32_t index = 0; index < colocated + dedicated; ++index) {
-      config.server_names.push_back("server" + std::to_string(index));
-      config.server_ranks.push_back(index < colocated ? static_cast<std::int32_t>(index) : -1);
+    for (std::uint32_t index = 0; index < (colocated + dedicated) * channels; ++index) {
+      const std::uint32_t server = index / channels;
+      config.server_names.push_back("server" + std::to_string(server));
+      config.server_ranks.push_back(server < colocated ? static_cast<std::int32_t>(server) : -1);
       config.weights.push_back(1);
     }
+    config.lanes = config.channels = channels;
     config.segment = segment;
     config.credit = 4 * segment;
     config.eager = 64 * 1024;
@@ -74,10 +76,13 @@ struct Job {
   }
 
   void connect() {
-    for (std::uint32_t rank = 1; rank < size(); ++rank) {
-      const auto [worker, coordinator] = connection();
-      engines[0]->attach_control(rank, Socket(coordinator));
-      engines[rank]->attach_coordinator(Socket(worker));
+    for (std::uint32_t channel = 0; channel < config.channels; ++channel) {
+      for (std::uint32_t rank = 1; rank < size(); ++rank) {
+        const auto [worker, coordinator] = connection();
+        engines[0]->attach_control(channel, rank, Socket(coordinator));
+        controls[{channel, rank}] = worker;
+        engines[rank]->attach_coordinator(channel, Socket(worker));
+      }
     }
     for (std::uint32_t index = 0; index < config.servers(); ++index) {
       const std::int32_t holder = config.server_ranks[index];
@@ -86,6 +91,7 @@ struct Job {
           continue;
         }
         const auto [worker, server] = connection();
+        lanes[{index, rank}] = worker;
         engines[rank]->attach_server(index, Socket(worker));
         if (holder >= 0) {
           engines[static_cast<std::size_t>(holder)]->attach_worker(index, rank, Socket(server));
@@ -129,6 +135,10 @@ struct Job {
   JobConfig config;
   DedicatedServer servers{2};
   std::vector<std::unique_ptr<Engine>> engines;
+  // The ranks' ends of connections, which their engines own: control links by channel and rank, others by server index
+  // and rank.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, int> controls;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, int> lanes;
   std::atomic<bool> stopping{false};
   std::atomic<std::uint32_t> ended{0};
   std::thread connector;
@@ -163,6 +173,38 @@ inline std::vector<float> ramp(std::size_t count, std::uint32_t rank) {
   std::vector<float> values(count);
   std::iota(values.begin(), values.end(), static_cast<float>(rank));
   return values;
+}
+
+// Every rank sums `rounds` arrays with the others, which begin in another order on every second rank.
+inline void all_reduce_everywhere(Job& job, std::size_t count, int rounds) {
+  std::vector<std::vector<std::vector<float>>> arrays(job.size());
+  std::vector<std::vector<std::shared_ptr<Operation>>> operations(job.size());
+  for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+    static_cast<void>(job.engines[rank]->take_finished());
+    for (int i = 0; i < rounds; ++i) {
+      arrays[rank].push_back(ramp(count + static_cast<std::size_t>(i), rank));
+    }
+    for (int i = 0; i < rounds; ++i) {
+      // Every second rank goes through the names backwards.
+      const int which = rank % 2 == 0 ? i : rounds - 1 - i;
+      std::vector<float>& array = arrays[rank][static_cast<std::size_t>(which)];
+      operations[rank].push_back(
+          job.engines[rank]->submit(of(Collective::all_reduce, "array " + std::to_string(which), array, &array)));
+    }
+  }
+  const auto ranks = static_cast<float>(job.size());
+  const float offset = ranks * (ranks - 1) / 2;
+  for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+    for (const auto& operation : operations[rank]) {
+      expect_well(operation);
+    }
+    for (const std::vector<float>& array : arrays[rank]) {
+      for (std::size_t i = 0; i < array.size(); ++i) {
+        CHECK_EQ(array[i], ranks * static_cast<float>(i) + offset);
+      }
+    }
+    CHECK_EQ(job.engines[rank]->take_finished().size(), static_cast<std::size_t>(rounds));
+  }
 }
 
 }  // namespace shoal::tests

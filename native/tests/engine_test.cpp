@@ -26,37 +26,6 @@ namespace {
 using namespace shoal;
 using namespace shoal::tests;
 
-void all_reduce_everywhere(Job& job, std::size_t count, int rounds) {
-  std::vector<std::vector<std::vector<float>>> arrays(job.size());
-  std::vector<std::vector<std::shared_ptr<Operation>>> operations(job.size());
-  for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
-    static_cast<void>(job.engines[rank]->take_finished());
-    for (int i = 0; i < rounds; ++i) {
-      arrays[rank].push_back(ramp(count + static_cast<std::size_t>(i), rank));
-    }
-    for (int i = 0; i < rounds; ++i) {
-      // Every second rank goes through the names backwards.
-      const int which = rank % 2 == 0 ? i : rounds - 1 - i;
-      std::vector<float>& array = arrays[rank][static_cast<std::size_t>(which)];
-      operations[rank].push_back(
-          job.engines[rank]->submit(of(Collective::all_reduce, "array " + std::to_string(which), array, &array)));
-    }
-  }
-  const auto ranks = static_cast<float>(job.size());
-  const float offset = ranks * (ranks - 1) / 2;
-  for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
-    for (const auto& operation : operations[rank]) {
-      expect_well(operation);
-    }
-    for (const std::vector<float>& array : arrays[rank]) {
-      for (std::size_t i = 0; i < array.size(); ++i) {
-        CHECK_EQ(array[i], ranks * static_cast<float>(i) + offset);
-      }
-    }
-    CHECK_EQ(job.engines[rank]->take_finished().size(), static_cast<std::size_t>(rounds));
-  }
-}
-
 TEST(all_reduce_with_servers_in_every_node) {
   Job job(4, 4, 0);
   all_reduce_everywhere(job, 50'000, 20);

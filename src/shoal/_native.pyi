@@ -214,6 +214,8 @@ class JobConfig:
         leaders: list[int] = [],
         rank_segment: int = 0,
         rank_credit: int = 0,
+        lanes: int = 1,
+        channels: int = 1,
     ) -> None:
         """``hosts`` by rank; the other lists by server index (lanes included). ``server_ranks``: the rank whose process holds it, or -1.
 
@@ -222,6 +224,7 @@ class JobConfig:
         ``standby``: co-located servers of weight 0 have links too, and average when no other can.
         ``leaders``: by rank, the first rank of its node, where nodes share memory; empty: they do not.
         ``rank_segment``, ``rank_credit``: segment and credit where each rank of a node sends for itself; 0: the same.
+        ``lanes`` of each server; ``channels``: threads of each process among which they are divided.
         """
 
 class Tls:
@@ -356,11 +359,11 @@ class Engine:
     """
 
     def __init__(self, rank: int, config: JobConfig) -> None: ...
-    def attach_coordinator(self, socket: Socket | int) -> None:
-        """This worker's control link to rank 0."""
+    def attach_coordinator(self, channel: int, socket: Socket | int) -> None:
+        """The channel's control link to rank 0."""
 
-    def attach_control(self, rank: int, socket: Socket | int) -> None:
-        """On rank 0: the control link of ``rank``."""
+    def attach_control(self, channel: int, rank: int, socket: Socket | int) -> None:
+        """On rank 0: the channel's control link of ``rank``."""
 
     def attach_server(self, index: int, socket: Socket | int) -> None:
         """This worker's link to server ``index``."""
@@ -373,8 +376,8 @@ class Engine:
 
     def peer_unreachable(self, rank: int, message: str) -> None: ...
     def attach_returned(self, index: int, attempt: int, process: bytes, socket: Socket | int) -> None:
-        """After the event "connect_server": the link to one lane, ``index``. ``process``: the server's id, the same for all
-        lanes. Rank 0 is told when all are there."""
+        """After the event "connect_server", which names the first of the server's lanes in a channel: the link to one of
+        them, ``index``. ``process``: the server's id, the same for all lanes. Rank 0 is told when all are there."""
 
     def server_unreachable(self, server: int, attempt: int) -> None:
         """After the event "connect_server": it cannot be reached, or not on all lanes."""

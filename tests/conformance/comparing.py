@@ -27,9 +27,7 @@ def run(name: str, backend: str, ranks: int, *arguments: str, **variables: str) 
     return printed(start(name, backend, ranks, *arguments, **variables))
 
 
-def run_with_gloo(
-    name: str, ranks: int, *arguments: str, folder: Path | None = None, **variables: str
-) -> list[str]:
+def run_with_gloo(name: str, ranks: int, *arguments: str, folder: Path | None = None, **variables: str) -> list[str]:
     """What is expected. ``folder``: for a script that keeps something; each try begins with an empty one in it."""
     for attempt in range(3):
         kept = [] if folder is None else ["--folder", str(folder / str(attempt))]

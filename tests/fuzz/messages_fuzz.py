@@ -25,6 +25,7 @@ WELCOME = Welcome(
     leaders=(0, 1),
     servers=tuple(server_places(("a", "b"), (Address("10.0.0.3", 7077),), "always")),
     lanes=2,
+    channels=2,
     limits=Limits(),
     peer_timeout=15,
     network=Network((10**9, 10**9), (10**9,), 0.0001),
@@ -38,6 +39,8 @@ JOIN = {
     "address": ["10.0.0.1", 7000],
     "machine": "m",
     "local_rank": 0,
+    "threads": 0,
+    "processors": 4,
     "settings": {"version": "1"},
 }
 MEASURED = {"type": "measured", "sent": 1, "received": 2, "round_trip": 3, "busy": 4}

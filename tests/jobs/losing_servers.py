@@ -17,7 +17,7 @@ import numpy.typing as npt
 import shoal
 
 # For each a second or so.
-STEPS = {"every_operation": 60, "training": 400, "training_in_16_bits": 400}
+STEPS = {"every_operation": 60, "large_sums": 150, "training": 400, "training_in_16_bits": 400}
 
 Array = npt.NDArray[np.float32]
 
@@ -81,6 +81,23 @@ def every_operation() -> Ran:
         return b"".join(np.asarray(result).tobytes() for result in shared)
 
     ran = repeat(STEPS["every_operation"], step)
+    shoal.shutdown()
+    return ran
+
+
+def large_sums() -> Ran:
+    """All-reduces of 1.2 MB, two at a time."""
+    shoal.init()
+    random = np.random.default_rng(shoal.rank())
+
+    def step(number: int) -> bytes:
+        arrays = [random.standard_normal(300_000, np.float32) for _ in range(2)]
+        handles = [shoal.allreduce_async_(array, name=f"array {index}") for index, array in enumerate(arrays)]
+        for handle in handles:
+            handle.wait()
+        return b"".join(array.tobytes() for array in arrays)
+
+    ran = repeat(STEPS["large_sums"], step)
     shoal.shutdown()
     return ran
 

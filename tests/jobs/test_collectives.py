@@ -198,8 +198,10 @@ def test_every_operation_gives_what_numpy_gives(ranks: int, servers: int) -> Non
 
 
 @pytest.mark.slow
-def test_every_operation_gives_the_same_over_several_connections() -> None:
-    run_ranks(everything, 3, servers=2, environment={"SHOAL_SOCKETS": "3"}, timeout=120)
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_every_operation_gives_the_same_over_several_connections(threads: str) -> None:
+    environment = {"SHOAL_SOCKETS": "3", "SHOAL_THREADS": threads}
+    run_ranks(everything, 3, servers=2, environment=environment, timeout=120)
 
 
 def only_allreduce() -> None:
@@ -339,7 +341,7 @@ def test_a_name_may_be_used_again() -> None:
 
 def bits_of_a_sum() -> bytes:
     shoal.init()
-    x = np.random.default_rng(shoal.rank()).standard_normal(100_000).astype(np.float32)
+    x = np.random.default_rng(shoal.rank()).standard_normal(200_000).astype(np.float32)
     result = shoal.allreduce(x)
     shoal.shutdown()
     return result.tobytes()
@@ -374,7 +376,9 @@ def test_every_wait_says_the_same_of_a_result_that_cannot_be_taken() -> None:
 
 def test_the_same_job_gives_the_same_bits_whatever_the_servers() -> None:
     results = {bits for servers in (0, 1, 3, 0) for bits in run_ranks(bits_of_a_sum, 4, servers=servers, timeout=60)}
-    results.update(run_ranks(bits_of_a_sum, 4, servers=2, environment={"SHOAL_SOCKETS": "2"}, timeout=60))
+    for threads in ("1", "2"):
+        environment = {"SHOAL_SOCKETS": "2", "SHOAL_THREADS": threads}
+        results.update(run_ranks(bits_of_a_sum, 4, servers=2, environment=environment, timeout=60))
     assert len(results) == 1
 
 

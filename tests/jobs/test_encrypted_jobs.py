@@ -49,7 +49,8 @@ def known_content() -> str:
 def test_an_encrypted_job_has_the_same_bits_as_one_in_the_clear() -> None:
     digests = set()
     for tls in ("off", "psk"):
-        with Cluster(RANKS, servers=1, environment={"SHOAL_TLS": tls, "SHOAL_SOCKETS": "2"}) as cluster:
+        environment = {"SHOAL_TLS": tls, "SHOAL_SOCKETS": "2", "SHOAL_THREADS": "2"}
+        with Cluster(RANKS, servers=1, environment=environment) as cluster:
             digests |= set(cluster.start(digest_of_everything).results(SECONDS))
     assert len(digests) == 1
 

@@ -14,7 +14,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from losing_servers import STEPS, Ran, every_operation, training, training_in_16_bits, until_told, without_rank_one
+from losing_servers import (
+    STEPS,
+    Ran,
+    every_operation,
+    large_sums,
+    training,
+    training_in_16_bits,
+    until_told,
+    without_rank_one,
+)
 from relay import Relay
 
 from shoal import ShoalError
@@ -57,10 +66,10 @@ def wait_until(job: ClusterJob, condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def kill_servers(servers: int, kills: int, program: Program, seed: int) -> float:
+def kill_servers(servers: int, kills: int, program: Program, seed: int, **environment: str) -> float:
     """One round. The seconds that the longest step took beyond an ordinary one."""
     chance = random.Random(seed)
-    with Cluster(RANKS, servers=servers) as cluster:
+    with Cluster(RANKS, servers=servers, environment=environment) as cluster:
         job = cluster.start(program)
         last = STEPS[program.__name__] - 1
         steps = sorted(chance.sample(range(3, last * 3 // 4), kills))
@@ -103,6 +112,12 @@ def test_killed_servers_change_no_bit(servers: int, kills: int, program: Program
     kill_servers(servers, kills, program, random.randrange(1_000_000))
 
 
+@pytest.mark.parametrize(("servers", "kills"), [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
+def test_killed_servers_change_no_bit_where_operations_are_divided_among_threads(servers: int, kills: int) -> None:
+    seed = random.randrange(1_000_000)
+    kill_servers(servers, kills, large_sums, seed, SHOAL_SOCKETS="2", SHOAL_THREADS="2")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=["every operation", "training"])
 @pytest.mark.parametrize("servers", [1, 2, 3, 4])
@@ -138,7 +153,9 @@ def kill_and_restart(cluster: Cluster, job: ClusterJob, times: int) -> None:
 @pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_server_that_is_started_again_is_used_again(servers: int) -> None:
     """Killed twice in one job; the second time it has to wait longer, since it was lost soon after it was back."""
-    with Cluster(RANKS, servers=servers, environment={"SHOAL_SOCKETS": "2"}) as cluster:
+    # With two servers in two channels: both lose one, and it is said once.
+    environment = {"SHOAL_SOCKETS": "2", "SHOAL_THREADS": str(servers)}
+    with Cluster(RANKS, servers=servers, environment=environment) as cluster:
         job = cluster.start(until_told, str(cluster.folder))
         for times in (1, 2):
             kill_and_restart(cluster, job, times)

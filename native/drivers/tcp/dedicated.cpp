@@ -156,8 +156,10 @@ void DedicatedServer::Impl::attach_on(Proxy& proxy, const Key& key, std::uint32_
   const auto place = proxy.hosted.try_emplace(key).first;
   std::unique_ptr<Hosted>& hosted = place->second;
   if (hosted == nullptr) {
+    // The machines of a channel, here and on all ranks, are a job by itself.
     hosted =
-        std::make_unique<Hosted>(config, key.index, proxy.loop, budget_.share_of(key.incarnation, key.index, config));
+        std::make_unique<Hosted>(config.of_channel(config.channel_of(key.index)), config.index_in_channel(key.index),
+                                 proxy.loop, budget_.share_of(key.incarnation, key.index, config));
     keep_to_share(*hosted);
   }
   hosted->ranks.insert(rank);

@@ -98,6 +98,14 @@ void Operation::set_output(std::byte* output, std::size_t bytes) {
 }
 
 Range Operation::add_contributed(Range range) {
+  if (submission_.offset) {
+    const std::uint64_t begin = *submission_.offset;
+    range = intersection(range, {begin, begin + submission_.input_bytes});
+    if (range.empty()) {
+      return {};
+    }
+    range = {range.begin - begin, range.end - begin};
+  }
   contributed_.add(range);
   return range;
 }

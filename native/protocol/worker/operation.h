@@ -87,7 +87,8 @@ class Operation {
   // Its arrays.
   void set_output(std::byte* output, std::size_t bytes);
   void set_wanted(Range wanted) { wanted_ = wanted; }
-  // Of a streamed operation: these bytes of the array are there. Returns which of the buffer they are.
+  // Of a streamed operation: these bytes of the whole array are there. Returns which of the buffer they are; empty if
+  // none.
   Range add_contributed(Range range);
   // Whether a segment may be sent.
   bool has_contribution(Range segment) const { return !submission_.streamed || contributed_.contains(segment); }

@@ -47,6 +47,12 @@ Operation* OperationTable::find_streamed(std::uint64_t handle) const {
   return number == streamed_.end() ? nullptr : find(number->second);
 }
 
+Operation* OperationTable::find_open(std::uint64_t handle) const {
+  const auto found = std::find_if(open_.begin(), open_.end(),
+                                  [handle](const auto& entry) { return entry.second->handle() == handle; });
+  return found == open_.end() ? nullptr : found->second.get();
+}
+
 bool OperationTable::others_need_some() const {
   return std::any_of(finished_.begin(), finished_.end(),
                      [](const auto& entry) { return entry.second->failure().ok(); });

@@ -36,6 +36,8 @@ class OperationTable {
   Operation* find_going_on(std::uint64_t number) const;
   // Null unless an open streamed operation has this handle.
   Operation* find_streamed(std::uint64_t handle) const;
+  // Null unless an open operation has this handle. Looks at all of them.
+  Operation* find_open(std::uint64_t handle) const;
 
   std::size_t open_count() const { return open_.size(); }
   bool nothing_is_open() const { return open_.empty(); }

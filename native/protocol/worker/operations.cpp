@@ -60,6 +60,9 @@ void Operations::contributed(std::uint64_t handle, Range range) {
     return;
   }
   const Range contributed = operation->add_contributed(range);
+  if (contributed.empty() && operation->submission().offset) {
+    return;  // it is another channel's
+  }
   operation->watch().move(environment_.now());
   if (operation->gathers()) {
     transfers_.send_on(*operation);
@@ -166,7 +169,8 @@ Status Operations::receive_result(std::uint32_t server, Frame& frame) {
     // The first moment at which the result replaces the contribution: it is whole.
     const Range placed = operation.place(header.offset, {frame.payload.data(), header.length});
     if (s.streamed) {
-      environment_.world().received(s.handle, placed);
+      const std::uint64_t offset = s.offset.value_or(0);
+      environment_.world().received(s.handle, {offset + placed.begin, offset + placed.end});
     }
   }
   if (operation.shares_results() && !operation.is_finished()) {
@@ -445,6 +449,19 @@ void Operations::keep_if_needed(std::unique_ptr<Operation> operation) {
   }
   operation->finish();
   table_.keep_finished(std::move(operation));
+}
+
+// What a worker says of an operation it begins with its name, and so will this one.
+void Operations::fail(std::uint64_t handle, Status why) {
+  Operation* operation = table_.find_open(handle);
+  if (operation == nullptr || !operation->is_undecided()) {
+    return;
+  }
+  const std::string said_already = std::string(name_of(operation->submission().collective)) + " ";
+  if (why.message.starts_with(said_already)) {
+    why.message.erase(0, said_already.size());
+  }
+  progress_.ask_home_to_fail(*operation, std::move(why));
 }
 
 void Operations::give_up(std::uint64_t number, const Status& why) {

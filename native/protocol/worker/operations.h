@@ -56,6 +56,8 @@ class Operations {
   Time deadline() const { return std::min(progress_.deadline(), submissions_.gates().deadline()); }
   void on_time();
 
+  // The open operation of this handle, which has failed elsewhere on this rank, is to fail here and for all members.
+  void fail(std::uint64_t handle, Status why);
   // The home is to fail this one for all members. If it does not answer, it fails here alone.
   void give_up(std::uint64_t number, const Status& why);
   // Ends the operations that need this rank; ends all.

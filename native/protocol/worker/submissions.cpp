@@ -71,6 +71,9 @@ std::unique_ptr<Operation> Submissions::take(Submission submission, bool was_hel
   }
   const Group& group = groups_.at(submission.group);
   if (group.size() == 1) {
+    if (submission.offset) {
+      world.numbered(submission.handle, 0);  // the other channels have the rest
+    }
     finish_alone(submission);
     return nullptr;
   }

@@ -370,6 +370,13 @@ void Worker::abort(const std::string& reason) {
   end_job(Status::error(Code::aborted, "this rank ends with an error: " + text, environment_.own_rank()));
 }
 
+void Worker::end(const Status& why) {
+  if (!lost_ranks_.job_has_ended()) {
+    goodbye_.abort(wire::cut(why.message));
+    end_job(why);
+  }
+}
+
 // --- The driver ---
 
 void Worker::on_sent(Token token) {

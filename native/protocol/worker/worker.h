@@ -76,6 +76,8 @@ class Worker final : public Machine {
   void input_ready(std::uint64_t handle, const std::string& problem) { operations_.input_ready(handle, problem); }
   // These bytes of a streamed operation's contribution are there. No effect if it has ended.
   void contributed(std::uint64_t handle, Range range) { operations_.contributed(handle, range); }
+  // Another channel's part of this operation has failed: so does this one, on all members. No effect if it has ended.
+  void fail(std::uint64_t handle, Status why) { operations_.fail(handle, std::move(why)); }
 
   // This rank has joined in the group: from now on WorkerWorld::called() says what others call there and it has not, in
   // the group `as`, which has the same calls. With several ranks a node, `group` may be that of the leaders.
@@ -100,6 +102,11 @@ class Worker final : public Machine {
   void watch_waits() { waits_.watch(); }
   // This rank ends with an error: everyone is told, every handle ends.
   void abort(const std::string& reason);
+  // The job has ended for this rank alone, for this reason: as abort(), but that is what its handles end with. No
+  // effect if it has ended before.
+  void end(const Status& why);
+  // False: rank 0 is lost, or this rank is lost to it.
+  bool has_coordinator() const { return links_.coordinator().has_value(); }
 
   // Why operations of this group cannot work any more; ok: nothing that they need is known to be lost. The first loss
   // counts: later ones may be consequences.

@@ -8,6 +8,7 @@ from shoal.assembly.terms import Welcome, rank_on
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError
 from shoal.net import messages
+from shoal.tuning.channels import lanes_and_channels
 from shoal.tuning.limits import limits_for
 from shoal.tuning.measured import Network
 from shoal.tuning.shares import rate_of, server_places
@@ -28,14 +29,18 @@ def welcome_of(
     leaders = _leaders(members, settings.algorithm)
     nodes = by_node(network, leaders)
     servers = server_places(hosts, settings.servers, settings.colocated, nodes, leaders)
+    lanes, channels = lanes_and_channels(settings.sockets, [member.threads for member in members], nodes)
+    if settings.algorithm == "ring":
+        lanes, channels = settings.sockets or 1, 1  # each rank has one connection to the next
     averaging = [servers[rank] for rank in [*sorted(set(leaders)), *range(len(hosts), len(servers))]]
     return Welcome(
         incarnation=incarnation,
         hosts=tuple(hosts),
         addresses=tuple(member.address for member in members),
         servers=tuple(servers),
-        lanes=settings.lanes,
-        limits=limits_for(nodes, len(set(leaders)) * settings.lanes, overrides, largest_node(leaders)),
+        lanes=lanes,
+        channels=channels,
+        limits=limits_for(nodes, len(set(leaders)) * lanes, overrides, largest_node(leaders)),
         peer_timeout=settings.peer_timeout,
         algorithm=settings.algorithm,
         network=network,
@@ -95,9 +100,11 @@ def _say_what_was_found(welcome: Welcome) -> None:
     ranks = [rank_on(rank, host) for rank, host in enumerate(welcome.hosts)]
     servers = [str(server.address) for server in welcome.servers if server.address is not None]
     _log.info(
-        "links: %s; round trip %.0f us; segment %d, credit %d bytes; weights %s",
+        "links: %s; round trip %.0f us; %d lanes of each server on %d threads; segment %d, credit %d bytes; weights %s",
         welcome.network.describe(ranks, servers),
         1e6 * welcome.network.round_trip,
+        welcome.lanes,
+        welcome.channels,
         welcome.limits.segment,
         welcome.limits.credit,
         " ".join(str(server.weight) for server in welcome.servers),

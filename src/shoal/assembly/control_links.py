@@ -17,6 +17,7 @@ from shoal.errors import PeerLost, ShoalError, Timeout
 from shoal.net import messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.messages import Message, MessageError
+from shoal.tuning.channels import Threads
 
 _log = logging.getLogger("shoal")
 
@@ -36,6 +37,7 @@ class Member:
     # Which machine, and its place there.
     machine: str
     local_rank: int
+    threads: Threads
     link: socket.socket
 
     def __str__(self) -> str:

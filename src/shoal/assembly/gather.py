@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from shoal.assembly.control_links import SEE_WHETHER, ControlLinks, GaveUp, Joining, Member, Quiet, failure_of, list_of
 from shoal.assembly.meeting_point import MeetingPoint
+from shoal.assembly.terms import MOST_LANES
 from shoal.assembly.unproven_callers import UnprovenCallers
 from shoal.config.addresses import Address
 from shoal.config.launchers import MOST_RANKS
@@ -19,6 +20,9 @@ from shoal.net import messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Refusal
 from shoal.net.messages import MessageError
+from shoal.tuning.channels import Threads
+
+_MOST_PROCESSORS = 2**16
 
 
 class Gathering:
@@ -147,6 +151,7 @@ class Gathering:
                 Address(*message.address("address")),
                 message.text("machine"),
                 message.integer("local_rank", 0, MOST_RANKS),
+                Threads(message.integer("threads", 0, MOST_LANES), message.integer("processors", 1, _MOST_PROCESSORS)),
                 joining.link,
             )
         except MessageError as error:

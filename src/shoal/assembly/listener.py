@@ -1,4 +1,5 @@
 """Where a rank listens: for workers that use the server in its process (role 2), for peers (role 3) and to measure (role 4).
+Rank 0 listens here for the control links of further channels (role 1), too.
 
 It is open from before the rank joins until its part in the job is over. Nothing is accepted until the incarnation is known;
 until then callers wait in the kernel. Then workers and peers wait for the welcome, which other ranks may have heard first. A
@@ -27,6 +28,7 @@ _log = logging.getLogger("shoal")
 _STRANGERS = 64
 
 _ROLES = (Role.SERVER, Role.PEER, Role.MEASURE)
+_ROLES_AT_RANK_ZERO = (*_ROLES, Role.CONTROL)
 
 
 class Listener:
@@ -40,6 +42,8 @@ class Listener:
         self.server_id = os.urandom(16)
         # The links of workers to the server in this process, by server index and rank.
         self.worker_links: dict[tuple[int, int], socket.socket] = {}
+        # On rank 0: control links of further channels, by channel and rank.
+        self.control_links: dict[tuple[int, int], socket.socket] = {}
         self._socket = listening_socket
         self._secret = secret
         self._encrypts = encrypts
@@ -79,14 +83,23 @@ class Listener:
 
     async def wait_for_workers(self, expected: Iterable[tuple[int, int]]) -> None:
         """Until each of these (server index, rank) has connected. Raises ShoalError naming the first that has not."""
+        await self._wait_for(self.worker_links, expected, "server")
+
+    async def wait_for_controls(self, expected: Iterable[tuple[int, int]]) -> None:
+        """The same for control links of these (channel, rank)."""
+        await self._wait_for(self.control_links, expected, "channel")
+
+    async def _wait_for(
+        self, links: dict[tuple[int, int], socket.socket], expected: Iterable[tuple[int, int]], what: str
+    ) -> None:
         for index, rank in expected:
-            while (index, rank) not in self.worker_links:
+            while (index, rank) not in links:
                 self._came.clear()
                 try:
                     await asyncio.wait_for(self._came.wait(), self._deadlines.answer)
                 except asyncio.TimeoutError:
                     raise ShoalError(
-                        f"rank {rank} says that it is connected to server {index} on rank {self._rank}, which knows nothing "
+                        f"rank {rank} says that it is connected to {what} {index} on rank {self._rank}, which knows nothing "
                         "of it: see both ranks' output"
                     ) from None
 
@@ -105,12 +118,14 @@ class Listener:
             self._accepting = None
         self._on_peer = None
         self._socket.close()
-        for link in [*self.worker_links.values(), *(link for _, link in self._early_peers)]:
+        early = [link for _, link in self._early_peers]
+        for link in [*self.worker_links.values(), *self.control_links.values(), *early]:
             link.close()
 
     async def _admit(self, link: socket.socket, proven: Callable[[], None]) -> None:
         assert self._welcome is not None, "nothing is accepted before the incarnation is known"
-        server = Server([self._secret], self.server_id, _ROLES, incarnation=self._incarnation, encrypts=self._encrypts)
+        roles = _ROLES_AT_RANK_ZERO if self._rank == 0 else _ROLES
+        server = Server([self._secret], self.server_id, roles, incarnation=self._incarnation, encrypts=self._encrypts)
         hello = await asyncio.wait_for(sockets.authenticate_server(link, server), self._deadlines.stranger)
         proven()
         if hello.role == Role.MEASURE:
@@ -121,6 +136,8 @@ class Listener:
         welcome = await asyncio.wait_for(asyncio.shield(self._welcome), self._deadlines.answer)
         if hello.role == Role.PEER:
             self._admit_peer(hello.rank, link)
+        elif hello.role == Role.CONTROL:
+            self._admit_control(welcome, hello, link)
         else:
             # One of ours: it may be stopped between two words.
             await asyncio.wait_for(self._admit_worker(welcome, hello, link), self._deadlines.proven)
@@ -146,6 +163,17 @@ class Listener:
             self._early_peers.append((rank, link))
         else:
             self._on_peer(rank, link)
+
+    def _admit_control(self, welcome: Welcome, hello: Hello, link: socket.socket) -> None:
+        fits = 0 < hello.lane < welcome.channels and 0 < hello.rank < len(welcome.hosts)
+        if not fits or self._on_peer is not None:
+            raise MessageError(f"rank {hello.rank} called for channel {hello.lane}, which it cannot have")
+        # Until the job begins it may call again, if its first call broke.
+        before = self.control_links.pop((hello.lane, hello.rank), None)
+        if before is not None:
+            before.close()
+        self.control_links[hello.lane, hello.rank] = link
+        self._came.set()
 
     async def _admit_worker(self, welcome: Welcome, hello: Hello, link: socket.socket) -> None:
         message = await sockets.receive_message(link)

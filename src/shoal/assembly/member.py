@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal import _native
-from shoal.assembly import shared_memory
+from shoal.assembly import channel_links, shared_memory
 from shoal.assembly.listen_address import address_of_rank_zero, address_toward_others
 from shoal.assembly.listener import Listener
 from shoal.assembly.meeting_point import MeetingPoint
 from shoal.assembly.rendezvous import Rendezvous
 from shoal.assembly.server_links import ServerLinks
-from shoal.assembly.terms import Welcome, parse_welcome, rank_on
+from shoal.assembly.terms import MOST_LANES, Welcome, parse_welcome, rank_on
 from shoal.config.addresses import Address, is_unix
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError, PeerLost, ShoalError, Timeout
@@ -38,14 +38,16 @@ _log = logging.getLogger("shoal")
 
 # Its loop's epoll and eventfd, and the node's memory, whose descriptor the arena has once more.
 _OF_THE_ENGINE = 4
+# Each further channel's loop has an epoll and an eventfd, too.
+_OF_A_CHANNEL = 2
 
 
 @dataclass
 class Joined:
     """A job that has come together, as one rank has it. The sockets wait to be handed to the engine.
 
-    ``coordinator``: the control link to rank 0, None on rank 0; ``controls``: on rank 0, those of the others by rank;
-    ``servers``: links to servers by index, without the one in this process. ``listener`` holds the other ends; None for a job
+    ``coordinators``: the control links to rank 0 by channel, none on rank 0; ``controls``: on rank 0, those of the others by
+    channel and rank; ``servers``: links to servers by index, without the one in this process. ``listener`` holds the other ends; None for a job
     of one rank. ``memory``: what the ranks of this node share, if they do.
     """
 
@@ -54,15 +56,15 @@ class Joined:
     welcome: Welcome
     sources: list[str]
     listener: Listener | None = None
-    coordinator: socket.socket | None = None
-    controls: dict[int, socket.socket] = field(default_factory=dict)
+    coordinators: dict[int, socket.socket] = field(default_factory=dict)
+    controls: dict[tuple[int, int], socket.socket] = field(default_factory=dict)
     servers: dict[int, socket.socket] = field(default_factory=dict)
     memory: "_native.SharedMemory | None" = None
 
     async def close(self) -> None:
         if self.listener is not None:
             await self.listener.close()
-        for link in [*self.controls.values(), *self.servers.values(), *filter(None, [self.coordinator])]:
+        for link in [*self.controls.values(), *self.servers.values(), *self.coordinators.values()]:
             link.close()
 
 
@@ -70,14 +72,15 @@ def join_alone(settings: Settings, overrides: Mapping[str, int]) -> Joined:
     """A job of one rank: its own server, and nobody to talk to. ``overrides``: of limits, by name."""
     host = socket.gethostname()
     places = tuple(server_places([host], settings.servers, settings.colocated))
-    limits = limits_for(None, settings.lanes, overrides)
+    lanes = settings.sockets or 1
+    limits = limits_for(None, lanes, overrides)
     welcome = Welcome(
         incarnation=os.urandom(16),
         hosts=(host,),
         addresses=(Address("127.0.0.1", 1),),
         leaders=(0,),
         servers=places,
-        lanes=settings.lanes,
+        lanes=lanes,
         limits=limits,
         peer_timeout=settings.peer_timeout,
     )
@@ -129,10 +132,8 @@ async def _join_beside(rendezvous: Rendezvous, member: "_Member") -> Joined:
         if isinstance(controls, ShoalError) and isinstance(error, PeerLost) and error.rank == 0:
             raise controls from None  # it has ended before our worker could hear why
         raise
-    joined.controls = await coordinating
-    if joined.coordinator is not None:
-        joined.coordinator.close()
-        joined.coordinator = None
+    joined.controls |= {(0, rank): link for rank, link in (await coordinating).items()}
+    joined.coordinators.pop(0).close()
     return joined
 
 
@@ -242,6 +243,8 @@ class _Member:
         self._deadlines = deadlines
         self._where = where
         self._servers = ServerLinks(settings, meeting_point, deadlines)
+        # Control links of further channels, by channel.
+        self._channels: dict[int, socket.socket] = {}
         self._giver: shared_memory.Giver | None = None
 
     async def join(self) -> Joined:
@@ -256,6 +259,7 @@ class _Member:
             await self._say_why(error)
             await listener.close()
             self._servers.close()
+            channel_links.close(self._channels)
             raise
         finally:
             if self._giver is not None:
@@ -292,13 +296,19 @@ class _Member:
         finally:
             await _end(hearing, connecting)
         await listener.wait_for_workers(self._expected_workers(welcome))
+        if self._rank == 0:
+            others = range(1, len(welcome.hosts))
+            await listener.wait_for_controls(
+                (channel, rank) for channel in range(1, welcome.channels) for rank in others
+            )
         return Joined(
             self._rank,
             self._meeting_point.secret,
             welcome,
             self._meeting_point.sources,
             listener,
-            coordinator=self._control,
+            coordinators={0: self._control, **self._channels},
+            controls=dict(listener.control_links),
             servers=self._servers.links,
             memory=memory if go.flag("inside") else None,
         )
@@ -312,7 +322,8 @@ class _Member:
         needed = {
             "connections to servers": linked * lanes,
             "connections of other ranks to the server in this one": others * lanes if own else 0,
-            "its engine": _OF_THE_ENGINE,
+            "its engine": _OF_THE_ENGINE + _OF_A_CHANNEL * (welcome.channels - 1),
+            "control connections of its channels": (welcome.channels - 1) * (others if self._rank == 0 else 1),
             "handing memory to ranks of its machine": len(node) if node[0] == self._rank and len(node) > 1 else 0,
         }
         descriptors.provide(
@@ -331,13 +342,15 @@ class _Member:
             "address": address,
             "machine": topology.machine(),
             "local_rank": self._settings.local_rank,
+            "threads": self._settings.threads or 0,
+            "processors": topology.processors(self._settings.local_size),
             "settings": self._shared,
         }
 
     async def _measure(self, message: Message, listener: Listener, limit: float) -> Message:
         """Lets others measure the link of this host, and calls whom rank 0 names. Its next message."""
         incarnation = message.identity("incarnation")
-        listener.open(incarnation, self._settings.size * (self._settings.lanes + 1))
+        listener.open(incarnation, self._settings.size * ((self._settings.sockets or MOST_LANES) + 1))
 
         def client() -> Client:
             return Client(
@@ -366,6 +379,10 @@ class _Member:
     async def _connect(self, welcome: Welcome) -> "_native.SharedMemory | None":
         memory = await self._share_memory(welcome)
         await self._servers.connect(welcome)
+        secret, sources = self._meeting_point.secret, self._meeting_point.sources
+        self._channels = await channel_links.connect(
+            welcome, self._rank, secret, sources, self._deadlines, encrypts=self._settings.encrypts
+        )
         return memory
 
     async def _share_memory(self, welcome: Welcome) -> "_native.SharedMemory | None":

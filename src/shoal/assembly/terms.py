@@ -42,13 +42,16 @@ os.register_at_fork(after_in_child=_draw_owner)
 @dataclass(frozen=True)
 class JobTerms:
     """What a server must know of a job. ``weights`` by server index, lanes included; ``hosts`` by rank; ``peer_timeout`` in
-    seconds: a server has the patience of each job on that job's links."""
+    seconds: a server has the patience of each job on that job's links. ``lanes`` of each server, and the ``channels`` among
+    which they are divided."""
 
     weights: tuple[int, ...]
     hosts: tuple[str, ...]
     limits: Limits
     peer_timeout: int
     algorithm: str = "server"
+    lanes: int = 1
+    channels: int = 1
 
     @property
     def size(self) -> int:
@@ -65,6 +68,8 @@ class JobTerms:
             "weights": self.weights,
             "hosts": self.hosts,
             "algorithm": self.algorithm,
+            "lanes": self.lanes,
+            "channels": self.channels,
             **_limits_fields(self.limits),
             "peer_timeout": self.peer_timeout,
         }
@@ -73,7 +78,7 @@ class JobTerms:
         """The name of a field in which two differ, "" if they are equal."""
         if self.limits != other.limits:
             return next(f.name for f in fields(Limits) if getattr(self.limits, f.name) != getattr(other.limits, f.name))
-        names = ("weights", "hosts", "peer_timeout", "algorithm")
+        names = ("weights", "hosts", "peer_timeout", "algorithm", "lanes", "channels")
         return next((name for name in names if getattr(self, name) != getattr(other, name)), "")
 
 
@@ -97,7 +102,20 @@ def parse_job(message: Message) -> JobRequest:
         raise MessageError("message 'job': the field 'weights' has no server above zero, or too many servers")
     index = message.integer("index", 0, len(weights) - 1)
     hosts = tuple(message.texts("hosts", count=size))
-    terms = JobTerms(weights, hosts, _parse_limits(message), _parse_peer_timeout(message), _parse_algorithm(message))
+    terms = JobTerms(
+        weights,
+        hosts,
+        _parse_limits(message),
+        _parse_peer_timeout(message),
+        _parse_algorithm(message),
+        *_parse_lanes(message),
+    )
+    of_channels = [
+        sum(weight for index, weight in enumerate(weights) if index % terms.lanes % terms.channels == channel)
+        for channel in range(terms.channels)
+    ]
+    if len(weights) % terms.lanes or not all(of_channels) or (terms.channels > 1 and terms.algorithm == "ring"):
+        raise MessageError("message 'job': the fields 'lanes' and 'channels' do not fit to its servers")
     attempt = message.integer("attempt", 0, _LARGEST_UNSIGNED)
     return JobRequest(message.identity("owner"), index, attempt, terms)
 
@@ -116,12 +134,19 @@ class Welcome:
     limits: Limits
     peer_timeout: int
     algorithm: str = "server"
+    # Threads of each rank among which its lanes are divided: lane i is channel i mod channels.
+    channels: int = 1
     # None if nothing was measured.
     network: Network | None = None
     # Bytes a second of an all-reduce that the measured links allow. 0: unknown, or windows are to stay as they are.
     rate: int = 0
     # Co-located servers without a share have links too, and average when no dedicated one is left.
     standby: bool = False
+
+    def lanes_beside(self, index: int) -> range:
+        """The server indices of all lanes that are in the channel of this one, and of its server."""
+        first = index - index % self.lanes
+        return range(first + index % self.lanes % self.channels, first + self.lanes, self.channels)
 
     def is_linked(self, server: ServerPlace) -> bool:
         """Whether every worker has a link to it from the start: it has a share, or may get one when others are lost."""
@@ -139,7 +164,7 @@ class Welcome:
     @property
     def terms(self) -> JobTerms:
         weights = tuple(server.weight for server in self.servers for _ in range(self.lanes))
-        return JobTerms(weights, self.hosts, self.limits, self.peer_timeout, self.algorithm)
+        return JobTerms(weights, self.hosts, self.limits, self.peer_timeout, self.algorithm, self.lanes, self.channels)
 
     def server_names(self) -> list[str]:
         """By server index, lanes included: for messages, and to know the lanes of a server, which have one name."""
@@ -164,6 +189,7 @@ class Welcome:
                 for server in self.servers
             ],
             "lanes": self.lanes,
+            "channels": self.channels,
             "algorithm": self.algorithm,
             "network": None if self.network is None else _network_fields(self.network),
             "rate": self.rate,
@@ -180,12 +206,14 @@ def parse_welcome(message: Message, size: int) -> Welcome:
         raise MessageError(f"the message '{message.kind}' came where 'welcome' was expected")
     nodes = message.messages("nodes", count=size)
     servers = tuple(_parse_server(server, size) for server in message.messages("servers"))
+    lanes, channels = _parse_lanes(message)
     return Welcome(
         incarnation=message.identity("incarnation"),
         hosts=tuple(node.text("host") for node in nodes),
         addresses=tuple(Address(*node.address("address")) for node in nodes),
         servers=servers,
-        lanes=message.integer("lanes", 1, MOST_LANES),
+        lanes=lanes,
+        channels=channels,
         limits=_parse_limits(message),
         peer_timeout=_parse_peer_timeout(message),
         algorithm=_parse_algorithm(message),
@@ -194,6 +222,12 @@ def parse_welcome(message: Message, size: int) -> Welcome:
         leaders=_parse_leaders(message, size),
         standby=message.flag("standby"),
     )
+
+
+def _parse_lanes(message: Message) -> tuple[int, int]:
+    """Lanes and channels."""
+    lanes = message.integer("lanes", 1, MOST_LANES)
+    return lanes, message.integer("channels", 1, lanes)
 
 
 def _parse_leaders(message: Message, size: int) -> tuple[int, ...]:

@@ -22,7 +22,9 @@ def _size(text: str) -> int:
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=7077, show_default=True, help="Port; 0 is any free one.")
-@click.option("--proxies", type=click.IntRange(min=1), help="Threads.  [default: one a core, at most 4]")
+@click.option(
+    "--proxies", type=click.IntRange(min=1), help="Threads.  [default: SHOAL_THREADS, or one a core, at most 4]"
+)
 @click.option(
     "--memory",
     metavar="SIZE",
@@ -42,9 +44,8 @@ def server(
     """Averages for any number of jobs, at once or one after another, until SIGTERM or Ctrl-C.
 
     Who may use it is said by the secret in SHOAL_SECRET or SHOAL_SECRET_FILE (which may hold several, one a line). On
-    loopback, without either, it is this user alone. Of the other variables it reads SHOAL_TLS and SHOAL_LOG.
+    loopback, without either, it is this user alone. Of the other variables it reads SHOAL_TLS, SHOAL_THREADS and SHOAL_LOG.
     """
-    many = proxies or min(4, os.cpu_count() or 1)
     bound = memory or default_bound()
 
     def ready(bound_host: str, bound_port: int) -> None:
@@ -57,6 +58,7 @@ def server(
 
     try:
         settings = ServerSettings.from_environment()
+        many = proxies or settings.threads or min(4, os.cpu_count() or 1)
         logs.configure(settings.log)
         secrets, encrypts = configured_secrets(settings), settings.encrypts
         serve(host, port_range or port, many, secrets, ready, encrypts=encrypts, memory=bound)

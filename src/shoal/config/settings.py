@@ -54,13 +54,14 @@ NAMES = (
     "SHOAL_TIMEOUT",
     "SHOAL_PEER_TIMEOUT",
     "SHOAL_SOCKETS",
+    "SHOAL_THREADS",
     "SHOAL_CUDA_WAIT",
     "SHOAL_TRACE",
     "SHOAL_LOG",
 )
 
 # Those that concern a dedicated server. Whoever starts one for a job gives it these.
-SERVER_NAMES = ("SHOAL_SECRET", "SHOAL_SECRET_FILE", "SHOAL_TLS", "SHOAL_LOG")
+SERVER_NAMES = ("SHOAL_SECRET", "SHOAL_SECRET_FILE", "SHOAL_TLS", "SHOAL_LOG", "SHOAL_THREADS")
 
 # What Kubernetes sets in every container for a service whose name begins with "shoal".
 _KUBERNETES_NAME = re.compile(
@@ -139,6 +140,8 @@ class ServerSettings:
     secret: bytes | None = field(default=None, repr=False)
     secret_file: Path | None = None
     tls: str = "off"
+    # At most so many serve the lanes of this rank or server. None: as many as links and processors want.
+    threads: int | None = None
     log: str | None = None
 
     @property
@@ -153,6 +156,7 @@ class ServerSettings:
             secret=_read(environ, "SHOAL_SECRET", _secret, f"at least {SHORTEST_SECRET} characters", None),
             secret_file=_read(environ, "SHOAL_SECRET_FILE", _path, "the path of a file", None),
             tls=_read(environ, "SHOAL_TLS", _one_of("off", "psk"), "off or psk", "off"),
+            threads=_read(environ, "SHOAL_THREADS", _count_to_64, "a whole number from 1 to 64", None),
             log=_read(environ, "SHOAL_LOG", _log_level, "debug, info, warning, error or critical", None),
         )
         if settings.secret is not None and settings.secret_file is not None:
@@ -198,11 +202,6 @@ class Settings(ServerSettings):
     @property
     def local_size(self) -> int:
         return self.launch.local_size
-
-    @property
-    def lanes(self) -> int:
-        """Connections between a worker and a server."""
-        return self.sockets or 1
 
     @property
     def opens_no_port(self) -> bool:
@@ -258,6 +257,7 @@ class Settings(ServerSettings):
             secret=as_a_server.secret,
             secret_file=as_a_server.secret_file,
             tls=as_a_server.tls,
+            threads=as_a_server.threads,
             log=as_a_server.log,
             launch=launch,
             servers=_read(environ, "SHOAL_SERVERS", _addresses, "host:port,host:port", ()),
@@ -273,7 +273,7 @@ class Settings(ServerSettings):
             fusion_mb=_read(environ, "SHOAL_FUSION_MB", _positive, "a number of megabytes above 0", None),
             timeout=_read(environ, "SHOAL_TIMEOUT", _positive, "a number of seconds above 0", 1800.0),
             peer_timeout=peer_timeout(environ),
-            sockets=_read(environ, "SHOAL_SOCKETS", _socket_count, "a whole number from 1 to 64", None),
+            sockets=_read(environ, "SHOAL_SOCKETS", _count_to_64, "a whole number from 1 to 64", None),
             cuda_wait=_read(environ, "SHOAL_CUDA_WAIT", _one_of("stream", "host"), "stream or host", None),
             trace=_read(environ, "SHOAL_TRACE", _path, "the path of a folder", None),
         )
@@ -401,7 +401,7 @@ def _peer_timeout(text: str) -> int:
     return number
 
 
-def _socket_count(text: str) -> int:
+def _count_to_64(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,2}", text) or not 1 <= int(text) <= 64:
         raise ValueError
     return int(text)

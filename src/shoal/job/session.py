@@ -73,6 +73,8 @@ def native_config(joined: Joined) -> _native.JobConfig:
         rate=welcome.rate,
         standby=welcome.standby,
         leaders=[] if joined.memory is None else list(welcome.leaders),
+        lanes=welcome.lanes,
+        channels=welcome.channels,
     )
 
 
@@ -80,10 +82,10 @@ def start_engine(joined: Joined) -> _native.Engine:
     """An engine that owns all sockets of ``joined`` from here on."""
     engine = _native.Engine(joined.rank, native_config(joined))
     try:
-        if joined.coordinator is not None:
-            engine.attach_coordinator(hand_over(joined.coordinator))
-        for rank, link in joined.controls.items():
-            engine.attach_control(rank, hand_over(link))
+        for channel, link in joined.coordinators.items():
+            engine.attach_coordinator(channel, hand_over(link))
+        for (channel, rank), link in joined.controls.items():
+            engine.attach_control(channel, rank, hand_over(link))
         for index, link in joined.servers.items():
             engine.attach_server(index, hand_over(link))
         if joined.listener is not None:
@@ -311,12 +313,12 @@ class Session:
     # --- Servers that were lost and may be back, in the link thread ---
 
     async def _connect_server(self, first: int, attempt: int) -> None:
-        """All lanes of a server, the first of which has this index, or none."""
+        """All lanes that a server has in a channel, the first of which has this index, or none."""
         with contextlib.ExitStack() as found:
             try:
                 lanes, process = await self._in_time(self._call_lanes(first, attempt, found))
-                for lane, link in enumerate(lanes):
-                    self._engine.attach_returned(first + lane, attempt, process, hand_over(link))
+                for index, link in lanes.items():
+                    self._engine.attach_returned(index, attempt, process, hand_over(link))
             except (OSError, HandshakeRefused, RuntimeError) as error:
                 # Nobody may be left without an answer; an engine that is closed takes none.
                 self._engine.server_unreachable(first, attempt)
@@ -335,14 +337,14 @@ class Session:
 
     async def _call_lanes(
         self, first: int, attempt: int, found: contextlib.ExitStack
-    ) -> tuple[list[socket.socket], bytes]:
-        """The links, which ``found`` closes unless they are handed over, and the id of the server that they all lead to."""
-        lanes: list[socket.socket] = []
+    ) -> tuple[dict[int, socket.socket], bytes]:
+        """The links by server index, which ``found`` closes unless they are handed over, and the id of the server that they
+        all lead to."""
+        lanes: dict[int, socket.socket] = {}
         ids: set[bytes] = set()
-        for lane in range(self.lanes):
-            link, server_id = await self._call_server(first + lane, lane, attempt)
-            found.callback(link.close)
-            lanes.append(link)
+        for index in self._joined.welcome.lanes_beside(first):
+            lanes[index], server_id = await self._call_server(index, index % self.lanes, attempt)
+            found.callback(lanes[index].close)
             ids.add(server_id)
         if len(ids) > 1:
             raise several_servers(rank_name(self.rank, self.hosts), self._place(first))

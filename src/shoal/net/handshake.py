@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from shoal.errors import AuthenticationError, ConfigurationError, ShoalError
 
-VERSION = 4
+VERSION = 5
 MAGIC = b"SHOAL"
 NO_INCARNATION = bytes(16)
 HELLO_BYTES = 64

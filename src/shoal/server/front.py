@@ -304,4 +304,6 @@ def _core_config(terms: JobTerms, address: Address) -> _native.JobConfig:
         rank_credit=terms.limits.rank_credit,
         peer_timeout=terms.peer_timeout,
         ring=terms.algorithm == "ring",
+        lanes=terms.lanes,
+        channels=terms.channels,
     )

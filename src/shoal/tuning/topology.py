@@ -27,6 +27,12 @@ def machine() -> str:
     return hashlib.sha256(boot + namespace).hexdigest()[:32]
 
 
+def processors(ranks_here: int) -> int:
+    """Of this rank: those that it may use, or its part of all where it may use all, as the other ranks of its machine may."""
+    usable = len(os.sched_getaffinity(0))
+    return usable if usable < (os.cpu_count() or usable) else max(1, usable // ranks_here)
+
+
 def leaders_of(places: Sequence[tuple[str, int]]) -> tuple[int, ...]:
     """By rank: the first rank of its node, which speaks for it. ``places``: machine and local rank, by rank.
 

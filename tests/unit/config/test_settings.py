@@ -36,6 +36,7 @@ EVERYTHING = {
     "SHOAL_TIMEOUT": "60",
     "SHOAL_PEER_TIMEOUT": "4.5",
     "SHOAL_SOCKETS": "4",
+    "SHOAL_THREADS": "2",
     "SHOAL_CUDA_WAIT": "host",
     "SHOAL_TRACE": "/tmp/timelines",
     "SHOAL_LOG": "Debug",
@@ -62,7 +63,7 @@ def test_every_variable_is_read() -> None:
     assert settings.port_range == (7100, 7199)
     assert settings.interfaces == ("eth0", "10.0.0.3")
     assert (settings.fusion_mb, settings.timeout, settings.peer_timeout) == (12.5, 60.0, 5)
-    assert (settings.sockets, settings.lanes) == (4, 4)
+    assert (settings.sockets, settings.threads) == (4, 2)
     assert not settings.waits_in_stream(by_default=True)
     assert settings.trace == Path("/tmp/timelines")
     assert settings.log == "DEBUG"
@@ -71,7 +72,8 @@ def test_every_variable_is_read() -> None:
 def test_defaults() -> None:
     settings = Settings.from_environment({})
     assert (settings.servers, settings.colocated, settings.tls, settings.algorithm) == ((), "auto", "off", "server")
-    assert (settings.timeout, settings.peer_timeout, settings.lanes) == (1800.0, 15, 1)
+    assert (settings.timeout, settings.peer_timeout) == (1800.0, 15)
+    assert (settings.sockets, settings.threads) == (None, None)
     assert settings.secret is None
     assert settings.fusion_mb is None
     assert [settings.waits_in_stream(by_default=default) for default in (True, False)] == [True, False]
@@ -110,6 +112,8 @@ def test_the_secret_is_not_shown() -> None:
         ("SHOAL_PEER_TIMEOUT", "-1"),
         ("SHOAL_PEER_TIMEOUT", "86401"),
         ("SHOAL_SOCKETS", "0"),
+        ("SHOAL_THREADS", "0"),
+        ("SHOAL_THREADS", "65"),
         ("SHOAL_SOCKETS", "1.5"),
         ("SHOAL_LOG", "loud"),
     ],
@@ -158,7 +162,7 @@ def test_encryption_is_asked_for_by_name() -> None:
 def test_a_server_reads_what_concerns_it_as_a_rank_does() -> None:
     environ = {**EVERYTHING, "SHOAL_TLS": "psk"}
     ours, ranks = ServerSettings.from_environment(environ), Settings.from_environment(environ)
-    assert (ours.secret, ours.tls, ours.log) == (ranks.secret, ranks.tls, ranks.log)
+    assert (ours.secret, ours.tls, ours.threads, ours.log) == (ranks.secret, ranks.tls, 2, ranks.log)
     assert (ours.secret, ours.encrypts, ours.log) == (b"correct horse battery", True, "DEBUG")
     assert ServerSettings.from_environment({"SHOAL_SECRET_FILE": "/x"}).secret_file == Path("/x")
     assert "horse" not in repr(ours)

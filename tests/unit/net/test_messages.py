@@ -102,6 +102,10 @@ def test_a_job_comes_back_as_it_was() -> None:
         ("least_segment", Limits().segment + 1),
         ("rank_segment", Limits().segment + 64),
         ("rank_credit", Limits().credit + 1),
+        ("lanes", 0),
+        ("lanes", 2),
+        ("channels", 0),
+        ("channels", 2),
         ("peer_timeout", 0),
         ("peer_timeout", 86401),
         ("peer_timeout", 10**9),
@@ -119,6 +123,13 @@ def test_what_differs_between_two_jobs_is_named() -> None:
     assert JobTerms((2, 1, 0), ("a", "b"), Limits(), 15).difference(TERMS) == "weights"
     assert JobTerms((2, 2, 0), ("a", "b"), Limits(eager=0), 15).difference(TERMS) == "eager"
     assert JobTerms((2, 2, 0), ("a", "b"), Limits(), 60).difference(TERMS) == "peer_timeout"
+    assert JobTerms((2, 2, 0), ("a", "b"), Limits(), 15, lanes=3).difference(TERMS) == "lanes"
+    assert (
+        JobTerms((2, 2, 0), ("a", "b"), Limits(), 15, lanes=3, channels=2).difference(
+            JobTerms((2, 2, 0), ("a", "b"), Limits(), 15, lanes=3)
+        )
+        == "channels"
+    )
 
 
 def test_a_welcome_comes_back_as_it_was() -> None:
@@ -129,6 +140,7 @@ def test_a_welcome_comes_back_as_it_was() -> None:
         leaders=(0, 0),
         servers=tuple(server_places(["a", "b"], (Address("s", 7077),), "auto")),
         lanes=2,
+        channels=2,
         limits=Limits(small=64),
         peer_timeout=60,
         network=Network((50_000_000, 25_000_000), (50_000_000,), 60e-6),
@@ -147,6 +159,8 @@ def test_a_welcome_comes_back_as_it_was() -> None:
         "s:7077",
     ]
     assert found.terms.weights == (1, 1, 1, 1, 2, 2)
+    assert (found.terms.lanes, found.terms.channels) == (2, 2)
+    assert [list(found.lanes_beside(index)) for index in (2, 3)] == [[2], [3]]
     assert found.terms.peer_timeout == 60
     assert json.dumps(found.as_fields()) == json.dumps(welcome.as_fields())
 
