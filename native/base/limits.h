@@ -34,6 +34,9 @@ inline constexpr std::size_t groups_bytes = std::size_t{256} * 1024 * 1024;
 // Of a machine whose ranks share memory: what its subgroups take, but at most a quarter of the machine's memory. Groups
 // for which nothing is left use the network.
 inline constexpr std::size_t areas_bytes = std::size_t{8} * 1024 * 1024 * 1024;
+// Of a rank that is its node's leader: the arrays of reduce-scatters and all-gathers that are open between nodes. One
+// alone may be larger.
+inline constexpr std::size_t crossing_bytes = std::size_t{8} * 1024 * 1024 * 1024;
 // Of a server, for one job: its groups and operations, with the failed operations that some members have not called
 // yet. Beyond this, new operations fail; beyond twice as much, links end.
 inline constexpr std::size_t tables_bytes = std::size_t{1024} * 1024 * 1024;

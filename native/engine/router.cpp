@@ -57,7 +57,7 @@ void Router::share_memory(std::shared_ptr<const shm::Memory> memory) {
 void Router::add_to_local_groups(std::uint32_t number, const std::vector<std::uint32_t>& ranks,
                                  const std::string& name) {
   groups_->add_group(number, worker_.id_of(number), ranks, [&](const std::vector<std::uint32_t>& leaders) {
-    return make_in_all_channels([&](Worker& worker) { return worker.make_group_of_nodes(leaders, ranks, name); });
+    return make_in_all_channels([&](Worker& worker) { return worker.make_group_of_nodes(leaders, number, name); });
   });
 }
 

@@ -108,7 +108,7 @@ class LocalLiar {
     Heard record = heard_[input.below(heard_.size())];
     const std::size_t way = input.below(8);
     if (way == 1) {
-      record.kind = static_cast<local::RecordKind>(input.below(16));
+      record.kind = static_cast<local::RecordKind>(input.below(17));
     } else if (way == 2) {
       damage_payload(record.body, input);
     } else if (way == 3) {
@@ -127,7 +127,7 @@ class LocalLiar {
 
   // As the leader does of operations, or almost.
   void decide(Input& input) {
-    Heard record{static_cast<local::RecordKind>(input.below(16)), {}, {}, {}};
+    Heard record{static_cast<local::RecordKind>(input.below(17)), {}, {}, {}};
     if (!heard_.empty() && !input.once_in(8)) {
       record.key = heard_[input.below(heard_.size())].key;
     }

@@ -33,6 +33,7 @@ namespace {
 constexpr std::uint32_t ranks = 3;
 constexpr std::size_t commands_per_input = 200;
 constexpr std::size_t names = 4;
+constexpr std::size_t leaders = 2;  // by index of the groups
 constexpr std::size_t most_open = 6;
 
 JobConfig config_of(Input& input) {
@@ -46,6 +47,9 @@ JobConfig config_of(Input& input) {
   config.least_segment = config.small == 0 ? 64 : 0;
   config.tables.server = config.small == 0 ? 8 * 1024 : 64 * 1024;
   config.ring = input.once_in(8);
+  if (!config.ring) {
+    config.leaders = {0, 0, 2};
+  }
   config.weights = std::array<std::vector<std::uint32_t>, 4>{{{1}, {1, 1}, {3, 1}, {1, 0, 5}}}[input.below(4)];
   config.server_names.assign(config.weights.size(), "s");
   config.server_ranks.assign(config.weights.size(), config.weights.size() == 2 ? 0 : -1);
@@ -131,18 +135,19 @@ class Job final : public ServerWorld {
       wire::Failure failure;
       require(wire::decode(owned, failure).ok(), "a FAIL that is sent can be read");
     }
-    std::optional<Hash128> told;
+    std::optional<Call> told;
     if (header.type == Type::called) {
       wire::Opening called;
       require(wire::decode_called(owned, called).ok() && owned.size() <= wire::called_limit(),
               "a CALLED that is sent can be read");
+      const Call call{called.group, called.key};
       // What a lost worker alone has opened is forgotten, and is new when another opens it.
       const bool forgets =
           std::any_of(workers_.begin(), workers_.end(), [](const Worker& one) { return !one.connected; });
       require(forgets || std::none_of(on_wire_.begin(), on_wire_.end(),
-                                      [&](const OnWire& one) { return one.link == link && one.told == called.key; }),
+                                      [&](const OnWire& one) { return one.link == link && one.told == call; }),
               "nobody is told of a call again while the first frame is on its way");
-      told = called.key;
+      told = call;
     }
     on_wire_.push_back({link, borrowed, token, told});
   }
@@ -151,11 +156,12 @@ class Job final : public ServerWorld {
   void sum(Sum sum) override { sums_.push_back(std::move(sum)); }
 
  private:
+  using Call = std::pair<Hash128, Hash128>;  // group and key
   struct OnWire {
     LinkId link;
     std::span<const std::byte> borrowed;
     Token token;
-    std::optional<Hash128> told;  // by CALLED
+    std::optional<Call> told;  // by CALLED
   };
 
   void command() {
@@ -192,7 +198,7 @@ class Job final : public ServerWorld {
         const bool first = input_.once_in(2);
         const std::vector<std::uint32_t> members =
             first ? std::vector<std::uint32_t>{0, 1} : std::vector<std::uint32_t>{2, 0};
-        say(rank, {{.type = Type::group}, wire::encode(wire::GroupMembers{groups_[first ? 1 : 2], members})});
+        say(rank, {{.type = Type::group}, wire::encode(wire::GroupMembers{groups_[first ? 1 : 2], members, !first})});
         break;
       }
       case 12:
@@ -250,7 +256,7 @@ class Job final : public ServerWorld {
     opening.name = std::string(1 + name * 3, static_cast<char>('a' + name));
     opening.group = groups_[group];
     opening.occurrence = worker.occurrences[{group, name}]++;
-    opening.key = operation_key(opening.group, opening.name, opening.occurrence);
+    opening.key = operation_key(groups_[group == leaders ? 0 : group], opening.name, opening.occurrence);
     attributes(opening, group, name);
     if (input_.once_in(12)) {
       opening.failed = true;
@@ -283,7 +289,7 @@ class Job final : public ServerWorld {
 
   // The same for everyone who opens this one, as a rule.
   void attributes(wire::Opening& opening, std::size_t group, std::size_t name) {
-    auto [known, fresh] = attributes_.try_emplace(opening.key);
+    auto [known, fresh] = attributes_.try_emplace({opening.group, opening.key});
     wire::Opening& common = known->second;
     if (fresh || input_.once_in(16)) {
       common.collective = static_cast<Collective>(1 + (input_.byte() + name) % 6);
@@ -490,10 +496,10 @@ class Job final : public ServerWorld {
 
   Input& input_;
   const JobConfig config_;
-  const std::array<Hash128, 3> groups_;
+  const std::array<Hash128, 3> groups_;  // of all ranks, of some, and of the leaders of all
   std::uint32_t most_credit_;                    // that a window has had
   std::uint32_t least_credit_;                   // the same
-  std::map<Hash128, wire::Opening> attributes_;  // by key
+  std::map<Call, wire::Opening> attributes_;
   std::array<Worker, ranks> workers_;
   std::deque<OnWire> on_wire_;
   std::deque<Sum> sums_;

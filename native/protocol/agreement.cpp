@@ -75,7 +75,7 @@ std::string describe(const wire::Opening& opening) {
 }
 
 std::string mismatch_text(const std::vector<const wire::Opening*>& openings, const std::vector<std::uint32_t>& ranks,
-                          const JobConfig& config) {
+                          bool by_nodes, const JobConfig& config) {
   const wire::Opening& first =
       **std::find_if(openings.begin(), openings.end(), [](const auto* o) { return o != nullptr; });
   // Members that sent the same are named together.
@@ -99,12 +99,12 @@ std::string mismatch_text(const std::vector<const wire::Opening*>& openings, con
     }
     same->second.push_back(ranks[i]);
   }
-  std::string text = "'" + first.name + "': ranks disagree on the " + what + ": ";
+  std::string text = "'" + first.name + "': ranks disagree on the " + (what.empty() ? "group" : what) + ": ";
   for (std::size_t i = 0; i < sent.size(); ++i) {
     text += (i == 0 ? "" : "; ") + ranks_text(sent[i].second, config) + " called " + sent[i].first;
   }
   if (!absent.empty()) {
-    text += "; " + ranks_text(absent, config) + " had not called it yet";
+    text += "; " + ranks_text(absent, config) + (by_nodes && absent.size() > 1 ? " had not all called it yet" : " had not called it yet");
   }
   return text + ". Every rank must call it with the same arguments";
 }

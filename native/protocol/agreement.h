@@ -23,9 +23,10 @@ bool agree(const wire::Opening& a, const wire::Opening& b, std::string& what);
 std::string describe(const wire::Opening& opening);
 
 // The text of a Mismatch: what every member sent, and who has not called yet. `openings`: by member, null for a member
-// that has not called; at least one has. `ranks`: of the members.
+// that has not called; at least one has. `ranks`: of the members. `by_nodes`: of members without an opening it is known
+// only that not all of their node have called.
 std::string mismatch_text(const std::vector<const wire::Opening*>& openings, const std::vector<std::uint32_t>& ranks,
-                          const JobConfig& config);
+                          bool by_nodes, const JobConfig& config);
 
 // The status that all members get for an operation that failed on a rank before it began. An opening with a code says
 // itself which one: of a rank that heard it from another, which may have it from a third.

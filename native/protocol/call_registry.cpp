@@ -42,12 +42,13 @@ Status CallRegistry::problem_with_name(const Hash128& group, const std::string& 
   return {};
 }
 
-void CallRegistry::name_call(wire::Opening& opening, const Hash128& group, const Submission& submission) {
+void CallRegistry::name_call(wire::Opening& opening, const Hash128& group, const Hash128& keys,
+                             const Submission& submission) {
   opening.name = name_or_unnamed(submission.name);
   opening.group = group;
   opening.occurrence =
       submission.occurrence ? *submission.occurrence : take_number(operation_key(group, opening.name, 0));
-  opening.key = operation_key(group, opening.name, opening.occurrence);
+  opening.key = operation_key(keys, opening.name, opening.occurrence);
 }
 
 void CallRegistry::number_call(Submission& submission, const Hash128& group) {

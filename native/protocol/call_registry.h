@@ -43,8 +43,11 @@ class CallRegistry {
   Status problem_with_name(const Hash128& group, const std::string& name) const;
 
   // Writes name, occurrence and key into the opening, and counts the call. A call that brings its own number
-  // (Submission::occurrence) is not counted.
-  void name_call(wire::Opening& opening, const Hash128& group, const Submission& submission);
+  // (Submission::occurrence) is not counted. `keys`: of the group whose keys the group's operations have.
+  void name_call(wire::Opening& opening, const Hash128& group, const Hash128& keys, const Submission& submission);
+  void name_call(wire::Opening& opening, const Hash128& group, const Submission& submission) {
+    name_call(opening, group, group, submission);
+  }
   // The number of a call that becomes an operation later: it is counted now, and brings its number then.
   void number_call(Submission& submission, const Hash128& group);
   // The call of a rank that has joined, which brings its number: whether it is the first of that number here. It is

@@ -25,10 +25,6 @@ constexpr std::array collectives{
     CollectiveTraits{"barrier", Contributors::none, Receivers::none, false, false},
 };
 
-std::uint64_t rows_of(const wire::Opening& opening) {
-  return opening.shape.empty() ? 0 : static_cast<std::uint64_t>(opening.shape.front());
-}
-
 }  // namespace
 
 const CollectiveTraits& traits_of(Collective collective) {
@@ -79,8 +75,13 @@ Range received_by(Collective collective, std::uint64_t bytes, std::uint64_t rows
   return {0, bytes};
 }
 
-Range received_by(const wire::Opening& opening, std::size_t members, std::size_t member) {
-  return received_by(opening.collective, opening.bytes, rows_of(opening), members, member, opening.root);
+Range received_by(const wire::Opening& opening, std::size_t members, std::size_t member, Senders senders) {
+  const std::uint64_t rows = rows_of(opening.shape, members, senders);
+  return received_by(opening.collective, opening.bytes, rows, members, member, opening.root);
+}
+
+std::uint64_t rows_of(const std::vector<std::int64_t>& shape, std::size_t members, Senders senders) {
+  return senders == Senders::nodes ? members : shape.empty() ? 0 : static_cast<std::uint64_t>(shape.front());
 }
 
 std::vector<Range> blocks_for_members(const wire::Opening& opening, std::size_t member, std::size_t members) {

@@ -1,7 +1,8 @@
 // The collectives in one table: who contributes, who gets what of the result, and which way the bytes go.
 //
 // Workers, servers and the ranks of one machine ask here, so that they cannot come to different answers. `root` and
-// `member` are indices in the group; `rows` is the first dimension of the array, which a scattered result is cut along.
+// `member` are indices in the group; `rows`: of the array, which a scattered result is cut along. They are its first
+// dimension; what leaders scatter has a row for each of them (protocol/local/crossing.h).
 #pragma once
 
 #include <cstddef>
@@ -10,6 +11,7 @@
 
 #include "base/range.h"
 #include "base/types.h"
+#include "protocol/job.h"
 #include "wire/opening.h"
 
 namespace shoal {
@@ -64,8 +66,10 @@ bool waits_for_others(Collective collective, std::size_t member, std::size_t roo
 // Which of an operation's bytes the member gets. Of a gather: all, since the sizes are known later.
 Range received_by(Collective collective, std::uint64_t bytes, std::uint64_t rows, std::size_t members,
                   std::size_t member, std::size_t root);
-// The same, from the member's opening.
-Range received_by(const wire::Opening& opening, std::size_t members, std::size_t member);
+// The same, from the member's opening. `senders`: the members are leaders, or not.
+Range received_by(const wire::Opening& opening, std::size_t members, std::size_t member,
+                  Senders senders = Senders::ranks);
+std::uint64_t rows_of(const std::vector<std::int64_t>& shape, std::size_t members, Senders senders);
 
 // Which ranges of its input the member with this opening sends to each member. For operations without a server. Throws
 // std::invalid_argument for an impossible opening.

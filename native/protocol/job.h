@@ -48,6 +48,7 @@ struct JobConfig {
     std::size_t groups = limits::groups_bytes;
     std::size_t server = limits::tables_bytes;
     std::size_t waits = limits::waits_bytes;
+    std::size_t crossing = limits::crossing_bytes;
     friend bool operator==(const Tables&, const Tables&) = default;
   };
   Tables tables{};

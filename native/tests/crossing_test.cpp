@@ -120,6 +120,15 @@ TEST(leaders_learn_how_long_all_blocks_are) {
 }
 
 TEST(what_no_leader_tells_is_refused) {
+  // By which node; -1: by nobody.
+  const auto impossible_of = [](const wire::Bytes& told, const std::vector<std::uint64_t>& by_node) {
+    try {
+      decoded_blocks(told, by_node, {0, 0, 1});
+      return -1;
+    } catch (const ImpossibleBlocks& error) {
+      return static_cast<int>(error.node);
+    }
+  };
   const auto refused = [](const wire::Bytes& told, const std::vector<std::uint64_t>& by_node) {
     try {
       decoded_blocks(told, by_node, {0, 0, 1});
@@ -136,7 +145,14 @@ TEST(what_no_leader_tells_is_refused) {
   told.push_back(std::byte{1});
   told.push_back(std::byte{1});
   CHECK(refused(told, {16, 10}));  // another number of bytes than it says
-  CHECK(refused(encode_blocks({most_of_block + 1, 0, 0}, {}), {16, 8}));
+  CHECK_EQ(impossible_of(encode_blocks({1, 1, 1}, {}), {8, 16}), 0);
+  CHECK_EQ(impossible_of(encode_blocks({1, 1, 1}, {}), {16, 16}), 1);
+  CHECK_EQ(impossible_of(encode_blocks({most_of_block + 1, 0, 0}, {}), {16, 8}), 0);
+  CHECK_EQ(impossible_of(encode_blocks({0, 0, most_of_block + 1}, {}), {16, 8}), 1);
+  // Each may be, but not together.
+  CHECK_EQ(impossible_of(encode_blocks({1, 0, most_of_block}, {}), {16, 8}), 1);
+  CHECK_EQ(impossible_of(encode_blocks({most_of_block, 0, 1}, {}), {16, 8}), 0);
+  CHECK_EQ(impossible_of(encode_blocks({most_of_block - 1, 0, 1}, {}), {16, 8}), -1);
 }
 
 }  // namespace

@@ -133,11 +133,16 @@ class Rank final : public GroupUser {
     for (const std::uint64_t block : block_bytes) {
       bytes += block;
     }
+    if (!has_memory) {
+      return nullptr;
+    }
     return outputs_.try_emplace(handle, bytes).first->second.data();
   }
   void hand_over(Submission submission) override {
     if (submission.failure.empty()) {
       finish(submission.handle, Status::error(Code::ok, "handed over"));
+    } else if (on_failure) {
+      on_failure(submission);
     }
   }
   void warn(std::string) override {}
@@ -152,7 +157,7 @@ class Rank final : public GroupUser {
       on_contributed(handle, range);
     }
   }
-  void fail_job(const Status&) override {}
+  void fail_job(const Status&) override { has_failed_job = true; }
   void left(SharedGroup&) override { has_left = true; }
 
   std::uint64_t submit(const std::string& name, std::vector<float>& values, Operator op = Operator::sum,
@@ -226,7 +231,11 @@ class Rank final : public GroupUser {
   // What the network does with what is sent up, and as it grows.
   std::function<void(Submission)> network;
   std::function<void(std::uint64_t handle, Range range)> on_contributed;
+  // What is said to the other nodes of an operation that has failed here.
+  std::function<void(const Submission&)> on_failure;
   std::atomic<bool> has_left{false};
+  std::atomic<bool> has_failed_job{false};
+  std::atomic<bool> has_memory{true};  // for what gathers bring
   Time timeout = 60 * second;
 
  private:

@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "drivers/sim/simulation.h"
+#include "protocol/collectives.h"
 
 using namespace shoal;
 using sim::Fault;
@@ -202,6 +203,52 @@ TEST(disagreement_is_a_mismatch_on_every_rank_within_a_second_and_the_job_goes_o
     const std::vector<Finish> next = finishes_of(outcome, 1);
     CHECK_EQ(next.size(), 4U);
     CHECK(std::all_of(next.begin(), next.end(), [](const Finish& finish) { return finish.status.ok(); }));
+  }
+}
+
+// By way of the leaders' group, and by each rank for itself.
+TEST(nodes_that_call_different_kinds_hear_within_a_second_which_ranks_called_what) {
+  std::uint64_t seed = 0;
+  for (const Collective up : {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather}) {
+    for (const Collective flat : {Collective::broadcast, Collective::all_to_all, Collective::barrier}) {
+      for (const std::int64_t elements : {8, 500}) {
+        Random random(++seed);
+        Plan plan = job(5, 2);
+        sim::leave_to_dedicated(plan);
+        plan.config.leaders = {0, 0, 2, 2, 4};
+        plan.operations.push_back(all_reduce(plan, "weight", elements));
+        OperationPlan& operation = plan.operations.back();
+        for (std::size_t rank = 0; rank < 5; ++rank) {
+          MemberPlan& member = operation.members[rank];
+          member.collective = rank / 2 == 1 ? flat : up;
+          member.op = rank / 2 == 1 || up == Collective::all_gather ? Operator::none : Operator::mean;
+          if (member.collective == Collective::all_to_all) {
+            member.splits = {4 * elements, 0, 0, 0, 0};
+          } else if (member.collective == Collective::barrier) {
+            member.dtype = DType::none;
+            member.shape = {};
+          }
+        }
+        operation.outcomes = {Code::mismatch};
+        plan.operations.push_back(all_reduce(plan, "weight", 500));
+        sim::schedule(random, plan, false, second / 10);
+        const Outcome outcome = simulate(plan, seed);
+        CHECK(outcome.violation.empty());
+        const std::vector<Finish> finishes = finishes_of(outcome, 0);
+        CHECK_EQ(finishes.size(), 5U);
+        const std::string one = "ranks 0 (host0), 1 (host1), 4 (host4) called " + std::string(name_of(up));
+        const std::string other = "ranks 2 (host2), 3 (host3) called " + std::string(name_of(flat));
+        for (const Finish& finish : finishes) {
+          CHECK(finish.when < plan.ranks[finish.rank].steps[0].when + second);
+          CHECK(names(finish.status.message, "'weight'"));
+          CHECK(names(finish.status.message, one));
+          CHECK(names(finish.status.message, other));
+        }
+        const std::vector<Finish> next = finishes_of(outcome, 1);
+        CHECK_EQ(next.size(), 5U);
+        CHECK(std::all_of(next.begin(), next.end(), [](const Finish& finish) { return finish.status.ok(); }));
+      }
+    }
   }
 }
 

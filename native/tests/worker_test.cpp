@@ -306,7 +306,7 @@ TEST(a_rank_that_sends_for_itself_has_a_part_of_the_window_of_its_node) {
     worker.attach_server(server_link, 0);
     std::vector<std::byte> array(std::size_t{8} * 4096);
     Submission submission = all_reduce(array);
-    submission.group = for_node ? worker.make_group_of_nodes({0, 1}, {0, 1}, "") : 0;
+    submission.group = for_node ? worker.make_group_of_nodes({0, 1}, 0, "") : 0;
     worker.submit(std::move(submission));
     CHECK(frame(worker, server_link, {.type = Type::admit, .operation = 1}, {}).ok());
     CHECK_EQ(world.data_sent(), 2);

@@ -1,8 +1,10 @@
 """All-gathers and reduce-scatters of all ranks where nodes have several: from leader to leader, each byte once."""
 
+import resource
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,3 +150,83 @@ def test_nodes_that_disagree_are_named_and_the_job_goes_on(rows: int) -> None:
     for texts in run_ranks(disagreements, 4, rows, nodes=2, servers=1, timeout=60):
         for name, text in zip(("blocks", "rows", "types"), texts, strict=True):
             assert all(part in text for part in (f"'{name}'", "rank 0", "rank 2")), text
+
+
+def different_kinds(rows: int) -> list[str]:
+    shoal.init()
+    values = np.ones(rows, np.float32)
+    by_leaders: list[Callable[[str], object]] = [
+        lambda name: shoal.allreduce(values, name=name),
+        lambda name: shoal.allgather(values, name=name),
+        lambda name: shoal.reducescatter(values, name=name),
+    ]
+    by_each_rank: list[Callable[[str], object]] = [
+        lambda name: shoal.broadcast(values, name=name),
+        lambda name: shoal.alltoall(values, name=name),
+        lambda name: shoal.barrier(name=name),
+    ]
+    texts = []
+    for first in by_leaders:
+        for second in by_each_rank:
+            call = first if shoal.rank() < 2 else second
+            with pytest.raises(shoal.Mismatch) as caught:
+                call("step")
+            texts.append(str(caught.value))
+    assert shoal.allreduce(values, op="sum", name="step")[0] == shoal.size()
+    shoal.shutdown()
+    return texts
+
+
+# The one by way of the leaders, the other by each rank for itself: neither group sees the other's call.
+@pytest.mark.parametrize(("rows", "servers"), [(4, 0), (4, 1), (40_000, 2)])
+def test_nodes_that_call_different_kinds_hear_which_ranks_called_what(rows: int, servers: int) -> None:
+    found = run_ranks(different_kinds, 4, rows, nodes=2, servers=servers, timeout=60)
+    host = socket.gethostname()
+    kinds = [
+        (first, second)
+        for first in ("allreduce", "allgather", "reducescatter")
+        for second in ("broadcast", "alltoall", "barrier")
+    ]
+    for texts in found:
+        for (first, second), text in zip(kinds, texts, strict=True):
+            assert text.startswith("'step': ranks disagree on the operation"), text
+            assert f"ranks 0 ({host}), 1 ({host}) called {first}" in text, text
+            assert f"ranks 2 ({host}), 3 ({host}) called {second}" in text, text
+
+
+def scattered_shapes(rows: int) -> str:
+    shoal.init()
+    with pytest.raises(shoal.Mismatch) as caught:
+        shoal.reducescatter(np.ones((rows, 2 if shoal.rank() >= 2 else 3)), op="sum", name="rows")
+    shoal.shutdown()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("rows", [6, 30_000])
+def test_nodes_that_disagree_hear_the_shapes_that_their_programs_have(rows: int) -> None:
+    host = socket.gethostname()
+    for text in run_ranks(scattered_shapes, 4, rows, nodes=2, servers=1, timeout=60):
+        assert f"ranks 0 ({host}), 1 ({host}) called reducescatter sum float64[{rows}, 3]" in text, text
+        assert f"ranks 2 ({host}), 3 ({host}) called reducescatter sum float64[{rows}, 2]" in text, text
+
+
+def one_lacks_memory(rows: int) -> str:
+    shoal.init()
+    blocks = np.ones(rows, np.uint8)
+    assert len(shoal.allgather(blocks, name="blocks")) == shoal.size() * rows
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    if shoal.rank() == 3:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2 * rows, before[1]))
+    with pytest.raises(shoal.ShoalError) as caught:
+        shoal.allgather(blocks, name="blocks")
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    assert len(shoal.allgather(blocks, name="blocks")) == shoal.size() * rows
+    shoal.shutdown()
+    return str(caught.value)
+
+
+def test_a_rank_without_memory_for_what_it_gathers_is_named_and_the_job_goes_on() -> None:
+    rows = 64 * 1024 * 1024
+    for text in run_ranks(one_lacks_memory, 4, rows, nodes=2, servers=1, timeout=60):
+        assert f"'blocks' brings rank 3 ({socket.gethostname()}) {4 * rows} bytes, for which there is no memory" in text

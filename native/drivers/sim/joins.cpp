@@ -199,7 +199,7 @@ std::string Told::sent(const End& from, const wire::Header& header, const Bytes&
   if (!link.groups.contains(opening.group)) {
     return "it is told of a call in a group in which it has not joined";
   }
-  return link.keys.insert(opening.key).second || forgets ? "" : "it is told twice of one call";
+  return link.calls.insert({opening.group, opening.key}).second || forgets ? "" : "it is told twice of one call";
 }
 
 }  // namespace shoal::sim

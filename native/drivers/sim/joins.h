@@ -32,7 +32,8 @@ class Told {
  private:
   struct Link {
     std::set<Hash128> groups;  // in which the worker has ever said that it has joined
-    std::set<Hash128> keys;    // of which it was told
+    // Of which it was told, by group: leaders hear of two calls of one key where nodes differ.
+    std::set<std::pair<Hash128, Hash128>> calls;
   };
 
   std::map<LinkId, Link> links_;  // by the worker's end

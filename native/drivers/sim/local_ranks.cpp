@@ -467,7 +467,7 @@ void LocalRanks::add_group(std::uint32_t rank, const GroupPlan& group, std::uint
   std::vector<std::uint32_t> leaders;
   std::optional<local::Internode> internode = local::internode_of(plan_.config, group.ranks, leaders);
   if (internode && std::find(leaders.begin(), leaders.end(), rank) != leaders.end()) {
-    internode->group = worker.make_group_of_nodes(std::move(leaders), group.ranks, group.name);
+    internode->group = worker.make_group_of_nodes(std::move(leaders), number, group.name);
     host.leaders_groups[number] = internode->group;
   }
   own.group().add_group(number, worker.id_of(number), group.ranks, internode);

@@ -392,6 +392,9 @@ std::byte* Simulation::on_allocate(std::uint32_t rank, std::uint64_t handle,
   if (!forged_ && block_bytes != blocks_for(plan_.operations[number], index)) {
     violated("worker " + std::to_string(rank) + " expects wrong blocks in operation " + std::to_string(number));
   }
+  if (plan_.operations[number].members[index].no_memory) {
+    return nullptr;
+  }
   const auto bytes = std::accumulate(block_bytes.begin(), block_bytes.end(), std::uint64_t{0});
   if (bytes > most_output) {
     return nullptr;  // only a forged size is so large

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 
 #include "protocol/collectives.h"
 #include "protocol/keys.h"
@@ -10,23 +11,26 @@ namespace shoal::sim {
 
 namespace {
 
-// Whether a rank of the member's own machine calls the same: where nodes call different collectives, each as one, the
-// all-reduce is among the nodes and the other among the ranks, and nobody sees both.
-bool is_seen_by_neighbour(const Plan& plan, std::uint32_t group, std::size_t member) {
-  const std::vector<std::uint32_t>& ranks = plan.groups[group].ranks;
-  if (!plan.is_local(group) || ranks.size() < plan.config.size()) {
-    return true;
-  }
-  const std::uint32_t leader = plan.config.leaders[ranks[member]];
-  return std::count(plan.config.leaders.begin(), plan.config.leaders.end(), leader) > 1;
-}
-
 // Whether ranks of one machine carry out the operations of this group, and no network decides on them.
 bool is_of_one_machine(const Plan& plan, std::uint32_t group) {
   const std::vector<std::uint32_t>& ranks = plan.groups[group].ranks;
   return plan.is_local(group) && std::all_of(ranks.begin(), ranks.end(), [&](std::uint32_t rank) {
            return plan.config.leaders[rank] == plan.config.leaders[ranks.front()];
          });
+}
+
+// All ranks of the member's node call what it calls, which the other nodes do not: by its leader, or each for itself.
+void spoil_node(const Plan& plan, OperationPlan& operation, std::size_t member) {
+  const std::vector<std::uint32_t>& ranks = plan.groups[operation.group].ranks;
+  if (!plan.is_local(operation.group) || is_of_one_machine(plan, operation.group)) {
+    return;
+  }
+  const MemberPlan odd = operation.members[member];
+  for (std::size_t other = 0; other < ranks.size(); ++other) {
+    if (plan.config.leaders[ranks[other]] == plan.config.leaders[ranks[member]]) {
+      operation.members[other] = odd;
+    }
+  }
 }
 
 RankPlan::Step* step_of(Plan& plan, std::uint32_t rank, std::size_t operation) {
@@ -109,12 +113,9 @@ void spoil_agreement(Random& random, const Plan& plan, OperationPlan& operation)
   const std::size_t spoiler = random.below(operation.members.size());
   MemberPlan& odd = operation.members[spoiler];
   const bool is_barrier = odd.collective == Collective::barrier;
-  if (is_barrier && !is_seen_by_neighbour(plan, operation.group, spoiler)) {
-    return;
-  }
   const bool two_roots = odd.collective == Collective::broadcast && operation.members.size() > 1;
   const std::uint64_t way = is_barrier ? 1 : random.below(5);
-  switch (way == 1 && !is_seen_by_neighbour(plan, operation.group, spoiler) ? 0 : way) {
+  switch (way) {
     case 0:
       odd.shape.push_back(1);  // the same bytes in another shape
       break;
@@ -155,6 +156,10 @@ void spoil_agreement(Random& random, const Plan& plan, OperationPlan& operation)
       }
   }
   operation.outcomes.insert(Code::mismatch);
+  // From numbers of its own, so that all else is as it would be without it.
+  if (Random nodes(operation.values); nodes.chance(0.5)) {
+    spoil_node(plan, operation, spoiler);
+  }
 }
 
 void fail_some(Random& random, OperationPlan& operation) {
@@ -167,6 +172,26 @@ void miss_some(Random& random, OperationPlan& operation) {
   operation.members[random.below(operation.members.size())].absent = true;
   operation.timeout = random.between(second, 60 * second);
   operation.outcomes.insert({Code::timeout, Code::peer_left});
+}
+
+// Blocks that come along with their sizes have come to others by then, who end well.
+void lack_memory(Random& random, Plan& plan) {
+  for (OperationPlan& operation : plan.operations) {
+    MemberPlan& lacking = operation.members[random.below(operation.members.size())];
+    const bool goes_up = plan.is_local(operation.group) && !is_of_one_machine(plan, operation.group) &&
+                         lacking.collective == Collective::all_gather;
+    if (!goes_up || !operation.outcomes.empty() || is_of_join(operation.name) || lacking.ready_output ||
+        !random.chance(0.5)) {
+      continue;
+    }
+    lacking.no_memory = true;
+    operation.outcomes.insert(Code::failed_on_rank);
+    const auto add = [](std::uint64_t sum, const MemberPlan& member) { return sum + member.bytes(); };
+    if (std::accumulate(operation.members.begin(), operation.members.end(), std::uint64_t{0}, add) <=
+        plan.config.small) {
+      operation.outcomes.insert(Code::ok);
+    }
+  }
 }
 
 void call_some_late(Random& random, Plan& plan) {

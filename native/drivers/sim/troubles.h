@@ -17,6 +17,8 @@ void spoil_agreement(Random& random, const Plan& plan, OperationPlan& operation)
 void fail_some(Random& random, OperationPlan& operation);
 // Some never submit it. Only for names that are used once: occurrences would shift.
 void miss_some(Random& random, OperationPlan& operation);
+// One member has no memory for what some all-gathers bring, of those that go on from a machine to others.
+void lack_memory(Random& random, Plan& plan);
 // On one member the calls of some operations come when their time is out, or nearly. For operations of ranks that share
 // memory and are all of their group, once they have steps; other ranks' steps stay where they are.
 void call_some_late(Random& random, Plan& plan);

@@ -553,6 +553,9 @@ Plan random_plan(std::uint64_t seed, bool faults) {
   } else if (Random joins(seed ^ 0x6a6f696e); joins.chance(0.3)) {
     add_joins(joins, plan);
   }
+  if (Random memory(seed ^ 0x6d656d6f7279); memory.chance(0.2)) {
+    lack_memory(memory, plan);
+  }
   plan.config.tables.open = least_open_bytes(plan) + (random.chance(0.5) ? 0 : random.below(10'000));
   plan.processes_end = random.chance(0.5);
   add_faults(random, plan, faults, spread);

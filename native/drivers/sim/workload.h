@@ -38,6 +38,7 @@ struct MemberPlan {
   bool in_arena = false;      // its arrays lie in the memory that the ranks of its machine share, if there is room
   bool late_input = false;    // called before its input is there, which comes some time later
   std::optional<std::size_t> follows;  // and once this operation has ended here, as in an accelerator's stream
+  bool no_memory = false;              // an all-gather: there is no memory for what it brings
   bool absent = false;                 // never submits it
   bool joined = false;                 // has joined before: it is called with zeros once the rank hears of it
   std::string failure;                 // fails before it begins

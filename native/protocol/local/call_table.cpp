@@ -229,7 +229,7 @@ Status CallTable::mismatch(const Operation& operation) const {
       known[i] = &openings[i];
     }
   }
-  return Status::error(Code::mismatch, mismatch_text(known, ranks, members_.config()));
+  return Status::error(Code::mismatch, mismatch_text(known, ranks, false, members_.config()));
 }
 
 Operation& CallTable::at(const Hash128& key) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
+#include <numeric>
 
 #include "protocol/sharding.h"
 
@@ -120,14 +120,14 @@ wire::Bytes encode_blocks(const std::vector<std::uint64_t>& sizes, const std::ve
 
 GatheredBlocks decoded_blocks(ConstBytes told, const std::vector<std::uint64_t>& by_node,
                               const std::vector<std::uint32_t>& nodes) {
-  const auto refuse = [] { throw std::runtime_error("another node says impossible things of its blocks"); };
   GatheredBlocks gathered;
   gathered.sizes.resize(nodes.size());
   gathered.blocks.resize(nodes.size());
   gathered.is_whole = true;
   if (by_node.size() != std::size_t{*std::max_element(nodes.begin(), nodes.end())} + 1) {
-    refuse();
+    throw std::runtime_error("not every node has told of its blocks");
   }
+  std::vector<std::uint64_t> sums;  // by node
   for (std::uint32_t node = 0; node < by_node.size(); ++node) {
     std::vector<std::size_t> members;
     for (std::size_t member = 0; member < nodes.size(); ++member) {
@@ -137,7 +137,7 @@ GatheredBlocks decoded_blocks(ConstBytes told, const std::vector<std::uint64_t>&
     }
     const std::size_t heads = members.size() * sizeof(std::uint64_t);
     if (by_node[node] > told.size() || by_node[node] < heads) {
-      refuse();
+      throw ImpossibleBlocks(node);
     }
     ConstBytes own = told.first(by_node[node]);
     told = told.subspan(by_node[node]);
@@ -146,13 +146,14 @@ GatheredBlocks decoded_blocks(ConstBytes told, const std::vector<std::uint64_t>&
       std::uint64_t& size = gathered.sizes[members[i]];
       std::memcpy(&size, own.data() + i * sizeof size, sizeof size);
       if (size > most_of_block) {
-        refuse();
+        throw ImpossibleBlocks(node);
       }
       all += size;
     }
+    sums.push_back(all);
     own = own.subspan(heads);
     if (!own.empty() && own.size() != all) {
-      refuse();
+      throw ImpossibleBlocks(node);
     }
     if (own.size() < all) {
       gathered.is_whole = false;
@@ -162,6 +163,9 @@ GatheredBlocks decoded_blocks(ConstBytes told, const std::vector<std::uint64_t>&
       gathered.blocks[member] = own.first(gathered.sizes[member]);
       own = own.subspan(gathered.sizes[member]);
     }
+  }
+  if (std::accumulate(sums.begin(), sums.end(), std::uint64_t{0}) > most_of_block) {
+    throw ImpossibleBlocks(static_cast<std::size_t>(std::max_element(sums.begin(), sums.end()) - sums.begin()));
   }
   return gathered;
 }

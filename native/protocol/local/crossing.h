@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
 #include "base/range.h"
@@ -53,7 +54,8 @@ void take(const std::vector<Piece>& takes, Range part, const std::byte* from, st
 
 // --- What a leader tells the others of its node's blocks: the bytes of each, then all of them if they are short. ---
 
-// A block's bytes, as they may be told. More no array can have, and what is added up below does not overflow.
+// The most bytes of a block, and of all together, as they may be told: more no array can have. What is added up below
+// does not overflow.
 inline constexpr std::uint64_t most_of_block = std::uint64_t{1} << 48U;
 
 // The most bytes that all leaders together tell each other: sizes, and blocks of at most JobConfig::small bytes.
@@ -66,8 +68,14 @@ struct GatheredBlocks {
   std::vector<ConstBytes> blocks;    // by member; empty if some did not come along
   bool is_whole = false;             // all came along
 };
-// `told`: what the nodes have told, one after the other, each of so many bytes. Throws std::runtime_error for what no
-// leader tells.
+// What no leader tells, and the node whose leader has told it.
+struct ImpossibleBlocks : std::runtime_error {
+  explicit ImpossibleBlocks(std::size_t by)
+      : std::runtime_error("says impossible things of the blocks of its node"), node(by) {}
+  std::size_t node;
+};
+// `told`: what the nodes have told, one after the other, each of so many bytes. Throws ImpossibleBlocks; and
+// std::runtime_error if there is not something of each node.
 GatheredBlocks decoded_blocks(ConstBytes told, const std::vector<std::uint64_t>& by_node,
                               const std::vector<std::uint32_t>& nodes);
 

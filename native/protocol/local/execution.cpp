@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
 #include "base/invariant.h"
+#include "protocol/call_registry.h"
 #include "protocol/local/local_mean.h"
 #include "protocol/local/plans.h"
 #include "protocol/local/small_operations.h"
@@ -76,14 +78,8 @@ void Execution::send_up_small(Operation& operation) {
     small::reduce(operation, own_, s.output, mean.op, mean.divisor, world_);
     up = submission_up(s, occurrence, internode);
   } else {
-    lay_out(operation);
     const Crossing& crossing = *operation.crossing;
-    operation.array = arrays_.take(crossing.bytes);
-    std::byte* sum = operation.array.data();
-    if (!crossing.is_plain) {
-      operation.arranged = arrays_.take(s.input_bytes);
-      sum = operation.arranged.data();
-    }
+    std::byte* const sum = crossing.is_plain ? operation.array.data() : operation.arranged.data();
     small::reduce(operation, own_, sum, mean.op, mean.divisor, world_);
     if (!crossing.is_plain) {
       arrange(crossing, sum, operation.array.data());
@@ -138,8 +134,43 @@ bool Execution::hear_sizes(Operation& operation, const Told& told) {
   std::memcpy(body.data(), gathered.sizes.data(), body.size());
   outbox_.say(RecordKind::blocks, operation.key, std::move(body));
   operation.block_sizes = gathered.sizes;
-  admit(operation.key);
   return false;
+}
+
+// A crossing array alone always has room.
+Status Execution::make_room(Operation& operation) {
+  const bool gathers = is_gather(operation.submission.collective);
+  if (gathers) {
+    if (Status problem = make_output(operation, operation.block_sizes); !problem.ok()) {
+      return problem;
+    }
+  }
+  if (!is_first()) {
+    return {};
+  }
+  lay_out(operation);
+  const Crossing& crossing = *operation.crossing;
+  const std::uint64_t wanted = crossing.bytes * ((gathers ? 0U : 1U) + (crossing.is_plain ? 0U : 1U));
+  const std::size_t most = members_.config().tables.crossing;
+  if (wanted > 0 && arrays_.taken_bytes() > 0 && arrays_.taken_bytes() + wanted > most) {
+    return limit_reached("'" + operation.opening.name + "': arrays that are open between nodes", "crossing_bytes", most,
+                         "wait for some of the reduce-scatters and all-gathers before", members_.rank_of(own_),
+                         members_.config());
+  }
+  try {
+    if (!gathers || !crossing.is_plain) {
+      operation.array = arrays_.take(crossing.bytes);
+    }
+    if (!gathers && !crossing.is_plain) {
+      operation.arranged = arrays_.take(crossing.bytes);
+    }
+  } catch (const std::bad_alloc&) {
+    return Status::error(Code::failed_on_rank,
+                         "'" + operation.opening.name + "' takes " + std::to_string(wanted) + " bytes on " +
+                             members_.name_of(own_) + " between the nodes, for which there is no memory",
+                         static_cast<std::int32_t>(members_.rank_of(own_)));
+  }
+  return {};
 }
 
 Status Execution::hand_out_small(Operation& operation, const Told& told) {
@@ -149,11 +180,8 @@ Status Execution::hand_out_small(Operation& operation, const Told& told) {
   }
   wire::Bytes by_node(told.by_node.size() * sizeof(std::uint64_t));
   std::memcpy(by_node.data(), told.by_node.data(), by_node.size());
-  Status problem = take_small(operation, by_node, told.bytes);
-  if (problem.ok()) {
-    outbox_.say(RecordKind::done, operation.key, std::move(by_node), told.bytes);
-  }
-  return problem;
+  outbox_.say(RecordKind::done, operation.key, by_node, told.bytes);
+  return take_small(operation, by_node, told.bytes);
 }
 
 void Execution::read_blocks(Operation& operation, ConstBytes body) const {
@@ -260,7 +288,8 @@ Status Execution::begin_next_admitted(Operation& operation) {
   const std::uint64_t queued = admitted_.front().queued;
   admitted_.pop_front();
   if (has_other_nodes_ && !traits_of(operation.submission.collective).shares_results()) {
-    return begin_crossing(operation, queued);
+    begin_crossing(operation, queued);
+    return {};
   }
   operation.state = Operation::State::flowing;
   moving_[operation.submission.handle] = &operation;
@@ -290,21 +319,16 @@ Status Execution::begin_next_admitted(Operation& operation) {
 
 // A reduce-scatter or an all-gather that goes up. Its own node's part moves through the slots as among the ranks of one
 // machine; what the leader has of it goes on from the crossing array, and the other nodes' part comes there.
-Status Execution::begin_crossing(Operation& operation, std::uint64_t queued) {
-  Submission& s = operation.submission;
+void Execution::begin_crossing(Operation& operation, std::uint64_t queued) {
+  const Submission& s = operation.submission;
   const Internode& internode = *operation.group->internode;
   operation.state = Operation::State::flowing;
   moving_[s.handle] = &operation;
   lay_out(operation);
   const Crossing& crossing = *operation.crossing;
   const bool gathers = is_gather(s.collective);
-  if (gathers) {
-    if (Status problem = make_output(operation, operation.block_sizes); !problem.ok()) {
-      return problem;
-    }
-  }
-  if (is_first() && (!gathers || !crossing.is_plain)) {
-    operation.array = arrays_.take(crossing.bytes);
+  if (gathers && crossing.bytes > 0 && s.output == nullptr) {
+    throw std::runtime_error("the node's shared memory is damaged: an all-gather flows that was not asked for");
   }
   Transfer transfer = reduction_of(operation, memory_.ranks());
   transfer.queued = queued;
@@ -319,7 +343,9 @@ Status Execution::begin_crossing(Operation& operation, std::uint64_t queued) {
       transfer.weights = internode.weights;
     }
     if (!crossing.is_plain) {
-      operation.arranged = arrays_.take(crossing.bytes);
+      if (!operation.arranged) {
+        operation.arranged = arrays_.take(crossing.bytes);
+      }
       arrange(crossing, s.input, operation.arranged.data());
       transfer.input = operation.arranged.data();
     }
@@ -331,7 +357,6 @@ Status Execution::begin_crossing(Operation& operation, std::uint64_t queued) {
   if (is_first()) {
     send_up_crossing(operation);
   }
-  return {};
 }
 
 void Execution::send_up_crossing(Operation& operation) {
@@ -366,9 +391,12 @@ Status Execution::make_output(Operation& operation, const std::vector<std::uint6
   if (s.output != nullptr || s.output_bytes == 0) {
     return {};
   }
+  const auto largest = std::max_element(sizes.begin(), sizes.end());
   return Status::error(Code::failed_on_rank,
                        "'" + operation.opening.name + "' brings " + members_.name_of(own_) + " " +
-                           std::to_string(s.output_bytes) + " bytes, for which there is no memory",
+                           std::to_string(s.output_bytes) + " bytes, for which there is no memory; the largest block, " +
+                           std::to_string(*largest) + " bytes, is that of member " +
+                           std::to_string(largest - sizes.begin()) + " of the group",
                        static_cast<std::int32_t>(members_.rank_of(own_)));
 }
 

@@ -39,15 +39,19 @@ class Execution {
   void send_up_small(Operation& operation);
   // An all-gather that goes on to other nodes: the leader tells the other leaders how long its node's blocks are.
   void send_up_sizes(Operation& operation);
-  // The network is done with one. False: it has brought sizes alone, and the operation flows now.
+  // The network is done with one. False: it has brought sizes alone, and the operation flows once all ranks of the node
+  // have memory for the blocks.
   bool hear_sizes(Operation& operation, const Told& told);
-  // The leader says the result of a small operation to the others, and takes an all-gather's. Not ok: there is no
+  // Of a reduce-scatter or an all-gather that goes up, before any rank of the node begins: takes this rank's memory for
+  // what an all-gather brings, and the leader's crossing array. Not ok: there is no room.
+  Status make_room(Operation& operation);
+  // The leader says the result of a small operation to the others, and takes an all-gather's. Not ok: this rank has no
   // memory for it.
   Status hand_out_small(Operation& operation, const Told& told);
   // Another rank: what the leader has heard. Throws std::runtime_error for what cannot be.
   void read_blocks(Operation& operation, ConstBytes body) const;
-  // The result of a small operation, as the leader says it to all, goes into this rank's output. Not ok: there is no
-  // memory for it. Throws std::runtime_error for what cannot be a result.
+  // The result of a small operation, as the leader says it to all, goes into this rank's output. Not ok: this rank has
+  // no memory for it. Throws std::runtime_error for what cannot be a result.
   Status take_small(Operation& operation, ConstBytes body, ConstBytes result);
   // A large operation is the next to flow, as the leader decides: on the leader, and on another rank, which reads what
   // the leader says. It begins once all its openings are there. Throws std::runtime_error for what nobody says.
@@ -110,7 +114,7 @@ class Execution {
   void go_up(Operation& operation);
   void lay_out(Operation& operation) const;
   void arrange(const Crossing& crossing, const std::byte* from, std::byte* to);
-  Status begin_crossing(Operation& operation, std::uint64_t queued);
+  void begin_crossing(Operation& operation, std::uint64_t queued);
   void send_up_crossing(Operation& operation);
   void add_part(Operation& operation, Range part);
 

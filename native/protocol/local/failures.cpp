@@ -6,6 +6,7 @@
 
 #include "base/invariant.h"
 #include "protocol/agreement.h"
+#include "protocol/keys.h"
 
 namespace shoal::local {
 
@@ -160,6 +161,17 @@ void Failures::fail_everywhere(Operation& operation, const Status& why) {
   if (operation.is_open()) {
     calls_.end(operation, why);
   }
+}
+
+// Of an all-gather, the leaders' second operation fails: the first has brought the sizes.
+void Failures::fail_complete(Operation& operation, const Status& why) {
+  Submission failed = submission_failed(operation.opening, operation.group->internode->group, why);
+  if (!operation.block_sizes.empty()) {
+    failed.occurrence = *failed.occurrence | second_of_leaders;
+  }
+  world_.open_as_failed(std::move(failed));
+  outbox_.say(RecordKind::failed, operation.key, wire::encode(wire::Failure{why}));
+  operation.internode_state.decide(why);
 }
 
 // The other nodes may wait for it: for the leader in what goes up, for every rank in everything else.

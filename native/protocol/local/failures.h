@@ -77,6 +77,8 @@ class Failures {
 
   // --- Other nodes ---
 
+  // On the leader: all ranks of the node have called it, and none of them begins.
+  void fail_complete(Operation& operation, const Status& why);
   // The leader says that it has failed; `waiting`: who on the other nodes waits for it (fail_everywhere).
   void tell_worker(Operation& operation, ConstBytes waiting, const Status& why);
   // Whether the other nodes have yet to hear of what has failed here before it began. They hear it from the worker,

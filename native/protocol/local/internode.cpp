@@ -4,7 +4,6 @@
 #include <map>
 #include <utility>
 
-#include "base/limits.h"
 #include "protocol/keys.h"
 #include "protocol/local/local_mean.h"
 #include "protocol/sharding.h"
@@ -34,6 +33,7 @@ std::optional<Internode> internode_of(const JobConfig& config, const std::vector
   internode.shared_from = shared_from(config);
   internode.nodes = std::move(nodes);
   internode.count = static_cast<std::uint32_t>(leaders.size());
+  internode.leaders = leaders;
   return internode;
 }
 
@@ -58,11 +58,6 @@ Submission scatter_up(const Submission& called, std::uint32_t occurrence, const 
                       const Crossing& crossing, std::byte* array) {
   Submission up = submission_up(called, occurrence, internode);
   up.collective = Collective::reduce_scatter;
-  // A row for each node; the rest has to agree.
-  up.shape.insert(up.shape.begin(), internode.count);
-  if (up.shape.size() > limits::dimensions) {
-    up.shape.pop_back();
-  }
   up.input = array;
   up.input_bytes = crossing.bytes;
   up.output = array + crossing.result.begin;

@@ -35,6 +35,7 @@ struct Internode {
   std::uint64_t shared_from = 0;       // from so many bytes on, all servers work on an operation
   std::vector<std::uint32_t> nodes{};  // by member: the index of its leader in the leaders' group
   std::uint32_t count = 0;             // of nodes
+  std::vector<std::uint32_t> leaders{};  // ranks of the job, by the same index
 };
 
 // What a group of all ranks is to the other nodes, but for its leaders' group. None: this node is the whole job.

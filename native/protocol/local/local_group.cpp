@@ -1,11 +1,13 @@
 #include "protocol/local/local_group.h"
 
 #include <atomic>
+#include <bit>
 #include <stdexcept>
 #include <utility>
 
 #include "base/invariant.h"
 #include "protocol/keys.h"
+#include "protocol/local/crossing.h"
 
 namespace shoal::local {
 
@@ -175,6 +177,8 @@ void LocalGroup::read(std::uint32_t place, const Record& record) {
       return fail_all(decoded_status(record.body), false);
     case RecordKind::overdue:
       return failures_.read_overdue(record);
+    case RecordKind::ready:
+      return read_ready(place, record);
     case RecordKind::part:
     case RecordKind::blocks:
     case RecordKind::done:
@@ -196,8 +200,12 @@ void LocalGroup::read_verdict(const Record& record) {
   switch (record.kind) {
     case RecordKind::part:
       return execution_.read_part(operation, record.body);
-    case RecordKind::blocks:
-      return execution_.read_blocks(operation, record.body);
+    case RecordKind::blocks: {
+      execution_.read_blocks(operation, record.body);
+      const Status problem = execution_.make_room(operation);
+      return outbox_.say(RecordKind::ready, record.key,
+                         problem.ok() ? wire::Bytes() : wire::encode(wire::Failure{problem}));
+    }
     case RecordKind::done:
       return hear_verdict(operation, {}, record.body, record.data);
     case RecordKind::fail_pending:
@@ -292,6 +300,8 @@ void LocalGroup::begin(Operation& operation) {
     world_.hand_over(std::move(operation.submission));
   } else if (has_other_nodes_ && is_gather(operation.opening.collective)) {
     return is_first() ? execution_.send_up_sizes(operation) : begin_admitted();
+  } else if (has_other_nodes_ && is_first() && fail_without_room(operation)) {
+    return;
   } else if (small && has_other_nodes_) {
     if (is_first()) {
       return execution_.send_up_small(operation);
@@ -329,6 +339,48 @@ void LocalGroup::begin_admitted() {
   }
 }
 
+// On the leader: the rank at this place has memory for what an all-gather brings. If all have, it flows; if one has
+// not, it fails on all nodes, of which none has begun.
+void LocalGroup::begin_if_all_ready(Operation& operation, std::uint32_t place, const Status& problem) {
+  if (!problem.ok()) {
+    return fail_complete(operation, problem);
+  }
+  operation.ready |= std::uint64_t{1} << place;
+  if (std::popcount(operation.ready) == static_cast<int>(members_.size())) {
+    execution_.admit(operation.key);
+    begin_admitted();
+  }
+}
+
+// What has failed meanwhile nobody waits for.
+void LocalGroup::read_ready(std::uint32_t place, const Record& record) {
+  Operation* const operation = calls_.find(record.key);
+  if (is_first() && operation != nullptr && operation->state == Operation::State::complete &&
+      !operation->block_sizes.empty() && !execution_.is_admitted(record.key)) {
+    operation->lateness.note_moved(now_);
+    begin_if_all_ready(*operation, place, record.body.empty() ? Status() : decoded_status(record.body));
+  }
+}
+
+// On the leader, of a reduce-scatter: it may have no room for the crossing array.
+bool LocalGroup::fail_without_room(Operation& operation) {
+  if (traits_of(operation.opening.collective).shares_results()) {
+    return false;
+  }
+  const Status problem = execution_.make_room(operation);
+  if (!problem.ok()) {
+    fail_complete(operation, problem);
+  }
+  return !problem.ok();
+}
+
+// All ranks of the node have called it, and none begins.
+void LocalGroup::fail_complete(Operation& operation, const Status& why) {
+  failures_.fail_complete(operation, why);
+  end(operation, why);
+  calls_.forget_if_done(operation);
+}
+
 // --- The end of one ---
 
 void LocalGroup::chunk_averaged(std::uint64_t handle, Range chunk) {
@@ -356,10 +408,16 @@ void LocalGroup::averaged(std::uint64_t handle, const Status& status, const Told
   note_advanced();  // before the end is said
   try {
     if (status.ok() && !execution_.hear_sizes(operation, told)) {
-      return begin_admitted();
+      return begin_if_all_ready(operation, own_, execution_.make_room(operation));
     }
+  } catch (const ImpossibleBlocks& error) {
+    const std::uint32_t leader = operation.group->internode->leaders.at(error.node);
+    return give_up(Status::error(Code::aborted,
+                                 "'" + operation.opening.name + "': " + rank_text(leader, config_) + " " +
+                                     error.what() + "; install the same version of Shoal on all nodes",
+                                 static_cast<std::int32_t>(leader)));
   } catch (const std::runtime_error& error) {
-    return give_up(error);  // another node has told what cannot be
+    return give_up(error);
   }
   operation.internode_state.decide(status);
   if (!status.ok()) {
@@ -367,7 +425,7 @@ void LocalGroup::averaged(std::uint64_t handle, const Status& status, const Told
     outbox_.say(RecordKind::failed, operation.key, wire::encode(wire::Failure{status}));
   } else if (operation.state == Operation::State::at_network) {
     if (const Status problem = execution_.hand_out_small(operation, told); !problem.ok()) {
-      return give_up(problem);
+      operation.internode_state.decide(problem);  // of this rank alone: the others have had theirs
     }
   }
   end_if_through(operation);
@@ -394,12 +452,7 @@ void LocalGroup::hear_verdict(Operation& operation, const Status& status, ConstB
   if (execution_.flows(operation)) {
     return end_if_through(operation);
   }
-  if (status.ok()) {
-    if (const Status problem = execution_.take_small(operation, body, result); !problem.ok()) {
-      return give_up(problem);
-    }
-  }
-  end(operation, status);
+  end(operation, status.ok() ? execution_.take_small(operation, body, result) : status);
   calls_.forget_if_done(operation);
 }
 

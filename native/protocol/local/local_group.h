@@ -141,6 +141,10 @@ class LocalGroup {
   bool begin_next();
   void begin(Operation& operation);
   void begin_admitted();
+  void begin_if_all_ready(Operation& operation, std::uint32_t place, const Status& problem);
+  void read_ready(std::uint32_t place, const Record& record);
+  bool fail_without_room(Operation& operation);
+  void fail_complete(Operation& operation, const Status& why);
 
   // The end of an operation.
   bool note_advanced();

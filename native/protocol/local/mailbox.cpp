@@ -41,6 +41,8 @@ bool may_say(std::uint32_t place, const Record& record, bool has_other_nodes) {
     case RecordKind::blocks:
     case RecordKind::done:
       return place == 0 && has_other_nodes;
+    case RecordKind::ready:
+      return place != 0 && has_other_nodes;
     case RecordKind::failed:
       return place == 0 && (has_other_nodes || record.data.empty());
     case RecordKind::fail_pending:

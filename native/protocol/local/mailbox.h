@@ -44,6 +44,8 @@ enum class RecordKind : std::uint32_t {
   // From the leader, of an all-gather that goes on to other nodes: the bytes of each member's block are the body, one
   // number if they are alike.
   blocks = 15,
+  // From another rank, of such an all-gather: it has memory for all blocks. With a body, a status: why it has not.
+  ready = 16,
   // The rank has joined in the group whose id stands in place of a key, or has joined there no more (joined.h).
   join = 13,
   end_join = 14,

@@ -77,6 +77,7 @@ struct Operation {
   InternodeState internode_state;
   // Of a reduce-scatter or an all-gather that goes up.
   std::vector<std::uint64_t> block_sizes;  // of an all-gather, by member, once the leader has said them
+  std::uint64_t ready = 0;                 // of the same, on the leader: a bit for each place that has memory for them
   std::optional<Crossing> crossing;        // once it is known
   std::vector<Range> early_parts;          // on the leader of an all-gather: of the result, to be handed out later
   Buffer arranged;   // this rank's contribution to a reduce-scatter, if it has to be arranged anew

@@ -84,6 +84,13 @@ std::string ProgressWatch::stall_text(const Operation& operation, const Executio
   if (operation.internode_state.hands_out() && own_ == 0) {
     why = " does not take its result";
     missing = execution.late_in_delivery();
+  } else if (missing.empty() && operation.ready != 0 && !is_flowing) {
+    why = " does not say whether it has memory for it";
+    for (std::uint32_t place = 0; place < members_.size(); ++place) {
+      if ((operation.ready >> place & 1) == 0) {
+        missing.push_back(place);
+      }
+    }
   } else if (missing.empty() && has_other_nodes_ && (operation.internode_state.flowed() || !is_flowing)) {
     why = " averages it with the other nodes";
     missing = {0};

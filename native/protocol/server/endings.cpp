@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/invariant.h"
+#include "protocol/server/rivals.h"
 
 namespace shoal::server {
 
@@ -62,7 +63,17 @@ void Endings::end_flow(Operation& operation) {
   receipts_.end(serial);
 }
 
+// Not with `why` ok: a rival that is open then has an alarm.
 void Endings::fail(Operation& operation, Status why) {
+  Operation* const rival = operation.is_home() && !why.ok() ? operations_.rival(operation) : nullptr;
+  if (rival != nullptr && rival->is(Operation::State::assembling)) {
+    fail_alone(*rival, why);
+  }
+  fail_alone(operation, std::move(why));
+  remove_if_done(operation);
+}
+
+void Endings::fail_alone(Operation& operation, Status why) {
   release(operation);
   clear_alarm(operation);
   operation.fail(std::move(why));
@@ -73,11 +84,25 @@ void Endings::fail(Operation& operation, Status why) {
       tell_failure(operation, i);
     }
   }
-  remove_if_done(operation);
+}
+
+bool Endings::meet(Operation& operation, Operation& rival, Time now) {
+  if (rival.is(Operation::State::failed) && rival.tells_failure()) {
+    fail(operation, rival.failure());
+    return true;
+  }
+  for (Operation* const one : {&operation, &rival}) {
+    if (one->is(Operation::State::assembling)) {
+      set_alarm(*one, now);
+      one->note_conflict();
+    }
+  }
+  return false;
 }
 
 void Endings::fail_for_conflict(Operation& operation) {
-  fail(operation, Status::error(Code::mismatch, operation.mismatch_text(terms_.config())));
+  const Operation* const rival = operations_.rival(operation);
+  fail(operation, Status::error(Code::mismatch, mismatch_text(operation, rival, terms_.config())));
 }
 
 void Endings::tell_failure(Operation& operation, std::size_t index) {
@@ -111,16 +136,34 @@ void Endings::drop(Operation& operation, std::size_t index) {
 }
 
 void Endings::remove_if_done(Operation& operation) {
-  const bool tombstone = operation.is_home() && operation.is(Operation::State::failed);
-  for (std::size_t i = 0; i < operation.size(); ++i) {
-    const Member& member = operation.member(i);
-    const std::uint32_t rank = operation.rank(i);
-    const bool may_come = tombstone && !links_.has_left(rank) && !links_.is_lost(rank);
-    if (member.opened ? !member.dropped : may_come) {
-      return;
-    }
+  Operation* rival = operation.is_home() ? operations_.rival(operation) : nullptr;
+  if (rival != nullptr && !(operation.is(Operation::State::failed) && rival->is(Operation::State::failed))) {
+    rival = nullptr;
+  }
+  if (!is_done(operation, rival) || (rival != nullptr && !is_done(*rival, &operation))) {
+    return;
   }
   remove(operation);
+  if (rival != nullptr) {
+    remove(*rival);
+  }
+}
+
+bool Endings::is_done(const Operation& operation, const Operation* rival) const {
+  const std::vector<Member>& members = operation.members();
+  if (std::any_of(members.begin(), members.end(), [](const Member& one) { return one.opened && !one.dropped; })) {
+    return false;
+  }
+  const bool is_tombstone = operation.is_home() && operation.is(Operation::State::failed);
+  for (std::size_t i = 0; is_tombstone && i < members.size(); ++i) {
+    const std::uint32_t rank = operation.rank(i);
+    const bool is_gone = links_.has_left(rank) || links_.is_lost(rank);
+    const bool may_come = !is_gone && (rival == nullptr || !went_to_rival(operation, i, *rival, terms_.config()));
+    if (!members[i].opened && may_come) {
+      return false;
+    }
+  }
+  return true;
 }
 
 void Endings::remove(Operation& operation) {

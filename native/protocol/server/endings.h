@@ -1,9 +1,11 @@
 // How operations end on a server: they have been answered, have failed, or nobody needs to know of them any more; and
 // which members are told of a failure. docs/protocol/lifecycle.md, "The end" and "Failure".
 //
-// If openings differ, the operation fails when all members have opened it, or at its alarm.
+// If openings differ, the operation fails when all members have opened it, or at its alarm. If it has a rival
+// (rivals.h), both fail at an alarm, and what fails one fails the other.
 //
-//   Every alarm belongs to a known operation whose home is here and whose openings differ. deadline() is the earliest.
+//   Every alarm belongs to a known operation whose home is here and whose openings differ, or that has a rival.
+//   deadline() is the earliest.
 #pragma once
 
 #include <cstddef>
@@ -33,13 +35,15 @@ class Endings {
   // The operation is over: no alarm.
   void clear_alarm(const Operation& operation);
 
-  // After each of these the operation may be gone. fail(): with `why` ok, another server says why.
+  // After each of these the operation may be gone, and its rival. fail(): with `why` ok, another server says why.
+  // meet(): the home, where it has just been opened for the first time, knows a rival; whether it has failed.
+  bool meet(Operation& operation, Operation& rival, Time now);
   void fail(Operation& operation, Status why);
   void fail_for_conflict(Operation& operation);
   // All its results have been sent.
   void end_flow(Operation& operation);
   // Removes it if all members that have opened it have dropped it, and no other can open it and has to hear of its
-  // failure.
+  // failure. Tombstones of rivals go together.
   void remove_if_done(Operation& operation);
   void remove(Operation& operation);
 
@@ -57,6 +61,8 @@ class Endings {
   void check_invariants() const;
 
  private:
+  void fail_alone(Operation& operation, Status why);
+  bool is_done(const Operation& operation, const Operation* rival) const;
   // Gives back the credit of what has come and is not answered.
   void release(Operation& operation);
 

@@ -12,6 +12,7 @@
 #include "protocol/collectives.h"
 #include "protocol/joining.h"
 #include "protocol/server/missing_ranges.h"
+#include "protocol/server/rivals.h"
 
 namespace shoal::server {
 
@@ -53,8 +54,12 @@ Status Lifecycle::open(const Group& group, std::size_t index, std::uint64_t numb
     return refused("inline data of '" + opening.name + "' is beyond the eager limit of " +
                    std::to_string(terms_.config().eager));
   }
-  if (!operations_.has_room(opening, carried)) {
+  if (!operations_.has_room(opening, group, carried)) {
     return operations_.too_much();
+  }
+  const Operation* const rival = operations_.rival(opening.key, group);
+  if (rival != nullptr && !can_be_rivals(rival->group(), group)) {
+    return refused("OPEN of '" + opening.name + "' in another group than the key says");
   }
   Operation& operation = operations_.find_or_make(opening, group);
   if (&operation.group() != &group) {
@@ -200,12 +205,15 @@ void Lifecycle::lose(std::uint32_t rank) {
   receipts_.lose(rank);
   const auto concerns = [rank](const Operation& operation) { return operation.group().index_of(rank).has_value(); };
   for (std::uint64_t serial : operations_.find_all(concerns)) {
-    Operation& operation = *operations_.find(serial);
-    const std::size_t index = *operation.group().index_of(rank);
-    if (operation.member(index).opened && !operation.member(index).dropped) {
-      endings_.drop(operation, index);
+    Operation* const operation = operations_.find(serial);
+    if (operation == nullptr) {
+      continue;  // gone with its rival
     }
-    endings_.remove_if_done(operation);
+    const std::size_t index = *operation->group().index_of(rank);
+    if (operation->member(index).opened && !operation->member(index).dropped) {
+      endings_.drop(*operation, index);
+    }
+    endings_.remove_if_done(*operation);
   }
 }
 
@@ -217,11 +225,14 @@ void Lifecycle::be_absent(std::uint32_t rank) {
     return index && needs_again(operation, *index);
   };
   for (std::uint64_t serial : operations_.find_all(concerns)) {
-    Operation& operation = *operations_.find(serial);
-    if (operation.is(State::failed)) {
-      endings_.remove_if_done(operation);
+    Operation* const operation = operations_.find(serial);
+    if (operation == nullptr) {
+      continue;  // gone with its rival
+    }
+    if (operation->is(State::failed)) {
+      endings_.remove_if_done(*operation);
     } else {
-      fail_without_absent(operation);
+      fail_without_absent(*operation);
     }
   }
   settle_what_all_have();
@@ -310,6 +321,10 @@ void Lifecycle::opened(Operation& operation, std::size_t index, Time now) {
   }
   if (opening.failed) {
     endings_.fail(operation, failed_before(opening, operation.rank(index), terms_.config()));
+    return;
+  }
+  Operation* const rival = operation.is_home() && operation.opened() == 1 ? operations_.rival(operation) : nullptr;
+  if (rival != nullptr && endings_.meet(operation, *rival, now)) {
     return;
   }
   if (fail_without_absent(operation)) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/invariant.h"
-#include "protocol/agreement.h"
 #include "protocol/collectives.h"
 
 namespace shoal::server {
@@ -20,7 +19,9 @@ bool Operation::is_contributor(std::size_t index) const {
   return contributes(attributes().collective, index, attributes().root);
 }
 
-Range Operation::wanted(std::size_t index) const { return received_by(attributes(), members_.size(), index); }
+Range Operation::wanted(std::size_t index) const { 
+  return received_by(attributes(), members_.size(), index, group_.senders);
+}
 
 bool Operation::lacks(std::size_t index, std::uint64_t number) const {
   return segments_.is_resumed() ? segments_.receives(index, number) : !members_[index].opening.finished;
@@ -29,14 +30,6 @@ bool Operation::lacks(std::size_t index, std::uint64_t number) const {
 bool Operation::has_results() const {
   return std::any_of(members_.begin(), members_.end(),
                      [](const Member& one) { return one.opening.finished || !one.opening.have.empty(); });
-}
-
-std::string Operation::mismatch_text(const JobConfig& config) const {
-  std::vector<const wire::Opening*> openings;
-  for (const Member& member : members_) {
-    openings.push_back(member.opened ? &member.opening : nullptr);
-  }
-  return shoal::mismatch_text(openings, group_.ranks, config);
 }
 
 void Operation::open(std::size_t index, std::uint64_t number, wire::Opening opening, Contribution inline_data,

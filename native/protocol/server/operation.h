@@ -82,8 +82,6 @@ class Operation {
   bool lacks(std::size_t index, std::uint64_t number) const;
   // Whether members have results from an earlier epoch.
   bool has_results() const;
-  // What every member sent, and who has not called yet: the text of a Mismatch.
-  std::string mismatch_text(const JobConfig& config) const;
 
   void open(std::size_t index, std::uint64_t number, wire::Opening opening, Contribution inline_data,
             std::uint32_t eager);

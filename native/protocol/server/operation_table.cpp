@@ -44,17 +44,24 @@ Operation* OperationTable::find(std::uint64_t serial) {
 }
 
 Operation& OperationTable::find_or_make(const wire::Opening& opening, const Group& group) {
-  const auto found = serials_.find(opening.key);
-  if (found != serials_.end()) {
+  Serials& serials = serials_of(group.senders);
+  const auto found = serials.find(opening.key);
+  if (found != serials.end()) {
     return entries_.at(found->second).operation;
   }
   const std::uint64_t serial = next_serial_++;
   const std::size_t reserved = record_bytes(opening) - opening.text.size();
   const std::size_t record = record_bytes(group) + group.ranks.size() * reserved;
   records_ += record;
-  serials_.emplace(opening.key, serial);
+  serials.emplace(opening.key, serial);
   Operation made(serial, opening.key, group, terms_.is_home_of(opening.key));
   return entries_.emplace(serial, Entry{std::move(made), record, reserved}).first->second.operation;
+}
+
+Operation* OperationTable::rival(const Hash128& key, const Group& group) {
+  const Serials& others = serials_of(group.senders == Senders::nodes ? Senders::ranks : Senders::nodes);
+  const auto found = others.find(key);
+  return found == others.end() ? nullptr : &entries_.at(found->second).operation;
 }
 
 void OperationTable::open(Operation& operation, std::size_t index, std::uint64_t number, wire::Opening opening,
@@ -76,13 +83,13 @@ void OperationTable::drop(Operation& operation, std::size_t index) {
 void OperationTable::remove(Operation& operation) {
   records_ -= entry(operation).record;
   kept_ = std::min(kept_, bytes());
-  serials_.erase(operation.key());
+  serials_of(operation.group().senders).erase(operation.key());
   entries_.erase(operation.serial());
 }
 
 void OperationTable::clear() {
   entries_.clear();
-  serials_.clear();
+  serials_ = {};
   records_ = 0;
   for (auto& of_worker : numbers_) {
     of_worker.clear();
@@ -93,9 +100,10 @@ bool OperationTable::is_overfull(std::size_t times) const {
   return bytes() > std::max(2 * limit_, kept_ + limit_) * times;
 }
 
-bool OperationTable::has_room(const wire::Opening& opening, bool carried) const {
-  const auto known = serials_.find(opening.key);
-  const std::size_t reserved = known == serials_.end() ? 0 : entries_.at(known->second).reserved;
+bool OperationTable::has_room(const wire::Opening& opening, const Group& group, bool carried) const {
+  const Serials& serials = serials_of(group.senders);
+  const auto known = serials.find(opening.key);
+  const std::size_t reserved = known == serials.end() ? 0 : entries_.at(known->second).reserved;
   return record_bytes(opening) <= reserved || !is_overfull(carried ? terms_.config().servers() : 1);
 }
 
@@ -132,7 +140,7 @@ void OperationTable::check_invariants() const {
     SHOAL_INVARIANT(numbers_[rank].size() == open[rank]);
   }
   SHOAL_INVARIANT(records == records_);
-  SHOAL_INVARIANT(serials_.size() == entries_.size());
+  SHOAL_INVARIANT(serials_[0].size() + serials_[1].size() == entries_.size());
 }
 
 }  // namespace shoal::server

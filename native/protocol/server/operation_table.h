@@ -4,10 +4,14 @@
 // The first opening of an operation reserves room for openings of all its members. So open operations can always become
 // complete, which is the only way to free their memory.
 //
-//   bytes() = groups + the records of all operations. There are as many keys as operations. Each worker has as many
-//   numbers as operations that it has opened and not dropped.
+// A key may have two operations: one of a group of ranks, and one of leaders that speak for them. They are rivals: some
+// nodes call what goes by way of leaders, and others what does not (docs/protocol/lifecycle.md, Failure).
+//
+//   bytes() = groups + the records of all operations. There are as many keys, each of one kind of group, as operations.
+//   Each worker has as many numbers as operations that it has opened and not dropped.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -51,8 +55,11 @@ class OperationTable {
   template <class Predicate>
   std::vector<std::uint64_t> find_all(const Predicate& is_wanted) const;
 
-  // The operation of the opening's key, new if there is none.
+  // The operation of the opening's key among groups of this kind, new if there is none.
   Operation& find_or_make(const wire::Opening& opening, const Group& group);
+  // The operation of this key in the other kind of group, of one that lives in this group; null: there is none.
+  Operation* rival(const Hash128& key, const Group& group);
+  Operation* rival(const Operation& operation) { return rival(operation.key(), operation.group()); }
   void open(Operation& operation, std::size_t index, std::uint64_t number, wire::Opening opening,
             Contribution inline_data, std::uint32_t eager);
   // Forgets the member's number.
@@ -68,7 +75,7 @@ class OperationTable {
   bool is_overfull(std::size_t times = 1) const;
   // Whether there is room for this opening. `carried`: of an operation of an earlier epoch. Those may come from all
   // servers of the job.
-  bool has_room(const wire::Opening& opening, bool carried) const;
+  bool has_room(const wire::Opening& opening, const Group& group, bool carried) const;
   // The error of an operation for which there is no room.
   Status too_much() const;
   // Lowers the limit, since other jobs share the process. Operations that are here keep their room.
@@ -80,12 +87,16 @@ class OperationTable {
   void for_each(const Check& check) const;
 
  private:
+  using Serials = std::unordered_map<Hash128, std::uint64_t>;  // by key
+
+  Serials& serials_of(Senders senders) { return serials_[static_cast<std::size_t>(senders)]; }
+  const Serials& serials_of(Senders senders) const { return serials_[static_cast<std::size_t>(senders)]; }
   Entry& entry(const Operation& operation) { return entries_.at(operation.serial()); }
 
   const Terms& terms_;
   const Groups& groups_;
   Entries entries_;                                                        // by serial
-  std::unordered_map<Hash128, std::uint64_t> serials_;                     // by key
+  std::array<Serials, 2> serials_;                                         // by kind of group
   std::vector<std::unordered_map<std::uint64_t, std::uint64_t>> numbers_;  // by rank: its number → serial
   std::uint64_t next_serial_ = 1;
   std::size_t records_ = 0;  // bytes

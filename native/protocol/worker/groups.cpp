@@ -39,16 +39,17 @@ Groups::Groups(const Environment& environment) : environment_(environment) {
 
 std::uint32_t Groups::make(std::vector<std::uint32_t> ranks, std::vector<std::uint32_t> needed,
                            const std::string& name) {
-  return add(std::move(ranks), Senders::ranks, std::move(needed), name);
+  add(std::move(ranks), Senders::ranks, std::move(needed), name);
+  return last();
 }
 
-std::uint32_t Groups::add(std::vector<std::uint32_t> ranks, Senders senders, std::vector<std::uint32_t> needed,
-                          const std::string& name) {
+Group& Groups::add(std::vector<std::uint32_t> ranks, Senders senders, std::vector<std::uint32_t> needed,
+                   const std::string& name) {
   auto group = std::make_unique<Group>();
   // Group 0 has the id that every server knows.
   const bool has_all = groups_.empty();
   const std::uint64_t made = has_all ? 0 : ++times_made_[group_id(ranks, name, 0)];
-  group->id = group_id(ranks, name, made);
+  group->id = group->keys = group_id(ranks, name, made);
   bytes_ += bytes_of(ranks.size(), needed.size());
   group->too_many = bytes_ > environment_.config().tables.groups && !has_all;
   if (!group->too_many) {
@@ -58,17 +59,18 @@ std::uint32_t Groups::add(std::vector<std::uint32_t> ranks, Senders senders, std
     group->own = group->index_of(environment_.rank()).value_or(0);
   }
   groups_.push_back(std::move(group));
-  return static_cast<std::uint32_t>(groups_.size() - 1);
+  return *groups_.back();
 }
 
-std::uint32_t Groups::make_of_nodes(std::vector<std::uint32_t> leaders, std::vector<std::uint32_t> needed,
-                                    const std::string& name) {
+std::uint32_t Groups::make_of_nodes(std::vector<std::uint32_t> leaders, std::uint32_t of, const std::string& name) {
+  std::vector<std::uint32_t> needed = at(of).ranks;
   std::string own_name = name;
   if (groups_.size() > 1) {
     const Hash128 order = group_id(needed, "", 0);
     own_name.append(reinterpret_cast<const char*>(order.bytes.data()), order.bytes.size());
   }
-  return add(std::move(leaders), Senders::nodes, std::move(needed), own_name);
+  add(std::move(leaders), Senders::nodes, std::move(needed), own_name).keys = at(of).id;
+  return last();
 }
 
 const Group* Groups::find(std::uint32_t number) const {

@@ -19,6 +19,7 @@ namespace shoal::worker {
 
 struct Group {
   Hash128 id;
+  Hash128 keys;  // whose id its operations' keys are made of: its own, or that of the group that leaders speak for
   std::vector<std::uint32_t> ranks;
   Senders senders = Senders::ranks;
   std::vector<std::uint32_t> needed;  // ranks whose loss ends it: the members, and the ranks that they speak for
@@ -39,12 +40,12 @@ class Groups {
 
   // Returns its number.
   std::uint32_t make(std::vector<std::uint32_t> ranks, std::vector<std::uint32_t> needed, const std::string& name);
-  // A group of leaders, which speak for the others that are `needed`. It has a name of its own kind, except that of the
-  // group of all ranks. Otherwise its id could meet another group's: two groups of all ranks, in different orders, may
-  // have the same leaders in the same order, and so may a group of only these ranks; and ranks may make them in any
-  // order.
-  std::uint32_t make_of_nodes(std::vector<std::uint32_t> leaders, std::vector<std::uint32_t> needed,
-                              const std::string& name);
+  // The leaders of the group with number `of`, whose other ranks they speak for. Its operations have that group's keys:
+  // so what the ranks of some nodes open for themselves, and what leaders open for all of theirs, meet at one home.
+  // It has a name of its own kind, except that of the group of all ranks. Otherwise its id could meet another group's:
+  // two groups of all ranks, in different orders, may have the same leaders in the same order, and so may a group of
+  // only these ranks; and ranks may make them in any order.
+  std::uint32_t make_of_nodes(std::vector<std::uint32_t> leaders, std::uint32_t of, const std::string& name);
   // Null: there is no such group.
   const Group* find(std::uint32_t number) const;
   const Group* find(const Hash128& id) const;
@@ -53,11 +54,12 @@ class Groups {
   void check_invariants() const;
 
  private:
-  std::uint32_t add(std::vector<std::uint32_t> ranks, Senders senders, std::vector<std::uint32_t> needed,
-                    const std::string& name);
+  Group& add(std::vector<std::uint32_t> ranks, Senders senders, std::vector<std::uint32_t> needed,
+             const std::string& name);
+  std::uint32_t last() const { return static_cast<std::uint32_t>(groups_.size() - 1); }
 
   const Environment& environment_;
-  std::vector<std::unique_ptr<const Group>> groups_;       // by number
+  std::vector<std::unique_ptr<Group>> groups_;       // by number
   std::unordered_map<Hash128, std::uint64_t> times_made_;  // by id of the first with these ranks and this name
   std::size_t bytes_ = 0;
 };

@@ -9,14 +9,6 @@
 
 namespace shoal::worker {
 
-namespace {
-
-std::uint64_t rows_of(const Submission& submission) {
-  return submission.shape.empty() ? 0 : static_cast<std::uint64_t>(submission.shape[0]);
-}
-
-}  // namespace
-
 Operation::Operation(std::uint64_t number, const Group& group, Submission submission, Time now)
     : number_(number), group_(group), submission_(std::move(submission)), watch_(now) {}
 
@@ -29,7 +21,8 @@ void Operation::measure(const JobConfig& config) {
   const bool receives_only = traits.root_gives_alone() && !contributes_;
   bytes_ = failed_here_ ? 0 : receives_only ? s.output_bytes : s.input_bytes;
   opening_.bytes = bytes_;
-  wanted_ = received_by(s.collective, bytes_, rows_of(s), group_.size(), group_.own, s.root);
+  const std::uint64_t rows = rows_of(s.shape, group_.size(), group_.senders);
+  wanted_ = received_by(s.collective, bytes_, rows, group_.size(), group_.own, s.root);
   is_small_ = bytes_ <= config.small;
   is_gather_ = traits.gathers();
   takes_ring_ = shoal::takes_ring(config, s.collective, bytes_);

@@ -85,7 +85,7 @@ std::unique_ptr<Operation> Submissions::take(Submission submission, bool was_hel
       std::make_unique<Operation>(operations_.take_number(), group, std::move(submission), environment_.now());
   const Submission& s = operation->submission();
   wire::Opening& opening = operation->opening();
-  calls_.name_call(opening, group.id, s);
+  calls_.name_call(opening, group.id, group.keys, s);
   world.numbered(s.handle, opening.occurrence);
   Status failure = calls_.problem_with(s, operations_.open_count(), was_held);
   if (failure.ok()) {

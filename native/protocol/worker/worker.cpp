@@ -34,9 +34,9 @@ std::uint32_t Worker::make_group(std::vector<std::uint32_t> ranks, const std::st
   return groups_.make(std::move(ranks), std::move(needed), name);
 }
 
-std::uint32_t Worker::make_group_of_nodes(std::vector<std::uint32_t> members, std::vector<std::uint32_t> needed,
+std::uint32_t Worker::make_group_of_nodes(std::vector<std::uint32_t> leaders, std::uint32_t of,
                                           const std::string& name) {
-  return groups_.make_of_nodes(std::move(members), std::move(needed), name);
+  return groups_.make_of_nodes(std::move(leaders), of, name);
 }
 
 // --- Links ---
@@ -170,7 +170,9 @@ Status Worker::receive_called(const Frame& frame) {
   if (Status status = wire::decode_called(frame.bytes(), opening); !status.ok()) {
     return status;
   }
-  if (opening.key != operation_key(opening.group, opening.name, opening.occurrence)) {
+  const worker::Group* const group = groups_.find(opening.group);
+  const Hash128& keys = group == nullptr ? opening.group : group->keys;
+  if (opening.key != operation_key(keys, opening.name, opening.occurrence)) {
     return refused("CALLED of '" + opening.name + "' with another key");
   }
   const std::optional<worker::Joins::Joined> joined = joins_.find(opening.group);

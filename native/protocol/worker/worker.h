@@ -63,9 +63,8 @@ class Worker final : public Machine {
 
   // `ranks`: members in order, this rank among them (checked by the caller). Returns the group's number.
   std::uint32_t make_group(std::vector<std::uint32_t> ranks, const std::string& name);
-  // A group whose members speak for others too: it works as long as all that are `needed` are there.
-  std::uint32_t make_group_of_nodes(std::vector<std::uint32_t> members, std::vector<std::uint32_t> needed,
-                                    const std::string& name);
+  // The leaders of a group that was made, which speak for its other ranks too: it works as long as all those are there.
+  std::uint32_t make_group_of_nodes(std::vector<std::uint32_t> leaders, std::uint32_t of, const std::string& name);
   // The group's id, from which the keys of its operations are made.
   const Hash128& id_of(std::uint32_t group) const { return groups_.at(group).id; }
 

@@ -42,14 +42,16 @@ os.register_at_fork(after_in_child=_draw_owner)
 @dataclass(frozen=True)
 class JobTerms:
     """What a server must know of a job. ``weights`` by server index, lanes included; ``hosts`` by rank; ``peer_timeout`` in
-    seconds: a server has the patience of each job on that job's links. ``lanes`` of each server, and the ``channels`` among
-    which they are divided."""
+    seconds: a server has the patience of each job on that job's links. ``leaders``: by rank, the first rank of its node;
+    empty where every rank is a node of its own. ``lanes`` of each server, and the ``channels`` among which they are
+    divided."""
 
     weights: tuple[int, ...]
     hosts: tuple[str, ...]
     limits: Limits
     peer_timeout: int
     algorithm: str = "server"
+    leaders: tuple[int, ...] = ()
     lanes: int = 1
     channels: int = 1
 
@@ -67,6 +69,7 @@ class JobTerms:
             "attempt": attempt,
             "weights": self.weights,
             "hosts": self.hosts,
+            "leaders": self.leaders,
             "algorithm": self.algorithm,
             "lanes": self.lanes,
             "channels": self.channels,
@@ -78,7 +81,7 @@ class JobTerms:
         """The name of a field in which two differ, "" if they are equal."""
         if self.limits != other.limits:
             return next(f.name for f in fields(Limits) if getattr(self.limits, f.name) != getattr(other.limits, f.name))
-        names = ("weights", "hosts", "peer_timeout", "algorithm", "lanes", "channels")
+        names = ("weights", "hosts", "leaders", "peer_timeout", "algorithm", "lanes", "channels")
         return next((name for name in names if getattr(self, name) != getattr(other, name)), "")
 
 
@@ -108,6 +111,7 @@ def parse_job(message: Message) -> JobRequest:
         _parse_limits(message),
         _parse_peer_timeout(message),
         _parse_algorithm(message),
+        _parse_leaders(message, size) if message.integers("leaders", 0, size - 1) else (),
         *_parse_lanes(message),
     )
     of_channels = [
@@ -164,7 +168,10 @@ class Welcome:
     @property
     def terms(self) -> JobTerms:
         weights = tuple(server.weight for server in self.servers for _ in range(self.lanes))
-        return JobTerms(weights, self.hosts, self.limits, self.peer_timeout, self.algorithm, self.lanes, self.channels)
+        leaders = self.leaders if self.shares_memory else ()
+        return JobTerms(
+            weights, self.hosts, self.limits, self.peer_timeout, self.algorithm, leaders, self.lanes, self.channels
+        )
 
     def server_names(self) -> list[str]:
         """By server index, lanes included: for messages, and to know the lanes of a server, which have one name."""

@@ -306,4 +306,5 @@ def _core_config(terms: JobTerms, address: Address) -> _native.JobConfig:
         ring=terms.algorithm == "ring",
         lanes=terms.lanes,
         channels=terms.channels,
+        leaders=list(terms.leaders),
     )

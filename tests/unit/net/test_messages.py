@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,6 +72,8 @@ def test_a_job_comes_back_as_it_was() -> None:
     request = parse_job(job())
     assert (request.owner, request.index, request.terms) == (OWNER, 1, TERMS)
     assert request.terms.difference(TERMS) == ""
+    of_one_node = replace(TERMS, leaders=(0, 0))
+    assert parse_job(over_the_wire("job", of_one_node.job_fields(OWNER, 1))).terms == of_one_node
 
 
 @pytest.mark.parametrize(
@@ -93,6 +96,10 @@ def test_a_job_comes_back_as_it_was() -> None:
         ("hosts", ["a"]),
         ("hosts", ["a", 1]),
         ("hosts", ["a", "b" * 20000]),
+        ("leaders", [0]),
+        ("leaders", [0, 2]),
+        ("leaders", [1, 0]),
+        ("leaders", None),
         ("segment", 100),
         ("segment", None),
         ("credit", 1),
@@ -130,6 +137,7 @@ def test_what_differs_between_two_jobs_is_named() -> None:
         )
         == "channels"
     )
+    assert JobTerms((2, 2, 0), ("a", "b"), Limits(), 15, leaders=(0, 0)).difference(TERMS) == "leaders"
 
 
 def test_a_welcome_comes_back_as_it_was() -> None:
