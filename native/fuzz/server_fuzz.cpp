@@ -497,8 +497,8 @@ class Job final : public ServerWorld {
   Input& input_;
   const JobConfig config_;
   const std::array<Hash128, 3> groups_;  // of all ranks, of some, and of the leaders of all
-  std::uint32_t most_credit_;                    // that a window has had
-  std::uint32_t least_credit_;                   // the same
+  std::uint32_t most_credit_;            // that a window has had
+  std::uint32_t least_credit_;           // the same
   std::map<Call, wire::Opening> attributes_;
   std::array<Worker, ranks> workers_;
   std::deque<OnWire> on_wire_;

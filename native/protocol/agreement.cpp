@@ -104,7 +104,8 @@ std::string mismatch_text(const std::vector<const wire::Opening*>& openings, con
     text += (i == 0 ? "" : "; ") + ranks_text(sent[i].second, config) + " called " + sent[i].first;
   }
   if (!absent.empty()) {
-    text += "; " + ranks_text(absent, config) + (by_nodes && absent.size() > 1 ? " had not all called it yet" : " had not called it yet");
+    text += "; " + ranks_text(absent, config) +
+            (by_nodes && absent.size() > 1 ? " had not all called it yet" : " had not called it yet");
   }
   return text + ". Every rank must call it with the same arguments";
 }

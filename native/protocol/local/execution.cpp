@@ -394,9 +394,9 @@ Status Execution::make_output(Operation& operation, const std::vector<std::uint6
   const auto largest = std::max_element(sizes.begin(), sizes.end());
   return Status::error(Code::failed_on_rank,
                        "'" + operation.opening.name + "' brings " + members_.name_of(own_) + " " +
-                           std::to_string(s.output_bytes) + " bytes, for which there is no memory; the largest block, " +
-                           std::to_string(*largest) + " bytes, is that of member " +
-                           std::to_string(largest - sizes.begin()) + " of the group",
+                           std::to_string(s.output_bytes) +
+                           " bytes, for which there is no memory; the largest block, " + std::to_string(*largest) +
+                           " bytes, is that of member " + std::to_string(largest - sizes.begin()) + " of the group",
                        static_cast<std::int32_t>(members_.rank_of(own_)));
 }
 

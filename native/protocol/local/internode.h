@@ -28,13 +28,13 @@ inline constexpr std::uint64_t own_handle(std::uint64_t handle) { return handle 
 
 // How one group of ranks goes on to the other nodes.
 struct Internode {
-  std::uint32_t group = 0;             // number of the leaders' group in the worker; on a leader
-  std::uint32_t ranks = 0;             // ranks that contribute, on all nodes
-  std::uint32_t largest = 0;           // ranks of the largest node
-  std::vector<std::uint32_t> weights;  // of the servers (protocol/sharding.h)
-  std::uint64_t shared_from = 0;       // from so many bytes on, all servers work on an operation
-  std::vector<std::uint32_t> nodes{};  // by member: the index of its leader in the leaders' group
-  std::uint32_t count = 0;             // of nodes
+  std::uint32_t group = 0;               // number of the leaders' group in the worker; on a leader
+  std::uint32_t ranks = 0;               // ranks that contribute, on all nodes
+  std::uint32_t largest = 0;             // ranks of the largest node
+  std::vector<std::uint32_t> weights;    // of the servers (protocol/sharding.h)
+  std::uint64_t shared_from = 0;         // from so many bytes on, all servers work on an operation
+  std::vector<std::uint32_t> nodes{};    // by member: the index of its leader in the leaders' group
+  std::uint32_t count = 0;               // of nodes
   std::vector<std::uint32_t> leaders{};  // ranks of the job, by the same index
 };
 

@@ -1,7 +1,6 @@
 #include "protocol/local/local_group.h"
 
 #include <atomic>
-#include <bit>
 #include <stdexcept>
 #include <utility>
 
@@ -25,6 +24,7 @@ LocalGroup::LocalGroup(const GroupMemory& memory, const JobConfig& config, std::
       execution_(memory, members_, own_, has_other_nodes, arrays_, outbox_, world),
       watch_(members_, own_, has_other_nodes),
       failures_(members_, own_, has_other_nodes, calls_, watch_, outbox_, world),
+      rooms_(members_, own_, calls_, execution_, failures_, outbox_),
       joined_(memory, members_, own_, calls_, outbox_, world) {
   for (std::uint32_t other = 0; other < members_.size(); ++other) {
     readers_.emplace_back(memory, own_, other, world);
@@ -178,7 +178,7 @@ void LocalGroup::read(std::uint32_t place, const Record& record) {
     case RecordKind::overdue:
       return failures_.read_overdue(record);
     case RecordKind::ready:
-      return read_ready(place, record);
+      return rooms_.hear_answer(place, record, now_) ? begin_admitted() : void();
     case RecordKind::part:
     case RecordKind::blocks:
     case RecordKind::done:
@@ -200,12 +200,9 @@ void LocalGroup::read_verdict(const Record& record) {
   switch (record.kind) {
     case RecordKind::part:
       return execution_.read_part(operation, record.body);
-    case RecordKind::blocks: {
+    case RecordKind::blocks:
       execution_.read_blocks(operation, record.body);
-      const Status problem = execution_.make_room(operation);
-      return outbox_.say(RecordKind::ready, record.key,
-                         problem.ok() ? wire::Bytes() : wire::encode(wire::Failure{problem}));
-    }
+      return rooms_.answer(operation);
     case RecordKind::done:
       return hear_verdict(operation, {}, record.body, record.data);
     case RecordKind::fail_pending:
@@ -300,7 +297,7 @@ void LocalGroup::begin(Operation& operation) {
     world_.hand_over(std::move(operation.submission));
   } else if (has_other_nodes_ && is_gather(operation.opening.collective)) {
     return is_first() ? execution_.send_up_sizes(operation) : begin_admitted();
-  } else if (has_other_nodes_ && is_first() && fail_without_room(operation)) {
+  } else if (has_other_nodes_ && is_first() && !rooms_.make(operation)) {
     return;
   } else if (small && has_other_nodes_) {
     if (is_first()) {
@@ -339,48 +336,6 @@ void LocalGroup::begin_admitted() {
   }
 }
 
-// On the leader: the rank at this place has memory for what an all-gather brings. If all have, it flows; if one has
-// not, it fails on all nodes, of which none has begun.
-void LocalGroup::begin_if_all_ready(Operation& operation, std::uint32_t place, const Status& problem) {
-  if (!problem.ok()) {
-    return fail_complete(operation, problem);
-  }
-  operation.ready |= std::uint64_t{1} << place;
-  if (std::popcount(operation.ready) == static_cast<int>(members_.size())) {
-    execution_.admit(operation.key);
-    begin_admitted();
-  }
-}
-
-// What has failed meanwhile nobody waits for.
-void LocalGroup::read_ready(std::uint32_t place, const Record& record) {
-  Operation* const operation = calls_.find(record.key);
-  if (is_first() && operation != nullptr && operation->state == Operation::State::complete &&
-      !operation->block_sizes.empty() && !execution_.is_admitted(record.key)) {
-    operation->lateness.note_moved(now_);
-    begin_if_all_ready(*operation, place, record.body.empty() ? Status() : decoded_status(record.body));
-  }
-}
-
-// On the leader, of a reduce-scatter: it may have no room for the crossing array.
-bool LocalGroup::fail_without_room(Operation& operation) {
-  if (traits_of(operation.opening.collective).shares_results()) {
-    return false;
-  }
-  const Status problem = execution_.make_room(operation);
-  if (!problem.ok()) {
-    fail_complete(operation, problem);
-  }
-  return !problem.ok();
-}
-
-// All ranks of the node have called it, and none begins.
-void LocalGroup::fail_complete(Operation& operation, const Status& why) {
-  failures_.fail_complete(operation, why);
-  end(operation, why);
-  calls_.forget_if_done(operation);
-}
-
 // --- The end of one ---
 
 void LocalGroup::chunk_averaged(std::uint64_t handle, Range chunk) {
@@ -408,7 +363,7 @@ void LocalGroup::averaged(std::uint64_t handle, const Status& status, const Told
   note_advanced();  // before the end is said
   try {
     if (status.ok() && !execution_.hear_sizes(operation, told)) {
-      return begin_if_all_ready(operation, own_, execution_.make_room(operation));
+      return rooms_.make_for_blocks(operation) ? begin_admitted() : void();
     }
   } catch (const ImpossibleBlocks& error) {
     const std::uint32_t leader = operation.group->internode->leaders.at(error.node);

@@ -43,6 +43,7 @@
 #include "protocol/local/operation.h"
 #include "protocol/local/outbox.h"
 #include "protocol/local/progress_watch.h"
+#include "protocol/local/rooms.h"
 #include "protocol/local/world.h"
 #include "wire/waits.h"
 
@@ -141,10 +142,6 @@ class LocalGroup {
   bool begin_next();
   void begin(Operation& operation);
   void begin_admitted();
-  void begin_if_all_ready(Operation& operation, std::uint32_t place, const Status& problem);
-  void read_ready(std::uint32_t place, const Record& record);
-  bool fail_without_room(Operation& operation);
-  void fail_complete(Operation& operation, const Status& why);
 
   // The end of an operation.
   bool note_advanced();
@@ -175,6 +172,7 @@ class LocalGroup {
   Execution execution_;
   ProgressWatch watch_;
   Failures failures_;
+  Rooms rooms_;
   Joined joined_;
 
   Time now_ = 0;

@@ -19,7 +19,7 @@ bool Operation::is_contributor(std::size_t index) const {
   return contributes(attributes().collective, index, attributes().root);
 }
 
-Range Operation::wanted(std::size_t index) const { 
+Range Operation::wanted(std::size_t index) const {
   return received_by(attributes(), members_.size(), index, group_.senders);
 }
 

@@ -54,9 +54,7 @@ std::string mismatch_text(const Operation& operation, const Operation* rival, co
   for (const std::uint32_t rank : ranks) {
     const auto own = by_rank.find(rank);
     const auto of_node = by_leader.find(leader_of(rank, config));
-    openings.push_back(own != by_rank.end()         ? own->second
-                       : of_node != by_leader.end() ? of_node->second
-                                                    : nullptr);
+    openings.push_back(own != by_rank.end() ? own->second : of_node != by_leader.end() ? of_node->second : nullptr);
   }
   // Of ranks whose leader has not opened it, some may have called it.
   return shoal::mismatch_text(openings, ranks, !by_leader.empty(), config);

@@ -59,7 +59,7 @@ class Groups {
   std::uint32_t last() const { return static_cast<std::uint32_t>(groups_.size() - 1); }
 
   const Environment& environment_;
-  std::vector<std::unique_ptr<Group>> groups_;       // by number
+  std::vector<std::unique_ptr<Group>> groups_;             // by number
   std::unordered_map<Hash128, std::uint64_t> times_made_;  // by id of the first with these ranks and this name
   std::size_t bytes_ = 0;
 };
