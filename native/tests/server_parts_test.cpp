@@ -367,8 +367,8 @@ TEST(what_was_open_when_the_limit_was_lowered_keeps_its_room) {
   const std::size_t before = table.bytes();
   table.limit(before / 3);
   CHECK(table.is_full() && !table.is_overfull());
-  CHECK(table.has_room(sum_of(10, "a"), false));
-  CHECK(table.has_room(sum_of(10, "d"), false));
+  CHECK(table.has_room(sum_of(10, "a"), *groups.find(world_group_id(3)), false));
+  CHECK(table.has_room(sum_of(10, "d"), *groups.find(world_group_id(3)), false));
   CHECK(table.too_much().code == Code::limit);
 }
 

@@ -106,7 +106,7 @@ TEST(a_rank_without_memory_for_short_blocks_fails_alone_and_the_job_goes_on) {
 
 TEST(open_reduce_scatters_take_no_more_than_their_limit_beyond_which_they_fail_on_all_ranks) {
   JobConfig::Tables tables;
-  tables.crossing = 1'000'000;
+  tables.crossing = 900'000;
   constexpr std::size_t count = 100'000;  // 400,000 bytes, for which 524,288 are taken
   const auto memory = std::make_shared<Memory>(shape_with_results(2));
   std::atomic<int> done{0};
@@ -151,7 +151,7 @@ TEST(open_reduce_scatters_take_no_more_than_their_limit_beyond_which_they_fail_o
     const std::uint64_t too_much = scatter(1);
     const Status status = rank.wait(too_much);
     CHECK(status.code == Code::limit);
-    CHECK(status.message.find("on rank 0 (here), 1000000 bytes (crossing_bytes)") != std::string::npos);
+    CHECK(status.message.find("on rank 0 (here), 900000 bytes (crossing_bytes)") != std::string::npos);
     CHECK(!rank.done(first));
     end(first);
     end(scatter(2));
