@@ -149,7 +149,7 @@ def disagreements(rows: int) -> list[str]:
 def test_nodes_that_disagree_are_named_and_the_job_goes_on(rows: int) -> None:
     for texts in run_ranks(disagreements, 4, rows, nodes=2, servers=1, timeout=60):
         for name, text in zip(("blocks", "rows", "types"), texts, strict=True):
-            assert all(part in text for part in (f"'{name}'", "rank 0", "rank 2")), text
+            assert all(part in text for part in (f"'{name}'", "ranks 0 (", "ranks 2 (")), text
 
 
 def different_kinds(rows: int) -> list[str]:
@@ -189,7 +189,7 @@ def test_nodes_that_call_different_kinds_hear_which_ranks_called_what(rows: int,
     ]
     for texts in found:
         for (first, second), text in zip(kinds, texts, strict=True):
-            assert text.startswith("'step': ranks disagree on the operation"), text
+            assert "'step': ranks disagree on the operation" in text, text
             assert f"ranks 0 ({host}), 1 ({host}) called {first}" in text, text
             assert f"ranks 2 ({host}), 3 ({host}) called {second}" in text, text
 
