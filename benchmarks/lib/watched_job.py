@@ -37,25 +37,28 @@ SILENT = "silent"
 
 
 class Place:
-    """Servers on some hosts of a lab, and jobs on others, with one secret. ``tls``: SHOAL_TLS of all of them."""
+    """Servers on some hosts of a lab, and jobs on others, with one secret. ``tls``: SHOAL_TLS of all of them.
 
-    def __init__(self, lab: Lab, servers: Sequence[Host], tls: str = "off") -> None:
+    ``interfaces``: SHOAL_INTERFACE of the servers; "": not set."""
+
+    def __init__(self, lab: Lab, servers: Sequence[Host], tls: str = "off", interfaces: str = "") -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
         self.security = {"SHOAL_SECRET": secrets.token_hex(16), "SHOAL_TLS": tls}
         self._environment = clean | self.security | {"SHOAL_LOG": "error", "PYTHONUNBUFFERED": "1"}
         self._next_port = _FIRST_RENDEZVOUS
         self._jobs: list[subprocess.Popen[str]] = []
         self._folder = tempfile.TemporaryDirectory()
-        self.servers = [self._server(host) for host in servers]
+        self.servers = [self._server(host, _interface(interfaces)) for host in servers]
         self.server_addresses = [host.address for host in servers]
         self.server_port = _PORT
         self._environment["SHOAL_SERVERS"] = ",".join(f"{host.address}:{_PORT}" for host in servers)
         self._environment["SHOAL_COLOCATED"] = "never"
 
-    def job(self, hosts: Sequence[Host], behaviour: str, size: int) -> "Job":
-        """A job with a rank on each host, running."""
+    def job(self, hosts: Sequence[Host], behaviour: str, size: int, interfaces: str = "") -> "Job":
+        """A job with a rank on each host, running. ``interfaces``: SHOAL_INTERFACE of its ranks; "": not set."""
         log = Path(self._folder.name) / f"job{self._next_port}"
         rendezvous = {"SHOAL_RENDEZVOUS": f"{hosts[0].address}:{self._next_port}", "WORLD_SIZE": str(len(hosts))}
+        rendezvous |= _interface(interfaces)
         self._next_port += 1
         ranks = []
         for rank, host in enumerate(hosts):
@@ -71,9 +74,9 @@ class Place:
         _kill([*self._jobs, *self.servers])
         self._folder.cleanup()
 
-    def _server(self, host: Host) -> "subprocess.Popen[str]":
+    def _server(self, host: Host, interface: dict[str, str]) -> "subprocess.Popen[str]":
         command = ["-m", "shoal.cli", "server", "--host", host.address, "--port", str(_PORT)]
-        server = _start(host, command, self._environment)
+        server = _start(host, command, self._environment | interface)
         assert server.stdout is not None
         said = server.stdout.readline()
         if "listening" not in said:
@@ -105,12 +108,16 @@ class Job:
 
 
 @contextlib.contextmanager
-def place(lab: Lab, servers: Sequence[Host], tls: str = "off") -> Iterator[Place]:
-    made = Place(lab, servers, tls)
+def place(lab: Lab, servers: Sequence[Host], tls: str = "off", interfaces: str = "") -> Iterator[Place]:
+    made = Place(lab, servers, tls, interfaces)
     try:
         yield made
     finally:
         made.close()
+
+
+def _interface(names: str) -> dict[str, str]:
+    return {"SHOAL_INTERFACE": names} if names else {}
 
 
 def within(timings: Sequence[tuple[float, float]], begin: float, end: float) -> list[float]:

@@ -348,7 +348,7 @@ JobConfig make_config(std::vector<std::string> hosts, std::vector<std::string> s
                       std::uint32_t credit, std::uint32_t eager, std::uint32_t small, std::uint32_t least_shard,
                       std::uint32_t least_segment, std::uint32_t peer_timeout, bool ring, std::uint64_t rate,
                       bool standby, std::vector<std::uint32_t> leaders, std::uint32_t rank_segment,
-                      std::uint32_t rank_credit, std::uint32_t lanes, std::uint32_t channels) {
+                      std::uint32_t rank_credit, std::uint32_t lanes, std::uint32_t networks, std::uint32_t channels) {
   JobConfig config{std::move(hosts),
                    std::move(server_names),
                    std::move(server_ranks),
@@ -367,6 +367,7 @@ JobConfig make_config(std::vector<std::string> hosts, std::vector<std::string> s
                    rank_segment,
                    rank_credit,
                    lanes,
+                   networks,
                    channels};
   if (const std::string problem = problem_with(config); !problem.empty()) {
     throw std::invalid_argument(problem);
@@ -415,7 +416,7 @@ void bind_engine(nb::module_& module) {
       .def(nb::new_(&make_config), nb::kw_only(), "hosts"_a, "server_names"_a, "server_ranks"_a, "weights"_a,
            "segment"_a, "credit"_a, "eager"_a, "small"_a, "least_shard"_a, "least_segment"_a, "peer_timeout"_a,
            "ring"_a = false, "rate"_a = 0, "standby"_a = false, "leaders"_a = std::vector<std::uint32_t>(),
-           "rank_segment"_a = 0, "rank_credit"_a = 0, "lanes"_a = 1, "channels"_a = 1);
+           "rank_segment"_a = 0, "rank_credit"_a = 0, "lanes"_a = 1, "networks"_a = 1, "channels"_a = 1);
 
   nb::class_<BoundEngine>(module, "Engine")
       .def(nb::init<std::uint32_t, const JobConfig&>(), "rank"_a, "config"_a)

@@ -126,12 +126,15 @@ std::vector<std::uint32_t> JobConfig::lanes_of(std::uint32_t server) const {
 
 std::uint32_t JobConfig::index_in_channel(std::uint32_t index) const {
   const std::uint32_t lane = index % lanes;
-  return index / lanes * lanes_in(lane % channels) + lane / channels;
+  const std::uint32_t row = lane / networks;
+  return index / lanes * lanes_in(row % channels) + row / channels * networks + lane % networks;
 }
 
 std::uint32_t JobConfig::index_of(std::uint32_t channel, std::uint32_t index_there) const {
   const std::uint32_t here = lanes_in(channel);
-  return index_there / here * lanes + index_there % here * channels + channel;
+  const std::uint32_t lane = index_there % here;
+  const std::uint32_t row = lane / networks * channels + channel;
+  return index_there / here * lanes + row * networks + lane % networks;
 }
 
 std::vector<std::uint32_t> JobConfig::channel_weights() const {
@@ -209,10 +212,12 @@ std::string problem_with(const JobConfig& config) {
   if (std::accumulate(config.weights.begin(), config.weights.end(), std::uint64_t{0}) == 0) {
     return "no server has a weight above zero";
   }
-  const bool lanes_fit = config.channels == 1 || (config.channels <= config.lanes && servers % config.lanes == 0);
-  if (config.lanes == 0 || config.channels == 0 || !lanes_fit) {
+  const bool lanes_fit = config.lanes > 0 && config.networks > 0 && config.lanes % config.networks == 0 &&
+                         config.channels > 0 && config.channels <= config.lanes / config.networks;
+  if (!lanes_fit || (config.channels > 1 && servers % config.lanes != 0)) {
     return std::to_string(config.channels) + " channels cannot serve the " + std::to_string(config.lanes) +
-           " lanes of each server, of which there are " + std::to_string(servers) + " together";
+           " lanes of each server over " + std::to_string(config.networks) + " networks, of which there are " +
+           std::to_string(servers) + " together";
   }
   if (config.channels > 1 && config.ring) {
     return "the ring has one channel";

@@ -39,7 +39,9 @@ struct JobConfig {
   std::uint32_t rank_credit = 0;         // share its link; 0: the same
   std::uint32_t lanes = 1;               // connections between a node and a server. Where there are several channels,
                                          // so many indices, one after the other, are one server
-  std::uint32_t channels = 1;            // threads of each process among which the lanes are divided; at most `lanes`
+  std::uint32_t networks = 1;            // lane i runs over network i mod networks; `lanes` is a multiple of it
+  std::uint32_t channels = 1;            // threads of each process among which the lanes are divided, those that run
+                                         // over each network alike
 
   // What tables may take, in bytes (base/limits.h). Each process has its own; no other needs to know them.
   struct Tables {
@@ -89,9 +91,9 @@ struct JobConfig {
   std::uint32_t first_lane(std::uint32_t server) const;
   std::vector<std::uint32_t> lanes_of(std::uint32_t server) const;
 
-  // The channel that serves the lane with this server index: lane i is channel i mod channels. Its index there. And
-  // back.
-  std::uint32_t channel_of(std::uint32_t index) const { return index % lanes % channels; }
+  // The channel that serves the lane with this server index: lanes 0 to networks - 1 are channel 0, as many after them
+  // channel 1, and so on by turns. The lane's index there, and back.
+  std::uint32_t channel_of(std::uint32_t index) const { return index % lanes / networks % channels; }
   std::uint32_t index_in_channel(std::uint32_t index) const;
   std::uint32_t index_of(std::uint32_t channel, std::uint32_t index_there) const;
   // The job as this channel's machines know it: only the servers' lanes of the channel, and one channel.
@@ -113,7 +115,9 @@ struct JobConfig {
     std::uint32_t least;     // the largest segment is at most this many times its segment
   };
   Cut cut_of(std::size_t server, Senders senders) const;
-  std::uint32_t lanes_in(std::uint32_t channel) const { return (lanes - channel + channels - 1) / channels; }
+  std::uint32_t lanes_in(std::uint32_t channel) const {
+    return (lanes / networks - channel + channels - 1) / channels * networks;
+  }
   std::uint32_t largest_weight() const { return *std::max_element(weights.begin(), weights.end()); }
 };
 

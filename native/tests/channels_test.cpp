@@ -46,10 +46,12 @@ std::vector<std::shared_ptr<Operation>> call_everywhere(Job& job, const std::str
   return operations;
 }
 
-TEST(the_lanes_of_a_channel_are_a_job_by_itself) {
+// Each has lanes on every network.
+void divide_lanes(std::uint32_t networks) {
   JobConfig config;
   config.hosts = {"a", "b"};
-  config.lanes = 5;
+  config.lanes = 6;
+  config.networks = networks;
   config.channels = 2;
   config.rate = 1000;
   config.segment = config.credit = 4096;
@@ -73,6 +75,7 @@ TEST(the_lanes_of_a_channel_are_a_job_by_itself) {
       CHECK_EQ(config.index_in_channel(index), there);
       CHECK_EQ(part.weights[there], config.weights[index]);
       CHECK_EQ(part.server_names[there], config.server_names[index]);
+      CHECK_EQ(index % config.lanes % networks, there % networks);
       CHECK(!seen[index]);
       seen[index] = true;
       weights += part.weights[there];
@@ -81,8 +84,14 @@ TEST(the_lanes_of_a_channel_are_a_job_by_itself) {
   }
   CHECK(std::find(seen.begin(), seen.end(), false) == seen.end());
   CHECK(rates >= 999 && rates <= 1000);
-  config.channels = 6;
+  config.channels = 6 / networks + 1;
   CHECK(problem_with(config) != "");
+}
+
+TEST(the_lanes_of_a_channel_are_a_job_by_itself) {
+  divide_lanes(1);
+  divide_lanes(2);
+  divide_lanes(3);
 }
 
 TEST(parts_cover_an_operation_and_end_it_together) {

@@ -49,6 +49,23 @@ JobConfig config_of(std::uint32_t first, std::uint32_t second, std::uint32_t of_
   return config;
 }
 
+// The same, each server with a lane on each of two networks.
+JobConfig config_of_networks(std::uint32_t dedicated, std::uint32_t of_ranks) {
+  const JobConfig one = config_of(dedicated, dedicated, of_ranks);
+  JobConfig config = one;
+  config.server_names.clear();
+  config.server_ranks.clear();
+  config.weights.clear();
+  for (std::size_t server = 0; server < one.weights.size(); ++server) {
+    for (const char* network : {" (eth0)", " (eth1)"}) {
+      config.server_names.push_back(one.server_names[server] + network);
+      config.server_ranks.push_back(one.server_ranks[server]);
+      config.weights.push_back(one.weights[server]);
+    }
+  }
+  return config;
+}
+
 struct Job {
   explicit Job(const JobConfig& job) : config(job), coordinator(config, world) {
     for (std::uint32_t rank = 0; rank < config.size(); ++rank) {
@@ -131,6 +148,69 @@ using Weights = std::vector<std::uint32_t>;
 constexpr Time a_while = second;
 
 }  // namespace
+
+TEST(lanes_over_one_network_are_lost_without_those_over_the_other) {
+  Job job(config_of_networks(1, 0));
+  job.reports(1, 1);
+  CHECK(job.weights() == Weights({1, 0, 1, 1, 0, 0, 0, 0, 0, 0}));
+  job.comes_back(1);
+  CHECK(job.weights() == Weights({1, 1, 1, 1, 0, 0, 0, 0, 0, 0}));
+}
+
+TEST(a_rank_that_is_reached_over_another_network_is_not_lost_with_one) {
+  Job job(config_of_networks(0, 1));
+  job.reports(1, 9);  // rank 2's, eth1
+  job.passes(a_while);
+  CHECK(job.told(0, Type::lost) == nullptr);
+  CHECK(job.weights() == Weights({0, 0, 0, 0, 1, 1, 1, 1, 1, 0}));
+  const World::Frame* frame = job.told(0, Type::epoch);
+  wire::Epoch epoch;
+  CHECK(frame != nullptr && wire::decode(frame->payload, epoch).ok());
+  CHECK(names(epoch.text, "server c (rank 2) (eth1) is lost: rank 1 (b) cannot reach it"));
+  CHECK(names(epoch.text, "goes over other networks"));
+  job.reports(0, 8);  // and eth0: there is no other
+  job.passes(a_while);
+  CHECK(names(job.why_lost(0), "rank 2 (c) is lost"));
+}
+
+TEST(a_process_that_ends_after_its_rank_has_left_is_lost_on_all_networks) {
+  Job job(config_of_networks(0, 1));
+  job.leaves(2);
+  job.dies(2);
+  CHECK(job.weights() == Weights({0, 0, 0, 0, 1, 1, 1, 1, 0, 0}));
+}
+
+TEST(a_rank_with_a_control_link_in_each_network_is_lost_with_the_last) {
+  Job job(config_of_networks(1, 0));
+  const LinkId second = 100;  // rank 1's
+  job.coordinator.attach_worker(second, 1);
+  const wire::Loss loss{wire::Loss::Kind::server, 1, Status::error(Code::peer_lost, "connection reset")};
+  const wire::Header report{.type = Type::report};
+  CHECK(frame(job.coordinator, 2, report, wire::encode(loss)).ok());
+  CHECK_EQ(job.times_told(1, Type::epoch), std::size_t{1});
+  CHECK(frame(job.coordinator, second, report, wire::encode(loss)).ok());  // the same again
+  CHECK_EQ(job.times_told(1, Type::epoch), std::size_t{1});
+  job.dies(1);
+  CHECK(job.told(0, Type::lost) == nullptr);
+  const wire::Loss another{wire::Loss::Kind::server, 3, Status::error(Code::peer_lost, "connection reset")};
+  CHECK(frame(job.coordinator, second, report, wire::encode(another)).ok());
+  CHECK_EQ(job.times_told(0, Type::epoch), std::size_t{2});
+  CHECK_EQ(job.times_told(1, Type::epoch), std::size_t{1});
+  job.coordinator.on_lost(second, Status::error(Code::peer_lost, "connection reset"));
+  CHECK(names(job.why_lost(0), "rank 1 (b) is lost"));
+}
+
+TEST(what_is_said_goes_over_every_control_link_of_a_rank) {
+  Job job(config_of_networks(1, 0));
+  const LinkId second = 100;
+  job.coordinator.attach_worker(second, 1);
+  job.reports(2, 0);
+  const auto is_told = [](LinkId link) {
+    return [link](const World::Frame& said) { return said.link == link && said.header.type == Type::epoch; };
+  };
+  CHECK(std::any_of(job.world.frames.begin(), job.world.frames.end(), is_told(2)));
+  CHECK(std::any_of(job.world.frames.begin(), job.world.frames.end(), is_told(second)));
+}
 
 TEST(a_server_that_all_ranks_reach_again_is_used_again) {
   Job job(config_of(2, 1, 0));

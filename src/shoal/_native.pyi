@@ -215,6 +215,7 @@ class JobConfig:
         rank_segment: int = 0,
         rank_credit: int = 0,
         lanes: int = 1,
+        networks: int = 1,
         channels: int = 1,
     ) -> None:
         """``hosts`` by rank; the other lists by server index (lanes included). ``server_ranks``: the rank whose process holds it, or -1.
@@ -224,7 +225,7 @@ class JobConfig:
         ``standby``: co-located servers of weight 0 have links too, and average when no other can.
         ``leaders``: by rank, the first rank of its node, where nodes share memory; empty: they do not.
         ``rank_segment``, ``rank_credit``: segment and credit where each rank of a node sends for itself; 0: the same.
-        ``lanes`` of each server; ``channels``: threads of each process among which they are divided.
+        ``lanes`` of each server, spread over ``networks``; ``channels``: threads of each process among which they are divided.
         """
 
 class Tls:

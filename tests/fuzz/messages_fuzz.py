@@ -6,6 +6,7 @@ from typing import Any
 from harness import Input, damaged, main
 
 from shoal.assembly import meeting_point
+from shoal.assembly.rails import Rail, RailPlaces, parse_ends
 from shoal.assembly.terms import JobTerms, Welcome, parse_job, parse_welcome
 from shoal.config.addresses import Address
 from shoal.config.settings import Limits
@@ -29,6 +30,17 @@ WELCOME = Welcome(
     limits=Limits(),
     peer_timeout=15,
     network=Network((10**9, 10**9), (10**9,), 0.0001),
+    rails=tuple(
+        Rail(
+            RailPlaces(
+                (name, name),
+                (Address(f"10.0.{number}.1", 7000), Address(f"10.0.{number}.2", 7001)),
+                (Address(f"10.0.{number}.3", 7077),),
+            ),
+            (2, 2, 1),
+        )
+        for number, name in enumerate(("eth0", "eth1"))
+    ),
 )
 JOB = {"type": "job", **TERMS.job_fields(bytes(16), 2)}
 JOIN = {
@@ -41,6 +53,10 @@ JOIN = {
     "local_rank": 0,
     "threads": 0,
     "processors": 4,
+    "rails": [
+        {"name": "eth0", "address": ["10.0.0.1", 7000], "prefix": 24},
+        {"name": "eth1", "address": ["10.0.1.1", 7000], "prefix": 24},
+    ],
     "settings": {"version": "1"},
 }
 MEASURED = {"type": "measured", "sent": 1, "received": 2, "round_trip": 3, "busy": 4}
@@ -79,6 +95,9 @@ def _welcome(message: Message) -> None:
     welcome = parse_welcome(message, 2)
     names = welcome.server_names()
     assert len(names) == len(welcome.server_ranks()) == len(welcome.terms.weights)
+    for index in range(len(names)):
+        assert index in welcome.lanes_with(index)
+        assert f"{welcome.where(index)} {welcome.sources(index, 1)} {welcome.way(index, 1)}"
     messages.pack("welcome", welcome.as_fields())
 
 
@@ -86,7 +105,7 @@ def _join(message: Message) -> None:
     message.integer("rank", 0, 1000)
     message.integer("size", 1, 1000)
     address = Address(*message.address("address"))
-    text = f"{message.text('host')} {address} {message.text_map('settings')}"
+    text = f"{message.text('host')} {address} {parse_ends(message)} {message.text_map('settings')}"
     messages.pack_refused(ShoalError(text))
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +28,11 @@ class Failure:
 
 
 class LabJob:
-    """``call``: what every rank runs, of busy_ranks. Host i has rank i; the servers come after the ranks."""
+    """``call``: what every rank runs, of ``module``. Host i has rank i; the servers come after the ranks."""
 
-    def __init__(self, lab: Lab, ranks: int, call: str, environment: dict[str, str], folder: Path) -> None:
+    def __init__(
+        self, lab: Lab, ranks: int, call: str, environment: dict[str, str], folder: Path, module: str = "busy_ranks"
+    ) -> None:
         self.lab = lab
         self.ranks = ranks
         self._folder = folder
@@ -51,7 +53,7 @@ class LabJob:
         self.wait_for(lambda: all("listening" in self.output(index) for index in servers))
         if servers:
             everywhere["SHOAL_SERVERS"] = ",".join(f"{lab.addresses[index]}:7077" for index in servers)
-        program = f"import busy_ranks; busy_ranks.{call}"
+        program = f"import {module}; {module}.{call}"
         self.processes = [self._start(rank, ["-c", program], everywhere | self._place(rank)) for rank in range(ranks)]
         self.wait_for(lambda: all("working" in self.output(rank) for rank in range(ranks)))
 
@@ -101,7 +103,20 @@ class LabJob:
 
 
 @contextlib.contextmanager
-def lab_job(ranks: int, call: str, *, servers: int = 0, rate: float = 200e6, **environment: str) -> Iterator[LabJob]:
-    """Started, and working; gone with the ``with`` block."""
-    with tempfile.TemporaryDirectory() as folder, Lab(ranks + servers, LinkShape(rate=rate)) as lab:
-        yield LabJob(lab, ranks, call, environment, Path(folder))
+def lab_job(
+    ranks: int,
+    call: str,
+    *,
+    servers: int = 0,
+    rate: float = 200e6,
+    further: Sequence[float] = (),
+    module: str = "busy_ranks",
+    **environment: str,
+) -> Iterator[LabJob]:
+    """Started, and working; gone with the ``with`` block. ``further``: the rates of networks beside the first."""
+    networks = [LinkShape(rate=each) for each in further]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Lab(ranks + servers, LinkShape(rate=rate), further=networks) as lab,
+    ):
+        yield LabJob(lab, ranks, call, environment, Path(folder), module)

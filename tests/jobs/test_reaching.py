@@ -102,10 +102,10 @@ def started(places: list[Place], size: int | None = None, **environment: str) ->
 def with_a_filtered_ipv6(lab: Lab) -> None:
     """Every host finds two addresses under "head": an IPv6 address of the first host, to which nothing gets, and its IPv4's."""
     for host in lab.hosts:
-        commands.batch("ip", [f"address add fd98::{host.index + 1}/64 dev {links.HOST_END} nodad"], host.namespace)
+        commands.batch("ip", [f"address add fd98::{host.index + 1}/64 dev eth0 nodad"], host.namespace)
         host.knows({"head": ["fd98::1", lab.addresses[0]]})
         if host.index > 0:
-            unknown = f"neighbour add fd98::1 lladdr {links.NOBODY} dev {links.HOST_END} nud permanent"
+            unknown = f"neighbour add fd98::1 lladdr {links.NOBODY} dev eth0 nud permanent"
             commands.batch("ip", [unknown], host.namespace)
 
 

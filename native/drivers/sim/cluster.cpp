@@ -206,6 +206,11 @@ void Cluster::attach_all() {
     host.control = &network_.add_link(LinkKind::control, *host.seat, rank, *coordinator_seat_, 0);
     host.worker->attach_coordinator(host.control->id);
     coordinator_->attach_worker(host.control->other->id, rank);
+    if (rank != 0 && plan_.has_two_networks()) {
+      End& second = network_.add_link(LinkKind::control, *host.seat, rank, *coordinator_seat_, 1);
+      host.worker->attach_coordinator(second.id);
+      coordinator_->attach_worker(second.other->id, rank);
+    }
     for (ServerHost& server : servers_) {
       End& end = network_.add_link(LinkKind::server, *host.seat, rank, *server.seat, server.index);
       host.worker->attach_server(end.id, server.index);

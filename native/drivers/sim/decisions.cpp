@@ -13,6 +13,9 @@ std::string Decisions::sent(const End& from, const wire::Header& header, const B
     if (header.type == Type::reconnect || header.type == Type::gone) {
       return "";  // asks rank 0's worker first, or is for the ranks of one machine; decides nothing
     }
+    if (from.service != 0) {
+      return "";  // the same again
+    }
     return coordinator_sent(from.client, {header.type, header.epoch, owned});
   }
   const bool announces = from.kind == LinkKind::server && from.is_client && header.type == Type::epoch &&
@@ -67,6 +70,9 @@ void Decisions::received(const End& to, const wire::Header& header) {
 
 std::string Decisions::lost(const End& at) {
   if (at.kind != LinkKind::control || at.is_client) {
+    return "";
+  }
+  if (two_networks_ && at.client != 0 && halved_.insert(at.client).second) {
     return "";
   }
   gone_.insert(at.client);

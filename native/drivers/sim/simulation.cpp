@@ -29,7 +29,7 @@ Simulation::Simulation(const Plan& plan, std::uint64_t seed, std::ostream* trace
     : plan_(plan),
       network_(seed, plan_.timing, *this, trace),
       ledger_(plan_.config),
-      decisions_(plan_.config),
+      decisions_(plan_),
       cluster_(plan_, network_, *this, *this),
       lives_(plan_.config.size()),
       submitted_(plan_.operations.size() * plan_.config.size()) {

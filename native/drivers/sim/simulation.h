@@ -155,6 +155,7 @@ class Simulation final : public Observer, public Application {
   void break_some_server(std::uint32_t target);
   bool stands_by(std::uint32_t server) const;
   void break_some_standby(std::uint32_t target);
+  void break_network(std::uint32_t rank, std::uint32_t which);
   void part(const Fault& fault);
   void delay_rank(std::uint32_t rank, Time duration);
   void kill_server(std::uint32_t target);

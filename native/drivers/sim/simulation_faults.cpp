@@ -24,6 +24,8 @@ void Simulation::strike(const Fault& fault) {
       return kill_server(fault.target);
     case Kind::break_server:
       return break_some_server(fault.target);
+    case Kind::break_network:
+      return break_network(rank, static_cast<std::uint32_t>(fault.duration));
     case Kind::break_standby:
       return break_some_standby(fault.target);
     case Kind::freeze_rank:
@@ -147,6 +149,28 @@ void Simulation::break_some_standby(std::uint32_t target) {
       network_.break_link(end, "connection reset by peer");
       return;
     }
+  }
+}
+
+// All go on over the other one. (Links between workers, which are in one network alone, stay.)
+void Simulation::break_network(std::uint32_t rank, std::uint32_t which) {
+  const JobConfig& config = plan_.config;
+  for (const auto& end : network_.ends()) {
+    const bool stands = end->open && end->other->open && end->is_client;
+    if (!stands || end->kind == LinkKind::peer || end->seat->actor == end->other->seat->actor) {
+      continue;
+    }
+    const bool is_control = end->kind == LinkKind::control;
+    const std::uint32_t there = is_control ? end->service : config.first_lane(end->service) % 2;
+    const std::int32_t holder = is_control ? 0 : config.server_ranks[end->service];
+    if (there != which || (end->client != rank && holder != static_cast<std::int32_t>(rank))) {
+      continue;
+    }
+    if (!is_control) {
+      lose_server(end->service);
+      cut_off_.insert(end->client);
+    }
+    network_.break_link(*end, "connection reset by peer");
   }
 }
 

@@ -257,4 +257,22 @@ void add_faults(Random& random, Plan& plan, bool faults, Time spread) {
   delay_goodbyes(random, plan);
 }
 
+// From numbers of their own, so that all else is as it would be without them.
+void spread_over_networks(std::uint64_t seed, Plan& plan, bool faults, Time spread) {
+  Random random(seed ^ 0x7261696c);
+  if (!random.chance(0.5)) {
+    return;
+  }
+  JobConfig& config = plan.config;
+  for (std::size_t i = 0; i < config.server_names.size(); ++i) {
+    config.server_names[i] += i % 2 == 0 ? " (eth0)" : " (eth1)";
+  }
+  if (faults && random.chance(0.5)) {
+    plan.faults.push_back({.kind = Fault::Kind::break_network,
+                           .when = random.between(0, 2 * spread + millisecond),
+                           .target = static_cast<std::uint32_t>(random.below(config.size())),
+                           .duration = static_cast<Time>(random.below(2))});
+  }
+}
+
 }  // namespace shoal::sim

@@ -31,4 +31,7 @@ void bring_inputs_late(Random& random, Plan& plan);
 // None unless `faults`. `spread`: as for schedule().
 void add_faults(Random& random, Plan& plan, bool faults, Time spread);
 
+// Half of the jobs of two lanes: each server has one of its lanes on each of two networks, which are lost apart.
+void spread_over_networks(std::uint64_t seed, Plan& plan, bool faults, Time spread);
+
 }  // namespace shoal::sim

@@ -364,6 +364,13 @@ bool Plan::holds_server(std::uint32_t rank) const {
   return false;
 }
 
+bool Plan::has_two_networks() const {
+  const auto own = std::find(config.server_ranks.begin(), config.server_ranks.end(), 0) - config.server_ranks.begin();
+  const auto first = static_cast<std::size_t>(own);
+  return config.lanes_of(static_cast<std::uint32_t>(first)).size() <
+         static_cast<std::size_t>(std::count(config.server_ranks.begin(), config.server_ranks.end(), 0));
+}
+
 bool Plan::is_local(std::uint32_t group) const {
   const std::vector<std::uint32_t>& sharing = groups[group].ranks;
   if (config.leaders.empty() || sharing.size() < 2) {
@@ -569,6 +576,9 @@ Plan random_plan(std::uint64_t seed, bool faults) {
   }
   if (random.chance(0.3)) {
     bring_inputs_late(random, plan);
+  }
+  if (shape.lanes > 1) {
+    spread_over_networks(seed, plan, faults, spread);
   }
   return plan;
 }

@@ -83,6 +83,8 @@ struct Fault {
   enum class Kind {
     break_link,
     break_server,   // the link of one worker to one dedicated server
+    break_network,  // one of two networks at a rank (0 or 1, the duration): its links to servers, to the server in its
+                    // process, and its control link
     break_standby,  // the link of one worker to a server in another's process that averages nothing yet
     kill_rank,
     kill_in_a_copy,  // a rank that shares memory, in the middle of a copy or a sum
@@ -121,6 +123,8 @@ struct Plan {
     return groups[operation.group].ranks;
   }
   bool holds_server(std::uint32_t rank) const;
+  // Whether lanes are spread over two networks: then there is a control link in each.
+  bool has_two_networks() const;
   // Whether operations of this group are carried out by ranks that share memory, alone or with other nodes.
   bool is_local(std::uint32_t group) const;
 };

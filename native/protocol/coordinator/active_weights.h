@@ -34,7 +34,7 @@ class ActiveWeights {
   // changed.
   bool decide(const std::function<bool(std::uint32_t)>& is_there);
 
-  // "1 of 2": how many dedicated servers are left.
+  // "1 of 2": how many dedicated servers are left; on each network one that is reached over several.
   std::string dedicated_left() const;
   // The rest of "server s is lost, and there is no other: ".
   std::string why_no_other() const;

@@ -66,6 +66,10 @@ Placement Coordinator::on_header(LinkId link, const Header& header) {
 
 Status Coordinator::on_payload(LinkId link) {
   const std::uint32_t rank = members_.rank_of(link);
+  if (!members_.take(link)) {
+    inbox_.drop(link);
+    return {};
+  }
   switch (inbox_.header(link).type) {
     case Type::leave:
       members_.leave(rank);
@@ -96,7 +100,9 @@ Status Coordinator::on_payload(LinkId link) {
 void Coordinator::on_lost(LinkId link, const Status& why) {
   const std::uint32_t rank = members_.rank_of(link);
   inbox_.forget(link);
-  members_.detach(link);
+  if (members_.detach(link)) {
+    return;
+  }
   const std::string text = " is lost: its connection to " + rank_text(0, config_) + " ended (" + why.message + ")";
   if (members_.has_left(rank)) {
     tell_its_node_that_it_is_gone(rank);
@@ -151,7 +157,8 @@ Status Coordinator::hear_report(std::uint32_t by, wire::Loss loss) {
 }
 
 // A report about a rank, or about the server in its process. If the server averages from the start and cannot be
-// reached, its rank is lost. If it only stands by, or its rank has left, only the server is.
+// reached, its rank is lost. If it only stands by, its rank has left, or it is there over another network, where it has
+// other lanes, only the server is.
 void Coordinator::act_on(const Report& report) {
   const bool is_server = report.loss.kind == wire::Loss::Kind::server;
   const std::uint32_t index = report.loss.index;
@@ -165,7 +172,7 @@ void Coordinator::act_on(const Report& report) {
   if (members_.is_lost(rank) || (members_.has_left(rank) && !is_server)) {
     return;
   }
-  if (is_server && (members_.has_left(rank) || config_.weights[index] == 0)) {
+  if (is_server && (members_.has_left(rank) || config_.weights[index] == 0 || servers_.has_other_lanes(index))) {
     servers_.lose(index, "server " + config_.server_names[index] + text, now_);
   } else {
     lose_rank(rank, Code::peer_lost, rank_text(rank, config_) + text + "; " + look_at_rank);
@@ -232,10 +239,10 @@ Status Coordinator::hear_calls(LinkId link) {
   return {};
 }
 
-void Coordinator::pass_on(Circles::Messages messages) {
-  for (Circles::Message& message : messages) {
+void Coordinator::pass_on(const Circles::Messages& messages) {
+  for (const Circles::Message& message : messages) {
     if (members_.is_there(message.rank)) {
-      members_.tell(message.rank, message.type, std::move(message.bytes));
+      members_.tell(message.rank, message.type, message.bytes);
     }
   }
 }

@@ -43,7 +43,7 @@ class Coordinator final : public Machine {
   void act_on(const Report& report);
   void tell_its_node_that_it_is_gone(std::uint32_t rank);
   void lose_rank(std::uint32_t rank, Code code, std::string text);
-  void pass_on(Circles::Messages messages);
+  void pass_on(const Circles::Messages& messages);
   void warn_that_there_is_no_room();
 
   const JobConfig config_;

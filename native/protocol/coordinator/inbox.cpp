@@ -35,6 +35,12 @@ std::optional<wire::Bytes> Inbox::take_counted(LinkId link) {
   return is_read ? std::optional(std::exchange(frame.payload, {})) : std::nullopt;
 }
 
+void Inbox::drop(LinkId link) {
+  Frame& frame = frames_.at(link);
+  arriving_ -= std::exchange(frame.counted, 0);
+  frame.payload = {};
+}
+
 void Inbox::forget(LinkId link) {
   if (const auto found = frames_.find(link); found != frames_.end()) {
     arriving_ -= found->second.counted;

@@ -25,6 +25,8 @@ class Inbox {
   const wire::Bytes& payload(LinkId link) const { return frames_.at(link).payload; }
   // The counted frame has come whole, and is not counted any more. Nothing: it had no room.
   std::optional<wire::Bytes> take_counted(LinkId link);
+  // The frame has come whole, and is not wanted.
+  void drop(LinkId link);
   // The link is gone.
   void forget(LinkId link);
 

@@ -1,15 +1,16 @@
 // Who is in the job, and the control links of their workers.
 //
-//   Each known link belongs to the member that has it, and the other way round. A member that is there has neither left
-//   nor been lost. Once nobody is there, all members with a link have been told that the job has ended.
+//   Each known link belongs to the member that has it, and the other way round. A member has one in each network over
+//   which lanes are spread (protocol/twin_links.h), and what it says counts once. A member that is there has neither
+//   left nor been lost. Once nobody is there, all members with a link have been told that the job has ended.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "protocol/machine.h"
+#include "protocol/twin_links.h"
 
 namespace shoal {
 
@@ -19,8 +20,10 @@ class Members {
 
   void attach(LinkId link, std::uint32_t rank);
   std::uint32_t rank_of(LinkId link) const { return ranks_.at(link); }
-  // The link has broken.
-  void detach(LinkId link);
+  // A frame has come whole. False: another link of the member's has brought it before.
+  bool take(LinkId link) { return members_[rank_of(link)].links.take(link); }
+  // The link has broken. Returns whether the member has another.
+  bool detach(LinkId link);
 
   void leave(std::uint32_t rank) { members_[rank].left = true; }
   // False: it was lost before.
@@ -30,7 +33,7 @@ class Members {
   bool is_there(std::uint32_t rank) const { return !members_[rank].left && !members_[rank].lost; }
   bool all_are_there() const;
 
-  void tell(std::uint32_t rank, wire::Type type, wire::Bytes bytes, std::uint32_t epoch = 0);
+  void tell(std::uint32_t rank, wire::Type type, const wire::Bytes& bytes, std::uint32_t epoch = 0);
   void tell_all(wire::Type type, const wire::Bytes& bytes, std::uint32_t epoch = 0);
 
   // Tells everybody, once, when nobody is there any more.
@@ -41,7 +44,7 @@ class Members {
 
  private:
   struct Member {
-    std::optional<LinkId> link;
+    TwinLinks links;
     bool left = false;
     bool lost = false;
   };

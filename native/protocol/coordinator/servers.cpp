@@ -39,10 +39,21 @@ void Servers::hear_break(std::uint32_t server, std::uint32_t by, const std::stri
 
 void Servers::lose_of_rank(std::uint32_t rank, const std::string& why, Time now) {
   for (std::uint32_t i = 0; i < config_.servers(); ++i) {
-    if (config_.server_ranks[i] == static_cast<std::int32_t>(rank) && active_weights_.averages(i)) {
-      return lose(i, "server " + config_.server_names[i] + why, now);
+    // Averaging on all networks ends with it.
+    if (config_.server_ranks[i] == static_cast<std::int32_t>(rank) && active_weights_.averages(i) && !broken_) {
+      lose(i, "server " + config_.server_names[i] + why, now);
     }
   }
+}
+
+bool Servers::has_other_lanes(std::uint32_t server) const {
+  for (std::uint32_t i = 0; i < config_.servers(); ++i) {
+    if (config_.server_ranks[i] == config_.server_ranks[server] &&
+        config_.server_names[i] != config_.server_names[server] && !active_weights_.is_lost(i)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void Servers::lose(std::uint32_t server, const std::string& text, Time now) {
@@ -57,7 +68,7 @@ void Servers::lose(std::uint32_t server, const std::string& text, Time now) {
   }
   if (in_use) {
     go_on_without(server, text);
-  } else if (holder >= 0 && members_.is_there(static_cast<std::uint32_t>(holder))) {
+  } else if (holder >= 0 && members_.is_there(static_cast<std::uint32_t>(holder)) && !has_other_lanes(server)) {
     world_.warn(text +
                 ". It averages nothing, but it will not be there if no dedicated server is left; see whether a "
                 "firewall is between them (SHOAL_PORT_RANGE says which ports are used)");
@@ -72,6 +83,10 @@ void Servers::go_on_without(std::uint32_t server, const std::string& text) {
     const Status why =
         Status::error(Code::peer_lost, text + ", and there is no other: " + active_weights_.why_no_other());
     members_.tell_all(Type::lost, wire::encode(wire::Loss{wire::Loss::Kind::server, server, why}));
+    return;
+  }
+  if (config_.server_ranks[server] >= 0 && has_other_lanes(server)) {
+    announce_epoch(text + ". What it averaged goes over other networks; see the interfaces of that one on both hosts");
     return;
   }
   // Whether a server averages now that did not before.

@@ -24,6 +24,8 @@ class Servers {
 
   // A worker's link to the dedicated server has broken. `why`: what follows the server's name in messages.
   void hear_break(std::uint32_t server, std::uint32_t by, const std::string& why, Time now);
+  // Whether lanes of another name lead to the same rank's server, over another network, and are not lost.
+  bool has_other_lanes(std::uint32_t server) const;
   // A server is lost with all of its lanes, and the others take over its share. `text` begins with its name.
   void lose(std::uint32_t server, const std::string& text, Time now);
   // A rank that had left is gone with its process, and so is the server in it. `why`: as above.

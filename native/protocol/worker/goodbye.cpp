@@ -48,22 +48,22 @@ void Goodbye::say() {
       ++unsent_;
     }
   }
-  if (const std::optional<LinkId> coordinator = links_.coordinator()) {
-    ++unsent_;
-    environment_.world().send(*coordinator, {.type = Type::leave}, {}, {}, token);
-  }
+  tell_coordinator({.type = Type::leave}, {});
 }
 
 void Goodbye::abort(const std::string& text) {
-  const std::optional<LinkId> coordinator = links_.coordinator();
-  if (coordinator && !said_) {
+  if (!said_) {
     wire::Bytes bytes;
     wire::append_text(bytes, text);
     const wire::Header header{.type = Type::abort, .length = static_cast<std::uint32_t>(bytes.size())};
-    ++unsent_;
-    environment_.world().send(*coordinator, header, std::move(bytes), {}, token);
+    tell_coordinator(header, bytes);
   }
   begin_saying();
+}
+
+void Goodbye::tell_coordinator(const wire::Header& header, const wire::Bytes& bytes) {
+  unsent_ += links_.coordinator().size();
+  links_.coordinator().send(environment_.world(), header, bytes, token);
 }
 
 bool Goodbye::end() { return !std::exchange(ended_, true); }

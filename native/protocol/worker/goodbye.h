@@ -46,6 +46,8 @@ class Goodbye {
   void check_invariants() const;
 
  private:
+  void tell_coordinator(const wire::Header& header, const wire::Bytes& bytes);
+
   const Environment& environment_;
   Links& links_;
   ServerFrames& frames_;

@@ -15,7 +15,7 @@ void Links::attach_server(LinkId id, std::uint32_t server) {
 }
 
 void Links::attach_coordinator(LinkId id) {
-  coordinator_ = id;
+  coordinator_.add(id);
   links_[id] = {Link::Kind::coordinator, 0, {}};
 }
 
@@ -39,7 +39,7 @@ Link Links::remove(LinkId id) {
       peers_[link.index].link.reset();
       break;
     case Link::Kind::coordinator:
-      coordinator_.reset();
+      coordinator_.remove(id);
       break;
   }
   return link;
@@ -67,10 +67,10 @@ void Links::send_to_peer(std::uint32_t rank, wire::Header header, std::span<cons
   }
 }
 
-void Links::tell_coordinator(wire::Type type, wire::Bytes bytes, std::uint8_t flags) const {
-  if (coordinator_ && !is_silent_) {
+void Links::tell_coordinator(wire::Type type, const wire::Bytes& bytes, std::uint8_t flags) const {
+  if (!is_silent_) {
     const wire::Header header{.type = type, .flags = flags, .length = static_cast<std::uint32_t>(bytes.size())};
-    environment_.world().send(*coordinator_, header, std::move(bytes), {}, 0);
+    coordinator_.send(environment_.world(), header, bytes);
   }
 }
 
@@ -84,11 +84,12 @@ void Links::check_invariants() const {
         SHOAL_INVARIANT(peers_.at(link.index).link == id);
         break;
       case Link::Kind::coordinator:
-        SHOAL_INVARIANT(coordinator_ == id);
+        SHOAL_INVARIANT(coordinator_.has(id));
         break;
     }
   }
-  std::size_t known = coordinator_ ? 1 : 0;
+  coordinator_.check_invariants();
+  std::size_t known = coordinator_.size();
   for (const std::optional<LinkId>& server : servers_) {
     known += server ? 1 : 0;
   }

@@ -1,6 +1,7 @@
 // What is at the other end of each link, and the frame that is being received on it.
 //
 //   the table of links has exactly the links of servers, peers and the coordinator, each as what it is
+//   the coordinator has a link in each network over which lanes are spread (protocol/twin_links.h)
 #pragma once
 
 #include <cstddef>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "protocol/twin_links.h"
 #include "protocol/worker/environment.h"
 
 namespace shoal::worker {
@@ -44,7 +46,9 @@ class Links {
   void close_server(std::uint32_t server);
 
   std::optional<LinkId> server(std::uint32_t index) const { return servers_[index]; }
-  std::optional<LinkId> coordinator() const { return coordinator_; }
+  const TwinLinks& coordinator() const { return coordinator_; }
+  // A frame of the coordinator's has come whole. False: another link has brought it before.
+  bool take_from_coordinator(LinkId id) { return coordinator_.take(id); }
   bool has_peer(std::uint32_t rank) const { return peers_[rank].link.has_value(); }
   // Asks for a link to the rank, once, if this is the lower rank of the two, which makes the link.
   void make_peer(std::uint32_t rank);
@@ -52,7 +56,7 @@ class Links {
   // Fill in the header's length. Nothing is sent without a link, nor to the coordinator after silence_coordinator().
   void send_to_peer(std::uint32_t rank, wire::Header header, std::span<const std::byte> borrowed = {},
                     Token token = 0) const;
-  void tell_coordinator(wire::Type type, wire::Bytes bytes, std::uint8_t flags = 0) const;
+  void tell_coordinator(wire::Type type, const wire::Bytes& bytes, std::uint8_t flags = 0) const;
   // This rank has said goodbye: nothing that happens to its links is reported.
   void silence_coordinator() { is_silent_ = true; }
 
@@ -68,7 +72,7 @@ class Links {
   std::unordered_map<LinkId, Link> links_;
   std::vector<std::optional<LinkId>> servers_;  // by index
   std::vector<Peer> peers_;                     // by rank
-  std::optional<LinkId> coordinator_;
+  TwinLinks coordinator_;
   bool is_silent_ = false;
 };
 

@@ -37,9 +37,9 @@ void Waits::look() {
   }
   // What is too much to be said is not tried again.
   told_changes_ = waiting.changes;
-  wire::Bytes bytes = wire::encode(wire::Waits{waiting.changes, std::move(*waits)});
+  const wire::Bytes bytes = wire::encode(wire::Waits{waiting.changes, std::move(*waits)});
   if (!waiting.handles.empty() && bytes.size() <= wire::circle_bytes) {
-    links_.tell_coordinator(Type::waits, std::move(bytes));
+    links_.tell_coordinator(Type::waits, bytes);
   }
 }
 

@@ -82,7 +82,9 @@ void Worker::on_lost(LinkId id, const Status& why) {
       lost_ranks_.await_word_of(link.index);
       break;
     case Link::Kind::coordinator:
-      lose_coordinator(why.message);
+      if (links_.coordinator().empty()) {
+        lose_coordinator(why.message);
+      }
       break;
   }
 }
@@ -139,7 +141,9 @@ Status Worker::on_payload(LinkId id) {
       status = receive_from_server(link.index, link.frame);
       break;
     case Link::Kind::coordinator:
-      status = receive_from_coordinator(link.frame);
+      if (links_.take_from_coordinator(id)) {
+        status = receive_from_coordinator(link.frame);
+      }
       break;
     case Link::Kind::peer:
       status = operations_.receive_from_peer(link.index, link.frame);
@@ -406,7 +410,7 @@ void Worker::on_time(Time now) {
     frames_.acknowledge(now - worker::ServerFrames::acknowledge_after);
   }
   if (waits_.deadline() <= now) {
-    const bool is_over = !links_.coordinator() || goodbye_.is_said() || lost_ranks_.job_has_ended();
+    const bool is_over = links_.coordinator().empty() || goodbye_.is_said() || lost_ranks_.job_has_ended();
     if (is_over) {
       waits_.stop();
     } else {

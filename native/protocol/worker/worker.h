@@ -105,7 +105,7 @@ class Worker final : public Machine {
   // effect if it has ended before.
   void end(const Status& why);
   // False: rank 0 is lost, or this rank is lost to it.
-  bool has_coordinator() const { return links_.coordinator().has_value(); }
+  bool has_coordinator() const { return !links_.coordinator().empty(); }
 
   // Why operations of this group cannot work any more; ok: nothing that they need is known to be lost. The first loss
   // counts: later ones may be consequences.

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from shoal.assembly.rails import RailEnd
 from shoal.assembly.terms import rank_on
 from shoal.config.addresses import Address
 from shoal.errors import PeerLost, ShoalError, Timeout
@@ -38,6 +39,8 @@ class Member:
     machine: str
     local_rank: int
     threads: Threads
+    # Where it listens on each network of SHOAL_INTERFACE; () where that names one, or none.
+    rails: tuple[RailEnd, ...]
     link: socket.socket
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from shoal.assembly.control_links import SEE_WHETHER, ControlLinks, GaveUp, Joining, Member, Quiet, failure_of, list_of
 from shoal.assembly.meeting_point import MeetingPoint
+from shoal.assembly.rails import parse_ends
 from shoal.assembly.terms import MOST_LANES
 from shoal.assembly.unproven_callers import UnprovenCallers
 from shoal.config.addresses import Address
@@ -81,6 +82,7 @@ class Gathering:
                 "check RANK, and whether another job uses the same rendezvous (SHOAL_RENDEZVOUS)",
             )
         self._compare(member, joining.message.text_map("settings"))
+        self._compare_rails(member)
         return member
 
     @property
@@ -152,6 +154,7 @@ class Gathering:
                 message.text("machine"),
                 message.integer("local_rank", 0, MOST_RANKS),
                 Threads(message.integer("threads", 0, MOST_LANES), message.integer("processors", 1, _MOST_PROCESSORS)),
+                parse_ends(message),
                 joining.link,
             )
         except MessageError as error:
@@ -172,6 +175,20 @@ class Gathering:
                     member,
                     f"{name} differs: {ours} on {zero}, {other} on {member}; it must be the same on every rank",
                 )
+
+    def _compare_rails(self, member: Member) -> None:
+        for other in self._links.members.values():
+            if len(other.rails) != len(member.rails):
+                self._refuse(
+                    member,
+                    f"SHOAL_INTERFACE: {_interfaces_of(other)}, {_interfaces_of(member)}; name one interface for each "
+                    "network, on every rank the same number of them",
+                )
+
+
+def _interfaces_of(member: Member) -> str:
+    names = ", ".join(end.name for end in member.rails)
+    return f"{member} uses {len(member.rails)} networks ({names})" if names else f"{member} uses one network"
 
 
 def _refusal_before_joining(joining: Joining) -> ShoalError:

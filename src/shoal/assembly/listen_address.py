@@ -1,16 +1,44 @@
-"""The address at which a rank listens for the others: one of its machine's, never all.
+"""The addresses at which a rank listens for the others: one on each network of SHOAL_INTERFACE, never all.
 
-It is the address that the rank uses toward rank 0. Rank 0's own is the one at which the others have reached it. If rank 0's
+The first is the address that the rank uses toward rank 0. Rank 0's own is the one at which the others have reached it. If rank 0's
 name means the loopback on its own machine only, its neighbours there use the address that leads to other machines.
 """
 
 import socket
 from collections import Counter
+from typing import NamedTuple
 
 from shoal.assembly.meeting_point import MeetingPoint
 from shoal.assembly.rendezvous import Rendezvous
 from shoal.config.addresses import default_source, is_loopback, is_unix
 from shoal.net import sockets
+
+
+class OwnInterface(NamedTuple):
+    """``name``: of the interface; "" where none was asked for. ``prefix``: the length of the network's."""
+
+    name: str
+    host: str
+    prefix: int
+
+
+def own_interfaces(meeting_point: MeetingPoint, first: str, one_machine: bool) -> list[OwnInterface]:
+    """Where to listen: ``first``, the address toward the others, and on every further interface of SHOAL_INTERFACE.
+
+    A job of one machine has one network, its loopback.
+    """
+    found = [OwnInterface("", first, 0)]
+    if one_machine or is_unix(first) or is_loopback(first):
+        return found
+    for interface in meeting_point.interfaces:
+        own = next((one for one in interface.addresses if str(one.ip) == first), None)
+        address = own or interface.address_like(first)
+        entry = OwnInterface(interface.name, str(address.ip), address.network.prefixlen)
+        if own is not None:
+            found[0] = entry
+        else:
+            found.append(entry)
+    return found if found[0].name else found[:1]
 
 
 def address_toward_others(meeting_point: MeetingPoint, control: socket.socket) -> str:

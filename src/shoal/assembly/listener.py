@@ -1,5 +1,5 @@
-"""Where a rank listens: for workers that use the server in its process (role 2), for peers (role 3) and to measure (role 4).
-Rank 0 listens here for the control links of further channels (role 1), too.
+"""Where a rank listens: for workers that use the server in its process (role 2), for peers (role 3) and to measure (role 4);
+on rank 0 for further control links (role 1), where there are several networks or channels.
 
 It is open from before the rank joins until its part in the job is over. Nothing is accepted until the incarnation is known;
 until then callers wait in the kernel. Then workers and peers wait for the welcome, which other ranks may have heard first. A
@@ -10,8 +10,9 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from shoal.assembly.further_controls import expected_controls
 from shoal.assembly.terms import Welcome, parse_job, rank_on
 from shoal.config.addresses import Address
 from shoal.errors import ConfigurationError, ShoalError
@@ -28,23 +29,31 @@ _log = logging.getLogger("shoal")
 _STRANGERS = 64
 
 _ROLES = (Role.SERVER, Role.PEER, Role.MEASURE)
-_ROLES_AT_RANK_ZERO = (*_ROLES, Role.CONTROL)
+_ROLES_OF_RANK_ZERO = (*_ROLES, Role.CONTROL)
 
 
 class Listener:
-    """One rank's listener. Everything but ``address`` and ``server_id`` belongs to the loop that it is opened in."""
+    """One rank's listener, with a socket for each of its networks. Everything but ``address``, ``addresses`` and
+    ``server_id`` belongs to the loop that it is opened in."""
 
     def __init__(
-        self, listening_socket: socket.socket, secret: bytes, rank: int, deadlines: Deadlines, *, encrypts: bool = False
+        self,
+        listening_sockets: Sequence[socket.socket],
+        secret: bytes,
+        rank: int,
+        deadlines: Deadlines,
+        *,
+        encrypts: bool = False,
     ) -> None:
-        self.address: Address = sockets.local_address(listening_socket)
+        self.addresses: list[Address] = [sockets.local_address(one) for one in listening_sockets]
+        self.address = self.addresses[0]
         # Names the server in this rank, wherever it is reached.
         self.server_id = os.urandom(16)
         # The links of workers to the server in this process, by server index and rank.
         self.worker_links: dict[tuple[int, int], socket.socket] = {}
-        # On rank 0: control links of further channels, by channel and rank.
-        self.control_links: dict[tuple[int, int], socket.socket] = {}
-        self._socket = listening_socket
+        # On rank 0, further control links of the others, by number and rank (further_controls).
+        self.controls: dict[tuple[int, int], socket.socket] = {}
+        self._sockets = listening_sockets
         self._secret = secret
         self._encrypts = encrypts
         self._rank = rank
@@ -65,7 +74,7 @@ class Listener:
         self._welcome = asyncio.get_running_loop().create_future()
         self._failure = asyncio.get_running_loop().create_future()
         acceptor = listening.Acceptor(
-            [self._socket], self._admit, self._rejections.note, callers + _STRANGERS, self._has_no_descriptors
+            self._sockets, self._admit, self._rejections.note, callers + _STRANGERS, self._has_no_descriptors
         )
         self._accepting = asyncio.create_task(acceptor.run())
 
@@ -86,8 +95,8 @@ class Listener:
         await self._wait_for(self.worker_links, expected, "server")
 
     async def wait_for_controls(self, expected: Iterable[tuple[int, int]]) -> None:
-        """The same for control links of these (channel, rank)."""
-        await self._wait_for(self.control_links, expected, "channel")
+        """The same for these further control links (number, rank)."""
+        await self._wait_for(self.controls, expected, "control link")
 
     async def _wait_for(
         self, links: dict[tuple[int, int], socket.socket], expected: Iterable[tuple[int, int]], what: str
@@ -117,14 +126,14 @@ class Listener:
             await asyncio.gather(self._accepting, return_exceptions=True)
             self._accepting = None
         self._on_peer = None
-        self._socket.close()
+        listening.close_all(self._sockets)
         early = [link for _, link in self._early_peers]
-        for link in [*self.worker_links.values(), *self.control_links.values(), *early]:
+        for link in [*self.worker_links.values(), *self.controls.values(), *early]:
             link.close()
 
     async def _admit(self, link: socket.socket, proven: Callable[[], None]) -> None:
         assert self._welcome is not None, "nothing is accepted before the incarnation is known"
-        roles = _ROLES_AT_RANK_ZERO if self._rank == 0 else _ROLES
+        roles = _ROLES_OF_RANK_ZERO if self._rank == 0 else _ROLES
         server = Server([self._secret], self.server_id, roles, incarnation=self._incarnation, encrypts=self._encrypts)
         hello = await asyncio.wait_for(sockets.authenticate_server(link, server), self._deadlines.stranger)
         proven()
@@ -165,14 +174,14 @@ class Listener:
             self._on_peer(rank, link)
 
     def _admit_control(self, welcome: Welcome, hello: Hello, link: socket.socket) -> None:
-        fits = 0 < hello.lane < welcome.channels and 0 < hello.rank < len(welcome.hosts)
-        if not fits or self._on_peer is not None:
-            raise MessageError(f"rank {hello.rank} called for channel {hello.lane}, which it cannot have")
+        place = hello.lane, hello.rank
+        if place not in expected_controls(welcome, 0) or self._on_peer is not None:
+            raise MessageError(f"rank {hello.rank} has no control link {hello.lane} to make")
         # Until the job begins it may call again, if its first call broke.
-        before = self.control_links.pop((hello.lane, hello.rank), None)
+        before = self.controls.pop(place, None)
         if before is not None:
             before.close()
-        self.control_links[hello.lane, hello.rank] = link
+        self.controls[place] = link
         self._came.set()
 
     async def _admit_worker(self, welcome: Welcome, hello: Hello, link: socket.socket) -> None:

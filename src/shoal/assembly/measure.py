@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from shoal.assembly.control_links import MEASURED, PREPARED, ControlLinks, GaveUp, Joining
-from shoal.config.addresses import Address
+from shoal.assembly.rails import RailPlaces
 from shoal.net import messages
 from shoal.tuning.measured import Network
 from shoal.tuning.probe import ProbeResult
@@ -17,24 +17,31 @@ _LIMIT = 5.0
 
 
 async def measure(
-    links: ControlLinks, servers: Sequence[Address], incarnation: bytes, one_too_many: Callable[[Joining], object]
-) -> Network | None:
-    """All ranks are here: what was measured of their links, and of those of the dedicated ``servers``.
+    links: ControlLinks, rails: Sequence[RailPlaces], incarnation: bytes, one_too_many: Callable[[Joining], object]
+) -> list[Network | None]:
+    """All ranks are here: what was measured of their links on each rail, one rail after another, and of the servers'.
 
     None on one machine. What goes wrong in measuring is a warning, and joining goes on.
     """
-    members = links.in_order()
-    schedule = ProbeSchedule([member.address for member in members], servers)
-    rounds = schedule.first_rounds()
-    if not rounds:
-        return None
-    for member in members:
+    schedules = [ProbeSchedule(rail.addresses, rail.servers) for rail in rails]
+    if not any(schedule.first_rounds() for schedule in schedules):
+        return [None for _ in rails]
+    for member in links.in_order():
         await links.send(member, messages.pack("measure", {"incarnation": incarnation.hex()}))
+    return [
+        await _measure_rail(links, rail, schedule, one_too_many)
+        for rail, schedule in zip(rails, schedules, strict=True)
+    ]
+
+
+async def _measure_rail(
+    links: ControlLinks, rail: RailPlaces, schedule: ProbeSchedule, one_too_many: Callable[[Joining], object]
+) -> Network | None:
     try:
-        for pairs in rounds:
-            await _measure_round(links, schedule, pairs, one_too_many)
+        for pairs in schedule.first_rounds():
+            await _measure_round(links, rail, schedule, pairs, one_too_many)
         for pairs in schedule.second_look():
-            await _measure_round(links, schedule, pairs, one_too_many)
+            await _measure_round(links, rail, schedule, pairs, one_too_many)
     except GaveUp as error:
         _log.warning("not all links were measured: %s", error)
     if unknown := schedule.unknown():
@@ -43,12 +50,17 @@ async def measure(
 
 
 async def _measure_round(
-    links: ControlLinks, schedule: ProbeSchedule, pairs: Round, one_too_many: Callable[[Joining], object]
+    links: ControlLinks,
+    rail: RailPlaces,
+    schedule: ProbeSchedule,
+    pairs: Round,
+    one_too_many: Callable[[Joining], object],
 ) -> None:
     """All callers begin together, once all are connected."""
     callers = [pair.rank for pair in pairs]
     for pair in pairs:
-        call = {"address": pair.called.address, "both": pair.both}
+        source = rail.addresses[pair.rank].host if rail.names else None
+        call = {"address": pair.called.address, "both": pair.both, "source": source}
         await links.send(links.members[pair.rank], messages.pack("call", call))
     await links.hear_all(PREPARED, callers, _LIMIT, "to connect for measuring", one_too_many)
     begin = messages.pack("begin", {})

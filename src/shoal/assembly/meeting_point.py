@@ -22,12 +22,12 @@ from shoal.assembly.terms import rank_on
 from shoal.config.addresses import (
     Address,
     default_source,
-    interface_addresses,
     is_loopback,
     is_numeric,
     is_unix,
     parse_found_host,
 )
+from shoal.config.interfaces import Interface, interfaces_of
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError, Timeout
 from shoal.net import encryption, listening, messages, sockets
@@ -47,7 +47,7 @@ class Store(Protocol):
 
 @dataclass
 class MeetingPoint:
-    """``listeners``: on rank 0 only. ``sources``: this machine's addresses that SHOAL_INTERFACE allows, empty: all.
+    """``listeners``: on rank 0 only. ``interfaces``: those that SHOAL_INTERFACE allows, empty: all.
     ``everywhere``: rank 0 listens at all of its machine's addresses. ``leaves_machine``: ranks of other machines may hold the
     secret.
 
@@ -57,11 +57,16 @@ class MeetingPoint:
 
     address: Address
     secret: bytes
-    sources: list[str]
+    interfaces: list[Interface]
     listeners: Sequence[socket.socket] = ()
     everywhere: bool = False
     leaves_machine: bool = True
     again: Callable[[], "MeetingPoint"] | None = None
+
+    @property
+    def sources(self) -> list[str]:
+        """This machine's addresses that SHOAL_INTERFACE allows, those of its first interface first; empty: all."""
+        return _addresses_of(self.interfaces)
 
     @property
     def listens_at(self) -> str:
@@ -84,14 +89,14 @@ def meet(settings: Settings, store: Store | None = None) -> MeetingPoint:
     """
     if settings.encrypts:
         encryption.require()
-    sources = _sources(settings)
+    interfaces = _interfaces(settings)
     if store is None:
         address = _known_address(settings)
-        return _at(settings, address, _secret(settings, address), sources)
+        return _at(settings, address, _secret(settings, address), interfaces)
     _times_met[settings.rank] += 1
     _require_secret_for_far_servers(settings)
     key = f"shoal/{_times_met[settings.rank]}"
-    return _host(settings, store, key, sources) if settings.rank == 0 else _guest(settings, store, key, sources)
+    return _host(settings, store, key, interfaces) if settings.rank == 0 else _guest(settings, store, key, interfaces)
 
 
 def _require_secret_for_far_servers(settings: Settings) -> None:
@@ -105,9 +110,13 @@ def _far_servers(settings: Settings) -> list[str]:
     return [str(server) for server in settings.servers if not is_loopback(server.host)]
 
 
-def _sources(settings: Settings) -> list[str]:
+def _addresses_of(interfaces: Sequence[Interface]) -> list[str]:
+    return [str(address.ip) for interface in interfaces for address in interface.addresses]
+
+
+def _interfaces(settings: Settings) -> list[Interface]:
     try:
-        return interface_addresses(settings.interfaces)
+        return interfaces_of(settings.interfaces)
     except ValueError as error:
         raise ConfigurationError(
             f"SHOAL_INTERFACE={','.join(settings.interfaces)!r} on {rank_on(settings.rank, socket.gethostname())}: {error}"
@@ -124,23 +133,23 @@ def _known_address(settings: Settings) -> Address:
     return address
 
 
-def _at(settings: Settings, address: Address, secret: bytes, sources: list[str]) -> MeetingPoint:
+def _at(settings: Settings, address: Address, secret: bytes, interfaces: list[Interface]) -> MeetingPoint:
     has_secret = bool(secrets.configured_secrets(settings))
     meeting_point = MeetingPoint(
-        address, secret, sources, leaves_machine=has_secret and not settings.launch.one_machine
+        address, secret, interfaces, leaves_machine=has_secret and not settings.launch.one_machine
     )
     if settings.rank == 0:
         meeting_point.listeners, meeting_point.everywhere = _listen(settings, address, has_secret)
     return meeting_point
 
 
-def _host(settings: Settings, store: Store, key: str, sources: list[str]) -> MeetingPoint:
+def _host(settings: Settings, store: Store, key: str, interfaces: list[Interface]) -> MeetingPoint:
     """Rank 0 opens a port and puts it into the store, with a fresh secret if none is set."""
     everywhere = False
     if settings.rendezvous is not None:
         listeners, everywhere = _listen(settings, settings.rendezvous, True)
     else:
-        own, master_port = _own_host(settings, sources), settings.launch.master_port
+        own, master_port = _own_host(settings, _addresses_of(interfaces)), settings.launch.master_port
         listeners = [listening.listen_in_range(own, settings.port_range, master_port)]
     try:
         address = settings.rendezvous or sockets.local_address(listeners[0])
@@ -149,7 +158,7 @@ def _host(settings: Settings, store: Store, key: str, sources: list[str]) -> Mee
     except BaseException:
         listening.close_all(listeners)
         raise
-    return MeetingPoint(address, secret, sources, listeners, everywhere)
+    return MeetingPoint(address, secret, interfaces, listeners, everywhere)
 
 
 def _own_host(settings: Settings, sources: list[str]) -> str:
@@ -179,11 +188,11 @@ def _secret_for_store(settings: Settings, address: Address) -> tuple[bytes, str 
     return secret, secret.decode()
 
 
-def _guest(settings: Settings, store: Store, key: str, sources: list[str]) -> MeetingPoint:
+def _guest(settings: Settings, store: Store, key: str, interfaces: list[Interface]) -> MeetingPoint:
     """Where rank 0 says that it is, or has said in an earlier start."""
 
     def again() -> MeetingPoint:
-        return _guest(settings, store, key, sources)
+        return _guest(settings, store, key, interfaces)
 
     try:
         found = store.get(key)
@@ -197,7 +206,7 @@ def _guest(settings: Settings, store: Store, key: str, sources: list[str]) -> Me
     configured = secrets.configured_secrets(settings)
     if configured or secret is None:
         secret = _secret(settings, address)
-    return MeetingPoint(address, secret, sources, again=again)
+    return MeetingPoint(address, secret, interfaces, again=again)
 
 
 def _parse_stored(found: Any) -> tuple[Address, bytes | None]:

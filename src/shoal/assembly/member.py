@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal import _native
-from shoal.assembly import channel_links, shared_memory
-from shoal.assembly.listen_address import address_of_rank_zero, address_toward_others
+from shoal.assembly import shared_memory
+from shoal.assembly.further_controls import close_controls, connect_controls, expected_controls
+from shoal.assembly.listen_address import OwnInterface, address_of_rank_zero, address_toward_others, own_interfaces
 from shoal.assembly.listener import Listener
 from shoal.assembly.meeting_point import MeetingPoint
+from shoal.assembly.rails import RailEnd
 from shoal.assembly.rendezvous import Rendezvous
 from shoal.assembly.server_links import ServerLinks
 from shoal.assembly.terms import MOST_LANES, Welcome, parse_welcome, rank_on
@@ -46,9 +48,9 @@ _OF_A_CHANNEL = 2
 class Joined:
     """A job that has come together, as one rank has it. The sockets wait to be handed to the engine.
 
-    ``coordinators``: the control links to rank 0 by channel, none on rank 0; ``controls``: on rank 0, those of the others by
-    channel and rank; ``servers``: links to servers by index, without the one in this process. ``listener`` holds the other ends; None for a job
-    of one rank. ``memory``: what the ranks of this node share, if they do.
+    ``coordinators``: the control links to rank 0 by number (further_controls), none on rank 0; ``controls``: on rank 0, those
+    of the others by number and rank; ``servers``: links to servers by index, without the one in this process. ``listener``
+    holds the other ends; None for a job of one rank. ``memory``: what the ranks of this node share, if they do.
     """
 
     rank: int
@@ -243,8 +245,10 @@ class _Member:
         self._deadlines = deadlines
         self._where = where
         self._servers = ServerLinks(settings, meeting_point, deadlines)
-        # Control links of further channels, by channel.
-        self._channels: dict[int, socket.socket] = {}
+        # One for each network of SHOAL_INTERFACE.
+        self._interfaces: list[OwnInterface] = []
+        # Further control links, by number.
+        self._controls: dict[int, socket.socket] = {}
         self._giver: shared_memory.Giver | None = None
 
     async def join(self) -> Joined:
@@ -259,7 +263,7 @@ class _Member:
             await self._say_why(error)
             await listener.close()
             self._servers.close()
-            channel_links.close(self._channels)
+            close_controls(self._controls)
             raise
         finally:
             if self._giver is not None:
@@ -267,13 +271,20 @@ class _Member:
 
     async def _open_listener(self) -> Listener:
         settings = self._settings
-        bound = listening.listen_in_range(await self._where(), settings.port_range, settings.launch.master_port)
+        self._interfaces = own_interfaces(self._meeting_point, await self._where(), settings.launch.one_machine)
+        bound: list[socket.socket] = []
+        try:
+            for _, host, _ in self._interfaces:
+                bound.append(listening.listen_in_range(host, settings.port_range, settings.launch.master_port))
+        except BaseException:
+            listening.close_all(bound)
+            raise
         return Listener(
             bound, self._meeting_point.secret, self._rank, self._deadlines, encrypts=self._settings.encrypts
         )
 
     async def _join_with(self, listener: Listener) -> Joined:
-        await self._tell(messages.pack("join", self._introduction(listener.address)))
+        await self._tell(messages.pack("join", self._introduction(listener.addresses)))
         # Rank 0 gives up first, and says why.
         limit = min(self._settings.timeout, self._deadlines.rendezvous) + 2 * self._deadlines.answer
         message = await self._hear(limit, "measure", "welcome")
@@ -296,19 +307,15 @@ class _Member:
         finally:
             await _end(hearing, connecting)
         await listener.wait_for_workers(self._expected_workers(welcome))
-        if self._rank == 0:
-            others = range(1, len(welcome.hosts))
-            await listener.wait_for_controls(
-                (channel, rank) for channel in range(1, welcome.channels) for rank in others
-            )
+        await listener.wait_for_controls(expected_controls(welcome, self._rank))
         return Joined(
             self._rank,
             self._meeting_point.secret,
             welcome,
             self._meeting_point.sources,
             listener,
-            coordinators={0: self._control, **self._channels},
-            controls=dict(listener.control_links),
+            coordinators={0: self._control, **self._controls},
+            controls=dict(listener.controls),
             servers=self._servers.links,
             memory=memory if go.flag("inside") else None,
         )
@@ -323,7 +330,7 @@ class _Member:
             "connections to servers": linked * lanes,
             "connections of other ranks to the server in this one": others * lanes if own else 0,
             "its engine": _OF_THE_ENGINE + _OF_A_CHANNEL * (welcome.channels - 1),
-            "control connections of its channels": (welcome.channels - 1) * (others if self._rank == 0 else 1),
+            "further control links": (welcome.controls - 1) * (1 if self._rank else others),
             "handing memory to ranks of its machine": len(node) if node[0] == self._rank and len(node) > 1 else 0,
         }
         descriptors.provide(
@@ -334,12 +341,16 @@ class _Member:
             advice=", or set SHOAL_SOCKETS to fewer connections per pair" if lanes > 1 else "",
         )
 
-    def _introduction(self, address: Address) -> dict[str, Any]:
+    def _introduction(self, addresses: list[Address]) -> dict[str, Any]:
+        ends = [
+            RailEnd(one.name, address, one.prefix) for one, address in zip(self._interfaces, addresses, strict=True)
+        ]
         return {
             "rank": self._rank,
             "size": self._settings.size,
             "host": self._host,
-            "address": address,
+            "address": addresses[0],
+            "rails": [end.as_fields() for end in ends] if len(ends) > 1 else [],
             "machine": topology.machine(),
             "local_rank": self._settings.local_rank,
             "threads": self._settings.threads or 0,
@@ -350,7 +361,8 @@ class _Member:
     async def _measure(self, message: Message, listener: Listener, limit: float) -> Message:
         """Lets others measure the link of this host, and calls whom rank 0 names. Its next message."""
         incarnation = message.identity("incarnation")
-        listener.open(incarnation, self._settings.size * ((self._settings.sockets or MOST_LANES) + 1))
+        lanes = self._settings.sockets or MOST_LANES
+        listener.open(incarnation, self._settings.size * (lanes + 1))
 
         def client() -> Client:
             return Client(
@@ -363,7 +375,7 @@ class _Member:
 
         while (message := await self._hear(limit, "call", "welcome")).kind == "call":
             address, both = Address(*message.address("address")), message.flag("both")
-            link = await probe.connect(client, address, self._meeting_point.sources)
+            link = await probe.connect(client, address, _sources(message) or self._meeting_point.sources)
             with contextlib.ExitStack() as stack:
                 if link is not None:
                     stack.callback(link.close)
@@ -379,10 +391,7 @@ class _Member:
     async def _connect(self, welcome: Welcome) -> "_native.SharedMemory | None":
         memory = await self._share_memory(welcome)
         await self._servers.connect(welcome)
-        secret, sources = self._meeting_point.secret, self._meeting_point.sources
-        self._channels = await channel_links.connect(
-            welcome, self._rank, secret, sources, self._deadlines, encrypts=self._settings.encrypts
-        )
+        self._controls = await connect_controls(welcome, self._settings, self._meeting_point, self._deadlines)
         return memory
 
     async def _share_memory(self, welcome: Welcome) -> "_native.SharedMemory | None":
@@ -442,6 +451,11 @@ class _Member:
             with contextlib.suppress(OSError, asyncio.TimeoutError):
                 await asyncio.wait_for(sockets.send(self._control, messages.pack_refused(error)), 1.0)
         self._control.close()
+
+
+def _sources(call: Message) -> list[str]:
+    """Where ``call`` says to come from."""
+    return [] if call.is_null("source") else [call.text("source")]
 
 
 def _say_without_memory(rank: int, error: OSError) -> None:

@@ -11,8 +11,9 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
-from shoal.assembly.connect import connect, welcome_of
+from shoal.assembly.connect import connect, welcome_of, welcome_over_rails
 from shoal.assembly.control_links import ControlLinks, Joining, stop
+from shoal.assembly.find_rails import find_rails
 from shoal.assembly.gather import Gathering
 from shoal.assembly.measure import measure
 from shoal.assembly.meeting_point import MeetingPoint
@@ -22,7 +23,7 @@ from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError, ShoalError
 from shoal.net import descriptors, listening, messages, sockets
 from shoal.net.deadlines import Deadlines
-from shoal.net.handshake import HandshakeRefused, Role, Server
+from shoal.net.handshake import Client, HandshakeRefused, Role, Server
 from shoal.net.messages import Message, MessageError
 from shoal.net.rejections import Rejections
 
@@ -102,10 +103,20 @@ class Rendezvous:
         incarnation = os.urandom(16)
         # No rank that joins from here on fits, and checking says why.
         one_too_many = self._gathering.checked
-        network = await measure(self._links, self._settings.servers, incarnation, one_too_many)
-        welcome = welcome_of(self._links.in_order(), self._settings, self._overrides, incarnation, network)
+        members = self._links.in_order()
+
+        def client() -> Client:
+            secret, encrypts = self._meeting_point.secret, self._settings.encrypts
+            return Client(secret, Role.MEASURE, 0, incarnation=incarnation, encrypts=encrypts)
+
+        rails = await find_rails(members, self._settings.servers, client, self._meeting_point.sources, self._deadlines)
+        networks = await measure(self._links, rails, incarnation, one_too_many)
+        if len(rails) == 1:
+            welcome = welcome_of(members, self._settings, self._overrides, incarnation, networks[0])
+        else:
+            welcome = welcome_over_rails(members, self._settings, self._overrides, incarnation, networks, rails)
         limit = min(self._settings.timeout, self._deadlines.rendezvous)
-        return await connect(self._links, welcome, limit, one_too_many)
+        return await connect(self._links, welcome, networks, limit, one_too_many)
 
     async def _admit_own(self) -> None:
         message = await sockets.receive_message(self._own)

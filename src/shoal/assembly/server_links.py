@@ -7,7 +7,6 @@ from typing import Any
 
 from shoal.assembly.meeting_point import MeetingPoint
 from shoal.assembly.terms import Welcome, owner, rank_on
-from shoal.config.addresses import Address
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError, PeerLost, ShoalError
 from shoal.net import descriptors, messages, sockets
@@ -16,6 +15,8 @@ from shoal.net.handshake import Client, HandshakeRefused, Role, refusal_error
 from shoal.net.messages import MessageError
 from shoal.net.redial import reach_rank
 from shoal.tuning.shares import ServerPlace
+
+_SAME_ORDER = ", or whether SHOAL_INTERFACE names interfaces of the same networks in the same order everywhere"
 
 # Connections that a rank makes at a time.
 _AT_ONCE = 64
@@ -77,22 +78,23 @@ class ServerLinks:
                 incarnation=welcome.incarnation,
                 encrypts=self._encrypts,
             )
-            where, answer = welcome.where(place), self._deadlines.answer
+            where, answer = welcome.where(index), self._deadlines.answer
+            sources = welcome.sources(index, self._rank) or self._sources
             if place.rank is None:
-                reached = await sockets.reach(client, where, self._sources, answer)
+                reached = await sockets.reach(client, where, sources, answer)
             else:
-                reached = await reach_rank(client, where, self._sources, answer, self._deadlines)
+                reached = await reach_rank(client, where, sources, answer, self._deadlines)
             assert reached.client.server_id is not None, "a handshake that is done has named the server"
             return reached.link, reached.client.server_id
 
         try:
-            link, server_id = await _again_until(self._deadlines.server, attempt)
+            link, server_id = await again_until(self._deadlines.server, attempt)
         except HandshakeRefused as error:
             raise refusal_error(error, called) from None
         except OSError as error:
             if any(map(descriptors.exhausted, sockets.causes(error))):
                 raise ConfigurationError(f"{called}: {sockets.why(error)}; {descriptors.HOW_TO_RAISE}") from None
-            raise self._unreachable(place, welcome.where(place), error) from None
+            raise self._unreachable(place, index, welcome, error) from None
         try:
             self._note_id(index // welcome.lanes, place, server_id)
             # A rank may be late; rank 0 says when that is too late.
@@ -106,8 +108,10 @@ class ServerLinks:
         if self._ids.setdefault(server, server_id) != server_id:
             raise several_servers(self._name, place)
 
-    def _unreachable(self, place: ServerPlace, address: Address, error: OSError) -> ShoalError:
+    def _unreachable(self, place: ServerPlace, index: int, welcome: Welcome, error: OSError) -> ShoalError:
+        address = welcome.where(index)
         what = f"{self._name} cannot reach the server {place}"
+        way, same_order = welcome.way(index, self._rank), _SAME_ORDER if welcome.rails else ""
         if place.rank is not None:
             stands_by = (
                 ""
@@ -116,14 +120,14 @@ class ServerLinks:
                 "SHOAL_COLOCATED=never on every rank they do not, but then the loss of the last dedicated server ends the job"
             )
             return PeerLost(
-                f"{what} at {address} ({sockets.why(error)}): see whether it runs, and whether a firewall is between them "
-                f"(SHOAL_PORT_RANGE says which ports are used){stands_by}",
+                f"{what} at {address}{way} ({sockets.why(error)}): see whether it runs, and whether a firewall is between them "
+                f"(SHOAL_PORT_RANGE says which ports are used){same_order}{stands_by}",
                 place.rank,
                 place.host,
             )
         return ConfigurationError(
-            f"{what} ({sockets.why(error)}): start it there with `shoal server --host {address.host} --port {address.port}`, or "
-            "correct SHOAL_SERVERS"
+            f"{what}{way and f' at {address}{way}'} ({sockets.why(error)}): start it there with `shoal server --host "
+            f"{address.host} --port {address.port}`, or correct SHOAL_SERVERS{same_order}"
         )
 
 
@@ -154,7 +158,7 @@ def several_servers(who: str, place: ServerPlace) -> ConfigurationError:
     )
 
 
-async def _again_until(
+async def again_until(
     limit: float, attempt: Callable[[], Awaitable[tuple[socket.socket, bytes]]]
 ) -> tuple[socket.socket, bytes]:
     """Tries for ``limit`` seconds: a server may be about to start. Raises the last OSError, others at once."""

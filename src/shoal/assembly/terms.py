@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from shoal.assembly.rails import MOST_RAILS, Rail, parse_rail
 from shoal.config.addresses import Address
 from shoal.config.launchers import MOST_RANKS
 from shoal.config.settings import ALGORITHMS, LONGEST_PEER_TIMEOUT, Limits
@@ -43,8 +44,8 @@ os.register_at_fork(after_in_child=_draw_owner)
 class JobTerms:
     """What a server must know of a job. ``weights`` by server index, lanes included; ``hosts`` by rank; ``peer_timeout`` in
     seconds: a server has the patience of each job on that job's links. ``leaders``: by rank, the first rank of its node;
-    empty where every rank is a node of its own. ``lanes`` of each server, and the ``channels`` among which they are
-    divided."""
+    empty where every rank is a node of its own. ``lanes`` of each server, spread over ``networks`` and divided
+    among ``channels``."""
 
     weights: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -53,11 +54,16 @@ class JobTerms:
     algorithm: str = "server"
     leaders: tuple[int, ...] = ()
     lanes: int = 1
+    networks: int = 1
     channels: int = 1
 
     @property
     def size(self) -> int:
         return len(self.hosts)
+
+    def channel_of(self, index: int) -> int:
+        """Of the lane with this server index, as JobConfig::channel_of."""
+        return index % self.lanes // self.networks % self.channels
 
     def job_fields(self, owner: bytes, index: int, attempt: int = 0) -> Fields:
         """The message ``job`` to the server with this index. ``attempt``: 0 at the start, then it counts the times that this
@@ -72,6 +78,7 @@ class JobTerms:
             "leaders": self.leaders,
             "algorithm": self.algorithm,
             "lanes": self.lanes,
+            "networks": self.networks,
             "channels": self.channels,
             **_limits_fields(self.limits),
             "peer_timeout": self.peer_timeout,
@@ -81,7 +88,7 @@ class JobTerms:
         """The name of a field in which two differ, "" if they are equal."""
         if self.limits != other.limits:
             return next(f.name for f in fields(Limits) if getattr(self.limits, f.name) != getattr(other.limits, f.name))
-        names = ("weights", "hosts", "leaders", "peer_timeout", "algorithm", "lanes", "channels")
+        names = ("weights", "hosts", "leaders", "peer_timeout", "algorithm", "lanes", "networks", "channels")
         return next((name for name in names if getattr(self, name) != getattr(other, name)), "")
 
 
@@ -115,11 +122,11 @@ def parse_job(message: Message) -> JobRequest:
         *_parse_lanes(message),
     )
     of_channels = [
-        sum(weight for index, weight in enumerate(weights) if index % terms.lanes % terms.channels == channel)
+        sum(weights[index] for index in range(len(weights)) if terms.channel_of(index) == channel)
         for channel in range(terms.channels)
     ]
     if len(weights) % terms.lanes or not all(of_channels) or (terms.channels > 1 and terms.algorithm == "ring"):
-        raise MessageError("message 'job': the fields 'lanes' and 'channels' do not fit to its servers")
+        raise MessageError("message 'job': the fields 'lanes', 'networks' and 'channels' do not fit to its servers")
     attempt = message.integer("attempt", 0, _LARGEST_UNSIGNED)
     return JobRequest(message.identity("owner"), index, attempt, terms)
 
@@ -138,7 +145,7 @@ class Welcome:
     limits: Limits
     peer_timeout: int
     algorithm: str = "server"
-    # Threads of each rank among which its lanes are divided: lane i is channel i mod channels.
+    # Threads of each rank among which its lanes are divided: JobConfig::channel_of.
     channels: int = 1
     # None if nothing was measured.
     network: Network | None = None
@@ -146,11 +153,18 @@ class Welcome:
     rate: int = 0
     # Co-located servers without a share have links too, and average when no dedicated one is left.
     standby: bool = False
+    # None where lanes are not spread over several networks, else at least two, of which ``lanes`` is a multiple.
+    rails: tuple[Rail, ...] = ()
 
-    def lanes_beside(self, index: int) -> range:
-        """The server indices of all lanes that are in the channel of this one, and of its server."""
-        first = index - index % self.lanes
-        return range(first + index % self.lanes % self.channels, first + self.lanes, self.channels)
+    @property
+    def networks(self) -> int:
+        """Over which lanes are spread."""
+        return len(self.rails) or 1
+
+    @property
+    def controls(self) -> int:
+        """Control links of a rank: one on each network in each channel."""
+        return self.networks * self.channels
 
     def is_linked(self, server: ServerPlace) -> bool:
         """Whether every worker has a link to it from the start: it has a share, or may get one when others are lost."""
@@ -167,23 +181,76 @@ class Welcome:
 
     @property
     def terms(self) -> JobTerms:
-        weights = tuple(server.weight for server in self.servers for _ in range(self.lanes))
-        leaders = self.leaders if self.shares_memory else ()
+        weights = tuple(self._weight_of(index) for index in range(len(self.servers) * self.lanes))
         return JobTerms(
-            weights, self.hosts, self.limits, self.peer_timeout, self.algorithm, leaders, self.lanes, self.channels
+            weights,
+            self.hosts,
+            self.limits,
+            self.peer_timeout,
+            self.algorithm,
+            self.leaders if self.shares_memory else (),
+            self.lanes,
+            self.networks,
+            self.channels,
         )
 
     def server_names(self) -> list[str]:
-        """By server index, lanes included: for messages, and to know the lanes of a server, which have one name."""
-        return [str(server) for server in self.servers for _ in range(self.lanes)]
+        """By server index, lanes included: for messages, and to know the lanes of a server, which have one name.
+
+        Its lanes on each rail have one of their own, since an interface is lost apart from the others.
+        """
+        return [self._name_of(index) for index in range(len(self.servers) * self.lanes)]
 
     def server_ranks(self) -> list[int]:
         """By server index, lanes included: the rank whose process holds it, or -1."""
         ranks = [-1 if server.rank is None else server.rank for server in self.servers]
         return [rank for rank in ranks for _ in range(self.lanes)]
 
-    def where(self, server: ServerPlace) -> Address:
+    def where(self, index: int) -> Address:
+        """Where the server with this index listens, lanes included."""
+        server = self.servers[index // self.lanes]
+        if (rail := self._rail_of(index)) is not None:
+            return (rail.places.addresses + rail.places.servers)[index // self.lanes]
         return self.addresses[server.rank] if server.rank is not None else _present(server.address)
+
+    def sources(self, index: int, rank: int) -> list[str] | None:
+        """This rank's addresses from which that server is called; None: any that SHOAL_INTERFACE allows."""
+        rail = self._rail_of(index)
+        return None if rail is None else [rail.places.addresses[rank].host]
+
+    def way(self, index: int, rank: int) -> str:
+        """Over which of its interfaces this rank calls that server, for messages; "" if there is one network."""
+        rail = self._rail_of(index)
+        return "" if rail is None else f" from {rail.places.addresses[rank].host} ({rail.places.names[rank]})"
+
+    def ways_to(self, rank: int, own: int) -> list[tuple[Address, list[str] | None]]:
+        """Where that rank listens on each network, with this rank's address to come from; None: any that is allowed."""
+        first: list[tuple[Address, list[str] | None]] = [(self.addresses[rank], None)]
+        further = [rail.places.addresses for rail in self.rails if rail.places.addresses[rank] != self.addresses[rank]]
+        return [*first, *((addresses[rank], [addresses[own].host]) for addresses in further)]
+
+    def lanes_with(self, index: int) -> list[int]:
+        """The indices of a server's lanes that run over the same network as this one, in the same channel."""
+        lane = index % self.lanes
+        row, network = divmod(lane, self.networks)
+        step = self.networks * self.channels
+        first = row % self.channels * self.networks + network
+        return [index - lane + other for other in range(first, self.lanes, step)]
+
+    def _rail_of(self, index: int) -> Rail | None:
+        return self.rails[index % self.lanes % len(self.rails)] if self.rails else None
+
+    def _weight_of(self, index: int) -> int:
+        rail, server = self._rail_of(index), index // self.lanes
+        return self.servers[server].weight if rail is None else rail.weights[server]
+
+    def _name_of(self, index: int) -> str:
+        rail, server = self._rail_of(index), self.servers[index // self.lanes]
+        if rail is None:
+            return str(server)
+        if server.rank is None:
+            return f"{self.where(index)} ({rail.places.names[0]})"
+        return f"{server.host} (rank {server.rank}, {rail.places.names[server.rank]})"
 
     def as_fields(self) -> Fields:
         return {
@@ -196,12 +263,14 @@ class Welcome:
                 for server in self.servers
             ],
             "lanes": self.lanes,
+            "networks": self.networks,
             "channels": self.channels,
             "algorithm": self.algorithm,
             "network": None if self.network is None else _network_fields(self.network),
             "rate": self.rate,
             "leaders": self.leaders,
             "standby": self.standby,
+            "rails": [rail.as_fields() for rail in self.rails],
             **_limits_fields(self.limits),
             "peer_timeout": self.peer_timeout,
         }
@@ -213,7 +282,7 @@ def parse_welcome(message: Message, size: int) -> Welcome:
         raise MessageError(f"the message '{message.kind}' came where 'welcome' was expected")
     nodes = message.messages("nodes", count=size)
     servers = tuple(_parse_server(server, size) for server in message.messages("servers"))
-    lanes, channels = _parse_lanes(message)
+    lanes, networks, channels = _parse_lanes(message)
     return Welcome(
         incarnation=message.identity("incarnation"),
         hosts=tuple(node.text("host") for node in nodes),
@@ -228,13 +297,31 @@ def parse_welcome(message: Message, size: int) -> Welcome:
         rate=message.integer("rate", 0, _LARGEST_RATE),
         leaders=_parse_leaders(message, size),
         standby=message.flag("standby"),
+        rails=_parse_rails(message, size, servers, networks),
     )
 
 
-def _parse_lanes(message: Message) -> tuple[int, int]:
-    """Lanes and channels."""
+def _parse_lanes(message: Message) -> tuple[int, int, int]:
+    """Lanes, networks and channels."""
     lanes = message.integer("lanes", 1, MOST_LANES)
-    return lanes, message.integer("channels", 1, lanes)
+    networks = message.integer("networks", 1, min(lanes, MOST_RAILS))
+    if lanes % networks:
+        raise MessageError(f"message '{message.kind}': {lanes} lanes cannot be spread over {networks} networks")
+    return lanes, networks, message.integer("channels", 1, lanes // networks)
+
+
+def _parse_rails(message: Message, size: int, servers: Sequence[ServerPlace], networks: int) -> tuple[Rail, ...]:
+    dedicated = sum(server.rank is None for server in servers)
+    rails = tuple(parse_rail(rail, size, dedicated, _MOST_WEIGHT) for rail in message.messages("rails"))
+    if len(rails) != (networks if networks > 1 else 0):
+        raise MessageError(f"message '{message.kind}': {networks} networks and {len(rails)} rails do not fit")
+    if not rails:
+        return ()
+    if not any(weight for rail in rails for weight in rail.weights):
+        raise MessageError(f"message '{message.kind}': no server has a weight on any rail")
+    if [server.rank for server in servers] != [*range(size), *[None] * dedicated]:
+        raise MessageError(f"message '{message.kind}': there are rails, and the servers are not in their order")
+    return rails
 
 
 def _parse_leaders(message: Message, size: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from shoal.config import logs
 from shoal.config.settings import ServerSettings
 from shoal.errors import ShoalError
 from shoal.server.front import serve
+from shoal.server.listeners import default_host
 from shoal.server.memory import default_bound, parse_size, shown_size
 
 
@@ -20,7 +21,7 @@ def _size(text: str) -> int:
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", help="Address to listen on.  [default: that of SHOAL_INTERFACE, or 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), default=7077, show_default=True, help="Port; 0 is any free one.")
 @click.option(
     "--proxies", type=click.IntRange(min=1), help="Threads.  [default: SHOAL_THREADS, or one a core, at most 4]"
@@ -34,7 +35,7 @@ def _size(text: str) -> int:
 @click.option("--port-range", type=(int, int), hidden=True, help="First and last of the ports to choose one from.")
 @click.option("--ready-fd", type=click.IntRange(min=0), hidden=True, help="Descriptor for a line with host and port.")
 def server(
-    host: str,
+    host: str | None,
     port: int,
     proxies: int | None,
     memory: int | None,
@@ -44,7 +45,8 @@ def server(
     """Averages for any number of jobs, at once or one after another, until SIGTERM or Ctrl-C.
 
     Who may use it is said by the secret in SHOAL_SECRET or SHOAL_SECRET_FILE (which may hold several, one a line). On
-    loopback, without either, it is this user alone. Of the other variables it reads SHOAL_TLS, SHOAL_THREADS and SHOAL_LOG.
+    loopback, without either, it is this user alone. Of the other variables it reads SHOAL_TLS, SHOAL_THREADS, SHOAL_LOG,
+    and SHOAL_INTERFACE: interfaces on which it listens beside the address given.
     """
     bound = memory or default_bound()
 
@@ -61,6 +63,15 @@ def server(
         many = proxies or settings.threads or min(4, os.cpu_count() or 1)
         logs.configure(settings.log)
         secrets, encrypts = configured_secrets(settings), settings.encrypts
-        serve(host, port_range or port, many, secrets, ready, encrypts=encrypts, memory=bound)
+        serve(
+            host or default_host(settings.interfaces),
+            port_range or port,
+            many,
+            secrets,
+            ready,
+            encrypts=encrypts,
+            memory=bound,
+            interfaces=settings.interfaces,
+        )
     except ShoalError as error:
         raise click.ClickException(f"shoal server: {error}") from None

@@ -61,7 +61,14 @@ NAMES = (
 )
 
 # Those that concern a dedicated server. Whoever starts one for a job gives it these.
-SERVER_NAMES = ("SHOAL_SECRET", "SHOAL_SECRET_FILE", "SHOAL_TLS", "SHOAL_LOG", "SHOAL_THREADS")
+SERVER_NAMES = (
+    "SHOAL_SECRET",
+    "SHOAL_SECRET_FILE",
+    "SHOAL_TLS",
+    "SHOAL_INTERFACE",
+    "SHOAL_THREADS",
+    "SHOAL_LOG",
+)
 
 # What Kubernetes sets in every container for a service whose name begins with "shoal".
 _KUBERNETES_NAME = re.compile(
@@ -140,6 +147,7 @@ class ServerSettings:
     secret: bytes | None = field(default=None, repr=False)
     secret_file: Path | None = None
     tls: str = "off"
+    interfaces: tuple[str, ...] = ()
     # At most so many serve the lanes of this rank or server. None: as many as links and processors want.
     threads: int | None = None
     log: str | None = None
@@ -156,6 +164,7 @@ class ServerSettings:
             secret=_read(environ, "SHOAL_SECRET", _secret, f"at least {SHORTEST_SECRET} characters", None),
             secret_file=_read(environ, "SHOAL_SECRET_FILE", _path, "the path of a file", None),
             tls=_read(environ, "SHOAL_TLS", _one_of("off", "psk"), "off or psk", "off"),
+            interfaces=_read(environ, "SHOAL_INTERFACE", _interfaces, "names or addresses of network interfaces", ()),
             threads=_read(environ, "SHOAL_THREADS", _count_to_64, "a whole number from 1 to 64", None),
             log=_read(environ, "SHOAL_LOG", _log_level, "debug, info, warning, error or critical", None),
         )
@@ -176,7 +185,6 @@ class Settings(ServerSettings):
     job: str = ""
     rendezvous: Address | None = None
     port_range: tuple[int, int] | None = None
-    interfaces: tuple[str, ...] = ()
     algorithm: str = "server"
     fusion_mb: float | None = None
     timeout: float = 1800.0
@@ -257,6 +265,7 @@ class Settings(ServerSettings):
             secret=as_a_server.secret,
             secret_file=as_a_server.secret_file,
             tls=as_a_server.tls,
+            interfaces=as_a_server.interfaces,
             threads=as_a_server.threads,
             log=as_a_server.log,
             launch=launch,
@@ -268,7 +277,6 @@ class Settings(ServerSettings):
             job=_read(environ, "SHOAL_JOB", _label, "up to 256 printable characters", launch.job),
             rendezvous=_read(environ, "SHOAL_RENDEZVOUS", parse_address, "host:port", None),
             port_range=port_range(environ),
-            interfaces=_read(environ, "SHOAL_INTERFACE", _interfaces, "names or addresses of network interfaces", ()),
             algorithm=_read(environ, "SHOAL_ALGORITHM", _one_of(*ALGORITHMS), "server or ring", "server"),
             fusion_mb=_read(environ, "SHOAL_FUSION_MB", _positive, "a number of megabytes above 0", None),
             timeout=_read(environ, "SHOAL_TIMEOUT", _positive, "a number of seconds above 0", 1800.0),

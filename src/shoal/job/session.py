@@ -74,6 +74,7 @@ def native_config(joined: Joined) -> _native.JobConfig:
         standby=welcome.standby,
         leaders=[] if joined.memory is None else list(welcome.leaders),
         lanes=welcome.lanes,
+        networks=welcome.networks,
         channels=welcome.channels,
     )
 
@@ -82,10 +83,11 @@ def start_engine(joined: Joined) -> _native.Engine:
     """An engine that owns all sockets of ``joined`` from here on."""
     engine = _native.Engine(joined.rank, native_config(joined))
     try:
-        for channel, link in joined.coordinators.items():
-            engine.attach_coordinator(channel, hand_over(link))
-        for (channel, rank), link in joined.controls.items():
-            engine.attach_control(channel, rank, hand_over(link))
+        channel_of = [number // joined.welcome.networks for number in range(joined.welcome.controls)]
+        for number, link in sorted(joined.coordinators.items()):
+            engine.attach_coordinator(channel_of[number], hand_over(link))
+        for (number, rank), link in sorted(joined.controls.items()):
+            engine.attach_control(channel_of[number], rank, hand_over(link))
         for index, link in joined.servers.items():
             engine.attach_server(index, hand_over(link))
         if joined.listener is not None:
@@ -288,7 +290,7 @@ class Session:
     async def _connect_peer(self, rank: int) -> None:
         address = self._joined.welcome.addresses[rank]
         try:
-            link = await self._call(rank, address)
+            link = await self._call(rank)
         except (OSError, HandshakeRefused) as error:
             reason = sockets.why(error) if isinstance(error, OSError) else str(error)
             self._engine.peer_unreachable(
@@ -299,7 +301,18 @@ class Session:
         else:
             self._attach_peer(rank, link)
 
-    async def _call(self, rank: int, address: Address) -> socket.socket:
+    async def _call(self, rank: int) -> socket.socket:
+        """Over the first network on which it can be reached. Raises what came of the first of all."""
+        failure: OSError | None = None
+        for address, sources in self._joined.welcome.ways_to(rank, self.rank):
+            try:
+                return await self._call_at(rank, address, sources or self._joined.sources)
+            except OSError as error:
+                failure = failure or error
+        assert failure is not None, "every rank has an address"
+        raise failure
+
+    async def _call_at(self, rank: int, address: Address, sources: list[str]) -> socket.socket:
         client = Client(
             self._joined.secret,
             Role.PEER,
@@ -308,12 +321,12 @@ class Session:
             encrypts=self.settings.encrypts,
         )
         silence = max(self._joined.welcome.peer_timeout, self._deadlines.peer)
-        return (await reach_rank(client, address, self._joined.sources, silence, self._deadlines)).link
+        return (await reach_rank(client, address, sources, silence, self._deadlines)).link
 
     # --- Servers that were lost and may be back, in the link thread ---
 
     async def _connect_server(self, first: int, attempt: int) -> None:
-        """All lanes that a server has in a channel, the first of which has this index, or none."""
+        """All lanes that a server has on a network in a channel, the first of which has this index, or none."""
         with contextlib.ExitStack() as found:
             try:
                 lanes, process = await self._in_time(self._call_lanes(first, attempt, found))
@@ -342,8 +355,8 @@ class Session:
         all lead to."""
         lanes: dict[int, socket.socket] = {}
         ids: set[bytes] = set()
-        for index in self._joined.welcome.lanes_beside(first):
-            lanes[index], server_id = await self._call_server(index, index % self.lanes, attempt)
+        for index in self._joined.welcome.lanes_with(first):
+            lanes[index], server_id = await self._call_server(index, attempt)
             found.callback(lanes[index].close)
             ids.add(server_id)
         if len(ids) > 1:
@@ -364,19 +377,19 @@ class Session:
     def _place(self, index: int) -> ServerPlace:
         return self._joined.welcome.servers[index // self.lanes]
 
-    async def _call_server(self, index: int, lane: int, attempt: int) -> tuple[socket.socket, bytes]:
+    async def _call_server(self, index: int, attempt: int) -> tuple[socket.socket, bytes]:
         """The link to one lane, and the server's id."""
         welcome = self._joined.welcome
         client = Client(
             self._joined.secret,
             Role.SERVER,
             self.rank,
-            lane=lane,
+            lane=index % self.lanes,
             incarnation=self.incarnation,
             encrypts=self.settings.encrypts,
         )
-        address = welcome.where(self._place(index))
-        link, client = await sockets.reach(client, address, self._joined.sources, self._deadlines.peer)
+        sources = welcome.sources(index, self.rank) or self._joined.sources
+        link, client = await sockets.reach(client, welcome.where(index), sources, self._deadlines.peer)
         try:
             called = f"{rank_name(self.rank, self.hosts)} called the server {self._place(index)} again"
             await introduce(link, welcome, index, called, self._deadlines.peer, attempt)

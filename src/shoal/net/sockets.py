@@ -224,15 +224,25 @@ async def connect(resolved: Resolved, sources: Sequence[str] = ()) -> socket.soc
 
 
 def _bind_source(link: socket.socket, target: Resolved, sources: Sequence[str]) -> None:
-    """Loopback is reached from loopback, whatever interface was asked for."""
+    """Of several sources the one that leads there, or else the first. Loopback is reached from loopback, whatever
+    interface was asked for."""
     if isinstance(target.sockaddr, bytes):
         return
     if target.sockaddr[0] == "::1" or str(target.sockaddr[0]).startswith("127."):
         return
-    for source in sources:
-        if (":" in source) == (target.family == socket.AF_INET6):
-            link.bind((source, 0))
-            return
+    fitting = [source for source in sources if (":" in source) == (target.family == socket.AF_INET6)]
+    if len(fitting) > 1 and (leading := _source_toward(target)) in fitting:
+        fitting = [leading]
+    if fitting:
+        link.bind((fitting[0], 0))
+
+
+def _source_toward(target: Resolved) -> str:
+    """The address that this machine would use; "" if there is no way. Sends nothing."""
+    with contextlib.suppress(OSError), socket.socket(target.family, socket.SOCK_DGRAM) as unbound:
+        unbound.connect(target.sockaddr)
+        return str(unbound.getsockname()[0])
+    return ""
 
 
 def _watch_kernel(link: socket.socket, silence: float) -> None:

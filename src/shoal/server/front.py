@@ -30,6 +30,7 @@ from shoal.net.deadlines import DEFAULT, Deadlines
 from shoal.net.handshake import Hello, Role, Server
 from shoal.net.messages import MessageError
 from shoal.net.rejections import Rejections
+from shoal.server.listeners import listen_on, reached_at
 from shoal.server.memory import for_jobs
 from shoal.tuning import probe
 
@@ -59,17 +60,19 @@ def serve(
     *,
     encrypts: bool = False,
     memory: int = 0,
+    interfaces: Sequence[str] = (),
 ) -> None:
     """Serves until SIGTERM or SIGINT. ``ready`` is called with host and port once listening.
 
     ``port`` 0: any free one; SHOAL_PORT_RANGE, the first and the last: any free one of these, at a numeric ``host``.
     ``secrets``: a worker must hold one of them. Without any, the host must be a loopback address, and the secret is the one
     that this user's processes share. ``encrypts``: SHOAL_TLS=psk. ``memory``: bytes that this process may
-    take; 0: as many as its jobs want. Raises ConfigurationError for an address that cannot be listened on, without a secret,
+    take; 0: as many as its jobs want. ``interfaces``: SHOAL_INTERFACE, where it listens as well if the host is not a loopback
+    address. Raises ConfigurationError for an address that cannot be listened on, without a secret,
     without what encryption needs, or for less memory than a job needs.
     """
     descriptors.raise_to_the_most("shoal server")
-    front = Front(host, port, proxies, secrets, encrypts=encrypts, memory=memory)
+    front = Front(host, port, proxies, secrets, encrypts=encrypts, memory=memory, interfaces=interfaces)
     asyncio.run(_serve_until_signal(front, ready))
 
 
@@ -110,14 +113,16 @@ class Front:
         *,
         encrypts: bool = False,
         memory: int = 0,
+        interfaces: Sequence[str] = (),
     ) -> None:
         if encrypts:
             encryption.require()
         self._encrypts = encrypts
         self._secrets = list(secrets) or [_secret_for(host)]
         self._deadlines = deadlines
-        self._listeners = _listen(host, port)
+        self._listeners = listen_on(host, port, interfaces)
         self.address = sockets.local_address(self._listeners[0])
+        self.addresses = reached_at(self._listeners)
         # Names this server, by whatever address it is reached.
         self._id = os.urandom(16)
         self._core = _native.Server(proxies, for_jobs(memory) if memory else 0)
@@ -145,7 +150,7 @@ class Front:
         hello = await asyncio.wait_for(sockets.authenticate_server(link, server), self._deadlines.stranger)
         proven()
         if hello.role == Role.MEASURE:
-            await probe.answer(link)
+            await probe.answer(link, self.addresses)
             return
         # One that has a secret: it may be stopped between two words.
         message = await asyncio.wait_for(sockets.receive_message(link), self._deadlines.proven)
@@ -275,18 +280,6 @@ def _secret_for(host: str) -> bytes:
     return secrets.user_secret(secret_folder(os.environ))
 
 
-def _listen(host: str, port: int | tuple[int, int]) -> list[socket.socket]:
-    if isinstance(port, tuple):
-        return [listening.listen_in_range(host, port)]
-    address = Address(host, port)
-    try:
-        return listening.listen(address)
-    except OSError as error:
-        raise ConfigurationError(
-            f"shoal server cannot listen on {address} ({sockets.why(error)}): choose another --host or --port"
-        ) from None
-
-
 def _core_config(terms: JobTerms, address: Address) -> _native.JobConfig:
     """A dedicated server need not know who the other servers are: its own name is all that it ever says."""
     return _native.JobConfig(
@@ -305,6 +298,7 @@ def _core_config(terms: JobTerms, address: Address) -> _native.JobConfig:
         peer_timeout=terms.peer_timeout,
         ring=terms.algorithm == "ring",
         lanes=terms.lanes,
+        networks=terms.networks,
         channels=terms.channels,
         leaders=list(terms.leaders),
     )

@@ -133,10 +133,16 @@ async def call(link: socket.socket, both: bool) -> ProbeResult:
         link.close()
 
 
-async def answer(link: socket.socket) -> None:
-    """The other side. Raises OSError and MessageError. Closes the link."""
+async def answer(link: socket.socket, addresses: Sequence[Address] = ()) -> None:
+    """The other side. Raises OSError and MessageError. Closes the link.
+
+    ``addresses``: of a dedicated server, which says them to whoever asks ``where`` it can be measured.
+    """
     try:
         message = await asyncio.wait_for(sockets.receive_message(link), _PATIENCE)
+        if addresses and message.kind == "where":
+            fields = {"addresses": [{"address": address} for address in addresses]}
+            return await sockets.send(link, messages.pack("addresses", fields))
         both = asks_for_both(message)
         await _in_thread(link, lambda own: _measure_as_called(own, both))
     finally:

@@ -25,7 +25,7 @@ from shoal.tuning.measured import Network
 LARGEST_WEIGHT = 10_000
 
 # A share below this part of the largest is none: it would gain less than its connections cost.
-_WORTH_IT = 0.05
+WORTH_IT = 0.05
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def weights_for(network: Network, colocated: str = "auto") -> tuple[list[int], l
 
 
 def _weight(part: float) -> int:
-    return round(LARGEST_WEIGHT * part) if part >= _WORTH_IT else 0
+    return round(LARGEST_WEIGHT * part) if part >= WORTH_IT else 0
 
 
 def rate_of(servers: Sequence[ServerPlace], network: Network) -> float:

@@ -137,6 +137,7 @@ def test_a_rank_that_dies_before_the_job_begins_is_named() -> None:
             "local_rank": 0,
             "threads": 0,
             "processors": 1,
+            "rails": [],
             "address": ["127.0.0.1", 9],
             "settings": _shared(zero, Limits()),
         }
@@ -166,6 +167,7 @@ def test_a_rank_whose_server_only_stands_by_and_cannot_be_reached_says_how_to_do
             "local_rank": 0,
             "threads": 0,
             "processors": 1,
+            "rails": [],
             "address": free_address(),
             "settings": _shared(zero, Limits()),
         }

@@ -37,8 +37,8 @@ def server(secrets: list[bytes] | None = None, incarnation: bytes | None = None)
 
 
 def test_the_bytes_are_those_of_the_page() -> None:
-    hello = b"SHOAL" + bytes([4, 2, 2]) + bytes([7, 0, 0, 0]) + bytes(4) + INCARNATION + CLIENT_NONCE
-    challenge = b"SHOAL" + bytes([4, 0]) + bytes(9) + SERVER_ID + SERVER_NONCE
+    hello = b"SHOAL" + bytes([5, 2, 2]) + bytes([7, 0, 0, 0]) + bytes(4) + INCARNATION + CLIENT_NONCE
+    challenge = b"SHOAL" + bytes([5, 0]) + bytes(9) + SERVER_ID + SERVER_NONCE
     key = hmac.new(SECRET, b"shoal key 1" + INCARNATION, hashlib.sha256).digest()
     proof = hmac.new(key, b"client" + hello + challenge, hashlib.sha256).digest()
     verdict = bytes(8) + hmac.new(key, b"server" + hello + challenge + proof, hashlib.sha256).digest()
@@ -62,8 +62,8 @@ def test_golden_bytes() -> None:
     ours, theirs = client(), server()
     proof = ours.feed(theirs.feed(ours.start()))
     verdict = theirs.feed(proof)
-    assert proof.hex() == "19e78e073abb202cdca850b7b85ab0825d936964a0f9ac4a58808acbe107a0aa"
-    assert verdict.hex() == "000000000000000005fcc854f6d4876ad408ec460444741ad6a6a8d8730244993371194ce8a35b87"
+    assert proof.hex() == "06835ef8f8ee5dd8eae4e5d9f7df8970197fbfc133703ce09365109b260d0fe7"
+    assert verdict.hex() == "00000000000000002434bed44a8d41e1899daba3dff4f38bf51712dc905f742771db6e5b6b2b52e1"
 
 
 def test_lengths() -> None:

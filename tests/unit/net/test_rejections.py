@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from click.testing import CliRunner
 
 from local_front import SECRET, running
 from shoal.assembly.listener import Listener
@@ -21,6 +22,7 @@ from shoal.net.loop_thread import LoopThread
 from shoal.net.rejections import Rejections
 from shoal.net.sockets import Closed
 from shoal.server.front import Front
+from shoal.server.listeners import default_host
 
 INCARNATION = bytes(range(16))
 OTHER_INCARNATION = bytes(range(16, 32))
@@ -122,7 +124,7 @@ def test_a_message_that_is_none_is_counted() -> None:
 
 
 def test_another_job_is_refused_at_a_ranks_door(caplog: pytest.LogCaptureFixture) -> None:
-    listener = Listener(listen(Address("127.0.0.1", 0))[0], SECRET, 3, Deadlines(stranger=1.0, answer=1.0))
+    listener = Listener(listen(Address("127.0.0.1", 0)), SECRET, 3, Deadlines(stranger=1.0, answer=1.0))
     thread = LoopThread("shoal-listener")
 
     async def begin() -> None:
@@ -155,7 +157,9 @@ def test_the_log_grows_by_the_logarithm_of_what_strangers_do(caplog: pytest.LogC
 
 
 def test_a_server_listens_on_loopback_unless_it_is_told_otherwise() -> None:
-    defaults = {option.name: option.default for option in server_command.params}
-    assert defaults["host"] == "127.0.0.1"
+    assert default_host(()) == "127.0.0.1"
+    assert default_host(("lo",)) == "127.0.0.1"
+    said = CliRunner().invoke(server_command, ["--help"]).output
+    assert "[default: that of SHOAL_INTERFACE, or 127.0.0.1]" in " ".join(said.split())
     with running() as front:
         assert [each.getsockname()[0] for each in front._listeners] == ["127.0.0.1"]

@@ -121,7 +121,7 @@ def test_a_dedicated_server_measures_with_those_who_hold_its_secret() -> None:
 
 def with_listener(act: Callable[[Listener], Awaitable[None]]) -> None:
     async def run() -> None:
-        listener = Listener(listening.listen(Address("127.0.0.1", 0))[0], SECRET, 0, Deadlines(answer=0.3))
+        listener = Listener(listening.listen(Address("127.0.0.1", 0)), SECRET, 0, Deadlines(answer=0.3))
         listener.open(INCARNATION, 4)
         try:
             await act(listener)

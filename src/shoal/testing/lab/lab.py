@@ -10,12 +10,12 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from shoal.testing.lab import commands, links, namespaces
-from shoal.testing.lab.hosts import Host
+from shoal.testing.lab.hosts import Host, Link
 from shoal.testing.lab.links import MAX_HOSTS, Counters, Place
 from shoal.testing.lab.shapes import LinkShape
 
@@ -28,7 +28,8 @@ class Lab:
     """``hosts`` hosts whose links have the shape ``shape``, or the one of ``shapes`` for a host's index.
 
     ``name``: a word for the names of the namespaces, so that they are recognised in ``ip netns``; once at a time in a
-    process. ``mtu``: bytes of an IP packet. Raises ValueError for what cannot be; ConfigurationError where this process
+    process. ``mtu``: bytes of an IP packet. ``further``: networks beside the first, in which every host has a link of this shape
+    (``eth1`` and so on, ``Host.links``). Raises ValueError for what cannot be; ConfigurationError where this process
     is not root's, iproute2 is not installed, or the kernel lacks what a link asks for.
 
     ``hosts`` is the list of hosts, by index. Use a lab in one thread. A process forked from this one may use it, but
@@ -43,6 +44,7 @@ class Lab:
         shapes: Mapping[int, LinkShape] | None = None,
         name: str | None = None,
         mtu: int = MTU,
+        further: Sequence[LinkShape] = (),
     ) -> None:
         shapes = shapes or {}
         _check(hosts, shapes, name, mtu)
@@ -55,15 +57,23 @@ class Lab:
         switch = f"{prefix}switch"
         self._namespaces = [switch, *(f"{prefix}host{index}" for index in range(hosts))]
         self._places = [Place(index, name, switch) for index, name in enumerate(self._namespaces[1:])]
+        networks = [
+            self._places,
+            *(self._places_in(number, f"{switch}{number}") for number in range(1, len(further) + 1)),
+        ]
+        self._namespaces += [places[0].switch for places in networks[1:]]
         self._owner = os.getpid()
         self._started: list[subprocess.Popen[Any]] = []
         self._closed = False
         self._janitor = namespaces.Janitor(prefix, self._ip)
         self.hosts: list[Host] = []
         try:
-            self._build(mtu)
+            commands.batch("ip", [f"netns add {name}" for name in self._namespaces])
+            for places in networks:
+                _build(places, mtu)
             for place in self._places:
-                self.hosts.append(Host(place, shapes.get(place.index, shape), self._started.append))
+                others = [Link(places[place.index], own) for places, own in zip(networks[1:], further, strict=True)]
+                self.hosts.append(Host(place, shapes.get(place.index, shape), self._started.append, others))
         except BaseException:
             self.close()
             raise
@@ -96,14 +106,9 @@ class Lab:
     ) -> None:
         self.close()
 
-    def _build(self, mtu: int) -> None:
-        switch = self._namespaces[0]
-        commands.batch("ip", [f"netns add {name}" for name in self._namespaces])
-        commands.batch("ip", links.switch_lines(self._places, mtu), switch)
-        commands.batch("bridge", links.forwarding_lines(self._places), switch)
-        links.without_firewall(switch)
-        for place in self._places:
-            commands.batch("ip", links.host_lines(place, self._places), place.namespace)
+    def _places_in(self, network: int, switch: str) -> list[Place]:
+        """The same hosts in a further network."""
+        return [Place(place.index, place.namespace, switch, network) for place in self._places]
 
     def _kill_started(self) -> None:
         # A process that is still on its way into its namespace is not found there.
@@ -114,6 +119,16 @@ class Lab:
         namespaces.kill_all(self._namespaces)
         for process in self._started:
             process.wait()
+
+
+def _build(places: list[Place], mtu: int) -> None:
+    """One network: its switch, and the hosts' links to it."""
+    switch = places[0].switch
+    commands.batch("ip", links.switch_lines(places, mtu), switch)
+    commands.batch("bridge", links.forwarding_lines(places), switch)
+    links.without_firewall(switch)
+    for place in places:
+        commands.batch("ip", links.host_lines(place, places), place.namespace)
 
 
 def _check(hosts: int, shapes: Mapping[int, LinkShape], name: str | None, mtu: int) -> None:

@@ -13,7 +13,6 @@ from shoal.errors import ConfigurationError
 from shoal.testing.lab import commands
 from shoal.testing.lab.shapes import LinkShape
 
-HOST_END = "eth0"
 SWITCH = "switch"
 MAX_HOSTS = 250
 NOBODY = "02:00:0a:62:ff:ff"  # no host's hardware address: the switch drops what is sent to it
@@ -25,19 +24,24 @@ _SLOW_START_AFTER_IDLE = "net/ipv4/tcp_slow_start_after_idle"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a host is on the network: everything that follows from its index and the lab's name."""
+    """Where a host is on a network: everything that follows from its index and the lab's name."""
 
     index: int
     namespace: str
     switch: str  # the switch's namespace
+    network: int = 0  # which of the lab's
+
+    @property
+    def interface(self) -> str:
+        return f"eth{self.network}"
 
     @property
     def address(self) -> str:
-        return f"10.98.0.{self.index + 1}"
+        return f"10.98.{self.network}.{self.index + 1}"
 
     @property
     def mac(self) -> str:
-        return f"02:00:0a:62:00:{self.index + 1:02x}"
+        return f"02:00:0a:62:{self.network:02x}:{self.index + 1:02x}"
 
     @property
     def port(self) -> str:
@@ -78,7 +82,7 @@ def switch_lines(places: list[Place], mtu: int) -> list[str]:
         f"link set {SWITCH} up",
     ]
     for place in places:
-        peer = f"{HOST_END} mtu {mtu} address {place.mac} netns {place.namespace}"
+        peer = f"{place.interface} mtu {mtu} address {place.mac} netns {place.namespace}"
         lines += [
             f"link add {place.port} mtu {mtu} type veth peer name {peer}",
             *_without_ipv6(place.port),
@@ -106,11 +110,11 @@ def host_lines(place: Place, places: list[Place]) -> list[str]:
     """ip: the host's address and the other hosts', in its namespace. Nobody has to ask, whatever is being dropped."""
     return [
         "link set lo up",
-        *_without_ipv6(HOST_END),
-        f"address add {place.address}/24 dev {HOST_END}",
-        f"link set {HOST_END} up",
+        *_without_ipv6(place.interface),
+        f"address add {place.address}/24 dev {place.interface}",
+        f"link set {place.interface} up",
         *(
-            f"neighbour add {other.address} lladdr {other.mac} dev {HOST_END} nud permanent"
+            f"neighbour add {other.address} lladdr {other.mac} dev {place.interface} nud permanent"
             for other in places
             if other is not place
         ),
@@ -120,12 +124,13 @@ def host_lines(place: Place, places: list[Place]) -> list[str]:
 def reaching_lines(other: Place, *, reachable: bool) -> list[str]:
     """ip, in a host's namespace: whether what it sends to another host gets there, or to an address that nobody has."""
     mac = other.mac if reachable else NOBODY
-    return [f"neighbour replace {other.address} lladdr {mac} dev {HOST_END} nud permanent"]
+    return [f"neighbour replace {other.address} lladdr {mac} dev {other.interface} nud permanent"]
 
 
-def sending_lines(shape: LinkShape, before: LinkShape) -> list[str]:
+def sending_lines(place: Place, shape: LinkShape, before: LinkShape) -> list[str]:
     """tc, in the host's namespace: what the host sends."""
-    return _shaper_lines(HOST_END, shape.sending, before.sending, f"burst {shape.burst} limit {shape.sending_queue}")
+    room = f"burst {shape.burst} limit {shape.sending_queue}"
+    return _shaper_lines(place.interface, shape.sending, before.sending, room)
 
 
 def receiving_lines(place: Place, shape: LinkShape, before: LinkShape) -> list[str]:
@@ -133,11 +138,11 @@ def receiving_lines(place: Place, shape: LinkShape, before: LinkShape) -> list[s
     return _shaper_lines(place.port, shape.receiving, before.receiving, f"burst {shape.burst} limit {shape.queue}")
 
 
-def offload_lines(shape: LinkShape, before: LinkShape) -> list[str]:
+def offload_lines(place: Place, shape: LinkShape, before: LinkShape) -> list[str]:
     """ip, in the host's namespace: how large a piece of new connections' data is."""
     if shape.largest_piece == before.largest_piece:
         return []
-    return [f"link set {HOST_END} gso_max_size {shape.largest_piece}"]
+    return [f"link set {place.interface} gso_max_size {shape.largest_piece}"]
 
 
 def _shaper_lines(device: str, rate: float | None, rate_before: float | None, room: str) -> list[str]:
@@ -176,7 +181,7 @@ def read_counters(places: list[Place], switch: str) -> list[Counters]:
 
 
 def _counters(place: Place, statistics: dict[str, dict[str, Any]], receiving: dict[str, Any] | None) -> Counters:
-    sending = _shapers(place.namespace).get(HOST_END)
+    sending = _shapers(place.namespace).get(place.interface)
     sent, received = statistics["rx"], statistics["tx"]  # the switch's end receives what the host sends
     return Counters(
         sent_bytes=sent["bytes"],

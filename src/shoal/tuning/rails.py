@@ -1,0 +1,73 @@
+"""Who averages how much where lanes are spread over several networks (rails): integer weights, by rail and server.
+
+On each rail alone the balance is that of ``shares``: with its best split, averaging M bytes takes M tau there. All rails end
+together if rail i carries the part (1 / tau_i) / (the sum of all 1 / tau) of every operation. In a time T nodes then average
+as many bytes as the rails would one by one.
+"""
+
+import math
+from collections.abc import Sequence
+
+from shoal.tuning.measured import Network
+from shoal.tuning.shares import LARGEST_WEIGHT, WORTH_IT, link_shares, server_weights
+
+
+def rail_weights(networks: Sequence[Network], colocated: str) -> list[list[int]]:
+    """By rail, the weights of the nodes' and then of the dedicated servers. ``networks``: with one rate for each node."""
+    n, k = len(networks[0].node_rates), len(networks[0].server_rates)
+    if n < 2 or len({rate for network in networks for rate in (*network.node_rates, *network.server_rates)}) == 1:
+        near, far = server_weights(n, k, colocated)
+        return [[near] * n + [far] * k for _ in networks]
+    shares = []
+    for network in networks:
+        near_shares, far_shares = link_shares(network.node_rates, network.server_rates, colocated)
+        shares.append([*near_shares, *far_shares])
+    rates = [_rate(split, network, 1.0) for split, network in zip(shares, networks, strict=True)]
+    parts = [[share * rate for share in split] for split, rate in zip(shares, rates, strict=True)]
+    largest = max(max(split) for split in parts)
+    return [[_weight(part / largest) for part in split] for split in parts]
+
+
+def rate_over(weights: Sequence[Sequence[int]], networks: Sequence[Network]) -> float:
+    """Bytes per second of a node's gradients that servers of these weights average, over all rails together."""
+    whole = sum(map(sum, weights))
+    rates = []
+    for of_rail, network in zip(weights, networks, strict=True):
+        shares = [weight / whole for weight in of_rail]
+        rates.append(_rate(shares, network, sum(shares)))
+    return min(rates)
+
+
+def _rate(shares: Sequence[float], network: Network, part: float) -> float:
+    """Of averaging on one rail, which carries ``part`` of all bytes, in bytes of the whole. ``shares`` add up to it."""
+    n = len(network.node_rates)
+    nodes = [(part + (n - 2) * share) / rate for share, rate in zip(shares, network.node_rates, strict=False)]
+    far = [n * share / rate for share, rate in zip(shares[n:], network.server_rates, strict=True)]
+    longest = max([*nodes, *far])
+    return 1 / longest if longest > 0 else math.inf
+
+
+def _weight(part: float) -> int:
+    return round(LARGEST_WEIGHT * part) if part >= WORTH_IT else 0
+
+
+def together(networks: Sequence[Network]) -> Network:
+    """All rails as one network: the rates of each rank and server added up, the fastest rail's round trip."""
+    return Network(
+        tuple(map(sum, zip(*(network.node_rates for network in networks), strict=True))),
+        tuple(map(sum, zip(*(network.server_rates for network in networks), strict=True))),
+        fastest(networks).round_trip,
+    )
+
+
+def filled(networks: Sequence[Network | None]) -> list[Network] | None:
+    """A rail of which nothing was found out counts as the slowest of the others. None if nothing is known of any."""
+    known = [network for network in networks if network is not None]
+    if not known:
+        return None
+    slowest = min(known, key=lambda network: network.rate)
+    return [network or slowest for network in networks]
+
+
+def fastest(networks: Sequence[Network]) -> Network:
+    return max(networks, key=lambda network: network.rate)
