@@ -16,6 +16,7 @@
 #include "engine/joins.h"
 #include "engine/open_operations.h"
 #include "engine/router.h"
+#include "engine/said_together.h"
 #include "engine/transport.h"
 #include "engine/waits.h"
 
@@ -24,27 +25,6 @@ namespace shoal::engine {
 namespace {
 
 using std::chrono::milliseconds;
-
-// What several channels say of the same thing within some seconds is told once. What that is stands before the first
-// colon; after it, why, which each may have found out in its own way.
-class SaidTogether {
- public:
-  // Whether this is to be told.
-  bool add(std::uint32_t channel, const std::string& text) {
-    constexpr std::chrono::seconds together{5};
-    const auto now = std::chrono::steady_clock::now();
-    std::erase_if(said_, [now, together](const auto& entry) { return now - entry.second.told_at > together; });
-    const auto [entry, is_new] = said_.try_emplace(text.substr(0, text.find(": ")), Said{now, {}});
-    return !entry->second.channels.insert(channel).second || is_new;
-  }
-
- private:
-  struct Said {
-    std::chrono::steady_clock::time_point told_at;
-    std::set<std::uint32_t> channels;
-  };
-  std::map<std::string, Said> said_;
-};
 
 // What is on its way when the links are closed (a goodbye, the reason of an abort) is given so long to arrive.
 constexpr milliseconds farewell{10'000};

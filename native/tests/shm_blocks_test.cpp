@@ -106,8 +106,8 @@ TEST(a_rank_without_memory_for_short_blocks_fails_alone_and_the_job_goes_on) {
 
 TEST(open_reduce_scatters_take_no_more_than_their_limit_beyond_which_they_fail_on_all_ranks) {
   JobConfig::Tables tables;
-  tables.crossing = 900'000;
-  constexpr std::size_t count = 100'000;  // 400,000 bytes, for which 524,288 are taken
+  tables.crossing = 600'000;
+  constexpr std::size_t count = 100'000;  // 400,000 bytes, for which 524,288 are taken, of which half count
   const auto memory = std::make_shared<Memory>(shape_with_results(2));
   std::atomic<int> done{0};
   std::atomic<int> told{0};
@@ -126,17 +126,17 @@ TEST(open_reduce_scatters_take_no_more_than_their_limit_beyond_which_they_fail_o
     rank.on_failure = [&](const Submission& submission) { told += submission.failure_code == Code::limit ? 1 : 0; };
     std::vector<std::vector<float>> inputs(3, std::vector<float>(count, 1));
     std::vector<std::vector<float>> outputs(3, std::vector<float>(count / in_the_job));
-    const auto scatter = [&](std::size_t i) {
+    const auto scatter = [&](std::size_t i, std::size_t elements = count) {
       Submission submission;
       submission.collective = Collective::reduce_scatter;
-      submission.name = "rows" + std::to_string(i);
+      submission.name = "rows" + std::to_string(i) + " of " + std::to_string(elements);
       submission.op = Operator::sum;
       submission.dtype = DType::float32;
-      submission.shape = {static_cast<std::int64_t>(count)};
+      submission.shape = {static_cast<std::int64_t>(elements)};
       submission.input = reinterpret_cast<const std::byte*>(inputs[i].data());
-      submission.input_bytes = 4 * count;
+      submission.input_bytes = 4 * elements;
       submission.output = reinterpret_cast<std::byte*>(outputs[i].data());
-      submission.output_bytes = count;
+      submission.output_bytes = 4 * elements / in_the_job;
       return rank.submit(std::move(submission));
     };
     const auto end = [&](std::uint64_t handle) {
@@ -151,8 +151,9 @@ TEST(open_reduce_scatters_take_no_more_than_their_limit_beyond_which_they_fail_o
     const std::uint64_t too_much = scatter(1);
     const Status status = rank.wait(too_much);
     CHECK(status.code == Code::limit);
-    CHECK(status.message.find("on rank 0 (here), 900000 bytes (crossing_bytes)") != std::string::npos);
+    CHECK(status.message.find("on rank 0 (here), 600000 bytes (crossing_bytes)") != std::string::npos);
     CHECK(!rank.done(first));
+    end(scatter(2, 16));  // a small one
     end(first);
     end(scatter(2));
     CHECK_EQ(outputs[2].front(), 2.0F);

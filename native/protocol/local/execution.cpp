@@ -137,7 +137,7 @@ bool Execution::hear_sizes(Operation& operation, const Told& told) {
   return false;
 }
 
-// A crossing array alone always has room.
+// A crossing array alone always has room, and so has a small one.
 Status Execution::make_room(Operation& operation) {
   const bool gathers = is_gather(operation.submission.collective);
   if (gathers) {
@@ -152,7 +152,8 @@ Status Execution::make_room(Operation& operation) {
   const Crossing& crossing = *operation.crossing;
   const std::uint64_t wanted = crossing.bytes * ((gathers ? 0U : 1U) + (crossing.is_plain ? 0U : 1U));
   const std::size_t most = members_.config().tables.crossing;
-  if (wanted > 0 && arrays_.taken_bytes() > 0 && arrays_.taken_bytes() + wanted > most) {
+  // Of what is taken at least half is in use: sizes are rounded up to powers of two.
+  if (wanted > members_.config().small && arrays_.taken_bytes() > 0 && arrays_.taken_bytes() / 2 + wanted > most) {
     return limit_reached("'" + operation.opening.name + "': arrays that are open between nodes", "crossing_bytes", most,
                          "wait for some of the reduce-scatters and all-gathers before", members_.rank_of(own_),
                          members_.config());

@@ -125,7 +125,9 @@ def parse_job(message: Message) -> JobRequest:
         sum(weights[index] for index in range(len(weights)) if terms.channel_of(index) == channel)
         for channel in range(terms.channels)
     ]
-    if len(weights) % terms.lanes or not all(of_channels) or (terms.channels > 1 and terms.algorithm == "ring"):
+    if terms.algorithm == "ring" and (terms.channels > 1 or terms.leaders):
+        raise MessageError("message 'job': the ring has one channel, and each rank is a node of its own")
+    if len(weights) % terms.lanes or not all(of_channels):
         raise MessageError("message 'job': the fields 'lanes', 'networks' and 'channels' do not fit to its servers")
     attempt = message.integer("attempt", 0, _LARGEST_UNSIGNED)
     return JobRequest(message.identity("owner"), index, attempt, terms)

@@ -125,6 +125,12 @@ def test_every_field_of_a_job_is_checked(field: str, value: Any) -> None:
         parse_job(job(**{field: value}))
 
 
+@pytest.mark.parametrize("fields", [{"leaders": [0, 0]}, {"lanes": 3, "channels": 3}])
+def test_a_ring_has_one_channel_and_ranks_that_share_no_memory(fields: dict[str, Any]) -> None:
+    with pytest.raises(MessageError, match="the ring"):
+        parse_job(job(algorithm="ring", **fields))
+
+
 def test_what_differs_between_two_jobs_is_named() -> None:
     assert JobTerms((2, 2, 0), ("a", "c"), Limits(), 15).difference(TERMS) == "hosts"
     assert JobTerms((2, 1, 0), ("a", "b"), Limits(), 15).difference(TERMS) == "weights"
