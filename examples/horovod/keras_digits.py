@@ -59,7 +59,7 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(lr, momentum=0.9), compression=compression)
     model = make_model()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # XLA cannot compile what goes to other ranks yet.
+    # On GPUs XLA cannot compile what goes to other ranks yet.
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
 
     callbacks = [

@@ -18,6 +18,7 @@ import sys
 import venv
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 HERE = Path(__file__).parent
@@ -77,6 +78,14 @@ class Part:
 
     passed: int = 0
     failed: list[str] = field(default_factory=list)
+
+
+class Outcome(NamedTuple):
+    """Of a test. ``what``: passed, failed or skipped. ``why`` it was skipped."""
+
+    test: str
+    what: str
+    why: str = ""
 
 
 @dataclass
@@ -149,7 +158,18 @@ def commit_of(tests: str) -> str:
 
 
 def run_tests(python: Path, version: str, name: str, tests: list[str]) -> Part:
-    """What tests end in. What they write is in build/compat/VERSION-NAME.txt."""
+    """What tests end in; one that is skipped was not run. What they write is in build/compat/VERSION-NAME.txt."""
+    part = Part()
+    for outcome in outcomes_of(python, version, name, tests):
+        if outcome.what == "passed":
+            part.passed += 1
+        else:
+            part.failed.append(outcome.test)
+    return part
+
+
+def outcomes_of(python: Path, version: str, name: str, tests: list[str], limit: int = LIMIT) -> list[Outcome]:
+    """Of each test. If they are not all done within ``limit`` seconds: of that alone."""
     report, log = BUILD / f"{version}-{name}.xml", BUILD / f"{version}-{name}.txt"
     report.unlink(missing_ok=True)
     command = [python, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", f"--junitxml={report}", *tests]
@@ -157,18 +177,19 @@ def run_tests(python: Path, version: str, name: str, tests: list[str]) -> Part:
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
     with log.open("w") as output:
         try:
-            subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, timeout=LIMIT, check=False, env=environment)
+            subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, timeout=limit, check=False, env=environment)
         except subprocess.TimeoutExpired:
-            return Part(0, [f"not done within {LIMIT} s"])
+            return [Outcome(f"{name}: not done within {limit} s", "failed")]
     if not report.exists():
-        return Part(0, ["pytest wrote no report"])
-    part = Part()
-    for case in ElementTree.parse(report).iter("testcase"):
-        if len(list(case.iterfind("*[@message]"))) == 0:
-            part.passed += 1
-        else:
-            part.failed.append(str(case.get("name")))
-    return part
+        return [Outcome(f"{name}: pytest wrote no report", "failed")]
+    return [_outcome(case) for case in ElementTree.parse(report).iter("testcase")]
+
+
+def _outcome(case: ElementTree.Element) -> Outcome:
+    skipped = case.find("skipped")
+    if skipped is not None:
+        return Outcome(str(case.get("name")), "skipped", str(skipped.get("message")))
+    return Outcome(str(case.get("name")), "passed" if case.find("*[@message]") is None else "failed")
 
 
 def _results() -> dict[str, Result]:

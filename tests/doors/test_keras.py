@@ -5,11 +5,13 @@ from collections.abc import Callable
 import keras_callbacks
 import keras_training
 import pytest
+from keras_backends import of_keras_3, on_each
 from scenarios import failures
 
 from shoal.testing import run_ranks
 
-BACKENDS = ("tensorflow", "torch", "jax")
+pytestmark = of_keras_3
+
 # Ranks, nodes, servers.
 PLACES = {"two nodes": (2, 2, 0), "two nodes of two and a server": (4, 2, 1)}
 
@@ -29,12 +31,12 @@ def run_scenarios(function: Callable[[], dict[str, str]], param: tuple[str, str]
     return run_ranks(function, ranks, nodes=nodes, servers=servers, environment=environment(backend), timeout=500)
 
 
-@pytest.fixture(scope="module", params=[(backend, place) for backend in BACKENDS for place in PLACES], ids="-".join)
+@pytest.fixture(scope="module", params=on_each(*PLACES), ids="-".join)
 def training(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     return run_scenarios(keras_training.run_all, request.param)
 
 
-@pytest.fixture(scope="module", params=[(backend, "two nodes") for backend in BACKENDS], ids="-".join)
+@pytest.fixture(scope="module", params=on_each("two nodes"), ids="-".join)
 def callbacks(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     return run_scenarios(keras_callbacks.run_all, request.param)
 

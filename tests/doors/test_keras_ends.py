@@ -9,14 +9,16 @@ from pathlib import Path
 import keras_ends
 import keras_training
 import pytest
-from test_keras import BACKENDS, environment
+from keras_backends import of_keras_3, on_each
+from test_keras import environment
 
 from shoal.testing import Cluster, run_ranks
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 200
 
-backends = pytest.mark.parametrize("backend", BACKENDS)
+pytestmark = of_keras_3
+backends = pytest.mark.parametrize("backend", on_each())
 
 
 @backends

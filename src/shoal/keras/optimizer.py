@@ -35,6 +35,11 @@ def DistributedOptimizer(
         raise TypeError(
             f"DistributedOptimizer takes an optimizer of Keras 3, such as keras.optimizers.SGD(0.1), got {type(optimizer).__name__}"
         )
+    if not hasattr(optimizer, "stateless_apply"):
+        raise TypeError(
+            f"shoal.keras is for Keras 3, and this is Keras {keras.__version__}: take shoal.horovod.keras, which has a "
+            "DistributedOptimizer for it"
+        )
     if op not in ("mean", "sum"):
         raise ValueError(f"op must be mean or sum, got {op!r}")
     inner = (getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ()))
