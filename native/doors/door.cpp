@@ -42,9 +42,10 @@ const char* const other_job =
 // Of one process. Never destroyed: threads of the framework may call until the last moment.
 struct Door {
   const std::uint64_t generation = os::fork_generation();
-  std::shared_mutex mutex;               // held, shared, while an engine is called
-  std::optional<Job> job;                // guarded by mutex
-  std::map<std::int64_t, Group> groups;  // of the job; guarded by mutex
+  std::shared_mutex mutex;                  // held, shared, while an engine is called
+  std::optional<Job> job;                   // guarded by mutex
+  std::shared_ptr<const std::string> here;  // Job::here; guarded by mutex
+  std::map<std::int64_t, Group> groups;     // of the job; guarded by mutex
   Finishers finishers;
   ShortWaits short_waits;
 
@@ -93,10 +94,10 @@ std::string unexpected(const Place& found, const ExpectedPlace& expected) {
 }
 
 // The operation, or null and why there is none.
-std::shared_ptr<Operation> submit(std::int64_t group, Submission&& submission, std::string& here, std::string& why) {
+std::shared_ptr<Operation> submit(std::int64_t group, Submission&& submission, Called& called, std::string& why) {
   Door& ours = door();
   const std::shared_lock lock(ours.mutex);
-  here = ours.job.has_value() ? ours.job->here : "";
+  called.here = ours.here;
   const char* missing = nullptr;
   const Group* const found = ours.find(group, &missing);
   if (found == nullptr) {
@@ -131,12 +132,11 @@ Submission submission_of(const Call& call) {
   return submission;
 }
 
-// The core's messages begin with the operation's name, or with what was called and its name: `what` has both already.
-std::string without_second_name(std::string message, const std::string& what, const std::string& kind,
-                                const std::string& name) {
-  const std::string before = what + ": ";
-  const std::string again = "'" + (name.empty() ? "#" : name) + "': ";
-  std::string with_kind = kind;
+// The core's messages begin with the operation's name, or with what was called and its name: the text has both already.
+std::string without_second_name(std::string message, const Called& called) {
+  const std::string before = called.text() + ": ";
+  const std::string again = "'" + (called.name.empty() ? "#" : called.name) + "': ";
+  std::string with_kind = name_of(called.collective);
   with_kind.append(" ").append(again);
   for (const std::string& beginning : {again, with_kind}) {
     if (message.starts_with(before + beginning)) {
@@ -147,32 +147,27 @@ std::string without_second_name(std::string message, const std::string& what, co
 }
 
 void call_core(const Call* given, Ended ended, void* context) {
-  Submission submission = submission_of(*given);
-  const Collective collective = submission.collective;
-  std::string name = submission.name;
-  call(given->group, std::move(submission),
-       [ended, context, collective, name = std::move(name)](const Outcome& outcome) {
-         std::string message = outcome.status.message;
-         if (!outcome.status.ok()) {
-           message = without_second_name(std::move(message), outcome.what, std::string(name_of(collective)), name);
-         }
-         End end;
-         end.code = static_cast<int>(outcome.status.code);
-         end.message = message.c_str();
-         end.what = outcome.what.c_str();
-         end.operation = &outcome.operation;
-         if (outcome.operation != nullptr) {
-           end.output = outcome.operation->output();
-           end.output_bytes = outcome.operation->output_bytes();
-           end.blocks = outcome.operation->blocks().data();
-           end.members = outcome.operation->blocks().size();
-         }
-         ended(context, &end);
-       });
+  call(given->group, submission_of(*given), [ended, context](const Outcome& outcome) {
+    std::string message;
+    if (!outcome.status.ok()) {
+      message = without_second_name(outcome.status.message, outcome.called);
+    }
+    End end;
+    end.code = static_cast<int>(outcome.status.code);
+    end.message = message.c_str();
+    end.outcome = &outcome;
+    if (outcome.operation != nullptr) {
+      end.output = outcome.operation->output();
+      end.output_bytes = outcome.operation->output_bytes();
+      end.blocks = outcome.operation->blocks().data();
+      end.members = outcome.operation->blocks().size();
+    }
+    ended(context, &end);
+  });
 }
 
 void* keep(const End* end) {
-  return new std::shared_ptr<Operation>(*static_cast<const std::shared_ptr<Operation>*>(end->operation));
+  return new std::shared_ptr<Operation>(static_cast<const Outcome*>(end->outcome)->operation);
 }
 
 void release(void* kept) { delete static_cast<std::shared_ptr<Operation>*>(kept); }
@@ -192,7 +187,14 @@ void describe(const char* kind, const char* name, std::size_t name_bytes, Sink t
   text.write(text.text, found.data(), found.size());
 }
 
+void describe_end(const End* end, Sink text) {
+  const std::string found = static_cast<const Outcome*>(end->outcome)->called.text();
+  text.write(text.text, found.data(), found.size());
+}
+
 }  // namespace
+
+std::string Called::text() const { return named(name_of(collective), name, here == nullptr ? "" : *here); }
 
 std::int64_t fresh_number() {
   static std::mutex mutex;
@@ -207,36 +209,35 @@ void open(Job job) {
   const std::unique_lock lock(ours.mutex);
   ours.groups.clear();
   ours.groups[0] = {0, job.place, job.timeout};
+  ours.here = std::make_shared<const std::string>(job.here);
   ours.job = std::move(job);
 }
 
 std::string here() {
   Door& ours = door();
   const std::shared_lock lock(ours.mutex);
-  return ours.job.has_value() ? ours.job->here : "";
+  return ours.here == nullptr ? "" : *ours.here;
 }
 
 void call(std::int64_t group, Submission&& submission, std::function<void(const Outcome&)> ended) {
   Door& ours = door();
-  std::string here;
   std::string why;
-  const std::string kind(name_of(submission.collective));
-  const std::string name = submission.name;
+  Called called{submission.collective, submission.name, nullptr};
   const bool waits = ours.short_waits.begin(std::max(submission.input_bytes, submission.output_bytes));
-  const std::shared_ptr<Operation> operation = submit(group, std::move(submission), here, why);
-  std::string what = named(kind, name, here);
+  const std::shared_ptr<Operation> operation = submit(group, std::move(submission), called, why);
   if (operation == nullptr) {
     ours.short_waits.end();
-    ended({Status::error(Code::cancelled, what + ": " + why), nullptr, std::move(what)});
+    Status status = Status::error(Code::cancelled, called.text() + ": " + why);
+    ended({std::move(status), nullptr, std::move(called)});
     return;
   }
-  auto end = [&ours, operation, what = std::move(what), ended = std::move(ended)]() mutable {
+  auto end = [&ours, operation, called = std::move(called), ended = std::move(ended)]() mutable {
     ours.short_waits.end();
     Status status = operation->status();
     if (!status.ok()) {
-      status.message = what + ": " + status.message;
+      status.message = called.text() + ": " + status.message;
     }
-    ended({std::move(status), operation, std::move(what)});
+    ended({std::move(status), operation, std::move(called)});
   };
   if (waits) {
     ours.short_waits.waited(operation->wait(ShortWaits::longest));
@@ -273,6 +274,7 @@ void forget(const engine::Engine* engine) {
   const std::unique_lock lock(ours.mutex);
   if (ours.job.has_value() && ours.job->engine == engine) {
     ours.job.reset();
+    ours.here.reset();
     ours.groups.clear();
   }
 }
@@ -309,6 +311,7 @@ const Table& table() {
     made.release = release;
     made.place = find_place;
     made.describe = describe;
+    made.describe_end = describe_end;
     add_gradient_functions(made);
     return made;
   }();

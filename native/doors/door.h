@@ -19,6 +19,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "base/types.h"
 #include "doors/table.h"
 #include "engine/engine.h"
 #include "engine/operation.h"
@@ -45,12 +46,22 @@ std::int64_t fresh_number();
 // The door's number for a group of the present job. `group`: the engine's number. `timeout`: as in Job.
 std::int64_t add_group(std::uint32_t group, Place place, std::int64_t timeout);
 
+// What was called, and where: text for messages, which is made when there is one.
+struct Called {
+  Collective collective{};
+  std::string name;
+  std::shared_ptr<const std::string> here;  // this rank; null: it was in no job
+
+  // "allreduce of 'name' on rank 2 (host b)"
+  std::string text() const;
+};
+
 // How an operation has ended. `status`: its message is whole: it says operation, name, rank and host. `operation`: null
 // if it could not be submitted.
 struct Outcome {
   Status status;
   std::shared_ptr<engine::Operation> operation;
-  std::string what;  // operation, name, rank and host
+  Called called;
 };
 
 // Submits for the group; of `submission` group and timeout are set here. `ended` is called once: before call() returns,

@@ -52,7 +52,7 @@ class ShortWaits {
   // Calls in a row, each when the one before has ended, after which threads wait.
   static constexpr std::int64_t enough = 8;
   // Of so many one does not wait: else a program with one thread would never call two at once.
-  static constexpr std::int64_t look_again = 256;
+  static constexpr std::int64_t look_again = 1024;
   // So many calls do without after one that has waited in vain; after the next one in a row twice as many, up to as
   // many as `longest` may be lost in without being felt.
   static constexpr std::int64_t shortest_pause = 8;

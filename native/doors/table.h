@@ -36,12 +36,11 @@ struct Call {
 struct End {
   int code = 0;                   // base/status.h; 0: well
   const char* message = nullptr;  // whole: says operation, name, rank and host
-  const char* what = nullptr;     // operation, name, rank and host, for what the caller finds wrong itself
   void* output = nullptr;         // what the core took memory for
   std::size_t output_bytes = 0;
   const std::uint64_t* blocks = nullptr;  // bytes from each member: all-gather, all-to-all
   std::size_t members = 0;
-  const void* operation = nullptr;  // Table::keep
+  const void* outcome = nullptr;  // Table::keep, Table::describe_end
 };
 
 // Called once: before call() returns, or later on a thread that is for this alone and may run what follows in the
@@ -85,6 +84,8 @@ struct Table {
   bool (*place)(std::int64_t group, ExpectedPlace, Place*, Sink why) = nullptr;
   // For messages of what fails before the core is called: "gradients of 'name' on rank 2 (host b)".
   void (*describe)(const char* kind, const char* name, std::size_t name_bytes, Sink text) = nullptr;
+  // The same from within `ended`, for what the caller finds wrong itself: "allreduce of 'name' on rank 2 (host b)".
+  void (*describe_end)(const End*, Sink text) = nullptr;
 
   // Gradients of a step (pass.h). `begun` is called once, as `ended` is. Whoever has a pass lets go of it once; if that
   // is before it was finished, the step has failed.

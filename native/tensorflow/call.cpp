@@ -89,7 +89,9 @@ void Call::end(const doors::End& end) {
     finish(end, status);
     if (!status.ok()) {
       const std::string why = api().Message(status);
-      status.set(static_cast<Error>(api().GetCode(status)), std::string(end.what) + ": " + why);
+      std::string what;
+      core()->describe_end(&end, doors::sink_of(what));
+      status.set(static_cast<Error>(api().GetCode(status)), what + ": " + why);
     }
   }
   if (!status.ok()) {

@@ -328,7 +328,7 @@ int waits_in_a_row(doors::ShortWaits& waits, int calls) {
 TEST(threads_wait_for_short_operations_that_are_called_one_after_another) {
   doors::ShortWaits waits;
   CHECK_EQ(waits_in_a_row(waits, 7), 0);
-  CHECK_EQ(waits_in_a_row(waits, 300), 299);  // but for the 256th
+  CHECK_EQ(waits_in_a_row(waits, 1100), 1099);  // but for the 1,024th
   CHECK(!waits.begin(doors::ShortWaits::many_bytes));
   waits.end();
 }

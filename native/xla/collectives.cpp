@@ -70,7 +70,9 @@ class Call : public Execution {
     } else if (end.code != 0) {
       fail(problem_of(end.code), end.message);
     } else if (const std::string why = finish(end); !why.empty()) {
-      fail(Problem::failed_precondition, std::string(end.what) + ": " + why);
+      std::string what;
+      core()->describe_end(&end, doors::sink_of(what));
+      fail(Problem::failed_precondition, what + ": " + why);
     } else {
       succeed();
     }

@@ -134,10 +134,13 @@ def prepare(checkout: Path, file: str) -> None:
 
 
 def as_of_their_time() -> None:
-    """Gives Keras what the tests of 2023 ask it for and what it has no more: none of it is what they test."""
+    """Gives TensorFlow and Keras what the tests of 2023 ask them for and what they have no more: none of it is what they test."""
     import keras
     import tensorflow as tf
     from tensorflow.python.client import session
+
+    # By this two tests of graphs of version 1 know whether there are such graphs.
+    tf.ConfigProto = tf.compat.v1.ConfigProto
 
     if not hasattr(keras, "Variable"):  # Keras 2 is of their time
         return
