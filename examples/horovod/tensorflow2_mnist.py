@@ -47,6 +47,7 @@ def main() -> None:
     args = parser.parse_args()
 
     hvd.init()
+    tf.keras.utils.set_random_seed(42)
     train_images, train_labels, test_images, test_labels = load()
     # The same number of batches on every rank: each takes as many images as the shortest part has.
     each = len(train_labels) // hvd.size()
