@@ -4,7 +4,6 @@ _GPU = "wants GPUs"
 _MUON = "makes torch.optim.Muon for biases, which PyTorch refuses; it fails with Horovod too"
 _POWER = "Adasum is for powers of two of ranks, with Horovod too"
 _ELASTIC = "wants hvd.elastic, which is not there yet"
-_OF_1 = "is for TensorFlow 1, and skips itself where there is no tf.ConfigProto"
 _KERAS_1 = "is for TensorFlow 1"
 _KERAS_2 = "makes an optimizer with the interface of Keras 2; passes with that"
 _LEGACY = "makes an older optimizer of Keras 2, which Keras 3 has no more; passes with Keras 2"
@@ -96,8 +95,6 @@ EXPECTED: dict[str, dict[str, str]] = {
         "test_horovod_grouped_reducescatter_gpu_postscale": _GPU,
         "test_horovod_grouped_allgather_gpu": _GPU,
         "test_elastic_state": _ELASTIC,
-        "test_local_gradient_aggregation": _OF_1,
-        "test_local_gradient_aggregation_sparse": _OF_1,
     },
     "test_tensorflow_process_sets.py": {
         "test_horovod_allreduce_gpu_process_sets": _GPU,

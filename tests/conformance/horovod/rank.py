@@ -139,8 +139,9 @@ def as_of_their_time() -> None:
     import tensorflow as tf
     from tensorflow.python.client import session
 
-    # By this two tests of graphs of version 1 know whether there are such graphs.
+    # By this two tests of graphs of version 1 know whether there are such graphs. Their optimizers are for its variables.
     tf.ConfigProto = tf.compat.v1.ConfigProto
+    tf.compat.v1.train.Optimizer._resource_apply_dense = lambda self, grad, var: self._apply_dense(grad, var)
 
     if not hasattr(keras, "Variable"):  # Keras 2 is of their time
         return
