@@ -29,7 +29,7 @@ LIMIT = 1800
 
 
 def main() -> None:
-    wheel = build()
+    wheel, commit = build(), commit_of("tests/doors")
     failed = False
     for version in sys.argv[1:] or VERSIONS:
         keras, outcomes = _tried(version, wheel)
@@ -37,7 +37,7 @@ def main() -> None:
         not_passed = [each.test for each in outcomes if each.what == "failed"]
         count = passed + len(not_passed)
         tests = f"{passed} of {count}; not: {', '.join(not_passed)}" if not_passed else f"all {count}"
-        today, commit = datetime.date.today().isoformat(), commit_of("tests/doors")
+        today = datetime.date.today().isoformat()
         cells = [version, keras, platform.python_version(), today, commit, tests, _left_out(outcomes)]
         _put(version, f"| {' | '.join(cells)} |")
         failed = failed or bool(not_passed)
