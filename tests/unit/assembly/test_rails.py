@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from shoal.config.launchers import Launch
 from shoal.config.settings import Settings
 from shoal.errors import ConfigurationError
 from shoal.net.messages import Fields, Message, MessageError
+from shoal.tuning.channels import Threads
 from shoal.tuning.measured import Network
 
 NETWORKS = [ipaddress.ip_network("10.98.0.0/24"), ipaddress.ip_network("10.98.1.0/24")]
@@ -26,7 +28,7 @@ def end(name: str, host: str, prefix: int = 24) -> RailEnd:
 
 
 def member(rank: int, *rails: RailEnd) -> Member:
-    return Member(rank, "ab"[rank], rails[0].address, f"m{rank}", 0, rails, None)  # type: ignore[arg-type]
+    return Member(rank, "ab"[rank], rails[0].address, f"m{rank}", 0, Threads(0, 2), rails, None)  # type: ignore[arg-type]
 
 
 ZERO = member(0, end("eth0", "10.98.0.1"), end("eth1", "10.98.1.1"))
@@ -124,6 +126,13 @@ def test_lanes_alternate_between_the_rails() -> None:
     assert found.lanes_with(8) == found.lanes_with(10) == [8, 10]
     assert found.lanes_with(15) == [13, 15]
     assert found.way(7, 0) == " from 10.98.1.1 (eth1)"
+
+
+def test_each_channel_has_lanes_on_every_network() -> None:
+    found = replace(welcome(lanes=8), channels=2)
+    assert [found.terms.channel_of(index) for index in range(8)] == [0, 0, 1, 1] * 2
+    assert [found.lanes_with(8 + index) for index in (0, 4, 3, 6)] == [[8, 12], [8, 12], [11, 15], [10, 14]]
+    assert found.controls == 4
 
 
 def test_a_rank_is_called_over_another_network_where_the_first_is_gone() -> None:

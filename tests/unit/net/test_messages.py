@@ -137,6 +137,10 @@ def test_what_differs_between_two_jobs_is_named() -> None:
     assert JobTerms((2, 2, 0), ("a", "b"), Limits(eager=0), 15).difference(TERMS) == "eager"
     assert JobTerms((2, 2, 0), ("a", "b"), Limits(), 60).difference(TERMS) == "peer_timeout"
     assert JobTerms((2, 2, 0), ("a", "b"), Limits(), 15, lanes=3).difference(TERMS) == "lanes"
+    in_two_networks = JobTerms((2, 2, 0), ("a", "b"), Limits(), 15, lanes=4, networks=2)
+    assert in_two_networks.difference(replace(in_two_networks, networks=1)) == "networks"
+    assert [in_two_networks.channel_of(index) for index in range(4)] == [0] * 4
+    assert [replace(in_two_networks, channels=2).channel_of(index) for index in range(8)] == [0, 0, 1, 1] * 2
     assert (
         JobTerms((2, 2, 0), ("a", "b"), Limits(), 15, lanes=3, channels=2).difference(
             JobTerms((2, 2, 0), ("a", "b"), Limits(), 15, lanes=3)
@@ -174,7 +178,8 @@ def test_a_welcome_comes_back_as_it_was() -> None:
     ]
     assert found.terms.weights == (1, 1, 1, 1, 2, 2)
     assert (found.terms.lanes, found.terms.channels) == (2, 2)
-    assert [list(found.lanes_beside(index)) for index in (2, 3)] == [[2], [3]]
+    assert (found.networks, found.controls) == (1, 2)
+    assert [found.lanes_with(index) for index in (2, 3)] == [[2], [3]]
     assert found.terms.peer_timeout == 60
     assert json.dumps(found.as_fields()) == json.dumps(welcome.as_fields())
 
