@@ -2,8 +2,9 @@
 
     python benchmarks/gpu/engine.py
 
-Every node and every server has processors of its own, as many as there are for each. A server's threads are those
-that it chooses, and in one case 1, 2 and 4.
+Every node and every server has processors of its own, as many as there are for each. Both have the threads that they
+choose, and in two cases 1, 2 and 4: lanes of a node and of a server that are divided among so many
+(docs/decisions/channels.md).
 """
 
 import sys
@@ -24,9 +25,9 @@ from shoal.bench.places.local import LocalProcess
 from shoal.bench.watch import Watch
 
 MB = 1_000_000
-# Nodes, dedicated servers, threads of a server that are tried besides.
+# Nodes, dedicated servers, threads of each that are tried besides.
 CASES = ((2, 1, ()), (2, 2, (1, 2, 4)), (4, 1, ()), (4, 2, ()), (4, 4, (1, 2)), (2, 0, ()))
-CASES_OF_REHEARSAL = ((2, 1, (1,)),)
+CASES_OF_REHEARSAL = ((2, 1, (1, 2)),)
 
 # A program that keeps to the processors that it is told, before it becomes the one that it is told.
 _PINNED = (
@@ -55,10 +56,14 @@ class PinnedPlace(LocalPlace):
         return super().watch(server_pids) if Path("/proc/self/schedstat").exists() else Watch(None)
 
 
+def with_threads(count: int) -> Variant:
+    return Variant(environment={"SHOAL_SOCKETS": str(count), "SHOAL_THREADS": str(count)}, proxies=count)
+
+
 def measure(nodes: int, servers: int, threads: Sequence[int]) -> Report:
     """Raises BenchError."""
     size = MB if stage.rehearses() else 100 * MB
-    variants = {f"{count} threads": Variant(proxies=count) for count in threads}
+    variants = {f"{count} threads": with_threads(count) for count in threads}
     plan = Plan(sizes=[size], rounds=2 if stage.rehearses() else 5, contestants=("shoal", "gloo"), variants=variants)
     return run_at(PinnedPlace(nodes, servers), plan)
 
