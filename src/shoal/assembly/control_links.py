@@ -25,6 +25,9 @@ _log = logging.getLogger("shoal")
 # What the ranks say while links are measured. It may come late, from a measurement that was given up.
 PREPARED, MEASURED = "prepared", "measured"
 
+# Of one job's measurements, on all of its networks. Each has a number, so that what comes late is known as such.
+MOST_ROUNDS = 2**32 - 1
+
 SEE_WHETHER = "see whether they run, and whether they can reach that address"
 
 
@@ -119,9 +122,15 @@ class ControlLinks:
             await asyncio.wait_for(sockets.send(member.link, data), self._deadlines.answer)
 
     async def hear_all(
-        self, kind: str, ranks: Collection[int], limit: float, what: str, one_too_many: Callable[[Joining], object]
+        self,
+        kind: str,
+        ranks: Collection[int],
+        limit: float,
+        what: str,
+        one_too_many: Callable[[Joining], object],
+        of_round: int | None = None,
     ) -> dict[int, Message]:
-        """This message of each of these ranks.
+        """This message of each of these ranks, of this round of measuring if that is said.
 
         ``one_too_many``: raises for a rank that joins when all are there. Raises GaveUp after ``limit`` seconds; the
         error that ends the job.
@@ -136,7 +145,7 @@ class ControlLinks:
             event = await clock.next(waiting_for)
             if isinstance(event, Joining):
                 one_too_many(event)
-            elif isinstance(event, Said) and isinstance(event.message, Message) and event.message.kind == kind:
+            elif isinstance(event, Said) and isinstance(event.message, Message) and _is(event.message, kind, of_round):
                 heard[event.member.rank] = event.message
             elif not isinstance(event, Quiet) and not _is_late(event):
                 raise failure_of(event)
@@ -212,6 +221,10 @@ async def stop(*tasks: "asyncio.Task[None]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is(message: Message, kind: str, of_round: int | None) -> bool:
+    return message.kind == kind and (of_round is None or message.integer("round", 0, MOST_ROUNDS) == of_round)
 
 
 def _is_late(event: Event) -> bool:

@@ -19,6 +19,7 @@ from shoal.assembly import shared_memory
 from shoal.assembly.further_controls import close_controls, connect_controls, expected_controls
 from shoal.assembly.listen_address import OwnInterface, address_of_rank_zero, address_toward_others, own_interfaces
 from shoal.assembly.listener import Listener
+from shoal.assembly.measured_calls import follow_calls
 from shoal.assembly.meeting_point import MeetingPoint
 from shoal.assembly.rails import RailEnd
 from shoal.assembly.rendezvous import Rendezvous
@@ -31,9 +32,8 @@ from shoal.net import descriptors, listening, messages, sockets
 from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Client, HandshakeRefused, Role, refusal_error
 from shoal.net.messages import Message, MessageError
-from shoal.tuning import probe, topology
+from shoal.tuning import topology
 from shoal.tuning.limits import limits_for
-from shoal.tuning.probe import NOTHING
 from shoal.tuning.shares import server_places
 
 _log = logging.getLogger("shoal")
@@ -359,7 +359,7 @@ class _Member:
         }
 
     async def _measure(self, message: Message, listener: Listener, limit: float) -> Message:
-        """Lets others measure the link of this host, and calls whom rank 0 names. Its next message."""
+        """Lets others measure the link of this host, and calls whom rank 0 names. Its ``welcome``."""
         incarnation = message.identity("incarnation")
         lanes = self._settings.sockets or MOST_LANES
         listener.open(incarnation, self._settings.size * (lanes + 1))
@@ -373,20 +373,10 @@ class _Member:
                 encrypts=self._settings.encrypts,
             )
 
-        while (message := await self._hear(limit, "call", "welcome")).kind == "call":
-            address, both = Address(*message.address("address")), message.flag("both")
-            link = await probe.connect(client, address, _sources(message) or self._meeting_point.sources)
-            with contextlib.ExitStack() as stack:
-                if link is not None:
-                    stack.callback(link.close)
-                await self._tell(messages.pack("prepared", {}))
-                # In case rank 0 has waited too long for us, it goes on without.
-                message = await self._hear(limit, "begin", "call", "welcome")
-                if message.kind != "begin":
-                    return message
-                found = await probe.call(link, both) if link is not None else NOTHING
-            await self._tell(messages.pack("measured", found.as_fields()))
-        return message
+        async def hear(*kinds: str) -> Message:
+            return await self._hear(limit, *kinds)
+
+        return await follow_calls(hear, self._tell, client, self._meeting_point.sources)
 
     async def _connect(self, welcome: Welcome) -> "_native.SharedMemory | None":
         memory = await self._share_memory(welcome)
@@ -451,11 +441,6 @@ class _Member:
             with contextlib.suppress(OSError, asyncio.TimeoutError):
                 await asyncio.wait_for(sockets.send(self._control, messages.pack_refused(error)), 1.0)
         self._control.close()
-
-
-def _sources(call: Message) -> list[str]:
-    """Where ``call`` says to come from."""
-    return [] if call.is_null("source") else [call.text("source")]
 
 
 def _say_without_memory(rank: int, error: OSError) -> None:
