@@ -17,9 +17,9 @@ Machines::Machines(std::uint32_t rank, const JobConfig& config, Loop& loop, Work
   worker_ = std::make_unique<Worker>(config_, rank, worker_world, pool_);
   worker_world.bind(*worker_);
   loop_.add(*worker_);
+  const bool is_linked = config_.linked_ranks()[rank];
   for (std::uint32_t index = 0; index < config_.servers(); ++index) {
-    const bool works = config_.weights[index] > 0 || config_.standby;
-    if (works && config_.server_ranks[index] == static_cast<std::int32_t>(rank)) {
+    if (is_linked && config_.server_ranks[index] == static_cast<std::int32_t>(rank)) {
       servers_[index] = std::make_unique<HostedServer>(config_, index, loop_);
     }
   }

@@ -124,6 +124,16 @@ std::vector<std::uint32_t> JobConfig::lanes_of(std::uint32_t server) const {
   return found;
 }
 
+std::vector<bool> JobConfig::linked_ranks() const {
+  std::vector<bool> linked(hosts.size(), standby);
+  for (std::uint32_t i = 0; i < servers(); ++i) {
+    if (weights[i] > 0 && server_ranks[i] >= 0) {
+      linked[static_cast<std::size_t>(server_ranks[i])] = true;
+    }
+  }
+  return linked;
+}
+
 std::uint32_t JobConfig::index_in_channel(std::uint32_t index) const {
   const std::uint32_t lane = index % lanes;
   const std::uint32_t row = lane / networks;

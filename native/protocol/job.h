@@ -91,6 +91,10 @@ struct JobConfig {
   std::uint32_t first_lane(std::uint32_t server) const;
   std::vector<std::uint32_t> lanes_of(std::uint32_t server) const;
 
+  // By rank: whether workers have links to every lane of the server in its process. They do if one lane has a weight,
+  // or if all may get one.
+  std::vector<bool> linked_ranks() const;
+
   // The channel that serves the lane with this server index: lanes 0 to networks - 1 are channel 0, as many after them
   // channel 1, and so on by turns. The lane's index there, and back.
   std::uint32_t channel_of(std::uint32_t index) const { return index % lanes / networks % channels; }

@@ -121,6 +121,25 @@ TEST(where_no_weight_is_left_dedicated_servers_take_over_before_ranks) {
   weights.check_invariants();
 }
 
+// Two ranks, each with a lane on a fast network, and one on a slow network that is not worth a share.
+TEST(lanes_without_a_weight_take_over_where_the_network_of_all_others_is_lost) {
+  JobConfig config;
+  config.hosts = {"a", "b"};
+  config.server_names = {"a (eth0)", "a (eth1)", "b (eth0)", "b (eth1)"};
+  config.server_ranks = {0, 0, 1, 1};
+  config.weights = {3, 0, 3, 0};
+  config.lanes = 2;
+  config.networks = 2;
+  ActiveWeights weights(config);
+  weights.lose(2);
+  CHECK(weights.decide(all_are_there));
+  CHECK(weights.weights() == (std::vector<std::uint32_t>{3, 0, 0, 0}));
+  weights.lose(0);
+  CHECK(weights.decide(all_are_there));
+  CHECK(weights.weights() == (std::vector<std::uint32_t>{0, 1, 0, 1}));
+  weights.check_invariants();
+}
+
 TEST(an_attempt_succeeds_when_all_ranks_have_reached_the_process_that_rank_0_has) {
   Reconnection reconnection(2, 60 * second);
   CHECK(!reconnection.is_lost());

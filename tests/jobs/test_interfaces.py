@@ -102,15 +102,24 @@ def test_a_network_is_the_same_by_whatever_name_and_place() -> None:
             assert "Error" not in said, said
 
 
-def bits_of(call: str, servers: int, interfaces: str, cut: tuple[int, int] | None = None) -> tuple[str, str]:
+def bits_of(
+    call: str,
+    servers: int,
+    interfaces: str,
+    cut: tuple[int, int] | None = None,
+    *,
+    slow: float = SLOW,
+    meets_in: int = 0,
+) -> tuple[str, str]:
     """The digest of what came out, the same on all ranks, and what rank 0 said. ``cut``: a host and which of its networks."""
     with lab_job(
         RANKS,
         call,
         servers=servers,
         rate=FAST,
-        further=[SLOW],
+        further=[slow],
         module="interface_steps",
+        meets_in=meets_in,
         SHOAL_INTERFACE=interfaces,
         SHOAL_PEER_TIMEOUT=str(PEER_TIMEOUT),
     ) as job:
@@ -151,6 +160,25 @@ def test_a_network_that_is_cut_is_survived_with_the_same_bits(
     assert all(f"eth{network}" in server for server in lost), said
     if servers:
         assert f"10.98.{network}." in lost[0]
+
+
+def test_a_network_without_a_share_takes_over_when_the_other_is_cut() -> None:
+    """It is too slow for one: its lanes have weight 0, and are there."""
+    expected, _ = bits_of(f"averages({STEPS}, 0.0)", 0, "eth0")
+    found, said = bits_of(f"averages({STEPS}, 0.1)", 0, BOTH, (1, 0), slow=SLOW / 20)
+    assert found == expected
+    lost = re.findall(r"server (.*) is lost: rank \d \(\S+\) cannot reach it", said)
+    assert lost, said
+    assert all("eth0" in server for server in lost), said
+
+
+def test_the_network_in_which_the_ranks_have_met_may_be_cut() -> None:
+    expected, _ = bits_of(f"averages({STEPS}, 0.0)", 0, "eth0")
+    found, said = bits_of(f"averages({STEPS}, 0.1)", 0, BOTH, (1, 1), meets_in=1)
+    assert found == expected
+    lost = re.findall(r"server (.*) is lost: rank \d \(\S+\) cannot reach it", said)
+    assert lost, said
+    assert all("eth1" in server for server in lost), said
 
 
 @pytest.mark.slow

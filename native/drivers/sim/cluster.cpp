@@ -163,9 +163,10 @@ void Cluster::leave(std::uint32_t rank) {
 }
 
 void Cluster::make_servers() {
+  const std::vector<bool> linked = plan_.config.linked_ranks();
   for (std::uint32_t index = 0; index < plan_.config.servers(); ++index) {
     const std::int32_t rank = plan_.config.server_ranks[index];
-    if (rank >= 0 && plan_.config.weights[index] == 0 && !plan_.config.standby) {
+    if (rank >= 0 && !linked[static_cast<std::size_t>(rank)]) {
       continue;
     }
     while (rank < 0 && dedicated_.size() <= plan_.server_processes[index]) {

@@ -208,7 +208,7 @@ void Simulation::lose_server(std::uint32_t index) {
     const bool dedicated = config.server_ranks[i] < 0;
     in_use = in_use || (config.weights[i] > 0 && lost_servers_.count(i) == 0);
     // Rank 0's process stays until the end; any other may be gone when its rank has left.
-    const bool stands_by = config.server_ranks[i] == 0 && config.standby && gone_ranks_.empty();
+    const bool stands_by = config.server_ranks[i] == 0 && config.linked_ranks()[0] && gone_ranks_.empty();
     others = others || (lost_servers_.count(i) == 0 && (dedicated || stands_by));
   }
   if (!in_use && !others) {

@@ -56,13 +56,14 @@ bool ActiveWeights::decide(const std::function<bool(std::uint32_t)>& is_there) {
   return weights_ != before;
 }
 
-// Idle servers average now, dedicated ones before those of ranks. Rank 0's process serves until the end of the job;
-// another process that averages nothing may end when its rank has left.
+// Idle servers and lanes average now, dedicated ones before those of ranks. Rank 0's process serves until the end of
+// the job; another process that averages nothing may end when its rank has left.
 void ActiveWeights::call_up(const std::function<bool(std::uint32_t)>& is_there) {
+  const std::vector<bool> linked = config_.linked_ranks();
   const auto may_average = [&](std::uint32_t server) {
     const std::int32_t rank = config_.server_ranks[server];
     const bool has_process = rank <= 0 || is_there(static_cast<std::uint32_t>(rank));
-    return lost_.count(server) == 0 && has_process && (rank < 0 || config_.standby);
+    return lost_.count(server) == 0 && has_process && (rank < 0 || linked[static_cast<std::size_t>(rank)]);
   };
   for (const bool dedicated : {true, false}) {
     for (std::uint32_t i = 0; i < config_.servers(); ++i) {

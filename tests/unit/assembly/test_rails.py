@@ -117,6 +117,13 @@ def test_shares_are_by_the_rates_of_the_rails() -> None:
     assert welcome().rate == 60_000_000
 
 
+def test_a_rail_that_is_too_slow_for_a_share_has_links_all_the_same() -> None:
+    found = welcome(rates=(1000, 10), servers=False)
+    assert found.terms.weights == (10_000, 0) * 2
+    assert not found.standby
+    assert all(map(found.is_linked, found.servers))
+
+
 def test_lanes_alternate_between_the_rails() -> None:
     found = welcome(lanes=3)
     assert found.lanes == 4
