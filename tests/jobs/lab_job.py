@@ -28,13 +28,24 @@ class Failure:
 
 
 class LabJob:
-    """``call``: what every rank runs, of ``module``. Host i has rank i; the servers come after the ranks."""
+    """``call``: what every rank runs, of ``module``. Host i has rank i; the servers come after the ranks.
+
+    ``meets_in``: the network in which the ranks meet.
+    """
 
     def __init__(
-        self, lab: Lab, ranks: int, call: str, environment: dict[str, str], folder: Path, module: str = "busy_ranks"
+        self,
+        lab: Lab,
+        ranks: int,
+        call: str,
+        environment: dict[str, str],
+        folder: Path,
+        module: str = "busy_ranks",
+        meets_in: int = 0,
     ) -> None:
         self.lab = lab
         self.ranks = ranks
+        self._meets_at = lab.hosts[0].links[meets_in].address
         self._folder = folder
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
         everywhere = clean | {
@@ -59,7 +70,7 @@ class LabJob:
 
     def _place(self, rank: int) -> dict[str, str]:
         return {
-            "SHOAL_RENDEZVOUS": f"{self.lab.addresses[0]}:7000",
+            "SHOAL_RENDEZVOUS": f"{self._meets_at}:7000",
             "RANK": str(rank),
             "WORLD_SIZE": str(self.ranks),
             "LOCAL_RANK": "0",
@@ -111,12 +122,14 @@ def lab_job(
     rate: float = 200e6,
     further: Sequence[float] = (),
     module: str = "busy_ranks",
+    meets_in: int = 0,
     **environment: str,
 ) -> Iterator[LabJob]:
-    """Started, and working; gone with the ``with`` block. ``further``: the rates of networks beside the first."""
+    """Started, and working; gone with the ``with`` block. ``further``: the rates of networks beside the first, of which
+    ``meets_in`` is the one in which the ranks meet."""
     networks = [LinkShape(rate=each) for each in further]
     with (
         tempfile.TemporaryDirectory() as folder,
         Lab(ranks + servers, LinkShape(rate=rate), further=networks) as lab,
     ):
-        yield LabJob(lab, ranks, call, environment, Path(folder), module)
+        yield LabJob(lab, ranks, call, environment, Path(folder), module, meets_in)

@@ -80,6 +80,7 @@ def welcome_over_rails(
     flows = len(leaders) * lanes // len(rails)
     return replace(
         welcome,
+        addresses=rails[0].addresses,
         servers=servers,
         lanes=lanes,
         channels=min(welcome.channels, lanes // len(rails)),

@@ -2,7 +2,8 @@
 
 In a channel they carry the same, so that the cut of one network loses no rank (docs/decisions/interfaces.md); each channel
 has its own (docs/decisions/channels.md). A rank calls rank 0's listener. HELLO has the job's incarnation and, as its lane, the
-link's number: channel · networks + network. The first link has number 0.
+link's number: 1 + channel · networks + network, where there are several networks; else the channel. The first link, number 0, is
+in channel 0.
 """
 
 import socket
@@ -34,8 +35,8 @@ async def connect_controls(
             )
             address, sources = welcome.addresses[0], meeting_point.sources
             way = f"{address}"
-            if welcome.rails:
-                places = welcome.rails[number % welcome.networks].places
+            if (rail := welcome.control_rail(number)) is not None:
+                places = rail.places
                 address, sources = places.addresses[0], [places.addresses[settings.rank].host]
                 way = f"{address} from {sources[0]} ({places.names[settings.rank]})"
             called = f"{rank_on(settings.rank, socket.gethostname())} called rank 0 at {way}"
@@ -60,6 +61,11 @@ def expected_controls(welcome: Welcome, rank: int) -> list[tuple[int, int]]:
     """(number, rank) of those that are to call this rank."""
     others = range(1, len(welcome.hosts)) if rank == 0 else ()
     return [(number, other) for number in range(1, welcome.controls) for other in others]
+
+
+def is_expected(welcome: Welcome, number: int, rank: int) -> bool:
+    """Whether that rank is to call rank 0 for this link."""
+    return 1 <= number < welcome.controls and 1 <= rank < len(welcome.hosts)
 
 
 def close_controls(links: dict[int, socket.socket]) -> None:

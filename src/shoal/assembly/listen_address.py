@@ -1,6 +1,6 @@
 """The addresses at which a rank listens for the others: one on each network of SHOAL_INTERFACE, never all.
 
-The first is the address that the rank uses toward rank 0. Rank 0's own is the one at which the others have reached it. If rank 0's
+Without SHOAL_INTERFACE it is the address that the rank uses toward rank 0. Rank 0's own is the one at which the others have reached it. If rank 0's
 name means the loopback on its own machine only, its neighbours there use the address that leads to other machines.
 """
 
@@ -22,23 +22,19 @@ class OwnInterface(NamedTuple):
     prefix: int
 
 
-def own_interfaces(meeting_point: MeetingPoint, first: str, one_machine: bool) -> list[OwnInterface]:
-    """Where to listen: ``first``, the address toward the others, and on every further interface of SHOAL_INTERFACE.
+def own_interfaces(meeting_point: MeetingPoint, toward: str, one_machine: bool) -> list[OwnInterface]:
+    """Where to listen: on every interface of SHOAL_INTERFACE, in its order, else at ``toward``, the address toward the others.
 
-    A job of one machine has one network, its loopback.
+    The order is the same whichever interface led to rank 0: it decides where addresses are in no network of rank 0's. A job of
+    one machine has one network, its loopback.
     """
-    found = [OwnInterface("", first, 0)]
-    if one_machine or is_unix(first) or is_loopback(first):
-        return found
-    for interface in meeting_point.interfaces:
-        own = next((one for one in interface.addresses if str(one.ip) == first), None)
-        address = own or interface.address_like(first)
-        entry = OwnInterface(interface.name, str(address.ip), address.network.prefixlen)
-        if own is not None:
-            found[0] = entry
-        else:
-            found.append(entry)
-    return found if found[0].name else found[:1]
+    found = []
+    if not (one_machine or is_unix(toward) or is_loopback(toward)):
+        for interface in meeting_point.interfaces:
+            own = next((one for one in interface.addresses if str(one.ip) == toward), None)
+            address = own or interface.address_like(toward)
+            found.append(OwnInterface(interface.name, str(address.ip), address.network.prefixlen))
+    return found if any(one.host == toward for one in found) else [OwnInterface("", toward, 0)]
 
 
 def address_toward_others(meeting_point: MeetingPoint, control: socket.socket) -> str:

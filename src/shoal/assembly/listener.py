@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 
-from shoal.assembly.further_controls import expected_controls
+from shoal.assembly.further_controls import is_expected
 from shoal.assembly.terms import Welcome, parse_job, rank_on
 from shoal.config.addresses import Address
 from shoal.errors import ConfigurationError, ShoalError
@@ -175,7 +175,7 @@ class Listener:
 
     def _admit_control(self, welcome: Welcome, hello: Hello, link: socket.socket) -> None:
         place = hello.lane, hello.rank
-        if place not in expected_controls(welcome, 0) or self._on_peer is not None:
+        if not is_expected(welcome, *place) or self._on_peer is not None:
             raise MessageError(f"rank {hello.rank} has no control link {hello.lane} to make")
         # Until the job begins it may call again, if its first call broke.
         before = self.controls.pop(place, None)

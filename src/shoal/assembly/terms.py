@@ -165,8 +165,18 @@ class Welcome:
 
     @property
     def controls(self) -> int:
-        """Control links of a rank: one on each network in each channel."""
-        return self.networks * self.channels
+        """Control links of a rank: one on each network in each channel. Where there are several networks, the first link, by
+        which the job came together, is one more: it runs wherever the ranks meet, which may be on any network or on none.
+        """
+        return self.channels if not self.rails else 1 + self.networks * self.channels
+
+    def control_channel(self, number: int) -> int:
+        """Of the control link with this number."""
+        return number if not self.rails else max(0, number - 1) // self.networks
+
+    def control_rail(self, number: int) -> Rail | None:
+        """Over which that link runs; None for the first, and where there is one network."""
+        return self.rails[(number - 1) % self.networks] if self.rails and number else None
 
     def is_linked(self, server: ServerPlace) -> bool:
         """Whether every worker has a link to it from the start: it has a share, or may get one when others are lost."""

@@ -83,11 +83,11 @@ def start_engine(joined: Joined) -> _native.Engine:
     """An engine that owns all sockets of ``joined`` from here on."""
     engine = _native.Engine(joined.rank, native_config(joined))
     try:
-        channel_of = [number // joined.welcome.networks for number in range(joined.welcome.controls)]
+        channel_of = joined.welcome.control_channel
         for number, link in sorted(joined.coordinators.items()):
-            engine.attach_coordinator(channel_of[number], hand_over(link))
+            engine.attach_coordinator(channel_of(number), hand_over(link))
         for (number, rank), link in sorted(joined.controls.items()):
-            engine.attach_control(channel_of[number], rank, hand_over(link))
+            engine.attach_control(channel_of(number), rank, hand_over(link))
         for index, link in joined.servers.items():
             engine.attach_server(index, hand_over(link))
         if joined.listener is not None:

@@ -29,13 +29,17 @@ def rail_weights(networks: Sequence[Network], colocated: str) -> list[list[int]]
 
 
 def rate_over(weights: Sequence[Sequence[int]], networks: Sequence[Network]) -> float:
-    """Bytes per second of a node's gradients that servers of these weights average, over all rails together."""
+    """Bytes per second of a node's gradients that servers of these weights average, over all rails together.
+
+    0: no link bounds it, since there is one node, which averages for itself.
+    """
     whole = sum(map(sum, weights))
     rates = []
     for of_rail, network in zip(weights, networks, strict=True):
         shares = [weight / whole for weight in of_rail]
         rates.append(_rate(shares, network, sum(shares)))
-    return min(rates)
+    slowest = min(rates)
+    return slowest if math.isfinite(slowest) else 0.0
 
 
 def _rate(shares: Sequence[float], network: Network, part: float) -> float:

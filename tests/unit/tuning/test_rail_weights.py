@@ -35,7 +35,9 @@ def test_a_rail_that_is_not_worth_it_carries_nothing() -> None:
 
 
 def test_one_node_has_no_network_to_share() -> None:
-    assert rail_weights([Network((400,), (), 0.0), Network((200,), (), 0.0)], "auto") == [[1], [1]]
+    networks = [Network((400,), (), 0.0), Network((200,), (), 0.0)]
+    assert rail_weights(networks, "auto") == [[1], [1]]
+    assert rate_over([[1], [1]], networks) == 0.0
 
 
 def test_a_rail_that_was_not_measured_counts_as_the_slowest() -> None:
