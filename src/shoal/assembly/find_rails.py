@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from shoal.assembly.control_links import Member
 from shoal.assembly.rails import IpNetwork, RailPlaces, addresses_of, in_order_of, is_in
-from shoal.assembly.server_links import again_until
+from shoal.assembly.server_links import again_until, all_or_none
 from shoal.config.addresses import Address
 from shoal.errors import ConfigurationError
 from shoal.net import messages, sockets
@@ -34,7 +34,7 @@ async def find_rails(
         return [RailPlaces((), tuple(member.address for member in members), tuple(servers))]
     networks = [end.network for end in members[0].rails]
     ends = [_in_order(member, networks) for member in members]
-    told = await asyncio.gather(*(_ask(address, client, sources, deadlines) for address in servers))
+    told = await all_or_none([_ask(address, client, sources, deadlines) for address in servers])
     found = [
         _matched(address, addresses, members[0], networks) for address, addresses in zip(servers, told, strict=True)
     ]

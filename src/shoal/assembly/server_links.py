@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.assembly.meeting_point import MeetingPoint
 from shoal.assembly.terms import Welcome, owner, rank_on
@@ -20,6 +20,8 @@ _SAME_ORDER = ", or whether SHOAL_INTERFACE names interfaces of the same network
 
 # Connections that a rank makes at a time.
 _AT_ONCE = 64
+
+_T = TypeVar("_T")
 
 
 class ServerLinks:
@@ -53,7 +55,7 @@ class ServerLinks:
                 await self._connect_one(welcome, index, place, lane)
 
         first = self._rank % len(wanted) if wanted else 0
-        await _all_or_none([one(*target) for target in [*wanted[first:], *wanted[:first]]])
+        await all_or_none([one(*target) for target in [*wanted[first:], *wanted[:first]]])
 
     def ids(self, welcome: Welcome, own: bytes) -> list[str]:
         """By server; "" for one that is not used and was not asked. ``own``: of the server in this process."""
@@ -174,11 +176,11 @@ async def again_until(
         pause = min(2 * pause, 1.0)
 
 
-async def _all_or_none(coroutines: list[Coroutine[Any, Any, None]]) -> None:
+async def all_or_none(coroutines: list[Coroutine[Any, Any, _T]]) -> list[_T]:
     """Waits for all; when one fails the others are cancelled and its error is raised."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
-        await asyncio.gather(*tasks)
+        return list(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
             task.cancel()

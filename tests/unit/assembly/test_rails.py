@@ -139,7 +139,9 @@ def test_each_channel_has_lanes_on_every_network() -> None:
     found = replace(welcome(lanes=8), channels=2)
     assert [found.terms.channel_of(index) for index in range(8)] == [0, 0, 1, 1] * 2
     assert [found.lanes_with(8 + index) for index in (0, 4, 3, 6)] == [[8, 12], [8, 12], [11, 15], [10, 14]]
-    assert found.controls == 4
+    assert found.controls == 5
+    assert [found.control_channel(number) for number in range(5)] == [0, 0, 0, 1, 1]
+    assert [found.control_rail(number) for number in range(5)] == [None, *found.rails, *found.rails]
 
 
 def test_a_rank_is_called_over_another_network_where_the_first_is_gone() -> None:
