@@ -46,7 +46,7 @@ def server(
 
     Who may use it is said by the secret in SHOAL_SECRET or SHOAL_SECRET_FILE (which may hold several, one a line). On
     loopback, without either, it is this user alone. Of the other variables it reads SHOAL_TLS, SHOAL_THREADS, SHOAL_LOG,
-    and SHOAL_INTERFACE: interfaces on which it listens beside the address given.
+    and SHOAL_INTERFACE: where it listens without --host, and of several interfaces beside that.
     """
     bound = memory or default_bound()
 

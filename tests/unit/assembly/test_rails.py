@@ -1,21 +1,26 @@
 """Rails: which address is on which, what is said of them, and the lanes of a job that has several."""
 
+import asyncio
 import ipaddress
 import json
+import socket
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from local_front import running
 from shoal.assembly.connect import welcome_over_rails
 from shoal.assembly.control_links import Member
-from shoal.assembly.find_rails import _matched
+from shoal.assembly.find_rails import _matched, find_rails
 from shoal.assembly.rails import RailEnd, RailPlaces, in_order_of, lanes_over, parse_ends
 from shoal.assembly.terms import Welcome, parse_welcome
 from shoal.config.addresses import Address
 from shoal.config.launchers import Launch
 from shoal.config.settings import Settings
-from shoal.errors import ConfigurationError
+from shoal.errors import AuthenticationError, ConfigurationError
+from shoal.net.deadlines import Deadlines
+from shoal.net.handshake import Client, Role
 from shoal.net.messages import Fields, Message, MessageError
 from shoal.tuning.channels import Threads
 from shoal.tuning.measured import Network
@@ -68,6 +73,22 @@ def test_a_server_without_one_of_the_networks_is_refused_by_name() -> None:
         ConfigurationError, match=r"10\.98\.0\.3:7077 listens at .* 10\.98\.1\.0/24 \(eth1 on rank 0 \(a\)\)"
     ):
         _matched(server, [server], ZERO, NETWORKS)
+
+
+def test_when_one_server_refuses_no_other_is_asked_any_more() -> None:
+    async def ask() -> None:
+        before = asyncio.all_tasks()
+        with running() as front, socket.create_server(("127.0.0.1", 0)) as silent:
+            servers = [Address(*silent.getsockname()), front.address]
+
+            def client() -> Client:
+                return Client(b"the secret of another job", Role.MEASURE, 0, incarnation=bytes(16))
+
+            with pytest.raises(AuthenticationError, match="asked the server"):
+                await find_rails([ZERO, ONE], servers, client, [], Deadlines())
+            assert asyncio.all_tasks() == before
+
+    asyncio.run(asyncio.wait_for(ask(), 20))
 
 
 def ends_of(*fields: Fields) -> tuple[RailEnd, ...]:
