@@ -173,6 +173,20 @@ TEST(a_rank_that_is_reached_over_another_network_is_not_lost_with_one) {
   CHECK(names(job.why_lost(0), "rank 2 (c) is lost"));
 }
 
+TEST(a_cut_that_costs_several_servers_is_one_epoch) {
+  Job job(config_of_networks(0, 1));
+  job.reports(1, 5);  // rank 0's, eth1
+  job.reports(0, 7);  // rank 1's
+  job.reports(2, 7);
+  job.passes(a_while);
+  CHECK_EQ(job.times_told(0, Type::epoch), std::size_t{1});
+  CHECK(job.weights() == Weights({0, 0, 0, 0, 1, 0, 1, 0, 1, 1}));
+  wire::Epoch epoch;
+  CHECK(wire::decode(job.told(0, Type::epoch)->payload, epoch).ok());
+  CHECK(names(epoch.text, "server a (rank 0) (eth1) is lost: rank 1 (b) cannot reach it"));
+  CHECK(names(epoch.text, "; lost with it: b (rank 1) (eth1). What"));
+}
+
 TEST(a_process_that_ends_after_its_rank_has_left_is_lost_on_all_networks) {
   Job job(config_of_networks(0, 1));
   job.leaves(2);
@@ -192,6 +206,8 @@ TEST(a_rank_with_a_control_link_in_each_network_is_lost_with_the_last) {
   CHECK_EQ(job.times_told(1, Type::epoch), std::size_t{1});
   job.dies(1);
   CHECK(job.told(0, Type::lost) == nullptr);
+  CHECK(job.world.warnings.size() == 1 &&
+        names(job.world.warnings[0], "rank 1 (b) and rank 0 (a) has ended (closed by"));
   const wire::Loss another{wire::Loss::Kind::server, 3, Status::error(Code::peer_lost, "connection reset")};
   CHECK(frame(job.coordinator, second, report, wire::encode(another)).ok());
   CHECK_EQ(job.times_told(0, Type::epoch), std::size_t{2});

@@ -49,7 +49,10 @@ struct World final : IdleWorkerWorld {
                          [](const Queued& frame) { return frame.header.type == Type::data; });
   }
 
+  void warn(std::string text) override { warnings.push_back(std::move(text)); }
+
   std::vector<Queued> queue;
+  std::vector<std::string> warnings;
   std::map<LinkId, bool> competing;
   std::map<std::uint64_t, Status> finished;
 };
@@ -501,6 +504,17 @@ TEST(links_insist_while_their_server_says_so) {
   }
   CHECK_EQ(job.world.competing.size(), 1U);
   CHECK(job.arrives(server_link, {.type = Type::window, .credit = 1}, {}).code == Code::protocol);
+}
+
+TEST(a_control_link_that_ends_while_another_is_left_is_a_warning_with_the_reason) {
+  TwoServers job;
+  const LinkId second = coordinator_link + 1;
+  job.worker.attach_coordinator(second);
+  job.worker.on_lost(coordinator_link, Status::error(Code::peer_lost, "closed by peer"));
+  CHECK(job.world.warnings.size() == 1 &&
+        job.world.warnings[0].find("rank 0 (a) has ended (closed by peer)") != std::string::npos);
+  job.worker.on_lost(second, Status::error(Code::peer_lost, "closed by peer"));
+  CHECK_EQ(job.world.warnings.size(), std::size_t{1});
 }
 
 TEST(an_epoch_that_does_not_say_why_is_refused) {

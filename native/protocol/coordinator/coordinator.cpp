@@ -101,12 +101,19 @@ void Coordinator::on_lost(LinkId link, const Status& why) {
   const std::uint32_t rank = members_.rank_of(link);
   inbox_.forget(link);
   if (members_.detach(link)) {
+    if (members_.is_there(rank)) {
+      world_.warn("one of the control links between " + rank_text(rank, config_) + " and " + rank_text(0, config_) +
+                  " has ended (" + why.message +
+                  "): the job goes on with the others, and does not make it again; see " +
+                  "the network interfaces of both hosts");
+    }
     return;
   }
   const std::string text = " is lost: its connection to " + rank_text(0, config_) + " ended (" + why.message + ")";
   if (members_.has_left(rank)) {
     tell_its_node_that_it_is_gone(rank);
     servers_.lose_of_rank(rank, text, now_);
+    servers_.go_on();
   } else {
     lose_rank(rank, Code::peer_lost, rank_text(rank, config_) + text + "; " + look_at_rank);
   }
@@ -130,6 +137,7 @@ void Coordinator::on_time(Time now) {
   while (const std::optional<Report> report = reports_.next(now)) {
     act_on(*report);
   }
+  servers_.go_on();
   servers_.on_time(now);
   pass_on(circles_.on_time(now));
   members_.end_if_all_gone();
@@ -150,6 +158,7 @@ Status Coordinator::hear_report(std::uint32_t by, wire::Loss loss) {
   Report report{by, std::move(loss)};
   if (is_server && config_.server_ranks[report.loss.index] < 0) {
     act_on(report);  // it has no word of its own to wait for
+    servers_.go_on();
   } else {
     reports_.add(std::move(report), now_);
   }

@@ -40,7 +40,7 @@ void Servers::hear_break(std::uint32_t server, std::uint32_t by, const std::stri
 void Servers::lose_of_rank(std::uint32_t rank, const std::string& why, Time now) {
   for (std::uint32_t i = 0; i < config_.servers(); ++i) {
     // Averaging on all networks ends with it.
-    if (config_.server_ranks[i] == static_cast<std::int32_t>(rank) && active_weights_.averages(i) && !broken_) {
+    if (config_.server_ranks[i] == static_cast<std::int32_t>(rank) && active_weights_.averages(i)) {
       lose(i, "server " + config_.server_names[i] + why, now);
     }
   }
@@ -60,14 +60,14 @@ void Servers::lose(std::uint32_t server, const std::string& text, Time now) {
   if (members_.has_ended()) {
     return;
   }
-  const bool in_use = active_weights_.averages(server);
+  const bool in_use = active_weights_.averages(server) && !active_weights_.is_lost(server);
   active_weights_.lose(server);
   const std::int32_t holder = config_.server_ranks[server];
   if (holder < 0) {
     reconnections_.try_emplace(server, config_.size(), probation_of(config_)).first->second.lose(now);
   }
   if (in_use) {
-    go_on_without(server, text);
+    lost_now_.emplace_back(server, text);
   } else if (holder >= 0 && members_.is_there(static_cast<std::uint32_t>(holder)) && !has_other_lanes(server)) {
     world_.warn(text +
                 ". It averages nothing, but it will not be there if no dedicated server is left; see whether a "
@@ -75,7 +75,13 @@ void Servers::lose(std::uint32_t server, const std::string& text, Time now) {
   }
 }
 
-void Servers::go_on_without(std::uint32_t server, const std::string& text) {
+void Servers::go_on() {
+  if (lost_now_.empty()) {
+    return;
+  }
+  const std::vector<std::pair<std::uint32_t, std::string>> lost = std::exchange(lost_now_, {});
+  const std::uint32_t server = lost.front().first;
+  const std::string text = text_of(lost);
   const std::vector<std::uint32_t> before = active_weights_.weights();
   decide();
   if (active_weights_.nobody_averages()) {
@@ -98,6 +104,16 @@ void Servers::go_on_without(std::uint32_t server, const std::string& text) {
                  (others_have_begun ? "Ranks and servers that averaged nothing do so now"
                                     : "The others go on with what it averaged") +
                  "; see that server's log");
+}
+
+// What is said of the first, and the names of some of the others.
+std::string Servers::text_of(const std::vector<std::pair<std::uint32_t, std::string>>& lost) const {
+  constexpr std::size_t shown = 8;
+  std::string text = lost.front().second;
+  for (std::size_t i = 1; i < std::min(lost.size(), shown); ++i) {
+    text += (i == 1 ? "; lost with it: " : ", ") + config_.server_names[lost[i].first];
+  }
+  return lost.size() > shown ? text + " and " + std::to_string(lost.size() - shown) + " more" : text;
 }
 
 bool Servers::decide() {
@@ -194,6 +210,7 @@ void Servers::bring_back(std::uint32_t server, Reconnection& reconnection, Time 
 }
 
 void Servers::check_invariants() const {
+  SHOAL_INVARIANT(lost_now_.empty());
   active_weights_.check_invariants();
   for (const auto& [server, reconnection] : reconnections_) {
     reconnection.check_invariants();

@@ -84,6 +84,10 @@ void Worker::on_lost(LinkId id, const Status& why) {
     case Link::Kind::coordinator:
       if (links_.coordinator().empty()) {
         lose_coordinator(why.message);
+      } else if (!goodbye_.is_said() && !lost_ranks_.job_has_ended()) {
+        environment_.world().warn(environment_.own_name() + ": one of its control links to " +
+                                  rank_text(0, environment_.config()) + " has ended (" + why.message +
+                                  "): it goes on with the others; see the network interfaces of both hosts");
       }
       break;
   }
