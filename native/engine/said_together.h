@@ -17,8 +17,13 @@ class SaidTogether {
     constexpr std::chrono::seconds together{5};
     const auto now = std::chrono::steady_clock::now();
     std::erase_if(said_, [now, together](const auto& entry) { return now - entry.second.told_at > together; });
-    const auto [entry, is_new] = said_.try_emplace(text.substr(0, text.find(": ")), Said{now, {}});
-    return !entry->second.channels.insert(channel).second || is_new;
+    Said& said = said_[text.substr(0, text.find(": "))];
+    const bool again = said.channels.empty() || said.channels.contains(channel);
+    if (again) {
+      said = {now, {}};
+    }
+    said.channels.insert(channel);
+    return again;
   }
 
  private:

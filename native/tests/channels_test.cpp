@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/divided_operations.h"
+#include "engine/said_together.h"
 #include "tests/engine_job.h"
 #include "tests/tcp_sides.h"
 
@@ -117,6 +118,15 @@ TEST(parts_cover_an_operation_and_end_it_together) {
   CHECK(last.is_whole && !last.is_first);
   CHECK_EQ(last.status.message, "one");
   CHECK(divided.end(6, {}).is_whole);
+}
+
+TEST(what_all_channels_say_is_told_once_each_time) {
+  engine::SaidTogether said;
+  for (int time = 0; time < 3; ++time) {
+    CHECK(said.add(1, "server a:1 is lost: rank 0 cannot reach it"));
+    CHECK(!said.add(0, "server a:1 is lost: rank 2 cannot reach it"));
+  }
+  CHECK(said.add(0, "server b:1 is lost: rank 2 cannot reach it"));
 }
 
 TEST(all_reduce_with_servers_in_every_node) {
