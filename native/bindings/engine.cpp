@@ -300,10 +300,10 @@ void close(BoundEngine& bound) {
   bound.let_go();
 }
 
-void abort(BoundEngine& bound, std::string reason) {
+void abort(BoundEngine& bound, const std::string& reason) {
   {
     const nb::gil_scoped_release released;
-    bound.engine().abort(std::move(reason));
+    bound.engine().abort(reason);
   }
   bound.let_go();
 }

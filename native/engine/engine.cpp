@@ -62,7 +62,7 @@ class Engine::Impl final : public ChannelUser {
   bool has_losses() const;
   void record(bool on) { router_->record(on); }
   std::optional<Status> loss_of_rank(std::uint32_t rank) const;
-  void abort(std::string reason);
+  void abort(const std::string& reason);
   void close();
   std::map<std::string, std::uint64_t> statistics() const;
 
@@ -334,7 +334,6 @@ void Engine::Impl::after_round(Channel& channel) {
 bool Engine::Impl::note_losses(const Channel& channel) {
   const Worker& worker = channel.worker();
   const std::lock_guard lock(mutex_);
-  lost_.insert(worker.lost().begin(), worker.lost().end());
   if (end_of_job_.ok()) {
     end_of_job_ = worker.end_of_job();
   }
@@ -342,6 +341,7 @@ bool Engine::Impl::note_losses(const Channel& channel) {
   known.has_ended = !worker.end_of_job().ok();
   for (std::size_t i = known.ranks.size(); i < worker.lost().size(); ++i) {
     known.ranks.insert(worker.lost()[i].first);
+    lost_.insert(worker.lost()[i]);
   }
   return std::all_of(known_.begin(), known_.end(), [&known](const Known& other) {
     return other.has_ended || (!known.has_ended && std::includes(other.ranks.begin(), other.ranks.end(),
@@ -411,15 +411,12 @@ bool Engine::Impl::has_losses() const {
   return std::any_of(channels_.begin(), channels_.end(), [](const auto& channel) { return channel->has_losses(); });
 }
 
-void Engine::Impl::abort(std::string reason) {
+void Engine::Impl::abort(const std::string& reason) {
   {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
   }
-  // The first channel comes last: when it has left, so do the others.
-  for (auto channel = channels_.rbegin(); channel != channels_.rend(); ++channel) {
-    static_cast<void>((*channel)->loop().post([worker = &(*channel)->worker(), reason] { worker->abort(reason); }));
-  }
+  router_->abort(reason);
   wait_until_delivered(abort_notice);
   end(milliseconds(0));
 }
@@ -543,7 +540,7 @@ bool Engine::serves() const { return impl_->serves(); }
 bool Engine::has_losses() const { return impl_->has_losses(); }
 void Engine::record(bool on) { impl_->record(on); }
 std::optional<Status> Engine::loss_of_rank(std::uint32_t rank) const { return impl_->loss_of_rank(rank); }
-void Engine::abort(std::string reason) { impl_->abort(std::move(reason)); }
+void Engine::abort(const std::string& reason) { impl_->abort(reason); }
 void Engine::close() {
   if (!impl_.in_child()) {
     impl_->close();

@@ -89,7 +89,7 @@ class Engine {
   // left.
   std::optional<Status> loss_of_rank(std::uint32_t rank) const;
   // Waits at most a second until the others have heard of it.
-  void abort(std::string reason);
+  void abort(const std::string& reason);
   void close();
 
   // From now on operations note when they come to what (Operation::course); or no more.

@@ -39,9 +39,8 @@ Router::Router(const JobConfig& config, std::uint32_t rank, OpenOperations& oper
       operations_(operations),
       joins_(joins),
       channels_(channels),
-      first_(*channels.front()),
-      worker_(first_.worker()),
-      loop_(first_.loop()),
+      worker_(channels.front()->worker()),
+      loop_(channels.front()->loop()),
       divided_(config),
       warn_(std::move(warn)) {}
 
@@ -243,12 +242,7 @@ void Router::contributed(std::uint64_t handle, Range range) {
   }));
 }
 
-void Router::fail_job(const Status& why) {
-  // The first channel comes last: when it has left, so do the others.
-  for (auto channel = channels_.rbegin(); channel != channels_.rend(); ++channel) {
-    static_cast<void>((*channel)->loop().post([worker = &(*channel)->worker(), why] { worker->abort(why.message); }));
-  }
-}
+void Router::fail_job(const Status& why) { abort(why.message); }
 
 void Router::left(shm::SharedGroup& group) {
   if (groups_->note_left(group)) {
@@ -272,8 +266,8 @@ void Router::numbered(std::uint64_t handle, std::uint32_t occurrence) {
   std::vector<Submission> parts = divided_.number(handle, occurrence);
   for (std::size_t i = 0; i < parts.size(); ++i) {
     Channel& other = *channels_[i + 1];
-    const auto submit = [&other, part = std::move(parts[i])]() mutable { other.worker().submit(std::move(part)); };
-    if (!other.loop().post(submit)) {
+    auto submit = [&other, part = std::move(parts[i])]() mutable { other.worker().submit(std::move(part)); };
+    if (!other.loop().post(std::move(submit))) {
       end(handle, Status::error(Code::aborted, "another thread of Shoal has ended on this rank"));
     }
   }
@@ -364,6 +358,13 @@ void Router::leave() {
 void Router::leave_other_channels() {
   each_other_channel(
       [](Channel& channel) { static_cast<void>(channel.loop().post([&channel] { channel.worker().leave(); })); });
+}
+
+// The first channel comes last: when it has left, so do the others.
+void Router::abort(const std::string& reason) {
+  for (auto channel = channels_.rbegin(); channel != channels_.rend(); ++channel) {
+    static_cast<void>((*channel)->loop().post([worker = &(*channel)->worker(), reason] { worker->abort(reason); }));
+  }
 }
 
 void Router::close() {

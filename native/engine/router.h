@@ -90,6 +90,8 @@ class Router final : public shm::GroupUser {
   void leave();
   // The first worker has left.
   void leave_other_channels();
+  // This rank ends with an error, in all channels.
+  void abort(const std::string& reason);
   void close();
 
  private:
@@ -117,7 +119,6 @@ class Router final : public shm::GroupUser {
   OpenOperations& operations_;
   Joins& joins_;
   const Channels& channels_;
-  Channel& first_;
   Worker& worker_;  // of the first channel
   Loop& loop_;      // the same
   DividedOperations divided_;

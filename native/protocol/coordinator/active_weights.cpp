@@ -7,21 +7,6 @@
 
 namespace shoal {
 
-namespace {
-
-// Over how many networks lanes are spread: as many names has the server in rank 0's process.
-std::size_t networks_of(const JobConfig& config) {
-  std::set<std::string> names;
-  for (std::uint32_t i = 0; i < config.servers(); ++i) {
-    if (config.server_ranks[i] == 0) {
-      names.insert(config.server_names[i]);
-    }
-  }
-  return names.size();
-}
-
-}  // namespace
-
 bool ActiveWeights::averages(std::uint32_t server) const {
   const std::vector<std::uint32_t> lanes = config_.lanes_of(server);
   return std::any_of(lanes.begin(), lanes.end(), [this](std::uint32_t lane) { return weights_[lane] > 0; });
@@ -88,7 +73,7 @@ std::string ActiveWeights::dedicated_left() const {
       }
     }
   }
-  const std::size_t networks = networks_of(config_);
+  const std::uint32_t networks = config_.networks;
   return std::to_string(left.size()) + " of " + std::to_string(all.size()) +
          (networks > 1 ? " (each counts on " + std::to_string(networks) + " networks)" : "");
 }

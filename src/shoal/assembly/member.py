@@ -21,7 +21,7 @@ from shoal.assembly.listen_address import OwnInterface, address_of_rank_zero, ad
 from shoal.assembly.listener import Listener
 from shoal.assembly.measured_calls import follow_calls
 from shoal.assembly.meeting_point import MeetingPoint
-from shoal.assembly.rails import RailEnd
+from shoal.assembly.rails import RailEnd, lanes_over
 from shoal.assembly.rendezvous import Rendezvous
 from shoal.assembly.server_links import ServerLinks
 from shoal.assembly.terms import MOST_LANES, Welcome, parse_welcome, rank_on
@@ -33,6 +33,7 @@ from shoal.net.deadlines import Deadlines
 from shoal.net.handshake import Client, HandshakeRefused, Role, refusal_error
 from shoal.net.messages import Message, MessageError
 from shoal.tuning import topology
+from shoal.tuning.channels import MOST_CHANNELS
 from shoal.tuning.limits import limits_for
 from shoal.tuning.shares import server_places
 
@@ -361,7 +362,8 @@ class _Member:
     async def _measure(self, message: Message, listener: Listener, limit: float) -> Message:
         """Lets others measure the link of this host, and calls whom rank 0 names. Its ``welcome``."""
         incarnation = message.identity("incarnation")
-        lanes = self._settings.sockets or MOST_LANES
+        networks = len(self._interfaces)
+        lanes = lanes_over(networks, self._settings.sockets or MOST_CHANNELS * networks, MOST_LANES)
         listener.open(incarnation, self._settings.size * (lanes + 1))
 
         def client() -> Client:

@@ -121,13 +121,10 @@ def parse_job(message: Message) -> JobRequest:
         _parse_leaders(message, size) if message.integers("leaders", 0, size - 1) else (),
         *_parse_lanes(message),
     )
-    of_channels = [
-        sum(weights[index] for index in range(len(weights)) if terms.channel_of(index) == channel)
-        for channel in range(terms.channels)
-    ]
+    averaging = {terms.channel_of(index) for index, weight in enumerate(weights) if weight > 0}
     if terms.algorithm == "ring" and (terms.channels > 1 or terms.leaders):
         raise MessageError("message 'job': the ring has one channel, and each rank is a node of its own")
-    if len(weights) % terms.lanes or not all(of_channels):
+    if len(weights) % terms.lanes or len(averaging) < terms.channels:
         raise MessageError("message 'job': the fields 'lanes', 'networks' and 'channels' do not fit to its servers")
     attempt = message.integer("attempt", 0, _LARGEST_UNSIGNED)
     return JobRequest(message.identity("owner"), index, attempt, terms)

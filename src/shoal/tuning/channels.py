@@ -15,7 +15,7 @@ _ONE_THREAD = 1.5e9
 # Half of a rank's processors are the program's.
 _PROCESSORS_A_THREAD = 2
 
-_MOST = 8
+MOST_CHANNELS = 8
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def lanes_and_channels(sockets: int | None, ranks: Sequence[Threads], network: N
     asked = min((rank.asked for rank in ranks if rank.asked > 0), default=0)
     wanted = 1 if network is None else -int(-network.rate // _ONE_THREAD)
     possible = min(rank.processors for rank in ranks) // _PROCESSORS_A_THREAD
-    found = max(1, min(wanted, possible, _MOST))
+    found = max(1, min(wanted, possible, MOST_CHANNELS))
     if sockets is None:
         channels = min(found, asked or found)
         return channels, channels

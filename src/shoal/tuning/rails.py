@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from shoal.tuning.measured import Network
-from shoal.tuning.shares import LARGEST_WEIGHT, WORTH_IT, link_shares, server_weights
+from shoal.tuning.shares import link_shares, rate_of_shares, server_weights, weight_of
 
 
 def rail_weights(networks: Sequence[Network], colocated: str) -> list[list[int]]:
@@ -22,10 +22,10 @@ def rail_weights(networks: Sequence[Network], colocated: str) -> list[list[int]]
     for network in networks:
         near_shares, far_shares = link_shares(network.node_rates, network.server_rates, colocated)
         shares.append([*near_shares, *far_shares])
-    rates = [_rate(split, network, 1.0) for split, network in zip(shares, networks, strict=True)]
+    rates = [rate_of_shares(split, network) for split, network in zip(shares, networks, strict=True)]
     parts = [[share * rate for share in split] for split, rate in zip(shares, rates, strict=True)]
     largest = max(max(split) for split in parts)
-    return [[_weight(part / largest) for part in split] for split in parts]
+    return [[weight_of(part / largest) for part in split] for split in parts]
 
 
 def rate_over(weights: Sequence[Sequence[int]], networks: Sequence[Network]) -> float:
@@ -37,22 +37,9 @@ def rate_over(weights: Sequence[Sequence[int]], networks: Sequence[Network]) -> 
     rates = []
     for of_rail, network in zip(weights, networks, strict=True):
         shares = [weight / whole for weight in of_rail]
-        rates.append(_rate(shares, network, sum(shares)))
+        rates.append(rate_of_shares(shares, network, sum(shares)))
     slowest = min(rates)
     return slowest if math.isfinite(slowest) else 0.0
-
-
-def _rate(shares: Sequence[float], network: Network, part: float) -> float:
-    """Of averaging on one rail, which carries ``part`` of all bytes, in bytes of the whole. ``shares`` add up to it."""
-    n = len(network.node_rates)
-    nodes = [(part + (n - 2) * share) / rate for share, rate in zip(shares, network.node_rates, strict=False)]
-    far = [n * share / rate for share, rate in zip(shares[n:], network.server_rates, strict=True)]
-    longest = max([*nodes, *far])
-    return 1 / longest if longest > 0 else math.inf
-
-
-def _weight(part: float) -> int:
-    return round(LARGEST_WEIGHT * part) if part >= WORTH_IT else 0
 
 
 def together(networks: Sequence[Network]) -> Network:

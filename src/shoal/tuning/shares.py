@@ -25,7 +25,7 @@ from shoal.tuning.measured import Network
 LARGEST_WEIGHT = 10_000
 
 # A share below this part of the largest is none: it would gain less than its connections cost.
-WORTH_IT = 0.05
+_WORTH_IT = 0.05
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,13 @@ def weights_for(network: Network, colocated: str = "auto") -> tuple[list[int], l
         return [near] * n, [far] * k
     near_shares, far_shares = link_shares(network.node_rates, network.server_rates, colocated)
     largest = max([*near_shares, *far_shares])
-    weights = [_weight(share / largest) for share in [*near_shares, *far_shares]]
+    weights = [weight_of(share / largest) for share in [*near_shares, *far_shares]]
     return weights[:n], weights[n:]
 
 
-def _weight(part: float) -> int:
-    return round(LARGEST_WEIGHT * part) if part >= WORTH_IT else 0
+def weight_of(part: float) -> int:
+    """``part``: of the largest share."""
+    return round(LARGEST_WEIGHT * part) if part >= _WORTH_IT else 0
 
 
 def rate_of(servers: Sequence[ServerPlace], network: Network) -> float:
@@ -117,13 +118,19 @@ def rate_of(servers: Sequence[ServerPlace], network: Network) -> float:
 
     ``servers``: one for each node, then the dedicated ones, as the rates of ``network``.
     """
-    n, whole = len(network.node_rates), sum(server.weight for server in servers)
-    if n < 2:
+    whole = sum(server.weight for server in servers)
+    if len(network.node_rates) < 2:
         return math.inf
-    shares = [server.weight / whole for server in servers]
-    nodes = [(1 + (n - 2) * share) / rate for share, rate in zip(shares, network.node_rates, strict=False)]
+    return rate_of_shares([server.weight / whole for server in servers], network)
+
+
+def rate_of_shares(shares: Sequence[float], network: Network, part: float = 1.0) -> float:
+    """The same for these fractions of all bytes. ``part``: what this network carries, which they add up to."""
+    n = len(network.node_rates)
+    nodes = [(part + (n - 2) * share) / rate for share, rate in zip(shares, network.node_rates, strict=False)]
     far = [n * share / rate for share, rate in zip(shares[n:], network.server_rates, strict=True)]
-    return 1 / max([*nodes, *far])
+    longest = max([*nodes, *far])
+    return 1 / longest if longest > 0 else math.inf
 
 
 def server_places(
